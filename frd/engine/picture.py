@@ -1,0 +1,106 @@
+"""What first-cause analysis looks at: where every rank of one attempt stands at one moment.
+
+The live engine cuts a picture from its tables, offline analysis builds one from dump files, and
+`frd.engine.cause` cannot tell which. Plain arrays, so that a picture of 16,384 ranks costs
+milliseconds; nothing in it changes afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    GroupInfo,
+    Int32s,
+    Int64s,
+    RankInfo,
+    RankState,
+    Signature,
+    UInt8s,
+)
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPicture:
+    """One group: parallel arrays over its members, sorted by global rank.
+
+    Watermarks are seqs (`UNKNOWN_SEQ` for none). A member with ``enqueued > completed`` is inside
+    the collective ``completed + 1`` since `head_since`.
+    """
+
+    info: GroupInfo
+    members: Int32s
+    """Global ranks. When the membership is unknown, the ranks that ever showed up in it."""
+    enqueued: Int64s
+    started: Int64s
+    completed: Int64s
+    head_since: Int64s
+    """Aligned ns at which the member enqueued its oldest outstanding collective; 0 for none."""
+    ops: Callable[[int], str] = field(default=lambda seq: "")
+    """The op of a seq of this group, empty when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPicture:
+    """In-flight P2P ops of all ranks: parallel arrays, one row per (rank, group, peer, way)."""
+
+    rank: Int32s
+    group: Int32s
+    """Index into `Picture.groups`."""
+    peer: Int32s
+    """Global rank, -1 for any source."""
+    is_send: UInt8s
+    in_flight: Int64s
+    since: Int64s
+    """Aligned ns of the oldest one in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchFact:
+    """Members of one (group, seq) that do not agree; `classes` is largest first."""
+
+    group: int
+    """Index into `Picture.groups`."""
+    seq: int
+    classes: Sequence[tuple[Signature, tuple[int, ...]]]
+    """Each distinct signature with the ranks that passed it."""
+    detail: str
+    """What differs, for people: ``input sizes [[4]] and [[8]]``."""
+    complete: bool
+    """Every expected member has joined, so that a majority means something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One attempt at one moment. Rank arrays are parallel and sorted by rank."""
+
+    key: AttemptKey
+    now: AlignedNs
+    world_size: int
+    """0 when unknown."""
+    rank: Int32s
+    """Ranks that were ever declared; others of the world are unknown."""
+    as_of: Int64s
+    """Aligned ns up to which all is known of the rank; 0 before its first word."""
+    state: Sequence[RankState]
+    state_since: Int64s
+    """Aligned ns of the last change of `state`; 0 when unknown."""
+    detail: Sequence[str]
+    """The agent's words on `state`."""
+    connected: Bools
+    """The stream of the rank's agent is up (always true offline)."""
+    gap: Bools
+    """Rows of the rank are known to be missing, so that its absence proves less."""
+    info: Mapping[int, RankInfo]
+    groups: Sequence[GroupPicture]
+    channels: ChannelPicture
+    mismatches: Sequence[MismatchFact] = ()

@@ -1,0 +1,43 @@
+"""Thresholds that the engine receives. Files, flags and environment are `frd.config`'s business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All times in seconds on the service's clock; all limits are counts."""
+
+    stall_after_s: float = 10.0
+    """Floor of the stall threshold."""
+    stall_after_max_s: float = 3600.0
+    """Ceiling of the adaptive stall threshold."""
+    stall_tail_factor: float = 5.0
+    """The threshold is this many times the group's slow tail of arrival skew."""
+    close_after_s: float = 1.0
+    """A finding closes when nothing of it has been stuck for this long."""
+    mismatch_grace_s: float = 1.0
+    """How long to wait for all members' signatures before naming a minority."""
+    loss_grace_s: float = 1.0
+    """How long the ranks of an attempt may take to vanish together before a lost rank is one."""
+    lost_close_after_s: float = 900.0
+    """A `rank_lost` finding of a job that never came back closes after this long."""
+    telemetry_late_s: float = 5.0
+    """A rank whose `as_of` is older than this is late: its absence proves nothing."""
+    attempt_retention_s: float = 900.0
+    """An attempt whose ranks are all gone is forgotten after this long."""
+    max_attempts: int = 64
+    max_ranks: int = 65_536
+    """Per attempt."""
+    max_groups: int = 65_536
+    """Per attempt."""
+    max_signatures: int = 65_536
+    """Per attempt."""
+    max_open_collectives: int = 1_000_000
+    """Accumulator slots over all groups of an attempt."""
+    max_open_collectives_per_group: int = 8_192
+    max_findings: int = 1_000
+    """Open and remembered, all jobs."""
+    max_suspects: int = 16
+    """Suspects that one finding lists."""

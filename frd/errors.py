@@ -1,0 +1,40 @@
+"""Every error that frd raises on purpose.
+
+Each message reads `what: which value: what to do`, so that one line on stderr, in a log or in
+a refusal on the wire is enough to act on. Nothing here knows where it is printed.
+"""
+
+from __future__ import annotations
+
+
+class FrdError(Exception):
+    """Base of all errors that frd raises on purpose."""
+
+
+class ConfigError(FrdError):
+    """Configuration that cannot be used; the message starts with the key's name."""
+
+
+class WireError(FrdError):
+    """A message that breaks the wire contract.
+
+    `field` is the dotted name of the offending field (``entries.seq``) and `reason` one of a
+    small fixed set of words, fit for a metric label.
+    """
+
+    def __init__(self, field: str, reason: str, detail: str) -> None:
+        super().__init__(f"{field}: {detail}")
+        self.field = field
+        self.reason = reason
+
+
+class DumpError(FrdError):
+    """A Flight Recorder dump that cannot be read; the message names the source."""
+
+
+class StoreError(FrdError):
+    """A data directory, database, journal or dump folder that cannot be used."""
+
+
+class ServiceUnavailable(FrdError):
+    """The service, an agent or a rank did not answer."""

@@ -1,0 +1,531 @@
+"""The nouns of frd: ids, clocks, what a rank recorded, what the engine claims.
+
+Frozen values only. This module knows no format, no wire and no policy; parsers, the codec, the
+engine and the reporters all speak in these terms. Times carry their clock in their type, so that
+mypy refuses to compare a node's clock with the service's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum, IntFlag, StrEnum
+from typing import Any, NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+NodeNs = NewType("NodeNs", int)
+"""CLOCK_REALTIME of a node, in nanoseconds since the epoch."""
+AlignedNs = NewType("AlignedNs", int)
+"""A time on the service's clock, in nanoseconds since the epoch."""
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Int32s: TypeAlias = npt.NDArray[np.int32]
+UInt32s: TypeAlias = npt.NDArray[np.uint32]
+UInt8s: TypeAlias = npt.NDArray[np.uint8]
+
+UNKNOWN_SEQ = -1
+"""Watermark of a group in which a rank has enqueued (started, completed) nothing yet."""
+
+
+# -- who and where ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
+    """One restart of one training run; the unit that the engine keeps apart."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """Identity of one rank process, as its tap (or a dump file) tells it."""
+
+    rank: int
+    world_size: int
+    """0 when unknown (a dump file tells none)."""
+    node: str
+    """Host name; the clock domain is `boot_id`."""
+    boot_id: str
+    pid: int
+    """In the agent's pid namespace; 0 when unknown."""
+    local_rank: int = -1
+    torch_version: str = ""
+    backends: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    """GPU UUIDs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A process group as every member knows it.
+
+    `name` is PyTorch's group name (``"0"``, a hash), `desc` the human description
+    (``default_pg``, ``TENSOR_MODEL_PARALLEL_GROUP``), `ranks` the sorted global ranks, empty when
+    no member has told them.
+    """
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def group_id(self) -> str:
+        """Stable id, equal on every member: names alone repeat across disjoint groups."""
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(self.name.encode("utf-8", "surrogatepass"))
+        digest.update(b"\0")
+        digest.update(np.asarray(self.ranks, dtype="<i4").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def label(self) -> str:
+        """What people call it: the description where it has one (INTERFACES: metrics)."""
+        return self.desc if self.desc and self.desc != "undefined" else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a rank passed to a collective: the part that its peers must agree with."""
+
+    backend: str
+    op: str
+    input_sizes: tuple[tuple[int, ...], ...] = ()
+    output_sizes: tuple[tuple[int, ...], ...] = ()
+    input_dtypes: tuple[str, ...] = ()
+    output_dtypes: tuple[str, ...] = ()
+
+
+class RankState(StrEnum):
+    """What an agent can say of a rank process from outside it."""
+
+    LIVE = "live"
+    SILENT = "silent"
+    """The process exists, but its recorder's socket does not answer (stopped, swapped, dying)."""
+    EXITED = "exited"
+    """The process is gone and left no record of a clean exit: killed, crashed, or an exception."""
+    FINISHED = "finished"
+    """The process is gone after a clean exit of its interpreter."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """An agent's positive evidence about one of its ranks, replacing the previous one."""
+
+    rank: int
+    state: RankState
+    at_ns: NodeNs
+    """When the state began, on the node's clock."""
+    detail: str = ""
+    """Evidence for people, e.g. ``process 4711 is stopped (state T)``."""
+    gap_entries: int = 0
+    """Entries known to be lost to ring overruns and full outboxes, cumulative for this process."""
+
+
+# -- what a rank recorded ------------------------------------------------------------------
+
+
+class Flags(IntFlag):
+    """What one transition newly says of (rank, group, seq)."""
+
+    JOINED = 1
+    STARTED = 2
+    COMPLETED = 4
+    FAILED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EntryColumns:
+    """Transitions of one rank, one row each, in recording order.
+
+    Row i has revision ``first_revision + i``. All columns have the same length n. `group` and
+    `signature` are the sender's dictionary indexes on the wire, the engine's handles behind it.
+    """
+
+    rank: int
+    first_revision: int
+    group: UInt32s
+    seq: Int64s
+    signature: UInt32s
+    flags: UInt8s
+    created_ns: Int64s
+    """CPU enqueue, CLOCK_REALTIME of the node."""
+    started_ns: Int64s
+    """0 when unknown."""
+    completed_ns: Int64s
+    """0 when unknown; otherwise an upper bound (times are discovered by polling)."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkColumns:
+    """Where ranks of one attempt stand, one row per (rank, group) that changed.
+
+    ``enqueued >= started >= completed`` are collective seqs, `UNKNOWN_SEQ` for none (and for
+    `started` when the recorder's timing is off). `completed` means: this seq and all before it.
+    `head_created_ns` is the enqueue time of the rank's oldest outstanding collective in the group,
+    0 when nothing is outstanding.
+
+    `seen_rank` and `as_of_ns` say, for every rank the agent hears from, up to which node time
+    its rows (these and all earlier ones) are the whole truth; absence counts only up to there.
+    """
+
+    rank: UInt32s
+    group: UInt32s
+    enqueued: Int64s
+    started: Int64s
+    completed: Int64s
+    head_created_ns: Int64s
+    seen_rank: UInt32s
+    as_of_ns: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelColumns:
+    """All in-flight P2P channels of one rank; replaces the rank's previous ones.
+
+    A channel is (group, peer, direction). P2P ops pair by order per channel, so the count in
+    flight and the oldest enqueue time say all that matching needs. Peers are global ranks.
+    """
+
+    rank: int
+    group: UInt32s
+    peer: Int32s
+    """-1: any source."""
+    is_send: UInt8s
+    in_flight: UInt32s
+    head_created_ns: Int64s
+
+
+# -- what the engine claims ------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """Kinds of finding (INTERFACES.md)."""
+
+    STALL = "stall"
+    MISMATCH = "mismatch"
+    ORDER = "order"
+    STRAGGLER = "straggler"
+    MEMORY_SPIKE = "memory_spike"
+    OOM = "oom"
+    RANK_LOST = "rank_lost"
+    TELEMETRY_GAP = "telemetry_gap"
+    CLOCK_UNSYNCHRONIZED = "clock_unsynchronized"
+
+
+class Reason(StrEnum):
+    """Why a rank is named (DESIGN.md section 4)."""
+
+    CPU_STUCK = "cpu_stuck"
+    EXITED = "exited"
+    UNREACHABLE = "unreachable"
+    IN_COLLECTIVE_ALONE = "in_collective_alone"
+    DEVICE_STUCK = "device_stuck"
+    MISMATCH = "mismatch"
+    ORDER = "order"
+    NETWORK_OR_DEVICE = "network_or_device"
+    LATE = "late"
+    MEMORY = "memory"
+
+
+class Confidence(StrEnum):
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class FindingState(StrEnum):
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRef:
+    """The collective that a finding is about, with who waits in it and who never came."""
+
+    group: str
+    """The group's label (description where it has one)."""
+    group_id: str
+    group_size: int
+    seq: int
+    op: str
+    waiting_ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A first cause. `stack` is innermost user frame first, one line a frame."""
+
+    rank: int
+    node: str
+    reason: Reason
+    confidence: Confidence
+    evidence: str
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim with evidence; immutable: a newer version of it carries the same id."""
+
+    id: str
+    kind: Kind
+    state: FindingState
+    job: str
+    attempt: int
+    opened_at: AlignedNs
+    closed_at: AlignedNs | None = None
+    collective: CollectiveRef | None = None
+    reason: Reason | None = None
+    """The reason of the whole finding where there is no suspect to carry it."""
+    groups_held_up: tuple[str, ...] = ()
+    """Labels of all groups that wait, the finding's own first."""
+    suspects: tuple[Suspect, ...] = ()
+    victims: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+    """Ranks that could be involved but whose telemetry is missing or late."""
+    dump: str | None = None
+    """Id of the dump that the service took when the finding opened."""
+    summary: str = ""
+    close_reason: str = ""
+
+
+class Change(IntEnum):
+    OPENED = 1
+    UPDATED = 2
+    CLOSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEvent:
+    change: Change
+    finding: Finding
+
+
+# -- the forms that people and tools see ------------------------------------------------------
+
+
+def utc_text(at: int) -> str:
+    """ISO 8601 with microseconds and Z, from nanoseconds since the epoch."""
+    seconds, rest = divmod(int(at), 1_000_000_000)
+    stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{stamp}.{rest // 1000:06d}Z"
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Rank set for people: ``0-11,13,15``."""
+    parts: list[str] = []
+    start = previous = None
+    for rank in [*sorted(set(ranks)), None]:
+        if previous is not None and rank == previous + 1:
+            previous = rank
+            continue
+        if start is not None:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+        start = previous = rank
+    return ",".join(parts)
+
+
+def unfold_ranks(text: str) -> tuple[int, ...]:
+    """The inverse of `fold_ranks`.
+
+    Raises:
+        ValueError: when a part is neither a rank nor a range.
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"ranks: {part.strip()!r}: write numbers and ranges such as 0-3,7")
+        low, high = int(first), int(last or first)
+        if high < low or high - low > 1_000_000:
+            raise ValueError(f"ranks: {part.strip()!r}: the range must run upwards")
+        ranks.update(range(low, high + 1))
+    return tuple(sorted(ranks))
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """The JSON object of INTERFACES.md, the same everywhere; keys without a value are left out."""
+    out: dict[str, Any] = {
+        "id": finding.id,
+        "kind": finding.kind.value,
+        "state": finding.state.value,
+        "job": finding.job,
+        "attempt": finding.attempt,
+        "opened_at": utc_text(finding.opened_at),
+        "closed_at": utc_text(finding.closed_at) if finding.closed_at is not None else None,
+    }
+    if (c := finding.collective) is not None:
+        out["collective"] = {
+            "group": c.group,
+            "group_id": c.group_id,
+            "group_size": c.group_size,
+            "seq": c.seq,
+            "op": c.op,
+            "waiting_ranks": list(c.waiting_ranks),
+            "missing_ranks": list(c.missing_ranks),
+            "waiting_s": round(c.waited_s, 3),
+        }
+    if finding.reason is not None:
+        out["reason"] = finding.reason.value
+    if finding.groups_held_up:
+        out["groups_held_up"] = list(finding.groups_held_up)
+    out["suspects"] = [
+        {
+            "rank": s.rank,
+            "node": s.node,
+            "reason": s.reason.value,
+            "confidence": s.confidence.value,
+            "evidence": s.evidence,
+            "stack": list(s.stack),
+        }
+        for s in finding.suspects
+    ]
+    out["victims"] = list(finding.victims)
+    if finding.unknown:
+        out["unknown_ranks"] = list(finding.unknown)
+    if finding.dump is not None:
+        out["dump"] = finding.dump
+    if finding.close_reason:
+        out["close_reason"] = finding.close_reason
+    out["summary"] = finding.summary
+    return out
+
+
+def _ns(text: str) -> AlignedNs:
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return AlignedNs(seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0")[:9]))
+
+
+def finding_from_json(data: dict[str, Any]) -> Finding:
+    """The inverse of `finding_json` (to the microsecond); used by the store.
+
+    Raises:
+        KeyError, ValueError: when `data` is not such an object.
+    """
+    c = data.get("collective")
+    return Finding(
+        id=data["id"],
+        kind=Kind(data["kind"]),
+        state=FindingState(data["state"]),
+        job=data["job"],
+        attempt=data["attempt"],
+        opened_at=_ns(data["opened_at"]),
+        closed_at=_ns(data["closed_at"]) if data.get("closed_at") else None,
+        collective=None
+        if c is None
+        else CollectiveRef(
+            group=c["group"],
+            group_id=c["group_id"],
+            group_size=c["group_size"],
+            seq=c["seq"],
+            op=c["op"],
+            waiting_ranks=tuple(c["waiting_ranks"]),
+            missing_ranks=tuple(c["missing_ranks"]),
+            waited_s=c["waiting_s"],
+        ),
+        reason=Reason(data["reason"]) if data.get("reason") else None,
+        groups_held_up=tuple(data.get("groups_held_up", ())),
+        suspects=tuple(
+            Suspect(
+                rank=s["rank"],
+                node=s["node"],
+                reason=Reason(s["reason"]),
+                confidence=Confidence(s["confidence"]),
+                evidence=s["evidence"],
+                stack=tuple(s.get("stack", ())),
+            )
+            for s in data.get("suspects", ())
+        ),
+        victims=tuple(data.get("victims", ())),
+        unknown=tuple(data.get("unknown_ranks", ())),
+        dump=data.get("dump"),
+        close_reason=data.get("close_reason", ""),
+        summary=data.get("summary", ""),
+    )
+
+
+# -- what the service shows of a running cluster ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group in a `Snapshot`."""
+
+    group_id: str
+    label: str
+    size: int
+    """0 when the membership is unknown."""
+    open_collectives: int
+    """Collectives that some rank joined and some expected rank has not completed."""
+    stalled_collectives: int
+    stall_s: float
+    """Age of the oldest stalled collective, 0 when none."""
+    matched: int
+    """Collectives completed by every member since the attempt was first seen."""
+    enqueued: int
+    """Highest seq that any member enqueued."""
+    completed: int
+    """Highest seq that every member completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank in a `Snapshot`."""
+
+    info: RankInfo
+    status: RankStatus
+    as_of: AlignedNs
+    """Up to when the service knows all of this rank; 0 before the first word."""
+    waiting_in: str
+    """``all_reduce #7 on default_pg``, empty when the rank is in no collective."""
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A classic histogram: `counts[i]` values fell into (bounds[i-1], bounds[i]]; last is +Inf."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One attempt of one job in a `Snapshot`."""
+
+    key: AttemptKey
+    world_size: int
+    ended: bool
+    ranks: Sequence[RankView]
+    """Sorted by rank; only ranks that were ever declared."""
+    groups: Sequence[GroupView]
+    skew: dict[str, Histogram] = field(default_factory=dict)
+    """Arrival skew in seconds by op."""
+    duration: dict[str, Histogram] = field(default_factory=dict)
+    """Created to last discovered completion in seconds by op, where the backend tells it."""
+    gap_entries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An immutable picture of all that the engine knows; metrics and HTTP are views of it."""
+
+    at: AlignedNs
+    attempts: Sequence[AttemptView]
+    findings: Sequence[Finding]
+    """Open ones, and those closed but still remembered."""
+    evicted: dict[str, int] = field(default_factory=dict)
+    """Things dropped to stay within limits, by what."""

@@ -1,0 +1,323 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATE_UNSPECIFIED: _ClassVar[State]
+    STATE_LIVE: _ClassVar[State]
+    STATE_SILENT: _ClassVar[State]
+    STATE_EXITED: _ClassVar[State]
+    STATE_FINISHED: _ClassVar[State]
+
+class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PART_UNSPECIFIED: _ClassVar[Part]
+    PART_DUMP: _ClassVar[Part]
+    PART_IDENTITY: _ClassVar[Part]
+    PART_STACK: _ClassVar[Part]
+STATE_UNSPECIFIED: State
+STATE_LIVE: State
+STATE_SILENT: State
+STATE_EXITED: State
+STATE_FINISHED: State
+PART_UNSPECIFIED: Part
+PART_DUMP: Part
+PART_IDENTITY: Part
+PART_STACK: Part
+
+class AgentMessage(_message.Message):
+    __slots__ = ("hello", "declare", "entries", "watermarks", "channels", "statuses", "response", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    DECLARE_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    WATERMARKS_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    declare: Declare
+    entries: EntryBatch
+    watermarks: WatermarkBatch
+    channels: ChannelBatch
+    statuses: StatusBatch
+    response: ResponsePart
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., entries: _Optional[_Union[EntryBatch, _Mapping]] = ..., watermarks: _Optional[_Union[WatermarkBatch, _Mapping]] = ..., channels: _Optional[_Union[ChannelBatch, _Mapping]] = ..., statuses: _Optional[_Union[StatusBatch, _Mapping]] = ..., response: _Optional[_Union[ResponsePart, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    agent_version: str
+    node: str
+    boot_id: str
+    session: str
+    sent_at_ns: int
+    def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ...) -> None: ...
+
+class Declare(_message.Message):
+    __slots__ = ("attempts", "ranks", "groups", "signatures")
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
+    ranks: _containers.RepeatedCompositeFieldContainer[Rank]
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    signatures: _containers.RepeatedCompositeFieldContainer[Signature]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., signatures: _Optional[_Iterable[_Union[Signature, _Mapping]]] = ...) -> None: ...
+
+class Attempt(_message.Message):
+    __slots__ = ("index", "job", "attempt", "world_size")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    job: str
+    attempt: int
+    world_size: int
+    def __init__(self, index: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class Rank(_message.Message):
+    __slots__ = ("index", "attempt_index", "rank", "local_rank", "pid", "node", "boot_id", "torch_version", "backends", "devices", "world_size")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    TORCH_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    attempt_index: int
+    rank: int
+    local_rank: int
+    pid: int
+    node: str
+    boot_id: str
+    torch_version: str
+    backends: _containers.RepeatedScalarFieldContainer[str]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    world_size: int
+    def __init__(self, index: _Optional[int] = ..., attempt_index: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., torch_version: _Optional[str] = ..., backends: _Optional[_Iterable[str]] = ..., devices: _Optional[_Iterable[str]] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("index", "attempt_index", "name", "desc", "ranks")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESC_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    attempt_index: int
+    name: str
+    desc: str
+    ranks: bytes
+    def __init__(self, index: _Optional[int] = ..., attempt_index: _Optional[int] = ..., name: _Optional[str] = ..., desc: _Optional[str] = ..., ranks: _Optional[bytes] = ...) -> None: ...
+
+class Signature(_message.Message):
+    __slots__ = ("index", "backend", "op", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    OP_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    INPUT_DTYPES_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_DTYPES_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    backend: str
+    op: str
+    input_sizes: _containers.RepeatedCompositeFieldContainer[Shape]
+    output_sizes: _containers.RepeatedCompositeFieldContainer[Shape]
+    input_dtypes: _containers.RepeatedScalarFieldContainer[str]
+    output_dtypes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, index: _Optional[int] = ..., backend: _Optional[str] = ..., op: _Optional[str] = ..., input_sizes: _Optional[_Iterable[_Union[Shape, _Mapping]]] = ..., output_sizes: _Optional[_Iterable[_Union[Shape, _Mapping]]] = ..., input_dtypes: _Optional[_Iterable[str]] = ..., output_dtypes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Shape(_message.Message):
+    __slots__ = ("dims",)
+    DIMS_FIELD_NUMBER: _ClassVar[int]
+    dims: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dims: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EntryBatch(_message.Message):
+    __slots__ = ("rank_index", "first_revision", "group", "seq", "signature", "flags", "created_ns", "started_ns", "completed_ns")
+    RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REVISION_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_NS_FIELD_NUMBER: _ClassVar[int]
+    rank_index: int
+    first_revision: int
+    group: bytes
+    seq: bytes
+    signature: bytes
+    flags: bytes
+    created_ns: bytes
+    started_ns: bytes
+    completed_ns: bytes
+    def __init__(self, rank_index: _Optional[int] = ..., first_revision: _Optional[int] = ..., group: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., created_ns: _Optional[bytes] = ..., started_ns: _Optional[bytes] = ..., completed_ns: _Optional[bytes] = ...) -> None: ...
+
+class WatermarkBatch(_message.Message):
+    __slots__ = ("attempt_index", "rank", "group", "enqueued", "started", "completed", "head_created_ns", "seen_rank", "as_of_ns", "sent_at_ns")
+    ATTEMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    HEAD_CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_RANK_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    attempt_index: int
+    rank: bytes
+    group: bytes
+    enqueued: bytes
+    started: bytes
+    completed: bytes
+    head_created_ns: bytes
+    seen_rank: bytes
+    as_of_ns: bytes
+    sent_at_ns: int
+    def __init__(self, attempt_index: _Optional[int] = ..., rank: _Optional[bytes] = ..., group: _Optional[bytes] = ..., enqueued: _Optional[bytes] = ..., started: _Optional[bytes] = ..., completed: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., seen_rank: _Optional[bytes] = ..., as_of_ns: _Optional[bytes] = ..., sent_at_ns: _Optional[int] = ...) -> None: ...
+
+class ChannelBatch(_message.Message):
+    __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns")
+    RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    IS_SEND_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    HEAD_CREATED_NS_FIELD_NUMBER: _ClassVar[int]
+    rank_index: int
+    group: bytes
+    peer: bytes
+    is_send: bytes
+    in_flight: bytes
+    head_created_ns: bytes
+    def __init__(self, rank_index: _Optional[int] = ..., group: _Optional[bytes] = ..., peer: _Optional[bytes] = ..., is_send: _Optional[bytes] = ..., in_flight: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ...) -> None: ...
+
+class StatusBatch(_message.Message):
+    __slots__ = ("statuses",)
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    statuses: _containers.RepeatedCompositeFieldContainer[Status]
+    def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries")
+    RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GAP_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    rank_index: int
+    state: State
+    at_ns: int
+    detail: str
+    gap_entries: int
+    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ...) -> None: ...
+
+class ResponsePart(_message.Message):
+    __slots__ = ("request_id", "rank_index", "part", "data", "last", "source", "error")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    rank_index: int
+    part: Part
+    data: bytes
+    last: bool
+    source: str
+    error: str
+    def __init__(self, request_id: _Optional[int] = ..., rank_index: _Optional[int] = ..., part: _Optional[_Union[Part, str]] = ..., data: _Optional[bytes] = ..., last: bool = ..., source: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ServiceMessage(_message.Message):
+    __slots__ = ("welcome", "ack", "resync", "request", "refusal")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    ack: Ack
+    resync: Resync
+    request: Request
+    refusal: Refusal
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol", "service_version", "instance", "max_message_bytes")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    service_version: str
+    instance: str
+    max_message_bytes: int
+    def __init__(self, protocol: _Optional[int] = ..., service_version: _Optional[str] = ..., instance: _Optional[str] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("rank", "revision")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    rank: bytes
+    revision: bytes
+    def __init__(self, rank: _Optional[bytes] = ..., revision: _Optional[bytes] = ...) -> None: ...
+
+class Resync(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("request_id", "rank_indexes", "dump", "stacks", "timeout_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_INDEXES_FIELD_NUMBER: _ClassVar[int]
+    DUMP_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    rank_indexes: _containers.RepeatedScalarFieldContainer[int]
+    dump: bool
+    stacks: bool
+    timeout_s: float
+    def __init__(self, request_id: _Optional[int] = ..., rank_indexes: _Optional[_Iterable[int]] = ..., dump: bool = ..., stacks: bool = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "message")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    message: str
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
