@@ -1,0 +1,117 @@
+"""What the service lets the outside see: one immutable state, and the narrow door behind HTTP.
+
+The app publishes a `ServiceState` after every evaluation; metrics and the JSON API are
+projections of it and hold nothing themselves, so that a scrape can never see half an update and
+a slow reader can never hold up ingest. `ServiceView` is all that `frd.service.http` may ask of
+the app: it knows no engine, no stream and no database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from frd.model import AlignedNs, AttemptKey, AttemptView, Finding, FindingState, Kind, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One host (clock domain) whose agent has spoken to this service."""
+
+    node: str
+    boot_id: str
+    connected: bool
+    """The agent's stream is up."""
+    reporting: bool
+    """Connected, and heard of recently enough to be believed."""
+    last_message_at: AlignedNs
+    """When the service last heard of it; 0 before the first message."""
+    clock_offset_s: float | None
+    """Service clock minus node clock; None while unknown."""
+    clock_uncertainty_s: float | None
+    ranks: Mapping[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
+    """Sorted global ranks that the node hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Totals since the service started; they only grow."""
+
+    entries: int = 0
+    """Entry rows applied."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Messages and streams refused, by `WireError.reason`."""
+    evicted: Mapping[str, int] = field(default_factory=dict)
+    """Things that the service (not the engine) dropped to stay within limits, by what."""
+    store_errors: Mapping[str, int] = field(default_factory=dict)
+    """Failed writes, by store: findings, journal, dumps."""
+    findings: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
+    """Findings opened, by job and kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """Everything that /metrics and the JSON API show, at one moment."""
+
+    snapshot: Snapshot
+    nodes: Sequence[NodeView] = ()
+    counters: Counters = field(default_factory=Counters)
+    ingest_lag_s: float = 0.0
+    """Time between an agent's sending and the service's applying, the slowest recent message."""
+    loop_lag_s: float = 0.0
+    """How late the event loop wakes, the worst recent case."""
+    evaluated_at: AlignedNs = AlignedNs(0)
+    """When the engine last advanced; 0 before the first time."""
+
+    def latest_attempts(self) -> dict[str, AttemptView]:
+        """The newest attempt of every job: earlier ones are history and only confuse."""
+        latest: dict[str, AttemptView] = {}
+        for view in self.snapshot.attempts:
+            known = latest.get(view.key.job)
+            if known is None or view.key.attempt > known.key.attempt:
+                latest[view.key.job] = view
+        return latest
+
+    def open_findings(self) -> list[Finding]:
+        return [f for f in self.snapshot.findings if f.state is FindingState.OPEN]
+
+
+@dataclass(frozen=True, slots=True)
+class DumpResult:
+    """What came of a dump request; `id` names the stored folder."""
+
+    id: str
+    answered: tuple[int, ...]
+    failed: Mapping[int, str]
+    """Ranks without a dump, and why."""
+
+
+class ServiceView(Protocol):
+    """All that HTTP may ask. Only `take_dump` may take time, and that is bounded."""
+
+    def state(self) -> ServiceState: ...
+
+    def not_ready(self) -> str | None:
+        """Why the service cannot serve yet or any more; None when it can."""
+
+    def findings(
+        self, *, state: FindingState | None, job: str | None, limit: int
+    ) -> Sequence[Finding]:
+        """Newest first. Called from a worker thread: reads the database."""
+
+    def finding(self, finding_id: str) -> Finding | None:
+        """Called from a worker thread."""
+
+    async def take_dump(
+        self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
+    ) -> DumpResult:
+        """Ask the agents of `ranks` (None: all) and store what comes.
+
+        Raises:
+            ServiceUnavailable: when no agent of the attempt is connected.
+            StoreError: when the dump cannot be stored.
+        """
+
+    def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
+        """The folder as a tar stream; None when there is no such dump."""
