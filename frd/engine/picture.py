@@ -104,3 +104,26 @@ class Picture:
     groups: Sequence[GroupPicture]
     channels: ChannelPicture
     mismatches: Sequence[MismatchFact] = ()
+    moved_at: Int64s | None = None
+    """Aligned ns at which a watermark of the rank last advanced, 0 when it never did; None when
+    nobody kept track (a dump file tells no history)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallTable:
+    """Waiting that is confirmed: a rank's own telemetry says that it has sat in one op for longer
+    than the threshold of the op's group. Parallel arrays, one row per (group, rank) or, for P2P,
+    per channel; in no particular order.
+    """
+
+    group: Int32s
+    """Index into `Picture.groups`."""
+    rank: Int32s
+    """Global rank that waits."""
+    seq: Int64s
+    """The collective it waits in, `UNKNOWN_SEQ` for a P2P op."""
+    since: Int64s
+    """Aligned ns at which it enqueued that op."""
+
+    def __len__(self) -> int:
+        return len(self.rank)
