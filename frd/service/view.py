@@ -61,8 +61,8 @@ class ServiceState:
     """Time between an agent's sending and the service's applying, the slowest recent message."""
     loop_lag_s: float = 0.0
     """How late the event loop wakes, the worst recent case."""
-    evaluated_at: AlignedNs = AlignedNs(0)
-    """When the engine last advanced; 0 before the first time."""
+    evaluated_at: AlignedNs | None = None
+    """When the engine last advanced."""
 
     def latest_attempts(self) -> dict[str, AttemptView]:
         """The newest attempt of every job: earlier ones are history and only confuse."""

@@ -1,0 +1,217 @@
+"""The findings database: durable, idempotent, clear when it cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from frd.errors import StoreError
+from frd.model import (
+    AlignedNs,
+    Change,
+    CollectiveRef,
+    Confidence,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Kind,
+    Reason,
+    Suspect,
+)
+from frd.store.findings import SCHEMA_VERSION, FindingStore
+
+SECOND = 1_000_000_000
+START = 1_800_000_000 * SECOND + 123_456_789
+
+
+def finding(number: int = 1, *, job: str = "train") -> Finding:
+    return Finding(
+        id=f"{number:016x}",
+        kind=Kind.STALL,
+        state=FindingState.OPEN,
+        job=job,
+        attempt=0,
+        opened_at=AlignedNs(START + number * SECOND),
+        collective=CollectiveRef(
+            group="default_pg",
+            group_id="00aa",
+            group_size=4,
+            seq=7,
+            op="all_reduce",
+            waiting_ranks=(0, 1, 3),
+            missing_ranks=(2,),
+            waited_s=12.5,
+        ),
+        groups_held_up=("default_pg",),
+        suspects=(
+            Suspect(2, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "evidence", ("train.py:88",)),
+        ),
+        victims=(0, 1, 3),
+        unknown=(5,),
+        dump="20261120-1",
+        summary="all_reduce #7 on default_pg has waited",
+    )
+
+
+def opened(item: Finding) -> FindingEvent:
+    return FindingEvent(Change.OPENED, item)
+
+
+def closed(item: Finding, at: int) -> FindingEvent:
+    return FindingEvent(
+        Change.CLOSED,
+        dataclasses.replace(item, state=FindingState.CLOSED, closed_at=AlignedNs(at)),
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FindingStore]:
+    store = FindingStore(tmp_path / "findings.sqlite")
+    yield store
+    store.close()
+
+
+def test_finding_comes_back_whole(store: FindingStore) -> None:
+    """A finding with every field set is read back equal, to the nanosecond."""
+    store.save([opened(finding())])
+    assert store.get(finding().id) == finding()
+    assert store.open_findings() == [finding()]
+
+
+def test_saving_again_changes_nothing(store: FindingStore) -> None:
+    """The same events saved twice leave one row, and a newer version replaces the older."""
+    newer = dataclasses.replace(finding(), summary="now with a stack")
+    store.save([opened(finding()), opened(finding())])
+    store.save([FindingEvent(Change.UPDATED, newer)])
+    store.save([FindingEvent(Change.UPDATED, newer)])
+    assert store.query() == [newer]
+
+
+def test_query_filters_and_orders(store: FindingStore) -> None:
+    """Queries give the newest first, by state and job, at most `limit`."""
+    store.save([opened(finding(n, job="a" if n % 2 else "b")) for n in range(1, 7)])
+    store.save([closed(finding(6, job="b"), START + 9 * SECOND)])
+    assert [f.id[-1] for f in store.query()] == list("654321")
+    assert [f.id[-1] for f in store.query(job="a")] == list("531")
+    assert [f.id[-1] for f in store.query(state=FindingState.CLOSED)] == ["6"]
+    assert [f.id[-1] for f in store.query(state=FindingState.OPEN, job="b", limit=1)] == ["4"]
+    assert [f.id[-1] for f in store.open_findings()] == list("12345")
+    assert store.get("nothing") is None
+
+
+@pytest.mark.parametrize("name", ["a\udcffb", "\ud800", "né\x00w", "' OR 1=1 --", "\U0001f525"])
+def test_odd_text_survives(store: FindingStore, name: str) -> None:
+    """Job names, groups and stacks that are no UTF-8, or look like SQL, come back unchanged."""
+    odd = dataclasses.replace(finding(job=name), summary=name, groups_held_up=(name,))
+    store.save([opened(odd)])
+    assert store.query(job=name) == [odd]
+
+
+def test_prune_keeps_what_is_open(store: FindingStore) -> None:
+    """Pruning by age, then by count, takes the oldest closed findings and never an open one."""
+    store.save([opened(finding(n)) for n in range(1, 9)])
+    store.save([closed(finding(n), START + n * SECOND) for n in range(3, 9)])
+    now = AlignedNs(START + 10 * SECOND)
+    assert store.prune(max_count=100, max_age_s=6.5, now=now) == 1
+    assert store.prune(max_count=4, max_age_s=100, now=now) == 3
+    assert {f.id[-1] for f in store.query()} == set("1278")
+    assert store.prune(max_count=0, max_age_s=0, now=now) == 2
+    assert {f.id[-1] for f in store.query()} == set("12")
+
+
+def test_killed_process_loses_nothing_saved(tmp_path: Path) -> None:
+    """A process that dies by SIGKILL right after `save` leaves the finding for the next one."""
+    path = tmp_path / "findings.sqlite"
+    code = (
+        "import os, signal, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from pathlib import Path\n"
+        "from test_findings_store import finding, opened\n"
+        "from frd.store.findings import FindingStore\n"
+        "FindingStore(Path(sys.argv[1])).save([opened(finding())])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", code, path, str(Path(__file__).parent)], check=False
+    )
+    assert died.returncode == -9
+    store = FindingStore(path)
+    assert store.open_findings() == [finding()]
+    store.close()
+
+
+def test_readers_beside_a_writer(store: FindingStore) -> None:
+    """Threads that read while another writes see whole findings and no lock error."""
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                for item in store.query():
+                    assert item.summary
+        except BaseException as error:
+            errors.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    for number in range(50):
+        store.save([FindingEvent(Change.UPDATED, finding(number))])
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert errors == []
+    assert len(store.query()) == 50
+
+
+def test_path_that_cannot_be_used(tmp_path: Path) -> None:
+    """A path below a file is one clear error that names it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"findings database: .*file/db.*--data-dir"):
+        FindingStore(tmp_path / "file" / "db")
+
+
+def test_damaged_file(tmp_path: Path) -> None:
+    """A file that is no database is refused with what to do."""
+    path = tmp_path / "db"
+    path.write_bytes(b"not a database, surely" * 100)
+    with pytest.raises(StoreError, match=r"db: .*move it away"):
+        FindingStore(path)
+
+
+def test_newer_schema(tmp_path: Path) -> None:
+    """A database of a newer frd is left alone."""
+    path = tmp_path / "db"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=rf"schema version {SCHEMA_VERSION + 1}"):
+        FindingStore(path)
+    assert path.read_bytes() == before
+
+
+def test_damaged_row(store: FindingStore) -> None:
+    """A row that is no finding is an error that names the file, not a crash."""
+    store.save([opened(finding())])
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE findings SET body = '{}'")
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.open_findings()
+
+
+def test_full_disk(store: FindingStore) -> None:
+    """A disk that is full fails the save with advice, and leaves what was there."""
+    store.save([opened(finding(1))])
+    (pages,) = store._writer.execute("PRAGMA page_count").fetchone()
+    store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match="free some space"):
+        store.save([opened(finding(n)) for n in range(2, 200)])
+    assert store.query() == [finding(1)]
