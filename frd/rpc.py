@@ -1,0 +1,59 @@
+"""The one RPC of frd, taken from the descriptor, with bytes on both sides.
+
+gRPC hands messages through untouched: parsing and checking them is `frd.wire`'s business, which
+can then say what is wrong with one, instead of gRPC dropping the stream. Channel options are here
+because both ends must agree on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, TypeAlias
+
+import grpc
+import grpc.aio
+
+from frd.v1 import stream_pb2 as pb
+from frd.wire import MAX_MESSAGE_BYTES
+
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["Collector"]
+_STREAM: Final = _SERVICE.methods_by_name["Stream"]
+METHOD: Final = f"/{_SERVICE.full_name}/{_STREAM.name}"
+
+_SIZES: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+CHANNEL_OPTIONS: Final = (
+    *_SIZES,
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+SERVER_OPTIONS: Final = (
+    *_SIZES,
+    # Below the client's keepalive time, or the server calls its pings an attack and hangs up.
+    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A port that another service holds is an error at start, not a port shared in silence.
+    ("grpc.so_reuseport", 0),
+)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+StreamHandler: TypeAlias = Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]
+StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+
+
+def collector(stream: StreamHandler) -> grpc.GenericRpcHandler:
+    """A handler for `grpc.aio.Server.add_generic_rpc_handlers` that serves `stream`."""
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(stream)
+    return grpc.method_handlers_generic_handler(_SERVICE.full_name, {_STREAM.name: handler})
+
+
+def open_stream(channel: grpc.aio.Channel, **options: Any) -> StreamCall:
+    """A call on `channel`: ``await call.write(data)``, ``await call.read()``.
+
+    `options` are those of a grpc.aio multi-callable: metadata, credentials, wait_for_ready.
+    """
+    return channel.stream_stream(METHOD)(**options)

@@ -1,0 +1,232 @@
+"""What one stream has declared: attempts, ranks, groups, signatures, and the laws they keep.
+
+Declarations are rare and small, so they are checked one by one; what batches need of them
+(counts, and the attempt of each index) is kept ready for vectorized checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.errors import WireError
+from frd.model import AttemptKey, GroupInfo, Int32s, RankInfo, Signature
+from frd.v1 import stream_pb2 as pb
+from frd.wire.encode import MAX_TEXT_BYTES
+from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, SignatureDecl
+
+MAX_WORLD_SIZE: Final = 1 << 20
+MAX_ATTEMPTS: Final = 4096
+MAX_RANKS: Final = 1 << 16
+MAX_GROUPS: Final = 1 << 18
+MAX_SIGNATURES: Final = 1 << 16
+MAX_MEMBERS: Final = 1 << 24
+"""Ranks listed in all groups of one stream together."""
+MAX_DIMS: Final = 64
+MAX_SHAPES: Final = 4096
+MAX_NAMES: Final = 256
+
+
+def check_text(field: str, value: str) -> str:
+    if len(value) > MAX_TEXT_BYTES or (
+        len(value) * 4 > MAX_TEXT_BYTES and len(value.encode()) > MAX_TEXT_BYTES
+    ):
+        raise WireError(field, "too_large", f"longer than {MAX_TEXT_BYTES} bytes: shorten it")
+    return value
+
+
+def _check_texts(field: str, values: Sequence[str], limit: int) -> tuple[str, ...]:
+    if len(values) > limit:
+        raise WireError(field, "too_large", f"{len(values)} items: send {limit} or fewer")
+    return tuple(check_text(field, value) for value in values)
+
+
+class _Owners:
+    """A growing column: the attempt index of each declared rank or group."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._column = np.zeros(64, np.int32)
+
+    def append(self, attempt: int) -> None:
+        if self.count == len(self._column):
+            self._column = np.concatenate((self._column, np.zeros_like(self._column)))
+        self._column[self.count] = attempt
+        self.count += 1
+
+    def of(self, index: int) -> int:
+        return int(self._column[index])
+
+    def differ(self, indexes: npt.NDArray[Any], attempt: int) -> bool:
+        return bool((self._column[indexes] != attempt).any())
+
+
+class Dictionary:
+    """The dictionaries of one stream."""
+
+    def __init__(self) -> None:
+        self._worlds: list[int] = []
+        self._ranks = _Owners()
+        self._groups = _Owners()
+        self._members = 0
+        self.signature_count = 0
+
+    @property
+    def rank_count(self) -> int:
+        return self._ranks.count
+
+    @property
+    def group_count(self) -> int:
+        return self._groups.count
+
+    # -- what batches are checked against ------------------------------------------------------
+
+    def check_attempt(self, field: str, index: int) -> None:
+        _check_known(field, index, len(self._worlds))
+
+    def attempt_of_rank(self, field: str, index: int) -> int:
+        """The attempt index of a declared rank."""
+        _check_known(field, index, self._ranks.count)
+        return self._ranks.of(index)
+
+    def check_ranks_of(self, field: str, ranks: npt.NDArray[Any], attempt: int) -> None:
+        """All `ranks` (known indexes) were declared for `attempt`."""
+        if len(self._worlds) > 1 and self._ranks.differ(ranks, attempt):
+            raise WireError(field, "disagree", f"a rank of another attempt than {attempt}")
+
+    def check_groups_of(self, field: str, groups: npt.NDArray[Any], attempt: int) -> None:
+        """All `groups` (known indexes) were declared for `attempt`."""
+        if len(self._worlds) > 1 and self._groups.differ(groups, attempt):
+            raise WireError(field, "disagree", f"a group of another attempt than {attempt}")
+
+    def check_world(self, field: str, rank: int, attempt: int) -> None:
+        """A global rank lies within the attempt's world where its size is known."""
+        world_size = self._worlds[attempt] or MAX_WORLD_SIZE
+        if rank >= world_size:
+            raise WireError(field, "range", f"rank {rank} is beyond the world size {world_size}")
+
+    # -- declarations --------------------------------------------------------------------------
+
+    def declare(self, m: pb.Declare) -> Declare:
+        """Take one message in; on an error the stream is over, so half of it may be in."""
+        return Declare(
+            attempts=tuple([self._attempt(item) for item in m.attempts]),
+            ranks=tuple([self._rank(item) for item in m.ranks]),
+            groups=tuple([self._group(item) for item in m.groups]),
+            signatures=tuple([self._signature(item) for item in m.signatures]),
+        )
+
+    def _attempt(self, m: pb.Attempt) -> AttemptDecl:
+        _check_next("declare.attempts.index", m.index, len(self._worlds), MAX_ATTEMPTS)
+        if not m.job:
+            raise WireError("declare.attempts.job", "missing", "empty: send the job's id")
+        _check_world_size("declare.attempts.world_size", m.world_size)
+        job = check_text("declare.attempts.job", m.job)
+        self._worlds.append(m.world_size)
+        return AttemptDecl(m.index, AttemptKey(job, m.attempt), m.world_size)
+
+    def _rank(self, m: pb.Rank) -> RankDecl:
+        _check_next("declare.ranks.index", m.index, self._ranks.count, MAX_RANKS)
+        self.check_attempt("declare.ranks.attempt_index", m.attempt_index)
+        self.check_world("declare.ranks.rank", m.rank, m.attempt_index)
+        _check_world_size("declare.ranks.world_size", m.world_size)
+        if m.world_size and m.rank >= m.world_size:
+            raise WireError(
+                "declare.ranks.rank",
+                "range",
+                f"rank {m.rank} is beyond the world size {m.world_size}",
+            )
+        if not m.boot_id:
+            raise WireError("declare.ranks.boot_id", "missing", "empty: send the clock domain")
+        info = RankInfo(
+            rank=m.rank,
+            world_size=m.world_size,
+            node=check_text("declare.ranks.node", m.node),
+            boot_id=check_text("declare.ranks.boot_id", m.boot_id),
+            pid=m.pid,
+            local_rank=m.local_rank,
+            torch_version=check_text("declare.ranks.torch_version", m.torch_version),
+            backends=_check_texts("declare.ranks.backends", m.backends, MAX_NAMES),
+            devices=_check_texts("declare.ranks.devices", m.devices, MAX_NAMES),
+        )
+        self._ranks.append(m.attempt_index)
+        return RankDecl(m.index, m.attempt_index, info)
+
+    def _group(self, m: pb.Group) -> GroupDecl:
+        _check_next("declare.groups.index", m.index, self._groups.count, MAX_GROUPS)
+        self.check_attempt("declare.groups.attempt_index", m.attempt_index)
+        if len(m.ranks) % 4:
+            raise WireError("declare.groups.ranks", "length", "send whole items of 4 bytes")
+        ranks: Int32s = np.frombuffer(m.ranks, "<i4") if m.ranks else np.empty(0, np.int32)
+        if len(ranks):
+            if int(ranks[0]) < 0 or (np.diff(ranks) <= 0).any():
+                raise WireError("declare.groups.ranks", "range", "send sorted distinct ranks")
+            self.check_world("declare.groups.ranks", int(ranks[-1]), m.attempt_index)
+        self._members += len(ranks)
+        if self._members > MAX_MEMBERS:
+            raise WireError(
+                "declare.groups.ranks", "limit", f"more than {MAX_MEMBERS} on one stream"
+            )
+        info = GroupInfo(
+            name=check_text("declare.groups.name", m.name),
+            desc=check_text("declare.groups.desc", m.desc),
+            ranks=tuple(ranks.tolist()),
+        )
+        self._groups.append(m.attempt_index)
+        return GroupDecl(m.index, m.attempt_index, info)
+
+    def _signature(self, m: pb.Signature) -> SignatureDecl:
+        _check_next("declare.signatures.index", m.index, self.signature_count, MAX_SIGNATURES)
+        signature = Signature(
+            backend=check_text("declare.signatures.backend", m.backend),
+            op=check_text("declare.signatures.op", m.op),
+            input_sizes=_sizes("declare.signatures.input_sizes", m.input_sizes),
+            output_sizes=_sizes("declare.signatures.output_sizes", m.output_sizes),
+            input_dtypes=_check_texts(
+                "declare.signatures.input_dtypes", m.input_dtypes, MAX_SHAPES
+            ),
+            output_dtypes=_check_texts(
+                "declare.signatures.output_dtypes", m.output_dtypes, MAX_SHAPES
+            ),
+        )
+        self.signature_count += 1
+        return SignatureDecl(m.index, signature)
+
+
+def _check_known(field: str, index: int, count: int) -> None:
+    if index >= count:
+        raise WireError(
+            field, "unknown_index", f"index {index} where {count} are declared: declare it first"
+        )
+
+
+def _check_next(field: str, index: int, count: int, limit: int) -> None:
+    if index < count:
+        raise WireError(field, "redefined", f"index {index} is taken: use {count}")
+    if index > count:
+        raise WireError(field, "unknown_index", f"index {index} leaves a hole: use {count}")
+    if count >= limit:
+        raise WireError(field, "limit", f"more than {limit} on one stream: open a new stream")
+
+
+def _check_world_size(field: str, world_size: int) -> None:
+    if world_size > MAX_WORLD_SIZE:
+        raise WireError(field, "range", f"{world_size}: send {MAX_WORLD_SIZE} or less")
+
+
+def _sizes(field: str, shapes: Sequence[pb.Shape]) -> tuple[tuple[int, ...], ...]:
+    if len(shapes) > MAX_SHAPES:
+        raise WireError(field, "too_large", f"{len(shapes)} shapes: send {MAX_SHAPES} or fewer")
+    return tuple([_dims(field, shape.dims) for shape in shapes])
+
+
+def _dims(field: str, dims: Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(dims)
+    if len(sizes) > MAX_DIMS:
+        raise WireError(field, "too_large", f"{len(sizes)} dimensions: send {MAX_DIMS} or fewer")
+    if sizes and min(sizes) < 0:
+        raise WireError(field, "range", f"{min(sizes)}: send sizes of 0 or more")
+    return sizes

@@ -1,0 +1,191 @@
+"""What travels between an agent and the service, as frozen values.
+
+Batches of rows are the column types of `frd.model`; their `rank` fields hold the *stream index*
+of a rank (as do `RankStatus.rank`, groups and signatures), because global ranks repeat across the
+jobs of one node. Who turns an index back into a rank is the reader of the stream, not this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+from frd.model import (
+    AttemptKey,
+    ChannelColumns,
+    EntryColumns,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankStatus,
+    Signature,
+    WatermarkColumns,
+)
+
+PROTOCOL: Final = 1
+"""Major version; peers with another one are refused."""
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+PART_BYTES: Final = 1024 * 1024
+"""Most data of one `ResponsePart`, so that a dump never blocks a stream for long."""
+
+REASONS: Final = (
+    "parse",
+    "version",
+    "order",
+    "missing",
+    "unknown_index",
+    "redefined",
+    "length",
+    "range",
+    "backwards",
+    "disagree",
+    "limit",
+    "too_large",
+)
+"""Every word that `WireError.reason` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of every stream, and only there."""
+
+    protocol: int
+    agent_version: str
+    node: str
+    boot_id: str
+    session: str
+    """Random id of the agent process; revisions count within it."""
+    sent_at_ns: NodeNs
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDecl:
+    index: int
+    key: AttemptKey
+    world_size: int
+    """0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankDecl:
+    index: int
+    attempt_index: int
+    info: RankInfo
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDecl:
+    index: int
+    attempt_index: int
+    info: GroupInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureDecl:
+    index: int
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Additions to the stream's dictionaries; indexes are dense and never redefined."""
+
+    attempts: tuple[AttemptDecl, ...] = ()
+    ranks: tuple[RankDecl, ...] = ()
+    groups: tuple[GroupDecl, ...] = ()
+    signatures: tuple[SignatureDecl, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """`columns.rank`, `.group` and `.seen_rank` are stream indexes of one attempt."""
+
+    attempt_index: int
+    columns: WatermarkColumns
+    sent_at_ns: NodeNs
+
+
+@dataclass(frozen=True, slots=True)
+class Statuses:
+    statuses: tuple[RankStatus, ...]
+
+
+class Part(IntEnum):
+    """Parts of the answer to a `Request`, per rank."""
+
+    DUMP = 1
+    """PyTorch's own pickle layout, membership filled in."""
+    IDENTITY = 2
+    """JSON: ``rank_<rank>.json`` of a dump folder."""
+    STACK = 3
+    """UTF-8 text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsePart:
+    """A piece of a part; pieces of one (request, rank, part) come in order."""
+
+    request_id: int
+    rank_index: int
+    part: Part
+    data: bytes
+    last: bool
+    source: str = ""
+    """What answered: ``fr_trace_json``, ``pipe``, ``file``, ``py-spy``, ``proc``."""
+    error: str = ""
+    """Why this part has no data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The agent shuts down on purpose."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    protocol: int
+    service_version: str
+    instance: str
+    """Random id of the service process: another one knows nothing yet."""
+    max_message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Highest revision applied per stream index of a rank."""
+
+    revisions: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """Send dictionaries, statuses, all watermarks and in-flight entries anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    request_id: int
+    rank_indexes: tuple[int, ...]
+    dump: bool
+    stacks: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The stream ends after it."""
+
+    reason: str
+    """A word of `REASONS`."""
+    message: str
+
+
+AgentEvent: TypeAlias = (
+    Hello | Declare | EntryColumns | Watermarks | ChannelColumns | Statuses | ResponsePart | Goodbye
+)
+ServiceEvent: TypeAlias = Welcome | Ack | Resync | Request | Refusal
