@@ -1,0 +1,310 @@
+"""The service's configuration: defaults < TOML file < FRD_* environment < flags.
+
+Frozen dataclasses say which keys there are and what they default to; the pydantic models that
+check what people write are made from them, so that a key stands in one place. All mistakes are
+found here, at start, as one `ConfigError` that begins with the key's name; nothing after this
+module looks at a file, the environment or a flag again.
+
+The environment writes a key of a section with two underscores: ``FRD_POLICY__STALL_AFTER_S``.
+Other ``FRD_*`` variables (the tap's, the agent's, service links of Kubernetes) are not ours to
+judge and are left alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from frd.address import split_address
+from frd.engine.policy import Policy
+from frd.errors import ConfigError
+
+_ENV_PREFIX = "FRD_"
+_ENV_DELIMITER = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """What the data directory may hold; the oldest goes first."""
+
+    journal_bytes: int = 256 * 1024 * 1024
+    """Accepted input, for `frd replay`."""
+    dump_count: int = 32
+    """Dumps taken when an incident opened or on demand; 0 keeps none."""
+    dump_bytes: int = 1024 * 1024 * 1024
+    """All dumps together."""
+    finding_retention_s: float = 30 * 86_400.0
+    """A closed finding is forgotten after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Where the service's log lines are cut off, and how they look (on stderr)."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+def _default_data_dir() -> Path:
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification tells to ignore a relative path.
+    base = Path(state) if os.path.isabs(state) else Path("~/.local/state")
+    return base / "frd"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All that `frd serve` needs to know before it starts."""
+
+    grpc: str = "127.0.0.1:9373"
+    """Where agents connect."""
+    http: str = "127.0.0.1:9374"
+    """Where metrics, the API and the CLI connect."""
+    data_dir: Path = field(default_factory=_default_data_dir)
+    """Findings, journal and dumps: ``$XDG_STATE_HOME/frd``, else ``~/.local/state/frd``."""
+    expected_agents: Mapping[str, int] = field(default_factory=dict)
+    """How many agents a job should have, by job; a job not named here expects those it has seen."""
+    policy: Policy = field(default_factory=Policy)
+    store: StoreLimits = field(default_factory=StoreLimits)
+    log: LogOptions = field(default_factory=LogOptions)
+
+
+# Numbers are positive where this table does not say otherwise.
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "policy.stall_after_s": {"ge": 1},
+    "policy.stall_tail_factor": {"ge": 1},
+    "store.dump_count": {"ge": 0},
+}
+
+
+def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
+    """The effective configuration.
+
+    `flags` maps dotted keys (``policy.stall_after_s``) to values; None means: not given.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown or a value cannot be used.
+    """
+    _refuse_unknown_variables(os.environ)
+    try:
+        environment = EnvSettingsSource(_SETTINGS)()
+    except SettingsError as error:
+        raise ConfigError(f"environment: {error}: write the value as JSON") from None
+    written = _read(path) if path is not None else {}
+    try:
+        settings = _SETTINGS(**_overlay(_overlay(written, environment), _nested(flags or {})))
+    except ValidationError as error:
+        raise ConfigError(_describe(error.errors(include_url=False)[0])) from None
+    return _checked(_build(Config, settings.model_dump(exclude_unset=True)))
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """Plain values, in the order in which the keys are declared."""
+    plain = asdict(config)
+    plain["data_dir"] = str(config.data_dir)
+    return plain
+
+
+def as_toml(config: Config) -> str:
+    """A file that `load` reads back to the same configuration."""
+    plain = as_dict(config)
+    lines = [f"{key} = {_toml(v)}" for key, v in plain.items() if not isinstance(v, dict)]
+    for section, values in plain.items():
+        if isinstance(values, dict):
+            lines += ["", f"[{section}]"]
+            lines += [f"{_toml_key(key)} = {_toml(v)}" for key, v in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def keys() -> list[str]:
+    """Every dotted key that a file, the environment or a flag may set."""
+    return list(_keys(Config))
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml(value: object) -> str:
+    # A JSON number or string is a TOML one, but for DEL, which JSON leaves as it is.
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+# -- sources -----------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"config: {path}: {error.strerror}: name a TOML file that can be read"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: {path}: {error}: write TOML") from None
+
+
+def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in flags.items():
+        if value is not None:
+            *sections, name = key.split(".")
+            table = out
+            for section in sections:
+                table = table.setdefault(section, {})
+            table[name] = value
+    return out
+
+
+def _overlay(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(lower)
+    for key, value in upper.items():
+        match out.get(key), value:
+            case Mapping() as below, Mapping() as above:
+                out[key] = _overlay(below, above)
+            case _:
+                out[key] = value
+    return out
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    known = set(keys())
+    for variable in sorted(environment):
+        name = variable.upper().removeprefix(_ENV_PREFIX)
+        if name == variable.upper() or _ENV_DELIMITER not in name:
+            continue
+        key = name.lower().replace(_ENV_DELIMITER, ".")
+        if key.partition(".")[0] == "expected_agents":
+            raise ConfigError(
+                f"expected_agents: {variable}: case is lost in a variable's name: "
+                f"set {_ENV_PREFIX}EXPECTED_AGENTS to a JSON object"
+            )
+        if key not in known:
+            raise ConfigError(f"{_unknown(key)} (environment: {variable})")
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+
+def _describe(error: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return _unknown(key)
+    value = error["input"]
+    if error["type"] in ("model_type", "dict_type"):
+        return f"{key}: {value!r}: must be a table of keys"
+    return f"{key}: {value!r}: {error['msg'].replace('Input should be', 'must be')}"
+
+
+def _unknown(key: str) -> str:
+    """Near in spelling, or the same name in another section."""
+    name = key.rpartition(".")[2]
+    near = [known for known in keys() if known.rpartition(".")[2] == name]
+    near = near or difflib.get_close_matches(key, keys(), n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the keys"
+    return f"{key}: unknown key: {hint}"
+
+
+def _checked(config: Config) -> Config:
+    """What no single key can tell."""
+    for key in ("grpc", "http"):
+        try:
+            split_address(getattr(config, key))
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("address", key, 1)) from None
+    for job, agents in config.expected_agents.items():
+        if agents < 1:
+            raise ConfigError(f"expected_agents.{job}: {agents}: must be at least 1")
+    floor, ceiling = config.policy.stall_after_s, config.policy.stall_after_max_s
+    if floor > ceiling:
+        raise ConfigError(
+            f"policy.stall_after_s: {floor:g}: "
+            f"must not exceed policy.stall_after_max_s ({ceiling:g})"
+        )
+    return replace(config, data_dir=config.data_dir.expanduser())
+
+
+# -- models from dataclasses -------------------------------------------------------------------
+
+
+def _keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
+    for name, kind in get_type_hints(cls).items():
+        if is_dataclass(kind):
+            yield from _keys(cast("type[Any]", kind), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
+    """An instance of the dataclass `cls`; keys that are absent take its defaults."""
+    hints = get_type_hints(cls)
+    return cls(
+        **{
+            name: _build(hints[name], value) if is_dataclass(hints[name]) else value
+            for name, value in values.items()
+        }
+    )
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Root(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix=_ENV_PREFIX,
+        env_nested_delimiter=_ENV_DELIMITER,
+        env_ignore_empty=True,
+        validate_default=False,
+        extra="forbid",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` hands over: it overlays the sources itself."""
+        return (init_settings,)
+
+
+def _model(cls: type[Any], base: type[BaseModel], prefix: str = "") -> Any:
+    """The pydantic model that checks what people write for the dataclass `cls`.
+
+    Its own defaults are placeholders: only keys that were set are read back.
+    """
+    definitions: dict[str, Any] = {}
+    for name, kind in get_type_hints(cls).items():
+        key = f"{prefix}{name}"
+        checked: Any = kind
+        if is_dataclass(kind):
+            checked = _model(cast("type[Any]", kind), _Section, f"{key}.")
+        elif kind is float:
+            checked = Annotated[float, Field(**_BOUNDS.get(key, {"gt": 0}), allow_inf_nan=False)]
+        elif kind is int:
+            checked = Annotated[int, Field(**_BOUNDS.get(key, {"gt": 0}))]
+        definitions[name] = (checked, None)
+    return create_model(cls.__name__, __base__=base, **definitions)
+
+
+_SETTINGS = _model(Config, _Root)
