@@ -1,0 +1,208 @@
+"""Laws of the wire: what is encoded comes back, and nothing but `WireError` comes of the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frd.errors import WireError
+from frd.model import (
+    AttemptKey,
+    ChannelColumns,
+    EntryColumns,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+    WatermarkColumns,
+)
+from frd.wire import (
+    PROTOCOL,
+    REASONS,
+    AgentEvent,
+    AttemptDecl,
+    Declare,
+    Decoder,
+    Goodbye,
+    GroupDecl,
+    Hello,
+    Part,
+    RankDecl,
+    ResponsePart,
+    SignatureDecl,
+    Statuses,
+    Watermarks,
+    decode_service,
+    encode_agent,
+)
+
+TIMES = st.integers(0, 4_000_000_000_000_000_000)
+SEQS = st.integers(0, 2**62)
+TEXTS = st.text(max_size=40).filter(lambda t: t.isprintable() or t.isascii())
+WORLD = 8
+HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
+DECLARE = Declare(
+    attempts=(AttemptDecl(0, AttemptKey("j", 0), WORLD),),
+    ranks=tuple(RankDecl(i, 0, RankInfo(i, WORLD, "n", "b", i)) for i in range(3)),
+    groups=tuple(GroupDecl(i, 0, GroupInfo(str(i), "", (0, 1, 2))) for i in range(4)),
+    signatures=(SignatureDecl(0, Signature("nccl", "all_reduce")),),
+)
+
+
+def column(draw: st.DrawFn, items: st.SearchStrategy[int], rows: int, dtype: str) -> np.ndarray:
+    return np.array(draw(st.lists(items, min_size=rows, max_size=rows)), dtype)
+
+
+@st.composite
+def entry_batches(draw: st.DrawFn) -> EntryColumns:
+    n = draw(st.integers(0, 5))
+    return EntryColumns(
+        rank=draw(st.integers(0, 2)),
+        first_revision=draw(st.integers(0, 2**40)),
+        group=column(draw, st.integers(0, 3), n, "u4"),
+        seq=column(draw, SEQS, n, "i8"),
+        signature=column(draw, st.just(0), n, "u4"),
+        flags=column(draw, st.integers(1, 15), n, "u1"),
+        created_ns=column(draw, TIMES, n, "i8"),
+        started_ns=column(draw, TIMES, n, "i8"),
+        completed_ns=column(draw, TIMES, n, "i8"),
+    )
+
+
+@st.composite
+def watermark_batches(draw: st.DrawFn) -> Watermarks:
+    n, seen = draw(st.integers(0, 5)), draw(st.integers(0, 3))
+    enqueued = column(draw, st.integers(-1, 2**40), n, "i8")
+    columns = WatermarkColumns(
+        rank=column(draw, st.integers(0, 2), n, "u4"),
+        group=column(draw, st.integers(0, 3), n, "u4"),
+        enqueued=enqueued,
+        started=np.minimum(enqueued, column(draw, st.integers(-1, 2**40), n, "i8")),
+        completed=np.minimum(enqueued, column(draw, st.integers(-1, 2**40), n, "i8")),
+        head_created_ns=column(draw, TIMES, n, "i8"),
+        seen_rank=column(draw, st.integers(0, 2), seen, "u4"),
+        as_of_ns=column(draw, TIMES, seen, "i8"),
+    )
+    return Watermarks(0, columns, NodeNs(draw(TIMES)))
+
+
+@st.composite
+def channel_batches(draw: st.DrawFn) -> ChannelColumns:
+    n = draw(st.integers(0, 4))
+    return ChannelColumns(
+        rank=draw(st.integers(0, 2)),
+        group=column(draw, st.integers(0, 3), n, "u4"),
+        peer=column(draw, st.integers(-1, WORLD - 1), n, "i4"),
+        is_send=column(draw, st.integers(0, 1), n, "u1"),
+        in_flight=column(draw, st.integers(0, 2**32 - 1), n, "u4"),
+        head_created_ns=column(draw, TIMES, n, "i8"),
+    )
+
+
+shapes = st.lists(st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=3).map(tuple)
+dtypes = st.lists(TEXTS, max_size=3).map(tuple)
+declares = st.builds(
+    lambda key, signature, group: Declare(
+        attempts=(AttemptDecl(1, key, 0),),
+        ranks=(RankDecl(3, 1, RankInfo(77, 0, "n", "b", 5, -1, "2.13", ("gloo",), ("GPU",))),),
+        groups=(GroupDecl(4, 1, group),),
+        signatures=(SignatureDecl(1, signature),),
+    ),
+    st.builds(AttemptKey, TEXTS.filter(bool), st.integers(0, 2**31)),
+    st.builds(Signature, TEXTS, TEXTS, shapes, shapes, dtypes, dtypes),
+    st.builds(
+        GroupInfo, TEXTS, TEXTS, st.sets(st.integers(0, 100)).map(lambda s: tuple(sorted(s)))
+    ),
+)
+statuses = st.lists(
+    st.builds(
+        RankStatus,
+        st.integers(0, 2),
+        st.sampled_from(RankState),
+        TIMES.map(NodeNs),
+        TEXTS,
+        st.integers(0, 2**62),
+    ),
+    max_size=3,
+).map(lambda items: Statuses(tuple(items)))
+responses = st.builds(
+    ResponsePart,
+    st.integers(0, 2**40),
+    st.integers(0, 2),
+    st.sampled_from(Part),
+    st.binary(max_size=50),
+    st.booleans(),
+    TEXTS,
+    TEXTS,
+)
+events = st.one_of(
+    entry_batches(),
+    watermark_batches(),
+    channel_batches(),
+    declares,
+    statuses,
+    responses,
+    st.builds(Goodbye, TEXTS),
+)
+
+
+def plain(value: object) -> object:
+    """A comparable form: dataclasses as dicts, arrays as lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return type(value), {f.name: plain(getattr(value, f.name)) for f in fields}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, tuple):
+        return tuple(plain(item) for item in value)
+    return value
+
+
+def ready() -> Decoder:
+    decoder = Decoder()
+    decoder.decode(encode_agent(HELLO))
+    decoder.decode(encode_agent(DECLARE))
+    return decoder
+
+
+def only_a_wire_error(decode: Callable[[bytes], object], data: bytes) -> bool:
+    try:
+        decode(data)
+    except WireError as error:
+        return bool(error.field) and error.reason in REASONS
+    return True
+
+
+@given(events)
+def test_round_trip(event: AgentEvent) -> None:
+    """Whatever an agent may say comes back as it was said."""
+    assert plain(ready().decode(encode_agent(event))) == plain(event)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes(data: bytes) -> None:
+    """Random bytes are an event or a WireError that names a field, never anything else."""
+    for decode in (ready().decode, Decoder().decode, decode_service):
+        assert only_a_wire_error(decode, data)
+
+
+@settings(max_examples=300)
+@given(events, st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4), st.data())
+def test_mutated_messages(
+    event: AgentEvent, changes: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """A valid message with some bytes changed, cut or doubled gives an event or a WireError."""
+    message = bytearray(encode_agent(event))
+    for position, value in changes:
+        if message:
+            message[position % len(message)] = value
+    if message and data.draw(st.booleans()):
+        cut = data.draw(st.integers(0, len(message)))
+        message = message[cut:] + message[:cut] if data.draw(st.booleans()) else message[:cut]
+    assert only_a_wire_error(ready().decode, bytes(message))

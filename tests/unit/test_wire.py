@@ -1,0 +1,309 @@
+"""What the wire refuses, field by field, and what it carries unharmed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frd.errors import WireError
+from frd.model import (
+    AttemptKey,
+    ChannelColumns,
+    EntryColumns,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+    WatermarkColumns,
+)
+from frd.v1 import stream_pb2 as pb
+from frd.wire import (
+    MAX_MESSAGE_BYTES,
+    PART_BYTES,
+    PROTOCOL,
+    REASONS,
+    Ack,
+    AttemptDecl,
+    Declare,
+    Decoder,
+    Goodbye,
+    GroupDecl,
+    Hello,
+    Part,
+    RankDecl,
+    Refusal,
+    Request,
+    ResponsePart,
+    Resync,
+    SignatureDecl,
+    Statuses,
+    Watermarks,
+    Welcome,
+    decode_service,
+    encode_agent,
+    encode_service,
+)
+
+NOW = 1_790_000_000_000_000_000
+HELLO = Hello(PROTOCOL, "0.1.0", "node-a", "boot-a", "session-a", NodeNs(NOW))
+SIGNATURE = Signature("gloo", "all_reduce", ((4, 4),), ((4, 4),), ("Float",), ("Float",))
+DECLARE = Declare(
+    attempts=(AttemptDecl(0, AttemptKey("job", 0), 4), AttemptDecl(1, AttemptKey("job", 1), 0)),
+    ranks=(
+        RankDecl(0, 0, RankInfo(0, 4, "node-a", "boot-a", 11, 0, "2.13", ("gloo",), ("GPU-1",))),
+        RankDecl(1, 0, RankInfo(1, 4, "node-a", "boot-a", 12)),
+        RankDecl(2, 1, RankInfo(0, 0, "node-a", "boot-a", 13)),
+    ),
+    groups=(
+        GroupDecl(0, 0, GroupInfo("0", "default_pg", (0, 1, 2, 3))),
+        GroupDecl(1, 1, GroupInfo("0", "default_pg")),
+    ),
+    signatures=(SignatureDecl(0, SIGNATURE),),
+)
+
+
+def entries(rows: int = 2, **changes: object) -> EntryColumns:
+    columns = EntryColumns(
+        rank=0,
+        first_revision=1,
+        group=np.zeros(rows, np.uint32),
+        seq=np.arange(rows, dtype=np.int64),
+        signature=np.zeros(rows, np.uint32),
+        flags=np.ones(rows, np.uint8),
+        created_ns=np.full(rows, NOW, np.int64),
+        started_ns=np.zeros(rows, np.int64),
+        completed_ns=np.zeros(rows, np.int64),
+    )
+    return replace(columns, **changes)  # type: ignore[arg-type]
+
+
+def watermarks(attempt: int = 0, **changes: object) -> Watermarks:
+    columns = WatermarkColumns(
+        rank=np.array([0, 1], np.uint32),
+        group=np.array([0, 0], np.uint32),
+        enqueued=np.array([7, 6], np.int64),
+        started=np.array([-1, -1], np.int64),
+        completed=np.array([6, 6], np.int64),
+        head_created_ns=np.array([NOW, 0], np.int64),
+        seen_rank=np.array([0, 1], np.uint32),
+        as_of_ns=np.array([NOW, NOW], np.int64),
+    )
+    return Watermarks(attempt, replace(columns, **changes), NodeNs(NOW))  # type: ignore[arg-type]
+
+
+def channels(**changes: object) -> ChannelColumns:
+    columns = ChannelColumns(
+        rank=0,
+        group=np.array([0], np.uint32),
+        peer=np.array([3], np.int32),
+        is_send=np.array([1], np.uint8),
+        in_flight=np.array([2], np.uint32),
+        head_created_ns=np.array([NOW], np.int64),
+    )
+    return replace(columns, **changes)  # type: ignore[arg-type]
+
+
+def declared() -> Decoder:
+    decoder = Decoder()
+    decoder.decode(encode_agent(HELLO))
+    decoder.decode(encode_agent(DECLARE))
+    return decoder
+
+
+def refusal(decoder: Decoder, data: bytes) -> tuple[str, str]:
+    with pytest.raises(WireError) as caught:
+        decoder.decode(data)
+    assert caught.value.reason in REASONS
+    assert str(caught.value).startswith(f"{caught.value.field}: ")
+    return caught.value.field, caught.value.reason
+
+
+def raw_entries(**fields: object) -> bytes:
+    """An EntryBatch of two good rows with some fields replaced by raw bytes."""
+    message = pb.AgentMessage.FromString(encode_agent(entries()))
+    for name, value in fields.items():
+        setattr(message.entries, name, value)
+    return message.SerializeToString()
+
+
+def test_another_protocol_is_refused_with_both_versions() -> None:
+    """An agent of another major version hears which version the service speaks."""
+    with pytest.raises(
+        WireError, match=r"hello\.protocol: 2 where this service speaks 1"
+    ) as caught:
+        Decoder().decode(encode_agent(replace(HELLO, protocol=2)))
+    assert caught.value.reason == "version"
+
+
+def test_hello_comes_first_and_once() -> None:
+    """A stream that skips hello, or says it twice, is refused."""
+    assert refusal(Decoder(), encode_agent(DECLARE)) == ("declare", "order")
+    assert refusal(declared(), encode_agent(HELLO)) == ("hello", "order")
+
+
+@pytest.mark.parametrize("name", ["node", "boot_id", "session"])
+def test_hello_without_identity(name: str) -> None:
+    """A hello that lacks who it is from is refused naming the missing field."""
+    assert refusal(Decoder(), encode_agent(replace(HELLO, **{name: ""}))) == (
+        f"hello.{name}",
+        "missing",
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "field", "reason"),
+    [
+        (entries(rank=9), "entries.rank_index", "unknown_index"),
+        (entries(group=np.array([0, 2])), "entries.group", "unknown_index"),
+        (entries(group=np.array([0, 1])), "entries.group", "disagree"),
+        (entries(signature=np.array([1, 0])), "entries.signature", "unknown_index"),
+        (entries(seq=np.array([0, -1])), "entries.seq", "range"),
+        (entries(flags=np.array([1, 0])), "entries.flags", "range"),
+        (entries(flags=np.array([1, 16])), "entries.flags", "range"),
+        (entries(created_ns=np.array([NOW, -1])), "entries.created_ns", "range"),
+        (entries(started_ns=np.array([0, 2**62 * 2 - 1])), "entries.started_ns", "range"),
+        (entries(completed_ns=np.array([0, -(2**63)])), "entries.completed_ns", "range"),
+        (entries(first_revision=2**63 - 1), "entries.first_revision", "range"),
+        (watermarks(attempt=2), "watermarks.attempt_index", "unknown_index"),
+        (watermarks(rank=np.array([0, 3])), "watermarks.rank", "unknown_index"),
+        (watermarks(rank=np.array([0, 2])), "watermarks.rank", "disagree"),
+        (watermarks(group=np.array([0, 1])), "watermarks.group", "disagree"),
+        (watermarks(seen_rank=np.array([0, 2])), "watermarks.seen_rank", "disagree"),
+        (watermarks(seen_rank=np.array([0, 5])), "watermarks.seen_rank", "unknown_index"),
+        (watermarks(started=np.array([8, 0])), "watermarks.started", "disagree"),
+        (watermarks(completed=np.array([8, 0])), "watermarks.completed", "disagree"),
+        (watermarks(completed=np.array([-2, 0])), "watermarks.completed", "range"),
+        (watermarks(as_of_ns=np.array([-1, 0])), "watermarks.as_of_ns", "range"),
+        (watermarks(as_of_ns=np.array([NOW])), "watermarks.as_of_ns", "length"),
+        (channels(peer=np.array([4])), "channels.peer", "range"),
+        (channels(peer=np.array([-2])), "channels.peer", "range"),
+        (channels(is_send=np.array([2])), "channels.is_send", "range"),
+        (channels(group=np.array([7])), "channels.group", "unknown_index"),
+        (
+            Statuses((RankStatus(7, RankState.LIVE, NodeNs(NOW)),)),
+            "statuses.rank_index",
+            "unknown_index",
+        ),
+        (ResponsePart(1, 9, Part.DUMP, b"", True), "response.rank_index", "unknown_index"),
+        (
+            ResponsePart(1, 0, Part.DUMP, bytes(PART_BYTES + 1), True),
+            "response.data",
+            "too_large",
+        ),
+        (
+            Declare(attempts=(AttemptDecl(1, AttemptKey("job", 1), 4),)),
+            "declare.attempts.index",
+            "redefined",
+        ),
+        (
+            Declare(attempts=(AttemptDecl(2, AttemptKey("", 1), 4),)),
+            "declare.attempts.job",
+            "missing",
+        ),
+        (
+            Declare(ranks=(RankDecl(9, 0, RankInfo(1, 4, "n", "b", 1)),)),
+            "declare.ranks.index",
+            "unknown_index",
+        ),
+        (
+            Declare(ranks=(RankDecl(3, 0, RankInfo(4, 0, "n", "b", 1)),)),
+            "declare.ranks.rank",
+            "range",
+        ),
+        (
+            Declare(ranks=(RankDecl(3, 1, RankInfo(8, 8, "n", "b", 1)),)),
+            "declare.ranks.rank",
+            "range",
+        ),
+        (
+            Declare(groups=(GroupDecl(2, 0, GroupInfo("g", "", (0, 4))),)),
+            "declare.groups.ranks",
+            "range",
+        ),
+        (
+            Declare(groups=(GroupDecl(2, 0, GroupInfo("g", "", (1, 1))),)),
+            "declare.groups.ranks",
+            "range",
+        ),
+        (
+            Declare(groups=(GroupDecl(2, 5, GroupInfo("g", "")),)),
+            "declare.groups.attempt_index",
+            "unknown_index",
+        ),
+        (
+            Declare(signatures=(SignatureDecl(1, replace(SIGNATURE, input_sizes=((1,) * 65,))),)),
+            "declare.signatures.input_sizes",
+            "too_large",
+        ),
+        (
+            Declare(signatures=(SignatureDecl(1, replace(SIGNATURE, output_sizes=((-1,),))),)),
+            "declare.signatures.output_sizes",
+            "range",
+        ),
+    ],
+)
+def test_what_is_refused(event: object, field: str, reason: str) -> None:
+    """Each law of the contract, broken once, is refused with the field that broke it."""
+    assert refusal(declared(), encode_agent(event)) == (field, reason)  # type: ignore[arg-type]
+
+
+def test_columns_of_unequal_length() -> None:
+    """A column with a row too few is refused by name, as is half an item."""
+    assert refusal(declared(), raw_entries(signature=bytes(4))) == ("entries.signature", "length")
+    assert refusal(declared(), raw_entries(seq=bytes(15))) == ("entries.seq", "length")
+
+
+def test_not_a_message() -> None:
+    """Bytes that are no message, or one of no known kind, are refused whole."""
+    assert refusal(Decoder(), b"\xff" * 40) == ("message", "parse")
+    assert refusal(Decoder(), b"") == ("message", "parse")
+
+
+def test_too_large_for_a_message() -> None:
+    """A message beyond the limit is refused before anything parses it."""
+    assert refusal(Decoder(), bytes(MAX_MESSAGE_BYTES + 1)) == ("message", "too_large")
+
+
+def test_odd_names_survive() -> None:
+    """Group names that UTF-8 cannot carry arrive escaped; names too long arrive cut but distinct."""
+    decoder = declared()
+    long_a, long_b = "x" * 9000 + "a", "x" * 9000 + "b"
+    names = ["\udcff\udc80", 'a"b\\c\nd{}', "日本", long_a, long_b]
+    groups = tuple(GroupDecl(2 + i, 0, GroupInfo(n, n)) for i, n in enumerate(names))
+    event = decoder.decode(encode_agent(Declare(groups=groups)))
+    assert isinstance(event, Declare)
+    got = [group.info.name for group in event.groups]
+    assert got[:3] == ["\\udcff\\udc80", 'a"b\\c\nd{}', "日本"]
+    assert got[3] != got[4]
+    assert got[3][:4000] == "x" * 4000
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Welcome(1, "0.1.0", "instance", MAX_MESSAGE_BYTES),
+        Ack({0: 7, 3: 2**40}),
+        Ack(),
+        Resync("first sight"),
+        Request(5, (0, 2), True, False, 2.5),
+        Refusal("length", "entries.seq: 15 bytes"),
+    ],
+)
+def test_the_service_speaks_and_the_agent_understands(event: object) -> None:
+    """Every message of the service arrives as it was sent."""
+    assert decode_service(encode_service(event)) == event  # type: ignore[arg-type]
+
+
+def test_goodbye_and_responses_round_trip() -> None:
+    """An answer with data and one with an error arrive as sent."""
+    decoder = declared()
+    for event in (
+        ResponsePart(3, 1, Part.STACK, b"\xff\x00stack", False, "py-spy"),
+        ResponsePart(3, 1, Part.DUMP, b"", True, "", "no socket"),
+        Goodbye("SIGTERM"),
+    ):
+        assert decoder.decode(encode_agent(event)) == event
