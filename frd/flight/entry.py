@@ -1,0 +1,111 @@
+"""What a Flight Recorder dump says, in one shape for every version and backend.
+
+The names are PyTorch's own, so that a field here and a field in a dump are the same thing. Absent
+times are 0 whatever the format wrote (0, null, nothing). Nothing is interpreted: whether a
+``retired`` entry completed depends on the backend, and the reader who cares must know it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from frd.model import GroupInfo
+
+INT64_MAX = 2**63 - 1
+MAX_TENSORS = 65_536
+"""Tensors in one entry (a coalesced op lists all of its own)."""
+MAX_DIMENSIONS = 64
+MAX_FRAMES = 1_024
+
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=INT64_MAX)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
+"""A counter or a time: every one of them ends in an int64 column."""
+Shape: TypeAlias = Annotated[tuple[Int64, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+Shapes: TypeAlias = Annotated[tuple[Shape, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+Dtypes: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """One stack frame of the thread that issued the op."""
+
+    name: str
+    filename: str
+    line: Int64
+
+
+Frames: TypeAlias = Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)]
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One record of the ring. `record_id`, `pg_id` and `p2p_seq_id` mean nothing on other ranks.
+
+    ``gc=False`` because an entry can be part of no cycle, and thousands of them every second
+    would otherwise be work for the garbage collector of the process that parses.
+    """
+
+    record_id: Count
+    """Counts up from 0, and again from 0 after a reset of the recorder."""
+    process_group: tuple[str, str]
+    """Name and description."""
+    profiling_name: str
+    collective_seq_id: Count
+    pg_id: Int64 = -1
+    p2p_seq_id: Count = 0
+    op_id: Count = 0
+    is_p2p: bool = False
+    """As recorded: False in formats that do not say, and always with torchcomms."""
+    time_created_ns: Count = 0
+    """CLOCK_REALTIME of the node at enqueue."""
+    duration_ms: float | None = None
+    input_sizes: Shapes = ()
+    output_sizes: Shapes = ()
+    input_dtypes: Dtypes = ()
+    output_dtypes: Dtypes = ()
+    state: str = "scheduled"
+    """``scheduled``, ``started``, ``completed``; Gloo leaves it at the first for ever."""
+    time_discovered_started_ns: Count = 0
+    time_discovered_completed_ns: Count = 0
+    retired: bool = False
+    timeout_ms: Int64 = 0
+    thread_id: str = ""
+    thread_name: str = ""
+    frames: Frames = ()
+    """Innermost first; only in pickles."""
+
+    @property
+    def group_name(self) -> str:
+        return self.process_group[0]
+
+    @property
+    def group_desc(self) -> str:
+        return self.process_group[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """`pg_status` of one process group, raw; -1 for nothing yet. Gloo counts ops, not seqs."""
+
+    enqueued: int = -1
+    started: int = -1
+    completed: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """One dump of one recorder of one rank."""
+
+    source: str
+    """What the caller calls it: a path, a handler of a rank."""
+    version: str
+    comm_lib_version: str = ""
+    entries: tuple[Entry, ...] = ()
+    """In recording order."""
+    groups: dict[str, GroupInfo] = field(default_factory=dict)
+    """By group name, those that `pg_config` describes usably; none with Gloo."""
+    status: dict[int, Status] = field(default_factory=dict)
+    """By `pg_id`."""
+    warnings: tuple[str, ...] = ()
+    """What was left out, and why."""

@@ -1,0 +1,254 @@
+"""Bytes of any Flight Recorder dump to `Dump`: JSON or pickle, gzipped or not, formats 2.x.
+
+A JSON dump of the present format goes from bytes to `Entry` in one typed pass, because a live
+agent parses one per rank every second or so. Whatever that pass refuses (pickles, nulls, numbers
+in strings, one bad entry among two thousand) takes the second way, entry by entry: the bad ones
+become warnings that name their index, the rest goes on. Only a file that is no dump at all, or one
+of another major version, is an error.
+
+Input is hostile until it has proved otherwise. Its size is bounded before anything looks at it,
+packed or not, and the work it may cause is bounded by its size.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from frd.errors import DumpError
+from frd.flight.entry import Dump, Entry, Int64, Status
+from frd.flight.unpickle import load_plain
+from frd.model import GroupInfo
+
+MAX_BYTES = 256 * 1024 * 1024
+"""Default bound on a dump, unpacked: a ring of 100,000 entries with stacks."""
+MAX_WARNINGS = 32
+_FREE_ELEMENTS = 1_000_000
+"""Elements that a pickle may hold beyond its own size in bytes, see `_Budget`."""
+
+_GZIP = b"\x1f\x8b"
+_PICKLE = b"\x80"
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
+
+Plain: TypeAlias = dict[str, Any]
+
+
+class _Header(msgspec.Struct, gc=False):
+    """All but the entries; small, so that leniency costs nothing."""
+
+    version: Any = None
+    comm_lib_version: Any = None
+    nccl_version: Any = None
+    """The name of `comm_lib_version` up to 2.9."""
+    pg_config: Any = None
+    pg_status: Any = None
+
+
+class _Document(_Header, gc=False):
+    entries: list[Entry] = []
+
+
+class _Membership(msgspec.Struct):
+    ranks: Any
+    desc: str = ""
+
+
+class _StatusRow(msgspec.Struct):
+    last_enqueued_collective: Int64 = -1
+    last_started_collective: Int64 = -1
+    last_completed_collective: Int64 = -1
+
+
+_document = msgspec.json.Decoder(_Document)
+_ranks = msgspec.json.Decoder(list[Int64])
+
+
+def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Dump:
+    """The dump in `data`; `source` is what messages and `Dump.source` call it.
+
+    Raises:
+        DumpError: no Flight Recorder dump, another major version, damaged, hostile, or larger
+            than `max_bytes`.
+    """
+    data = _unpack(data, source, max_bytes)
+    if data.startswith(_PICKLE):
+        return _lenient(load_plain(data, source=source), len(data), source)
+    if not data.lstrip(b" \t\r\n").startswith((b"{", b"[")):
+        raise DumpError(f"{source}: neither JSON nor a pickle: is it a Flight Recorder dump?")
+    try:
+        document = _document.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _lenient(_json(data, source), len(data), source)
+    return _dump(document, tuple(document.entries), [], source)
+
+
+def _unpack(data: bytes, source: str, max_bytes: int) -> bytes:
+    if data.startswith(_GZIP):
+        unpacked = bytearray()
+        while data.startswith(_GZIP) and len(unpacked) <= max_bytes:
+            member = zlib.decompressobj(wbits=31)
+            try:
+                unpacked += member.decompress(data, max_bytes + 1 - len(unpacked))
+            except zlib.error as error:
+                raise DumpError(f"{source}: damaged gzip ({error}): take the dump again") from error
+            data = member.unused_data
+        data = bytes(unpacked)
+    if len(data) > max_bytes:
+        raise DumpError(
+            f"{source}: more than {max_bytes} bytes: too large, use a smaller TORCH_FR_BUFFER_SIZE"
+        )
+    return data
+
+
+def _json(data: bytes, source: str) -> Any:
+    try:
+        return msgspec.json.decode(data.decode("utf-8", "replace"))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{source}: damaged JSON ({error}): take the dump again") from error
+
+
+def _lenient(document: Any, size: int, source: str) -> Dump:
+    """The second way: `document` is made of plain values of any shape."""
+    if not isinstance(document, dict):
+        raise DumpError(
+            f"{source}: a {type(document).__name__} without version: "
+            "frd reads Flight Recorder formats 2.x"
+        )
+    header = _Header(*(document.get(name) for name in _Header.__struct_fields__))
+    raw = document.get("entries")
+    warnings: list[str] = []
+    if raw is None:
+        raw = ()
+    elif not isinstance(raw, (list, tuple)):
+        warnings.append(f"entries: a {type(raw).__name__}: left out")
+        raw = ()
+    budget = _Budget(size, source)
+    entries = []
+    for index, fields in enumerate(raw):
+        try:
+            entry = msgspec.convert(_named(fields), Entry, strict=False)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            warnings.append(f"entry {index}: {error}: left out")
+        else:
+            budget.spend(entry)
+            entries.append(entry)
+    return _dump(header, tuple(entries), warnings, source)
+
+
+class _Budget:
+    """Bounds the work that one dump may cause.
+
+    A pickle can name one list a million times in two bytes each, and we copy it every time. In an
+    honest dump each element of a list takes at least a byte of the file.
+    """
+
+    def __init__(self, size: int, source: str) -> None:
+        self._left = size + _FREE_ELEMENTS
+        self._source = source
+
+    def spend(self, entry: Entry) -> None:
+        shapes = (*entry.input_sizes, *entry.output_sizes)
+        self._left -= len(shapes) + sum(map(len, shapes)) + len(entry.frames)
+        self._left -= len(entry.input_dtypes) + len(entry.output_dtypes)
+        if self._left < 0:
+            raise DumpError(
+                f"{self._source}: more tensors than its size allows: "
+                "no honest dump has them, the file may be hostile"
+            )
+
+
+def _named(fields: Any) -> Any:
+    """One raw entry in the terms of the present format, absent values left out."""
+    if not isinstance(fields, dict):
+        return fields
+    known = {name: value for name, value in fields.items() if value is not None}
+    for name in ("input_dtypes", "output_dtypes"):
+        if isinstance(dtype := known.get(name), str):
+            known[name] = (dtype,) if dtype else ()
+    group = known.get("process_group")
+    if isinstance(group, (list, tuple)) and len(group) == _PAIR:
+        known["process_group"] = tuple("" if part is None else str(part) for part in group)
+    if isinstance(thread := known.get("thread_id"), int):
+        known["thread_id"] = str(thread)
+    return known
+
+
+_PAIR = 2
+
+
+def _dump(header: _Header, entries: tuple[Entry, ...], warnings: list[str], source: str) -> Dump:
+    version = _supported(header.version, source)
+    library = header.comm_lib_version or header.nccl_version
+    groups = dict(_groups(header.pg_config, warnings))
+    status = dict(_statuses(header.pg_status, warnings))
+    if len(warnings) > MAX_WARNINGS:
+        more = len(warnings) - MAX_WARNINGS
+        warnings[MAX_WARNINGS:] = [f"{more} more like these"]
+    return Dump(
+        source=source,
+        version=version,
+        comm_lib_version=library if isinstance(library, str) else "",
+        entries=entries,
+        groups=groups,
+        status=status,
+        warnings=tuple(warnings),
+    )
+
+
+def _supported(version: Any, source: str) -> str:
+    if not isinstance(version, str) or (found := _VERSION.fullmatch(version)) is None:
+        raise DumpError(
+            f"{source}: version {str(version)[:32]!r}: frd reads Flight Recorder formats 2.x"
+        )
+    if found[1] != "2":
+        raise DumpError(f"{source}: version {version}: frd reads Flight Recorder formats 2.x")
+    return version
+
+
+def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]:
+    """Groups of known membership. Gloo's one, nameless and empty, is passed over in silence."""
+    if not isinstance(config, Mapping):
+        return
+    for name, raw in config.items():
+        try:
+            row = msgspec.convert(raw, _Membership)
+            ranks = _members(row.ranks)
+        except msgspec.MsgspecError as error:
+            warnings.append(f"pg_config {str(name)[:64]!r}: {error}: left out")
+            continue
+        if name != "" and ranks:
+            yield str(name), GroupInfo(name=str(name), desc=row.desc, ranks=ranks)
+
+
+def _members(ranks: Any) -> tuple[int, ...]:
+    """Global ranks from ``"[0, 1]"`` or a list of numbers."""
+    members = _ranks.decode(ranks) if isinstance(ranks, str) else _convert_ranks(ranks)
+    return tuple(sorted(set(members)))
+
+
+def _convert_ranks(ranks: Any) -> Sequence[int]:
+    return msgspec.convert(ranks, list[Int64], strict=False)
+
+
+def _statuses(status: Any, warnings: list[str]) -> Iterator[tuple[int, Status]]:
+    if not isinstance(status, Mapping):
+        return
+    for key, raw in status.items():
+        try:
+            pg_id = msgspec.convert(key, Int64, strict=False)
+            row = msgspec.convert(raw, _StatusRow, strict=False)
+        except msgspec.MsgspecError as error:
+            warnings.append(f"pg_status {str(key)[:64]!r}: {error}: left out")
+            continue
+        yield (
+            pg_id,
+            Status(
+                row.last_enqueued_collective,
+                row.last_started_collective,
+                row.last_completed_collective,
+            ),
+        )

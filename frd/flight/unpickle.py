@@ -1,0 +1,108 @@
+"""Loads a pickle that holds plain values, and refuses every other one before it runs.
+
+An honest dump is made of scalars, strings, lists, tuples, dicts and the memo. A scan over the
+bytes admits the opcodes of those and nothing else, so no import, no call and no state setter ever
+reaches the virtual machine; it also bounds memo indexes, because CPython allocates a memo of
+whatever size a single opcode names. Then the C unpickler does the work, with a `find_class` that
+raises all the same. The scan costs about as much as the load; a virtual machine in Python would
+cost ten times that.
+
+Strings that are no valid UTF-8 (a thread name that the kernel cut inside a character) get question
+marks for the offending bytes, since they would otherwise cost the whole dump.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from typing import Any, NoReturn
+
+from frd.errors import DumpError
+
+_PLAIN = re.compile(
+    rb"""(?sx: [])(}Nuetsa\x85-\x89\x94]++   # containers, mark, None, booleans, memoize
+    | K. | M.. | J.{4} | G.{8}               # ints of 1, 2 and 4 bytes, float
+    | \x8a (?: \x08.{8} | \x01. | \x02.. | \x03.{3} | \x04.{4} | \x05.{5}
+             | \x06.{6} | \x07.{7} | \x09.{9})    # long: no longer than an unsigned 64-bit one
+    | [hq]. | [jr]..[\x00-\x7f]\x00          # memo get and put: index below 2**23
+    | \x80[\x02-\x05] | \x95.{8}             # protocol, frame
+    )*+"""
+)
+"""A run of plain opcodes up to a string, the end, or something that does not belong there."""
+_STRING, _SHORT_STRING, _STOP = b"X\x8c."
+
+_LOAD_ERRORS = (
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} is no plain value")
+
+
+def load_plain(data: bytes, *, source: str) -> Any:
+    """The value in `data`: built of dict, list, tuple, str, int, float, bool and None only.
+
+    Raises:
+        DumpError: anything else in it, and damage.
+    """
+    try:
+        return _PlainUnpickler(io.BytesIO(_scan(data, source))).load()
+    except _LOAD_ERRORS as error:
+        raise DumpError(f"{source}: damaged pickle ({error}): take the dump again") from error
+
+
+def _scan(data: bytes, source: str) -> bytes:
+    """`data`, its strings made valid UTF-8, once all of its opcodes are known to be plain."""
+    repairs: list[tuple[int, bytes]] = []
+    position = 0
+    while True:
+        # `match` cannot fail: the pattern admits the empty run.
+        position = _PLAIN.match(data, position).end()  # type: ignore[union-attr]
+        opcode = data[position] if position < len(data) else -1
+        if opcode == _STRING:
+            start = position + 5
+            size = int.from_bytes(data[position + 1 : start], "little")
+        elif opcode == _SHORT_STRING:
+            start = position + 2
+            size = int.from_bytes(data[position + 1 : start], "little")
+        elif opcode == _STOP:
+            break
+        elif opcode == -1:
+            raise DumpError(f"{source}: pickle ends early, at byte {position}: take the dump again")
+        else:
+            raise DumpError(
+                f"{source}: opcode {opcode:#04x} at byte {position}: no honest dump has it, "
+                "the file may be hostile or damaged"
+            )
+        position = start + size
+        text = data[start:position]
+        if not text.isascii() and (repaired := _repair(text)) != text:
+            repairs.append((start, repaired))
+    if not repairs:
+        return data
+    patched = bytearray(data)
+    for start, repaired in repairs:
+        patched[start : start + len(repaired)] = repaired
+    return bytes(patched)
+
+
+def _repair(text: bytes) -> bytes:
+    """Valid UTF-8 of the same length, so that the pickle's framing holds."""
+    out = bytearray(text)
+    while True:
+        try:
+            out.decode()
+        except UnicodeDecodeError as error:
+            out[error.start : error.end] = b"?" * (error.end - error.start)
+        else:
+            return bytes(out)
