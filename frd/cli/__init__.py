@@ -1,0 +1,88 @@
+"""The `frd` command: a table of commands, each a file of its own that is imported when it is run.
+
+This module knows how every command ends and none of what it does: 0 fine, 1 failed, 2 wrong
+usage, 3 findings present, one `frd: error:` line on stderr for whatever went wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import click
+
+from frd.errors import FrdError
+
+FAILED, USAGE, FINDINGS_PRESENT, INTERRUPTED = 1, 2, 3, 130
+
+COMMANDS = {
+    "serve": "Run the central service.",
+    "demo": "Watch frd find the culprit of a small job that hangs, on this machine.",
+    "status": "Show jobs, groups, ranks and clocks.",
+    "findings": "List what frd has found.",
+    "dump": "Fetch Flight Recorder dumps of every rank, now or from a finding.",
+    "replay": "Give the findings of a journal, offline.",
+    "check": "Validate a configuration and print what is in effect.",
+}
+
+
+class _Commands(click.Group):
+    """Commands by name; the module ``frd.cli.<name>`` holds the click command ``command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"{__name__}.{cmd_name}")
+        return cast("click.Command", module.command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="frd-daemon", prog_name="frd", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Names the first cause when distributed PyTorch training hangs, while it hangs."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; its exit code. Commands return theirs, None for 0."""
+    try:
+        code = cli.main(list(arguments), prog_name="frd", standalone_mode=False)
+    except click.ClickException as error:
+        return _complain(_told(error), USAGE)
+    except FrdError as error:
+        return _complain(str(error), FAILED)
+    except click.Abort:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Entry point of the `frd` script."""
+    for stream in (sys.stdout, sys.stderr):
+        # Group names and stack lines hold what users like; a narrow locale must not end a command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))
+
+
+def _told(error: click.ClickException) -> str:
+    """Click's words, with the way to the help of the command that was meant."""
+    words = " ".join(error.format_message().split()).rstrip(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else "frd"
+    return f"{words[:1].lower()}{words[1:]}: see `{path} --help`"
+
+
+def _complain(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    print(f"frd: error: {line}", file=sys.stderr)
+    return code

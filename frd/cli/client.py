@@ -1,0 +1,132 @@
+"""The commands' way to a running service: plain HTTP, a time limit on everything.
+
+Built on http.client, so that `frd status` starts fast and follows no redirect or proxy. What can
+go wrong comes out as one `FrdError` that says which address did what; a command never sees a
+socket error. The answers are JSON as the service sends it: commands decide what it means.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from frd.address import split_address
+from frd.errors import FrdError, ServiceUnavailable
+
+TIMEOUT_S = 10.0
+_MAX_JSON_BYTES = 256 * 1024 * 1024
+
+
+class Client:
+    """One service, one connection per call: commands are short and services restart."""
+
+    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.address = address
+        self._where = split_address(address)
+        self._timeout_s = timeout_s
+
+    def get(self, path: str, query: Mapping[str, str | None] | None = None) -> Any:
+        """The JSON at `path`; query parameters that are None are left out."""
+        with self._answer("GET", _target(path, query)) as response:
+            return self._json(response)
+
+    def post(self, path: str, body: object, *, timeout_s: float | None = None) -> Any:
+        """Send `body` as JSON; the JSON of the answer."""
+        with self._answer("POST", _target(path), msgspec.json.encode(body), timeout_s) as response:
+            return self._json(response)
+
+    def text(self, path: str) -> str:
+        with self._answer("GET", _target(path)) as response:
+            return response.read(_MAX_JSON_BYTES).decode("utf-8", "replace")
+
+    def download(self, path: str, into: IO[bytes]) -> None:
+        """Copy the body at `path` to `into`.
+
+        Raises:
+            ServiceUnavailable: also when the body ends early.
+        """
+        with self._answer("GET", _target(path)) as response:
+            shutil.copyfileobj(response, into, 1 << 20)
+            if response.length:
+                raise ServiceUnavailable(
+                    f"service: {self.address}: the answer broke off {response.length} bytes early: "
+                    "try again"
+                )
+
+    @contextmanager
+    def _answer(
+        self, method: str, target: str, body: bytes | None = None, timeout_s: float | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        connection = http.client.HTTPConnection(*self._where, timeout=timeout_s)
+        headers = {"Accept": "application/json", "Connection": "close"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            if response.status >= http.client.BAD_REQUEST:
+                raise self._refusal(response)
+            yield response
+        except TimeoutError:
+            raise ServiceUnavailable(
+                f"service: {self.address}: no answer within {timeout_s:g} s: "
+                "is it `frd serve`, and is it overloaded?"
+            ) from None
+        except ConnectionRefusedError:
+            raise ServiceUnavailable(
+                f"service: {self.address}: nothing listens there: "
+                "start `frd serve`, or name its address with --http HOST:PORT or FRD_HTTP"
+            ) from None
+        except http.client.HTTPException as error:
+            raise ServiceUnavailable(
+                f"service: {self.address}: does not speak HTTP as frd does "
+                f"({type(error).__name__}): name the HTTP address of `frd serve`"
+            ) from None
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"service: {self.address}: {error.strerror or error}: check the address"
+            ) from None
+        finally:
+            connection.close()
+
+    def _json(self, response: http.client.HTTPResponse) -> Any:
+        data = response.read(_MAX_JSON_BYTES)
+        try:
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise FrdError(
+                f"service: {self.address}: answered something that is not JSON: "
+                "name the HTTP address of `frd serve`"
+            ) from None
+
+    def _refusal(self, response: http.client.HTTPResponse) -> FrdError:
+        """The service's own words where it said any."""
+        try:
+            told = msgspec.json.decode(response.read(1 << 20))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            told = None
+        match told:
+            case {"error": str(words)}:
+                return FrdError(words)
+            case _:
+                return FrdError(
+                    f"service: {self.address}: answered {response.status} {response.reason}: "
+                    "name the HTTP address of `frd serve`"
+                )
+
+
+def _target(path: str, query: Mapping[str, str | None] | None = None) -> str:
+    given = {key: value for key, value in (query or {}).items() if value is not None}
+    return path + (f"?{urlencode(given)}" if given else "")
+
+
+def job_path(job: str, *rest: str) -> str:
+    """``/api/v1/jobs/{job}/...`` with odd job names made safe."""
+    return "/".join(["/api/v1/jobs", *(quote(part, safe="") for part in (job, *rest))])
