@@ -1,0 +1,310 @@
+"""Accepted input, written down so that what the service concluded can be replayed and argued with.
+
+A journal is a folder of numbered segments. Each begins with a preamble that repeats what every
+live stream has declared, so that it can be replayed when its elders are gone: a bounded journal
+loses its oldest segment, never its meaning. Records carry opaque payloads; what they mean is
+`frd.service.replay`'s business.
+
+Layout: 8 bytes of magic, then records: crc32, payload length, kind, time, stream, payload
+(little-endian). The checksum covers all that follows it. The top bit of the kind marks preamble
+records. Nothing is synced to the disk: the journal is evidence, not the truth, and what a killed
+process loses is the few records since its last `tick`.
+
+Writing never stops ingest. When the disk refuses, records are dropped and counted, and a new
+segment is tried after a while under a number that leaves a hole, so that a reader knows.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import BinaryIO
+
+from frd.errors import StoreError
+from frd.model import AlignedNs
+
+MAGIC = b"FRDJRN01"
+MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
+"""More than any accepted message; a greater length in a file is damage."""
+
+_HEAD = struct.Struct("<IIBqQ")  # crc32, length, kind, at_ns, stream
+_CRC = struct.Struct("<I")
+_PREAMBLE_BIT = 0x80
+_WRITE_BYTES = 256 * 1024
+_RETRY_NS = 30_000_000_000
+_SUFFIX = ".frdj"
+
+
+class RecordKind(IntEnum):
+    START = 1
+    """A service process began, or input was lost: nothing read before is live. Payload: settings,
+    JSON."""
+    OPENED = 2
+    """A stream came."""
+    MESSAGE = 3
+    """An accepted message of a stream, as received."""
+    CLOSED = 4
+    """A stream went."""
+    TICK = 5
+    """The engine advanced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: RecordKind
+    at: AlignedNs
+    stream: int
+    payload: bytes
+
+
+class Journal:
+    """The writing end. One thread only.
+
+    `settings` opens every segment (what a replay needs to know of this process); `preamble` gives
+    the records, without START, after which all live streams are known. `total_bytes` bounds the
+    folder; a segment is closed when it has `segment_bytes`.
+
+    Raises:
+        StoreError: from the constructor only, when `folder` cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: bytes,
+        preamble: Callable[[], Iterable[Record]],
+        now: AlignedNs,
+        segment_bytes: int = 16 * 1024 * 1024,
+        total_bytes: int = 256 * 1024 * 1024,
+    ) -> None:
+        self.folder = folder
+        self.dropped = 0
+        """Records that were not written."""
+        self.evicted = 0
+        """Segments deleted to stay within the bound."""
+        self.error = ""
+        """Why records are being dropped; empty while all is well."""
+        self._settings = settings
+        self._preamble = preamble
+        self._segment_bytes = segment_bytes
+        self._total_bytes = total_bytes
+        self._pending = bytearray()
+        self._unwritten = 0
+        self._fd = -1
+        self._size = 0
+        self._rotate_at = 0
+        """Size at which the segment is full; 0 while its preamble is being written."""
+        self._retry_at = 0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._elders = [(path, path.stat().st_size) for path in segments(folder)]
+            self._number = max((_number(path) for path, _ in self._elders), default=0)
+            self._begin(now, continues=False)
+        except (OSError, StoreError) as error:
+            self._give_up(error, now)
+            raise StoreError(self.error) from None
+
+    def append(
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
+    ) -> None:
+        """Write down one record, after it has been accepted: the preamble may already reflect it.
+
+        Never raises for the disk's sake; see `error` and `dropped`.
+        """
+        if self._fd < 0 and at < self._retry_at:
+            self.dropped += 1
+            return
+        self._unwritten += 1
+        try:
+            if self._fd < 0:
+                self._begin(at, continues=False)
+                self._unwritten = 1
+            self._put(kind, at, stream, payload)
+            if self._size >= self._rotate_at:
+                self._finish()
+                self._begin(at, continues=True)
+        except (OSError, StoreError) as error:
+            self._give_up(error, at)
+
+    def tick(self, at: AlignedNs) -> None:
+        """Record that the engine advanced, and hand all that is pending to the system."""
+        self.append(RecordKind.TICK, at)
+        try:
+            self._flush()
+        except OSError as error:
+            self._give_up(error, at)
+
+    def close(self) -> None:
+        try:
+            self._finish()
+        except OSError as error:
+            self.error = _refused(self.folder, error)
+
+    def _begin(self, at: AlignedNs, *, continues: bool) -> None:
+        """Open the next segment; `continues` says that no record was lost before it."""
+        self._number += 1
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._rotate_at = 0
+        self._size = len(MAGIC)
+        self._pending += MAGIC
+        mark = _PREAMBLE_BIT if continues else 0
+        self._put(RecordKind.START | mark, at, 0, self._settings)
+        for record in self._preamble():
+            self._put(record.kind | _PREAMBLE_BIT, record.at, record.stream, record.payload)
+            if self._size > self._total_bytes // 4:
+                raise StoreError(
+                    f"journal: {self.folder}: what the live streams declared takes over a quarter "
+                    f"of its bound of {self._total_bytes} bytes: raise the bound"
+                )
+        self._flush()
+        self._rotate_at = max(self._segment_bytes, 2 * self._size)
+        self.error = ""
+
+    def _put(self, kind: int, at: AlignedNs, stream: int, payload: bytes) -> None:
+        self._make_room(_HEAD.size + len(payload))
+        head = _HEAD.pack(0, len(payload), kind, at, stream)[_CRC.size :]
+        self._pending += _CRC.pack(zlib.crc32(payload, zlib.crc32(head)))
+        self._pending += head
+        self._pending += payload
+        self._size += _HEAD.size + len(payload)
+        if len(self._pending) >= _WRITE_BYTES:
+            self._flush()
+
+    def _make_room(self, extra: int) -> None:
+        bound = self._total_bytes
+        while self._elders and self._size + extra + sum(n for _, n in self._elders) > bound:
+            path, _ = self._elders.pop(0)
+            path.unlink(missing_ok=True)
+            self.evicted += 1
+        if self._size + extra > bound:
+            raise StoreError(
+                f"journal: {self.folder}: a record of {extra} bytes exceeds its bound of {bound}: "
+                "raise the bound"
+            )
+
+    def _flush(self) -> None:
+        view = memoryview(self._pending)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._pending = bytearray()
+        self._unwritten = 0
+
+    def _finish(self) -> None:
+        if self._fd < 0:
+            return
+        self._flush()
+        os.close(self._fd)
+        self._fd = -1
+        self._elders.append((self._path, self._size))
+
+    def _give_up(self, error: OSError | StoreError, at: AlignedNs) -> None:
+        """Drop what is pending and be silent for a while; the next segment shows the hole."""
+        self.error = str(error) if isinstance(error, StoreError) else _refused(self.folder, error)
+        self.dropped += self._unwritten
+        self._unwritten = 0
+        self._pending = bytearray()
+        if self._fd >= 0:
+            if self._rotate_at:
+                self._elders.append((self._path, os.fstat(self._fd).st_size))
+            else:  # half a preamble is worth nothing
+                self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+            self._fd = -1
+        self._number += 1
+        self._retry_at = at + _RETRY_NS
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self._number:08d}{_SUFFIX}"
+
+
+def segments(folder: Path) -> list[Path]:
+    """The segments of a journal, oldest first."""
+    found = (path for path in folder.iterdir() if path.suffix == _SUFFIX and path.stem.isdecimal())
+    return sorted(found, key=_number)
+
+
+def read(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
+    """The records of a journal, or of one segment of it, in the order of writing.
+
+    Preambles are given only where the records before them are missing; there a START record says
+    that nothing read so far is live. `warn` is told, in words for people, of everything missing.
+
+    Raises:
+        StoreError: `path` is no journal, or a record in the middle of it is damaged. Records
+            before that have been given.
+    """
+    try:
+        paths = segments(path) if path.is_dir() else [path]
+        if not paths:
+            raise StoreError(f"journal: {path}: no segments (*{_SUFFIX}) in it: name its folder")
+        continues_with = -1
+        for segment in paths:
+            number = _number(segment) if segment.stem.isdecimal() else 0
+            if -1 < continues_with < number:
+                warn(f"journal: {segment}: records before this segment are missing")
+            whole = yield from _segment(segment, skip_preamble=number == continues_with, warn=warn)
+            continues_with = number + 1 if whole else -1
+    except OSError as error:
+        raise StoreError(f"journal: {path}: {error.strerror}: name a journal folder") from None
+
+
+def _segment(
+    path: Path, *, skip_preamble: bool, warn: Callable[[str], None]
+) -> Generator[Record, None, bool]:
+    """The records of one segment; returns whether it ends on a whole one."""
+    with path.open("rb") as file:
+        if (magic := file.read(len(MAGIC))) != MAGIC:
+            if MAGIC.startswith(magic):
+                warn(f"journal: {path}: the segment is empty")
+                return False
+            raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
+        offset = len(MAGIC)
+        while (taken := _record(file, path, offset)) is not None:
+            record, preamble, size = taken
+            offset += size
+            if not (preamble and skip_preamble):
+                yield record
+        torn = os.fstat(file.fileno()).st_size - offset
+    if torn:
+        warn(f"journal: {path}: the last {torn} bytes are a record that was never finished")
+    return not torn
+
+
+def _record(file: BinaryIO, path: Path, offset: int) -> tuple[Record, bool, int] | None:
+    """The record at `offset`, whether it is preamble, and its size; None at a torn or clean end."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    crc, length, kind, at, stream = _HEAD.unpack(head)
+    payload = file.read(length) if length <= MAX_PAYLOAD_BYTES else b""
+    if len(payload) < length <= MAX_PAYLOAD_BYTES:
+        return None
+    if zlib.crc32(payload, zlib.crc32(head[_CRC.size :])) != crc:
+        raise StoreError(
+            f"journal: {path}: the record at byte {offset} is damaged: "
+            "only the records before it can be replayed"
+        )
+    try:
+        known = RecordKind(kind & ~_PREAMBLE_BIT)
+    except ValueError as error:
+        raise StoreError(
+            f"journal: {path}: the record at byte {offset}: {error}: "
+            "a newer frd wrote it; replay it with that one"
+        ) from None
+    record = Record(known, AlignedNs(at), stream, payload)
+    return record, bool(kind & _PREAMBLE_BIT), _HEAD.size + length
+
+
+def _number(path: Path) -> int:
+    return int(path.stem)
+
+
+def _refused(folder: Path, error: OSError) -> str:
+    return f"journal: {folder}: {error.strerror}: free some space or choose a writable --data-dir"
