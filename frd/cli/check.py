@@ -1,0 +1,33 @@
+"""`frd check`: would the service start with this configuration, and with what values?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from frd.cli.options import json_option, print_json
+
+
+@click.command("check")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="The TOML file to validate.",
+)
+@json_option
+def command(path: Path, as_json: bool) -> None:
+    """Validate a configuration and print what is in effect.
+
+    The output is TOML with every key: defaults, the file, then FRD_* variables of this environment.
+    """
+    from frd import config
+
+    effective = config.load(path)
+    if as_json:
+        print_json(config.as_dict(effective))
+    else:
+        click.echo(config.as_toml(effective), nl=False)

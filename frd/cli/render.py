@@ -1,0 +1,119 @@
+"""One finding for people: the verdict first, then who is suspected and why, then who waits.
+
+Draws the JSON object that the service, `frd replay` and the demo all give, so it needs no service
+and computes nothing. Names, evidence and stack lines come from other people's programs: they are
+never read as markup, and what could steer a terminal is shown as an escape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from frd.model import fold_ranks
+
+MAX_STACK_LINES = 8
+MAX_GROUPS = 6
+
+
+def finding_panel(finding: Mapping[str, Any]) -> RenderableType:
+    """A panel around one finding; open ones stand out."""
+    is_open = finding["state"] == "open"
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for label, value in _facts(finding):
+        facts.add_row(label, value)
+    verdict = Text(plain(finding["summary"]), style="bold red" if is_open else "bold")
+    return Panel(
+        Group(verdict, Text(), facts),
+        title=Text(f"{finding['kind']} · {finding['state']} · {plain(finding['job'])}"),
+        title_align="left",
+        subtitle=Text(f"{finding['id']} · {_when(finding)}"),
+        subtitle_align="right",
+        border_style="red" if is_open else "dim",
+    )
+
+
+def plain(text: str) -> str:
+    """`text` on one line, with nothing in it that a terminal would obey."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``0-1,3 (3 ranks)``."""
+    if len(ranks) <= 1:
+        return fold_ranks(ranks) or "none"
+    return f"{fold_ranks(ranks)} ({len(ranks)} ranks)"
+
+
+def _facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+    suspects = finding["suspects"]
+    for number, suspect in enumerate(suspects):
+        label = "suspects" if len(suspects) > 1 else "suspect"
+        yield label if number == 0 else "", _suspect(suspect)
+    if not suspects:
+        yield "suspect", Text(f"nobody: {finding.get('reason', 'no single rank is to blame')}")
+    if finding["victims"]:
+        yield "victims", Text(ranks_text(finding["victims"]))
+    if (collective := finding.get("collective")) is not None:
+        yield from _collective(collective, finding["victims"], [s["rank"] for s in suspects])
+    held_up = finding.get("groups_held_up", ())
+    if len(held_up) > 1:
+        yield "holds up", Text(_groups(held_up))
+    if finding.get("unknown_ranks"):
+        yield "unknown", Text(f"{ranks_text(finding['unknown_ranks'])}, whose telemetry is missing")
+    if finding.get("dump"):
+        yield "dump", Text(f"frd dump --finding {finding['id']} -o DIR")
+    if finding.get("close_reason"):
+        yield "closed", Text(plain(finding["close_reason"]))
+
+
+def _suspect(suspect: Mapping[str, Any]) -> Text:
+    text = Text(f"rank {suspect['rank']}", style="bold")
+    where = f" on {plain(suspect['node'])}" if suspect["node"] else ""
+    text.append(f"{where}: {suspect['reason']}, {suspect['confidence']} confidence", style="")
+    if suspect["evidence"]:
+        text.append(f"\n{plain(suspect['evidence'])}", style="not bold")
+    stack = suspect["stack"]
+    for line in stack[:MAX_STACK_LINES]:
+        text.append(f"\n  {plain(line)}", style="not bold cyan")
+    if len(stack) > MAX_STACK_LINES:
+        text.append(f"\n  … {len(stack) - MAX_STACK_LINES} more frames", style="not bold dim")
+    return text
+
+
+def _collective(
+    collective: Mapping[str, Any], victims: Sequence[int], suspects: Sequence[int]
+) -> Iterator[tuple[str, RenderableType]]:
+    name = f"{collective['op'] or 'collective'} #{collective['seq']} on {collective['group']}"
+    size = f", {collective['group_size']} ranks" if collective["group_size"] else ""
+    yield "collective", Text(f"{plain(name)}{size}, {collective['waiting_s']:.1f} s")
+    if collective["waiting_ranks"] and collective["waiting_ranks"] != victims:
+        yield "waiting", Text(ranks_text(collective["waiting_ranks"]))
+    if collective["missing_ranks"] and collective["missing_ranks"] != suspects:
+        yield "missing", Text(ranks_text(collective["missing_ranks"]))
+
+
+def _groups(labels: Sequence[str]) -> str:
+    shown = ", ".join(plain(label) for label in labels[:MAX_GROUPS])
+    more = len(labels) - MAX_GROUPS
+    return f"{shown} and {more} more groups" if more > 0 else shown
+
+
+def _when(finding: Mapping[str, Any]) -> str:
+    opened = datetime.fromisoformat(finding["opened_at"])
+    text = f"opened {opened:%Y-%m-%d %H:%M:%S} UTC"
+    if finding["closed_at"] is not None:
+        lasted = (datetime.fromisoformat(finding["closed_at"]) - opened).total_seconds()
+        text += f", lasted {lasted:.1f} s"
+    return text
