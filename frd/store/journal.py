@@ -32,10 +32,12 @@ MAGIC = b"FRDJRN01"
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 """More than any accepted message; a greater length in a file is damage."""
 
-_HEAD = struct.Struct("<IIBqQ")  # crc32, length, kind, at_ns, stream
 _CRC = struct.Struct("<I")
+_HEAD = struct.Struct("<IBqQ")  # length, kind, at_ns, stream
+_OVERHEAD = _CRC.size + _HEAD.size
 _PREAMBLE_BIT = 0x80
 _WRITE_BYTES = 256 * 1024
+_WRITE_PIECES = 1000  # of one writev; the system takes 1024
 _RETRY_NS = 30_000_000_000
 _SUFFIX = ".frdj"
 
@@ -94,8 +96,11 @@ class Journal:
         self._preamble = preamble
         self._segment_bytes = segment_bytes
         self._total_bytes = total_bytes
-        self._pending = bytearray()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self._unwritten = 0
+        self._elders: list[tuple[Path, int]] = []
+        self._number = 0
         self._fd = -1
         self._size = 0
         self._rotate_at = 0
@@ -152,7 +157,7 @@ class Journal:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._rotate_at = 0
         self._size = len(MAGIC)
-        self._pending += MAGIC
+        self._pending = [MAGIC]
         mark = _PREAMBLE_BIT if continues else 0
         self._put(RecordKind.START | mark, at, 0, self._settings)
         for record in self._preamble():
@@ -167,13 +172,13 @@ class Journal:
         self.error = ""
 
     def _put(self, kind: int, at: AlignedNs, stream: int, payload: bytes) -> None:
-        self._make_room(_HEAD.size + len(payload))
-        head = _HEAD.pack(0, len(payload), kind, at, stream)[_CRC.size :]
-        self._pending += _CRC.pack(zlib.crc32(payload, zlib.crc32(head)))
-        self._pending += head
-        self._pending += payload
-        self._size += _HEAD.size + len(payload)
-        if len(self._pending) >= _WRITE_BYTES:
+        self._make_room(_OVERHEAD + len(payload))
+        head = _HEAD.pack(len(payload), kind, at, stream)
+        crc = zlib.crc32(payload, zlib.crc32(head))
+        self._pending += (_CRC.pack(crc) + head, payload)
+        self._pending_bytes += len(payload)
+        self._size += _OVERHEAD + len(payload)
+        if self._pending_bytes >= _WRITE_BYTES or len(self._pending) > _WRITE_PIECES:
             self._flush()
 
     def _make_room(self, extra: int) -> None:
@@ -189,10 +194,18 @@ class Journal:
             )
 
     def _flush(self) -> None:
-        view = memoryview(self._pending)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self._pending = bytearray()
+        if not self._pending:
+            return
+        written = os.writev(self._fd, self._pending)
+        if written < sum(map(len, self._pending)):
+            rest = memoryview(b"".join(self._pending))[written:]
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
         self._unwritten = 0
 
     def _finish(self) -> None:
@@ -207,8 +220,7 @@ class Journal:
         """Drop what is pending and be silent for a while; the next segment shows the hole."""
         self.error = str(error) if isinstance(error, StoreError) else _refused(self.folder, error)
         self.dropped += self._unwritten
-        self._unwritten = 0
-        self._pending = bytearray()
+        self._forget_pending()
         if self._fd >= 0:
             if self._rotate_at:
                 self._elders.append((self._path, os.fstat(self._fd).st_size))
@@ -279,10 +291,11 @@ def _segment(
 
 def _record(file: BinaryIO, path: Path, offset: int) -> tuple[Record, bool, int] | None:
     """The record at `offset`, whether it is preamble, and its size; None at a torn or clean end."""
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
+    head = file.read(_OVERHEAD)
+    if len(head) < _OVERHEAD:
         return None
-    crc, length, kind, at, stream = _HEAD.unpack(head)
+    (crc,) = _CRC.unpack_from(head)
+    length, kind, at, stream = _HEAD.unpack_from(head, _CRC.size)
     payload = file.read(length) if length <= MAX_PAYLOAD_BYTES else b""
     if len(payload) < length <= MAX_PAYLOAD_BYTES:
         return None
@@ -299,7 +312,7 @@ def _record(file: BinaryIO, path: Path, offset: int) -> tuple[Record, bool, int]
             "a newer frd wrote it; replay it with that one"
         ) from None
     record = Record(known, AlignedNs(at), stream, payload)
-    return record, bool(kind & _PREAMBLE_BIT), _HEAD.size + length
+    return record, bool(kind & _PREAMBLE_BIT), _OVERHEAD + length
 
 
 def _number(path: Path) -> int:

@@ -170,9 +170,9 @@ def test_full_disk_drops_and_recovers(tmp_path: Path, monkeypatch: pytest.Monkey
     target = journal(tmp_path, preamble=lambda: [HELLO])
     write(target, [message(1)])
     target.tick(NOW)
-    real = os.write
+    real = os.writev
     full = os.open("/dev/full", os.O_WRONLY)
-    monkeypatch.setattr(os, "write", lambda _fd, data: real(full, data))
+    monkeypatch.setattr(os, "writev", lambda _fd, data: real(full, data))
     write(target, [message(2)])
     target.tick(NOW)
     assert os.strerror(errno.ENOSPC) in target.error
