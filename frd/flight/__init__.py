@@ -3,8 +3,23 @@
 Knows PyTorch's formats and nothing of ranks, clocks or findings: a dump does not say whose it is.
 """
 
+from frd.flight.decode import MAX_BYTES, parse
 from frd.flight.entry import Dump, Entry, Frame, Status
 from frd.flight.load import load_dump
-from frd.flight.parse import MAX_BYTES, parse
+from frd.flight.names import Name, parse_profiling_name, signature
+from frd.flight.write import Membership, write_pickle
 
-__all__ = ["MAX_BYTES", "Dump", "Entry", "Frame", "Status", "load_dump", "parse"]
+__all__ = [
+    "MAX_BYTES",
+    "Dump",
+    "Entry",
+    "Frame",
+    "Membership",
+    "Name",
+    "Status",
+    "load_dump",
+    "parse",
+    "parse_profiling_name",
+    "signature",
+    "write_pickle",
+]

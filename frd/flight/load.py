@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from frd.errors import DumpError
+from frd.flight.decode import MAX_BYTES, parse
 from frd.flight.entry import Dump
-from frd.flight.parse import MAX_BYTES, parse
 
 
 def load_dump(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Dump:

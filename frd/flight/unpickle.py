@@ -55,8 +55,10 @@ def load_plain(data: bytes, *, source: str) -> Any:
     Raises:
         DumpError: anything else in it, and damage.
     """
+    # A buffered reader can be peeked at, and the C unpickler then reads blocks, not bytes.
+    file = io.BufferedReader(io.BytesIO(_scan(data, source)))
     try:
-        return _PlainUnpickler(io.BytesIO(_scan(data, source))).load()
+        return _PlainUnpickler(file).load()
     except _LOAD_ERRORS as error:
         raise DumpError(f"{source}: damaged pickle ({error}): take the dump again") from error
 

@@ -32,6 +32,7 @@ _FREE_ELEMENTS = 1_000_000
 
 _GZIP = b"\x1f\x8b"
 _PICKLE = b"\x80"
+_TIMES = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 Plain: TypeAlias = dict[str, Any]
@@ -130,7 +131,7 @@ def _lenient(document: Any, size: int, source: str) -> Dump:
     entries = []
     for index, fields in enumerate(raw):
         try:
-            entry = msgspec.convert(_named(fields), Entry, strict=False)
+            entry = _entry(fields)
         except (msgspec.MsgspecError, RecursionError) as error:
             warnings.append(f"entry {index}: {error}: left out")
         else:
@@ -161,23 +162,32 @@ class _Budget:
             )
 
 
-def _named(fields: Any) -> Any:
-    """One raw entry in the terms of the present format, absent values left out."""
+def _entry(fields: Any) -> Entry:
+    if isinstance(fields, dict):
+        for name in _TIMES:
+            if fields.get(name) is None:  # how a pickle says 0
+                fields[name] = 0
+    try:
+        return msgspec.convert(fields, Entry)
+    except msgspec.ValidationError:
+        return msgspec.convert(_repaired(fields), Entry, strict=False)
+
+
+def _repaired(fields: Any) -> Any:
+    """What other recorders and older formats write, in the terms of the present format."""
     if not isinstance(fields, dict):
         return fields
     known = {name: value for name, value in fields.items() if value is not None}
     for name in ("input_dtypes", "output_dtypes"):
         if isinstance(dtype := known.get(name), str):
             known[name] = (dtype,) if dtype else ()
-    group = known.get("process_group")
-    if isinstance(group, (list, tuple)) and len(group) == _PAIR:
-        known["process_group"] = tuple("" if part is None else str(part) for part in group)
+    if isinstance(group := known.get("process_group"), (list, tuple)):
+        known["process_group"] = tuple(
+            "" if part is None else str(part) if isinstance(part, int) else part for part in group
+        )
     if isinstance(thread := known.get("thread_id"), int):
         known["thread_id"] = str(thread)
     return known
-
-
-_PAIR = 2
 
 
 def _dump(header: _Header, entries: tuple[Entry, ...], warnings: list[str], source: str) -> Dump:

@@ -1,0 +1,58 @@
+"""What an entry's `profiling_name` says, and what its peers must agree with.
+
+``nccl:send 0->3``, ``nccl:recv 3<-0`` and ``recv 1<-?`` name group-local ranks, everything else is
+a backend and an op. Names that nobody has seen yet are kept as they are: they match by equality.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from frd.flight.entry import Entry
+from frd.model import Signature
+
+_PEERS = re.compile(r"(?P<op>\S+) +(?P<left>\d{1,9}|\?) *(?P<way>->|<-) *(?P<right>\d{1,9}|\?)")
+_P2P_OPS = frozenset({"send", "recv", "isend", "irecv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A profiling name in parts."""
+
+    backend: str
+    """Empty when the name has none."""
+    op: str
+    src: int | None = None
+    """Group-local sender; None for collectives, any source, and recorders that name no peer."""
+    dst: int | None = None
+    """Group-local receiver, likewise."""
+    is_p2p_kind: bool = False
+    """The op involves two ranks, whatever the entry's `is_p2p` says (torchcomms never sets it)."""
+
+
+@lru_cache(maxsize=16_384)
+def parse_profiling_name(text: str) -> Name:
+    """Never fails: what does not look like a name is an op without a backend."""
+    backend, colon, rest = text.partition(":")
+    if not colon:
+        backend, rest = "", text
+    if (peers := _PEERS.fullmatch(rest)) is None:
+        return Name(backend, rest, is_p2p_kind=rest in _P2P_OPS)
+    left, right = (None if end == "?" else int(end) for end in peers.group("left", "right"))
+    src, dst = (left, right) if peers["way"] == "->" else (right, left)
+    return Name(backend, peers["op"], src, dst, is_p2p_kind=True)
+
+
+def signature(entry: Entry) -> Signature:
+    """The op, sizes and dtypes of one entry, as recorded."""
+    name = parse_profiling_name(entry.profiling_name)
+    return Signature(
+        backend=name.backend,
+        op=name.op,
+        input_sizes=entry.input_sizes,
+        output_sizes=entry.output_sizes,
+        input_dtypes=entry.input_dtypes,
+        output_dtypes=entry.output_dtypes,
+    )
