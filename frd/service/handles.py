@@ -1,0 +1,129 @@
+"""From the indexes of one stream to the engine's handles, a whole column at a time.
+
+An agent numbers its ranks, groups and signatures per stream, the engine has rows of its own
+tables. Here stand the arrays that turn one into the other. Ranks and groups get a row and a column
+within their attempt, so that the table of pairs stays small when one stream outlives many attempts.
+Pairs and signatures are resolved when a batch first needs them, then looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.attempt import Attempt
+from frd.errors import WireError
+from frd.model import GroupInfo, Int32s, RankInfo, Signature
+
+_UNRESOLVED: Final = -2
+_NOT_A_MEMBER: Final = -1
+MAX_PAIRS: Final = 1 << 24
+"""Ranks times groups of one attempt on one stream."""
+
+
+class Column:
+    """A growing int32 column."""
+
+    __slots__ = ("_fill", "_items", "count")
+
+    def __init__(self, fill: int = 0) -> None:
+        self._fill = fill
+        self._items: Int32s = np.full(16, fill, np.int32)
+        self.count = 0
+
+    def append(self, value: int) -> None:
+        if self.count == len(self._items):
+            self.reserve(self.count + 1)
+        self._items[self.count] = value
+        self.count += 1
+
+    def reserve(self, count: int) -> None:
+        """Make `take` and `put` valid for indexes below `count`."""
+        if count > len(self._items):
+            more = max(count - len(self._items), len(self._items))
+            grown = np.full(more, self._fill, np.int32)
+            self._items = np.concatenate((self._items, grown))
+
+    def put(self, index: int, value: int) -> None:
+        self._items[index] = value
+
+    def take(self, indexes: npt.NDArray[Any]) -> Int32s:
+        return self._items.take(indexes)
+
+
+class AttemptHandles:
+    """One attempt as one stream sees it."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.ranks: list[tuple[RankInfo, int]] = []
+        """Per row: who it is, and the engine's handle."""
+        self.groups: list[tuple[GroupInfo, int]] = []
+        """Per column."""
+        self._pairs: Int32s = np.full((8, 16), _UNRESOLVED, np.int32)
+        self._signatures = Column(_UNRESOLVED)
+
+    def add_rank(self, info: RankInfo, handle: int) -> int:
+        """The row of a rank from now on."""
+        self.ranks.append((info, handle))
+        self._grow()
+        return len(self.ranks) - 1
+
+    def add_group(self, info: GroupInfo, handle: int) -> int:
+        """The column of a group from now on."""
+        self.groups.append((info, handle))
+        self._grow()
+        return len(self.groups) - 1
+
+    def pairs(self, field: str, rows: npt.NDArray[Any] | int, columns: Int32s) -> Int32s:
+        """Engine pair rows.
+
+        Raises:
+            WireError: naming `field`, when a rank is no member of a group.
+        """
+        pairs: Int32s = self._pairs[rows, columns]
+        if len(pairs) and pairs.min() < 0:
+            self._resolve(field, np.broadcast_to(rows, pairs.shape)[pairs < 0], columns[pairs < 0])
+            pairs = self._pairs[rows, columns]
+        return pairs
+
+    def signatures(self, indexes: npt.NDArray[Any], known: Sequence[Signature]) -> Int32s:
+        """Engine signature handles; `known` is the stream's dictionary."""
+        self._signatures.reserve(len(known))
+        handles = self._signatures.take(indexes)
+        if len(handles) and handles.min() < 0:
+            for index in np.unique(indexes[handles < 0]).tolist():
+                self._signatures.put(index, self.attempt.signature(known[index]))
+            handles = self._signatures.take(indexes)
+        return handles
+
+    def _resolve(self, field: str, rows: npt.NDArray[Any], columns: Int32s) -> None:
+        for row, column in sorted(set(zip(rows.tolist(), columns.tolist(), strict=True))):
+            info, rank = self.ranks[row]
+            group, handle = self.groups[column]
+            pair = self.attempt.pair(rank, handle)
+            if pair == _NOT_A_MEMBER:
+                raise WireError(
+                    field, "disagree", f"rank {info.rank} is no member of group {group.label!r}"
+                )
+            self._pairs[row, column] = pair
+
+    def _grow(self) -> None:
+        rows, columns = self._pairs.shape
+        need_rows, need_columns = len(self.ranks), len(self.groups)
+        if need_rows <= rows and need_columns <= columns:
+            return
+        new_rows = rows if need_rows <= rows else max(need_rows, rows * 2)
+        new_columns = columns if need_columns <= columns else max(need_columns, columns * 2)
+        if need_rows * need_columns > MAX_PAIRS:
+            raise WireError(
+                "declare.groups",
+                "limit",
+                f"{need_rows} ranks in {need_columns} groups on one stream: use more agents",
+            )
+        grown = np.full((new_rows, new_columns), _UNRESOLVED, np.int32)
+        grown[:rows, :columns] = self._pairs
+        self._pairs = grown

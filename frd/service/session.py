@@ -1,0 +1,252 @@
+"""One agent stream, without I/O: bytes in, calls on the engine out.
+
+A session decodes, turns stream indexes into engine handles and node times into aligned ones, and
+applies. It knows its own stream only; who else speaks for a rank is the ledger's business, and
+what a batch means the engine's. The live service and the replay of a journal both drive it, so it
+is told the time and never reads it.
+
+The first `FrdError` ends the stream: what the sender believes and what is known here no longer
+agree, and it must start over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.engine import Engine
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    ChannelColumns,
+    EntryColumns,
+    NodeNs,
+    RankInfo,
+    RankStatus,
+    Signature,
+)
+from frd.service.clocks import Clocks
+from frd.service.handles import AttemptHandles, Column
+from frd.service.ledger import Ledger, Progress
+from frd.wire import (
+    AgentEvent,
+    AttemptDecl,
+    Declare,
+    Decoder,
+    Goodbye,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    ResponsePart,
+    Statuses,
+    Watermarks,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredRank:
+    """A rank of this stream; the position in `Session.ranks` is its stream index."""
+
+    key: AttemptKey
+    info: RankInfo
+    handles: AttemptHandles
+    handle: int
+    row: int
+    progress: Progress
+
+
+class Session:
+    """One stream. `entries`, `duplicates` and `lag_ns` are read by who counts."""
+
+    def __init__(self, engine: Engine, clocks: Clocks, ledger: Ledger) -> None:
+        self._engine = engine
+        self._clocks = clocks
+        self._ledger = ledger
+        self._decoder = Decoder()
+        self.hello: Hello | None = None
+        self.ranks: list[DeclaredRank] = []
+        self._attempts: list[AttemptHandles] = []
+        self._signatures: list[Signature] = []
+        self._rank_row = Column()
+        self._rank_handle = Column()
+        self._group_column = Column()
+        self._group_handle = Column()
+        self._acks: dict[int, int] = {}
+        self.entries = 0
+        """Entry rows applied; duplicates and rows known from before are not."""
+        self.duplicates = 0
+        self.lag_ns = 0
+        """How long the last watermark message was under way beyond the fastest one."""
+
+    @property
+    def boot_id(self) -> str:
+        return self.hello.boot_id if self.hello else ""
+
+    def receive(self, data: bytes, now: AlignedNs) -> AgentEvent:
+        """Decode and apply one message.
+
+        Raises:
+            FrdError: the stream is over; a `WireError` names the field.
+        """
+        event = self._decoder.decode(data)
+        match event:
+            case EntryColumns():
+                self._entries(event, now)
+            case Watermarks():
+                self._watermarks(event, now)
+            case ChannelColumns():
+                self._channels(event, now)
+            case Statuses():
+                for status in event.statuses:
+                    self._status(status, now)
+            case Declare():
+                self._declare(event, now)
+            case Hello():
+                self.hello = event
+                self._clocks.sample(event.boot_id, event.sent_at_ns, now)
+            case ResponsePart() | Goodbye():
+                pass
+            case _:
+                assert_never(event)
+        return event
+
+    def take_acks(self) -> dict[int, int]:
+        """Revisions applied since the last call, per stream index."""
+        acks, self._acks = self._acks, {}
+        return acks
+
+    def disconnect(self, ranks: Iterable[DeclaredRank], now: AlignedNs) -> None:
+        """The stream ended: `ranks`, those for which no other stream speaks, lost their agent."""
+        by_attempt: dict[AttemptKey, list[DeclaredRank]] = {}
+        for rank in ranks:
+            by_attempt.setdefault(rank.key, []).append(rank)
+        for gone in by_attempt.values():
+            handles = [rank.handle for rank in gone]
+            self._engine.connection(gone[0].handles.attempt, handles, False, now)
+
+    # -- what the messages do ------------------------------------------------------------------
+
+    def _declare(self, event: Declare, now: AlignedNs) -> None:
+        self._signatures.extend(declared.signature for declared in event.signatures)
+        for attempt in event.attempts:
+            self._declare_attempt(attempt, now)
+        for rank in event.ranks:
+            self._declare_rank(rank, now)
+        for group in event.groups:
+            self._declare_group(group)
+
+    def _declare_attempt(self, declared: AttemptDecl, now: AlignedNs) -> None:
+        attempt = self._engine.attempt(declared.key, declared.world_size, now)
+        self._attempts.append(AttemptHandles(attempt))
+
+    def _declare_rank(self, declared: RankDecl, now: AlignedNs) -> None:
+        handles = self._attempts[declared.attempt_index]
+        key = handles.attempt.key
+        handle = handles.attempt.rank(declared.info, now)
+        row = handles.add_rank(declared.info, handle)
+        session = self.hello.session if self.hello else ""
+        progress = self._ledger.progress(key, declared.info, session)
+        self.ranks.append(DeclaredRank(key, declared.info, handles, handle, row, progress))
+        self._rank_row.append(row)
+        self._rank_handle.append(handle)
+        self._engine.connection(handles.attempt, [handle], True, now)
+
+    def _declare_group(self, declared: GroupDecl) -> None:
+        handles = self._attempts[declared.attempt_index]
+        handle = handles.attempt.group(declared.info)
+        self._group_column.append(handles.add_group(declared.info, handle))
+        self._group_handle.append(handle)
+
+    def _entries(self, batch: EntryColumns, now: AlignedNs) -> None:
+        rank = self.ranks[batch.rank]
+        progress = rank.progress
+        numbered = batch.first_revision > 0
+        last = batch.first_revision + len(batch) - 1
+        if numbered:
+            batch = _after(batch, progress.applied)
+        if len(batch):
+            applied = self._engine.observe_entries(
+                rank.handles.attempt,
+                rank.handle,
+                rank.handles.pairs("entries.group", rank.row, self._group_column.take(batch.group)),
+                batch.seq,
+                rank.handles.signatures(batch.signature, self._signatures),
+                batch.flags,
+                self._aligned(batch.created_ns),
+                self._aligned(batch.started_ns),
+                self._aligned(batch.completed_ns),
+                replay=progress.replay or not numbered,
+                now=now,
+            )
+            self.entries += applied.rows - applied.duplicates
+            self.duplicates += applied.duplicates
+        if numbered:
+            progress.applied = max(progress.applied, last)
+            self._acks[batch.rank] = progress.applied
+
+    def _watermarks(self, batch: Watermarks, now: AlignedNs) -> None:
+        self.lag_ns = self._clocks.sample(self.boot_id, batch.sent_at_ns, now)
+        handles = self._attempts[batch.attempt_index]
+        columns = batch.columns
+        self._engine.observe_watermarks(
+            handles.attempt,
+            handles.pairs(
+                "watermarks.group",
+                self._rank_row.take(columns.rank),
+                self._group_column.take(columns.group),
+            ),
+            columns.enqueued,
+            columns.started,
+            columns.completed,
+            self._aligned(columns.head_created_ns),
+            self._rank_handle.take(columns.seen_rank),
+            # An agent cannot have seen what has not happened yet, whatever its clock says.
+            np.minimum(self._aligned(columns.as_of_ns), now),
+            now,
+        )
+
+    def _channels(self, batch: ChannelColumns, now: AlignedNs) -> None:
+        rank = self.ranks[batch.rank]
+        self._engine.observe_channels(
+            rank.handles.attempt,
+            rank.handle,
+            self._group_handle.take(batch.group),
+            batch.peer,
+            batch.is_send,
+            batch.in_flight.astype(np.int64),
+            self._aligned(batch.head_created_ns),
+            now,
+        )
+
+    def _status(self, status: RankStatus, now: AlignedNs) -> None:
+        rank = self.ranks[status.rank]
+        at = self._clocks.one_to_aligned(self.boot_id, NodeNs(status.at_ns))
+        told = replace(status, rank=rank.info.rank)
+        self._engine.observe_status(
+            rank.handles.attempt, rank.handle, told, AlignedNs(min(at, now)), now
+        )
+
+    def _aligned(self, node_ns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        return self._clocks.to_aligned(self.boot_id, node_ns)
+
+
+def _after(batch: EntryColumns, applied: int) -> EntryColumns:
+    """The rows of a numbered batch whose revision is above `applied`."""
+    cut = min(max(applied + 1 - batch.first_revision, 0), len(batch))
+    if not cut:
+        return batch
+    return EntryColumns(
+        rank=batch.rank,
+        first_revision=batch.first_revision + cut,
+        group=batch.group[cut:],
+        seq=batch.seq[cut:],
+        signature=batch.signature[cut:],
+        flags=batch.flags[cut:],
+        created_ns=batch.created_ns[cut:],
+        started_ns=batch.started_ns[cut:],
+        completed_ns=batch.completed_ns[cut:],
+    )
