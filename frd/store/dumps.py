@@ -1,0 +1,248 @@
+"""Dump folders that the service keeps: what every rank recorded when an incident opened.
+
+A dump is a folder ``<id>/`` with ``summary.json`` and ``<job>/rank_<rank>``, ``rank_<rank>.json``
+and ``rank_<rank>.stack.txt`` in it, the layout that `frd dump` writes and torchfrtrace reads. It
+is filled under a hidden name and appears whole by one rename; nothing is ever overwritten. The
+folder is bounded by count and bytes, and the oldest dumps go first. Contents come from agents and
+are never looked into; job names come from users and never become paths unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tarfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from frd.errors import StoreError
+from frd.model import AlignedNs, AttemptKey, utc_text
+from frd.wire import Part
+
+SUMMARY = "summary.json"
+
+_ID = re.compile(r"[0-9a-z-]{1,64}")
+_UNFINISHED = ".unfinished-"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_SUFFIXES = {Part.DUMP: "", Part.IDENTITY: ".json", Part.STACK: ".stack.txt"}
+_CHUNK_BYTES = 1 << 20
+
+
+class DumpStore:
+    """All dumps under `folder`, created when absent. Any thread may use it.
+
+    Raises:
+        StoreError: from every method that writes, naming the path.
+    """
+
+    def __init__(self, folder: Path, *, max_count: int, max_bytes: int) -> None:
+        self.folder = folder
+        self.evicted = 0
+        """Dumps deleted to stay within the bounds."""
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._lock = RLock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        """Finished dumps and their bytes, oldest first."""
+        self._unfinished_bytes = 0
+        self._reading: dict[str, int] = {}
+        """How many readers a dump has; it is not evicted under them."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in sorted(folder.iterdir()):
+                if path.name.startswith(_UNFINISHED):
+                    shutil.rmtree(path)
+                elif _ID.fullmatch(path.name) and path.is_dir():
+                    self._sizes[path.name] = _tree_bytes(path)
+        except OSError as error:
+            raise _failed(folder, error) from None
+        self._make_room(0)
+
+    def create(self, key: AttemptKey, now: AlignedNs) -> DumpWriter:
+        """Start a dump of one attempt; it is no dump before `DumpWriter.finish`."""
+        # Ids sort by time, so that the oldest go first after a restart too.
+        stamp = datetime.fromtimestamp(now / 1e9, UTC).strftime("%Y%m%d-%H%M%S")
+        dump_id = f"{stamp}-{now // 1_000_000 % 1000:03d}-{secrets.token_hex(4)}"
+        return DumpWriter(self, dump_id, key, now)
+
+    def ids(self) -> list[str]:
+        """Oldest first."""
+        with self._lock:
+            return list(self._sizes)
+
+    def tar(self, dump_id: str) -> Iterator[bytes] | None:
+        """The folder as a tar stream, summary first; None when there is no such dump.
+
+        The dump stays while the stream is being read; a stream that is never begun holds nothing.
+
+        Raises:
+            StoreError: from the stream, when the dump was evicted before its first chunk.
+        """
+        with self._lock:
+            return self._tar(dump_id) if dump_id in self._sizes else None
+
+    def _tar(self, dump_id: str) -> Iterator[bytes]:
+        with self._lock:
+            if dump_id not in self._sizes:
+                raise StoreError(f"dump: {dump_id}: evicted just now: look for a later one")
+            self._reading[dump_id] = self._reading.get(dump_id, 0) + 1
+        try:
+            yield from _tar_stream(self.folder / dump_id)
+        finally:
+            with self._lock:
+                self._reading[dump_id] -= 1
+                if not self._reading[dump_id]:
+                    del self._reading[dump_id]
+
+    def _reserve(self, size: int, of_writer: int) -> None:
+        """Make room for `size` more bytes of a dump that has `of_writer` already."""
+        with self._lock:
+            if of_writer + size > self._max_bytes:
+                raise StoreError(
+                    f"dumps: {self.folder}: a dump exceeds the bound of {self._max_bytes} bytes: "
+                    "dump fewer ranks or raise the bound"
+                )
+            self._unfinished_bytes += size
+            self._make_room(0)
+
+    def _release(self, size: int) -> None:
+        with self._lock:
+            self._unfinished_bytes -= size
+
+    def _adopt(self, dump_id: str, size: int) -> None:
+        with self._lock:
+            self._make_room(1)
+            self._unfinished_bytes -= size
+            self._sizes[dump_id] = size
+
+    def _make_room(self, dumps: int) -> None:
+        """Evict the oldest until `dumps` more fit the bounds; those being read are passed over."""
+        for dump_id in list(self._sizes):
+            total = sum(self._sizes.values()) + self._unfinished_bytes
+            if len(self._sizes) + dumps <= self._max_count and total <= self._max_bytes:
+                return
+            if dump_id not in self._reading:
+                shutil.rmtree(self.folder / dump_id, ignore_errors=True)
+                del self._sizes[dump_id]
+                self.evicted += 1
+
+
+class DumpWriter:
+    """A dump being taken: parts arrive in pieces, ranks in any order. One thread at a time."""
+
+    def __init__(self, store: DumpStore, dump_id: str, key: AttemptKey, now: AlignedNs) -> None:
+        self.id = dump_id
+        self._store = store
+        self._key = key
+        self._now = now
+        self._bytes = 0
+        self._incomplete: set[Path] = set()
+        self._root = store.folder / f"{_UNFINISHED}{dump_id}"
+        self._job_folder = self._root / safe_name(key.job)
+        try:
+            self._root.mkdir(mode=0o700)
+            self._job_folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise _failed(store.folder, error) from None
+
+    def add(self, rank: int, part: Part, data: bytes, *, last: bool) -> None:
+        """Append a piece of one part of a rank.
+
+        Raises:
+            StoreError: the dump would exceed the store's bound, or the disk refuses.
+        """
+        path = self._job_folder / f"rank_{int(rank)}{_SUFFIXES[part]}"
+        self._incomplete.add(path)
+        self._reserve(len(data))
+        try:
+            with path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            raise _failed(self._store.folder, error) from None
+        if last:
+            self._incomplete.discard(path)
+
+    def finish(self, summary: Mapping[str, Any]) -> str:
+        """Make it a dump, with `summary` and what is known here in summary.json; gives the id.
+
+        Parts whose last piece never came are left out.
+        """
+        document = {
+            "id": self.id,
+            "job": self._key.job,
+            "attempt": self._key.attempt,
+            "folder": self._job_folder.name,
+            "taken_at": utc_text(self._now),
+            **summary,
+        }
+        # ASCII JSON: a job name that is no UTF-8 is still told truly.
+        text = json.dumps(document, indent=1).encode("ascii")
+        self._reserve(len(text))
+        try:
+            for path in self._incomplete:
+                path.unlink(missing_ok=True)
+            (self._root / SUMMARY).write_bytes(text)
+            self._root.rename(self._store.folder / self.id)
+        except OSError as error:
+            self.abandon()
+            raise _failed(self._store.folder, error) from None
+        self._store._adopt(self.id, self._bytes)
+        return self.id
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._store._release(self._bytes)
+        self._bytes = 0
+
+    def _reserve(self, size: int) -> None:
+        self._store._reserve(size, self._bytes)
+        self._bytes += size
+
+
+def safe_name(job: str) -> str:
+    """`job` as one file name: itself where it is plain, else made plain with a digest behind it.
+
+    Names that differ stay different. The true name is in summary.json.
+    """
+    if _PLAIN_NAME.fullmatch(job):
+        return job
+    digest = hashlib.blake2b(job.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", job).strip("._-")[:80]
+    return f"{plain or 'job'}-{digest}"
+
+
+def _tar_stream(root: Path) -> Iterator[bytes]:
+    """A tar of the files below `root`, a chunk at a time, summary first."""
+    for path in sorted(_files(root), key=lambda path: (path.name != SUMMARY, str(path))):
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            info = tarfile.TarInfo(str(path.relative_to(root)))
+            info.size, info.mtime, info.mode = status.st_size, int(status.st_mtime), 0o600
+            yield info.tobuf(tarfile.PAX_FORMAT)
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+        yield bytes(-info.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def _tree_bytes(root: Path) -> int:
+    return sum(path.stat().st_size for path in _files(root))
+
+
+def _failed(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"dumps: {folder}: {error.strerror}: free some space or choose a writable --data-dir"
+    )

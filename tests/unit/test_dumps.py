@@ -1,0 +1,168 @@
+"""Dump folders: whole or absent, bounded, safe from the names that users give to jobs."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from frd.errors import StoreError
+from frd.model import AlignedNs, AttemptKey
+from frd.store.dumps import DumpStore, safe_name
+from frd.wire import Part
+
+NOW = AlignedNs(1_800_000_000_000_000_000)
+SECOND = 1_000_000_000
+
+
+def dump_store(folder: Path, *, max_count: int = 10, max_bytes: int = 100_000) -> DumpStore:
+    return DumpStore(folder, max_count=max_count, max_bytes=max_bytes)
+
+
+def taken(store: DumpStore, *, job: str = "train", at: int = 0, size: int = 10) -> str:
+    writer = store.create(AttemptKey(job, 2), AlignedNs(NOW + at * SECOND))
+    writer.add(3, Part.DUMP, b"x" * size, last=True)
+    return writer.finish({"answered": [3], "failed": {}})
+
+
+def unpacked(stream: Iterable[bytes] | None) -> dict[str, bytes]:
+    assert stream is not None
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as tar:
+        return {m.name: (tar.extractfile(m) or io.BytesIO()).read() for m in tar.getmembers()}
+
+
+def test_parts_become_files(tmp_path: Path) -> None:
+    """Pieces of several ranks' parts become the files of a dump folder, and its tar equals it."""
+    store = dump_store(tmp_path)
+    writer = store.create(AttemptKey("train", 2), NOW)
+    writer.add(0, Part.DUMP, b"pick", last=False)
+    writer.add(1, Part.STACK, "stück".encode(), last=True)
+    writer.add(0, Part.DUMP, b"le", last=True)
+    writer.add(0, Part.IDENTITY, b"{}", last=True)
+    writer.add(1, Part.DUMP, b"half of it", last=False)
+    assert store.ids() == []
+    dump_id = writer.finish({"answered": [0], "failed": {"1": "gone"}})
+    assert re.fullmatch(r"[0-9a-z-]+", dump_id)
+    assert store.ids() == [dump_id]
+
+    files = unpacked(store.tar(dump_id))
+    assert next(iter(files)) == "summary.json"
+    summary = json.loads(files.pop("summary.json"))
+    assert summary == {
+        "id": dump_id,
+        "job": "train",
+        "attempt": 2,
+        "folder": "train",
+        "taken_at": "2027-01-15T08:00:00.000000Z",
+        "answered": [0],
+        "failed": {"1": "gone"},
+    }
+    assert files == {
+        "train/rank_0": b"pickle",
+        "train/rank_0.json": b"{}",
+        "train/rank_1.stack.txt": "stück".encode(),
+    }
+    on_disk = {
+        str(path.relative_to(tmp_path / dump_id)): path.read_bytes()
+        for path in (tmp_path / dump_id / "train").iterdir()
+    }
+    assert on_disk == files
+
+
+@pytest.mark.parametrize(
+    "job",
+    ["..", ".", "/etc", "a/../b", "a\\b", "", ".hidden", "a\udcffb", "x" * 300, "né w", "a\0b"],
+)
+def test_odd_job_names_stay_inside(tmp_path: Path, job: str) -> None:
+    """A job name that is no plain file name cannot leave the folder; summary.json has it truly."""
+    store = dump_store(tmp_path / "dumps")
+    files = unpacked(store.tar(taken(store, job=job)))
+    summary = json.loads(files.pop("summary.json"))
+    assert summary["job"] == job
+    (name,) = files
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}/rank_3", name)
+    assert summary["folder"] == name.partition("/")[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["dumps"]
+
+
+def test_different_names_stay_different() -> None:
+    """Plain names are kept, and two odd ones that look alike do not share a folder."""
+    assert safe_name("llama-7b_run.3") == "llama-7b_run.3"
+    assert len({safe_name(job) for job in ["a/b", "a b", "a_b", "a//b"]}) == 4
+
+
+def test_oldest_go_first_by_count(tmp_path: Path) -> None:
+    """Beyond the bound on dumps the oldest disappear, also for a store opened later."""
+    store = dump_store(tmp_path, max_count=3)
+    ids = [taken(store, at=n) for n in range(5)]
+    assert store.ids() == ids[2:]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ids[2:]
+    assert store.evicted == 2
+    assert dump_store(tmp_path, max_count=2).ids() == ids[3:]
+
+
+def test_oldest_go_first_by_bytes(tmp_path: Path) -> None:
+    """Beyond the bound on bytes the oldest disappear while a new dump is still being filled."""
+    store = dump_store(tmp_path, max_bytes=5_000)
+    ids = [taken(store, at=n, size=2_000) for n in range(2)]
+    writer = store.create(AttemptKey("train", 0), AlignedNs(NOW + 9 * SECOND))
+    writer.add(0, Part.DUMP, b"x" * 1_000, last=False)
+    assert store.ids() == ids[1:]
+    writer.abandon()
+    assert [path.name for path in tmp_path.iterdir()] == ids[1:]
+
+
+def test_dump_greater_than_the_bound(tmp_path: Path) -> None:
+    """A dump that cannot fit is refused with a reason and leaves no trace."""
+    store = dump_store(tmp_path, max_bytes=1_000)
+    writer = store.create(AttemptKey("train", 0), NOW)
+    with pytest.raises(StoreError, match="exceeds the bound of 1000 bytes"):
+        writer.add(0, Part.DUMP, b"x" * 1_001, last=True)
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
+    taken(store)
+    assert len(store.ids()) == 1
+
+
+def test_a_dump_stays_while_it_is_read(tmp_path: Path) -> None:
+    """A reader gets the whole dump although newer ones push it out meanwhile."""
+    store = dump_store(tmp_path, max_count=1)
+    first = taken(store, size=5_000)
+    stream = store.tar(first)
+    assert stream is not None
+    beginning = next(stream)
+    second = taken(store, at=1)
+    assert len(unpacked([beginning, *stream])["train/rank_3"]) == 5_000
+    third = taken(store, at=2)
+    assert store.ids() == [third]
+    assert store.tar(second) is None
+
+
+@pytest.mark.parametrize("dump_id", ["", "..", "../x", "no-such", "a/b", ".unfinished-1"])
+def test_unknown_ids(tmp_path: Path, dump_id: str) -> None:
+    """An id that names no finished dump gives nothing, whatever it looks like."""
+    assert dump_store(tmp_path).tar(dump_id) is None
+
+
+def test_unfinished_dump_of_a_killed_process(tmp_path: Path) -> None:
+    """What a killed process left half done is no dump and is removed at the next start."""
+    dump_store(tmp_path).create(AttemptKey("train", 0), NOW).add(0, Part.DUMP, b"half", last=True)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert dump_store(tmp_path).ids() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    """A store below a file, and a folder that vanished, are clear errors with the path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"dumps: .*file/dumps: .*--data-dir"):
+        dump_store(tmp_path / "file" / "dumps")
+    store = dump_store(tmp_path / "dumps")
+    (tmp_path / "dumps").rmdir()
+    with pytest.raises(StoreError, match=r"dumps: .*No such file"):
+        store.create(AttemptKey("train", 0), NOW)
