@@ -46,10 +46,19 @@ class _Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="frd-daemon", prog_name="frd", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> int:
     """Names the first cause when distributed PyTorch training hangs, while it hangs."""
+    if context.invoked_subcommand is not None:
+        return 0
+    click.echo(context.get_help(), err=True)
+    return USAGE
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -76,7 +85,7 @@ def main() -> None:
 
 def _told(error: click.ClickException) -> str:
     """Click's words, with the way to the help of the command that was meant."""
-    words = " ".join(error.format_message().split()).rstrip(".")
+    words = " ".join(error.format_message().split()).rstrip(".?")
     context = error.ctx if isinstance(error, click.UsageError) else None
     path = context.command_path if context is not None else "frd"
     return f"{words[:1].lower()}{words[1:]}: see `{path} --help`"

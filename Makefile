@@ -1,0 +1,61 @@
+# What people run by hand. Needs Python 3.11 and make; everything else is installed into .venv.
+
+PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+	echo $$python && exit; done; echo python3.11)
+BIN := .venv/bin
+BENCHES := $(sort $(wildcard bench/*.py))
+
+.PHONY: help demo test lint bench proto clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    a small job hangs on this machine; frd names the culprit (about a minute)"
+	@echo "make test    lint, types, import floors, generated code, tests"
+	@echo "make lint    only the checks that run no code"
+	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
+	@echo "make proto   regenerate frd/v1 from proto/"
+	@echo "make clean   remove what make has made"
+
+demo: .venv/installed torch
+	@$(BIN)/frd demo
+
+test: lint torch
+	@scripts/debian-packages
+	@echo "frd: tests"
+	@$(BIN)/pytest
+
+lint: .venv/installed .venv-proto/installed
+	@echo "frd: lint"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@echo "frd: types"
+	@$(BIN)/mypy --no-error-summary
+	@echo "frd: import floors"
+	@$(BIN)/lint-imports --no-logo > .venv/floors.log || { cat .venv/floors.log; exit 1; }
+	@echo "frd: generated code"
+	@scripts/generate --check
+
+bench: .venv/installed torch
+	@for bench in $(BENCHES); do echo "frd: $$bench"; $(BIN)/python $$bench --json || exit 1; done
+
+proto: .venv-proto/installed
+	@scripts/generate
+
+clean:
+	rm -rf .venv .venv-proto dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed: pyproject.toml requirements/dev.txt scripts/venv
+	@scripts/venv .venv $(PYTHON) requirements/dev.txt --editable
+	@touch $@
+
+.venv-proto/installed: requirements/proto.txt scripts/venv
+	@scripts/venv .venv-proto $(PYTHON) requirements/proto.txt
+	@touch $@
+
+# Real ranks need torch; without it the demo and the tests fall back to scripted ones, and say so.
+.PHONY: torch
+torch: .venv/installed
+	@scripts/torch .venv requirements/demo.txt
