@@ -275,6 +275,14 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Witness:
+    """One rank that waits, and the line from which it entered the collective."""
+
+    rank: int
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A claim with evidence; immutable: a newer version of it carries the same id."""
 
@@ -294,6 +302,7 @@ class Finding:
     victims: tuple[int, ...] = ()
     unknown: tuple[int, ...] = ()
     """Ranks that could be involved but whose telemetry is missing or late."""
+    witness: Witness | None = None
     dump: str | None = None
     """Id of the dump that the service took when the finding opened."""
     summary: str = ""
@@ -394,6 +403,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     out["victims"] = list(finding.victims)
     if finding.unknown:
         out["unknown_ranks"] = list(finding.unknown)
+    if finding.witness is not None:
+        out["witness"] = {"rank": finding.witness.rank, "stack": list(finding.witness.stack)}
     if finding.dump is not None:
         out["dump"] = finding.dump
     if finding.close_reason:
@@ -450,6 +461,9 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
         ),
         victims=tuple(data.get("victims", ())),
         unknown=tuple(data.get("unknown_ranks", ())),
+        witness=Witness(data["witness"]["rank"], tuple(data["witness"]["stack"]))
+        if data.get("witness")
+        else None,
         dump=data.get("dump"),
         close_reason=data.get("close_reason", ""),
         summary=data.get("summary", ""),

@@ -1,0 +1,5 @@
+"""`python -m frd` is `frd`."""
+
+from frd.cli import main
+
+main()

@@ -1,0 +1,158 @@
+"""The demo's scenarios: which script runs, which fault is injected, what the truth is.
+
+Pure data and the comparison of findings with the truth; processes are `frd.cli.demo.stage`'s business.
+A scenario's script is an ordinary torch program that has never heard of frd.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT_RANKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What was injected, and so what a finding has to say."""
+
+    kind: str
+    reason: str
+    suspects: tuple[int, ...]
+    victims: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One way for a job to hang (or not to)."""
+
+    name: str
+    title: str
+    script: str
+    truth: Callable[[int], Truth | None]
+    """World size to truth; None: nothing may be found at all."""
+    min_ranks: int = 2
+    signal: signal.Signals | None = None
+    """Sent to the first suspect once the job runs."""
+    recovers: bool = False
+    """The job goes on by itself, so the finding has to close."""
+
+
+def _others(world: int, *suspects: int) -> tuple[int, ...]:
+    return tuple(rank for rank in range(world) if rank not in suspects)
+
+
+def _one(kind: str, reason: str, pick: Callable[[int], int]) -> Callable[[int], Truth]:
+    def truth(world: int) -> Truth:
+        return Truth(kind, reason, (pick(world),), _others(world, pick(world)))
+
+    return truth
+
+
+def _rank(rank: int) -> Callable[[int], int]:
+    return lambda world: min(rank, world - 1)
+
+
+def _last(world: int) -> int:
+    return world - 1
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "missing_rank",
+            "a data loader gets stuck on one rank",
+            "missing_rank.py",
+            _one("stall", "cpu_stuck", _rank(2)),
+        ),
+        Scenario(
+            "cascade",
+            "two layers of groups; the culprit is in none that most ranks wait in",
+            "cascade.py",
+            _one("stall", "cpu_stuck", _last),
+            min_ranks=4,
+        ),
+        Scenario(
+            "wrong_order",
+            "two ranks enter two groups in opposite order",
+            "wrong_order.py",
+            lambda world: Truth("order", "order", (0, 1), _others(world, 0, 1)),
+        ),
+        Scenario(
+            "mismatch",
+            "one rank calls another collective than its peers",
+            "mismatch.py",
+            _one("mismatch", "mismatch", _rank(1)),
+            min_ranks=3,
+        ),
+        Scenario(
+            "killed",
+            "one rank is killed (SIGKILL)",
+            "train.py",
+            _one("rank_lost", "exited", _rank(2)),
+            signal=signal.SIGKILL,
+        ),
+        Scenario(
+            "frozen",
+            "one rank is stopped (SIGSTOP)",
+            "train.py",
+            _one("stall", "unreachable", _rank(2)),
+            signal=signal.SIGSTOP,
+        ),
+        Scenario(
+            "gil",
+            "one rank is inside C code that holds the interpreter lock",
+            "gil.py",
+            _one("stall", "cpu_stuck", _rank(2)),
+        ),
+        Scenario(
+            "slow",
+            "one rank is late by seconds, but comes",
+            "slow.py",
+            _one("stall", "cpu_stuck", _rank(1)),
+            recovers=True,
+        ),
+        Scenario("healthy", "nothing is wrong", "train.py", lambda world: None),
+    )
+}
+
+# Scripts that take the faulty rank on their command line.
+_RANK_ARGUMENT = frozenset({"missing_rank", "mismatch", "gil", "slow"})
+
+
+def arguments(scenario: Scenario, world: int) -> list[str]:
+    """Command line of the scenario's script for a job of `world` ranks."""
+    truth = scenario.truth(world)
+    if truth is not None and scenario.name in _RANK_ARGUMENT:
+        return ["--rank", str(truth.suspects[0])]
+    if scenario.script == "train.py":
+        return ["--steps", "1000000"]
+    return []
+
+
+def disagreements(truth: Truth | None, findings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each way in which `findings` (INTERFACES JSON) differ from the truth; empty when they agree."""
+    if truth is None:
+        return [f"unexpected finding: {f['summary']}" for f in findings]
+    if len(findings) != 1:
+        return [f"{len(findings)} findings instead of one"]
+    (finding,) = findings
+    said = Truth(
+        finding["kind"],
+        "/".join(sorted({s["reason"] for s in finding["suspects"]})),
+        tuple(s["rank"] for s in finding["suspects"]),
+        tuple(finding["victims"]),
+    )
+    return [
+        f"{what}: {mine} instead of {true}"
+        for what, mine, true in (
+            ("kind", said.kind, truth.kind),
+            ("reason", said.reason, truth.reason),
+            ("suspects", sorted(said.suspects), sorted(truth.suspects)),
+            ("victims", sorted(said.victims), sorted(truth.victims)),
+        )
+        if mine != true
+    ]

@@ -1,0 +1,43 @@
+"""A healthy job that looks odd: subgroups, uneven steps, and a long pause of all ranks."""
+
+import argparse
+import random
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--pause", type=float, default=20.0)
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([r, r + 1], group_desc="pair") for r in range(0, world - 1, 2)]
+    evens = dist.new_group(list(range(0, world, 2)), group_desc="evens")
+    uneven = random.Random(rank)
+    start = time.monotonic()
+    go_on, paused = torch.ones(1), False
+    while go_on.item():
+        for _ in range(20):
+            time.sleep(uneven.uniform(0.0, 0.03))
+            dist.all_reduce(torch.ones(256), group=pairs[rank // 2])
+            if rank % 2 == 0:
+                dist.all_reduce(torch.ones(64), group=evens)
+        passed = time.monotonic() - start
+        go_on[0] = passed < args.seconds
+        pause_now = torch.tensor([float(not paused and passed > args.seconds / 3)])
+        dist.broadcast(go_on, src=0)
+        dist.broadcast(pause_now, src=0)
+        if pause_now.item():  # every rank writes its shard of a checkpoint
+            time.sleep(args.pause)
+            paused = True
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

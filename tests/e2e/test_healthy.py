@@ -1,0 +1,37 @@
+"""A healthy job raises nothing, however odd it looks."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import Scenario
+from frd.cli.demo.stage import Stage
+
+SECONDS = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(SECONDS + 90)]
+pytest.importorskip("torch")
+
+
+def test_uneven_job_with_a_pause_has_no_finding() -> None:
+    """Four ranks with subgroups, uneven steps and a 20 s pause: nothing is found at defaults."""
+    script = str(Path(__file__).parent / "jobs" / "uneven.py")
+    scenario = Scenario("uneven", "nothing is wrong", script, lambda world: None)
+    with Stage(scenario, 4, 10.0, ["--seconds", str(SECONDS)]) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+        deadline = time.monotonic() + SECONDS + 60
+        while any(rank.poll() is None for rank in stage.ranks):
+            assert time.monotonic() < deadline, stage.log("rank0")
+            time.sleep(0.5)
+        time.sleep(2)
+        assert [rank.returncode for rank in stage.ranks] == [0, 0, 0, 0]
+        assert client.get("/api/v1/findings")["findings"] == []
+        (job,) = client.get("/api/v1/jobs")["jobs"]
+        assert job["ended"]

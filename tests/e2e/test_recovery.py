@@ -1,0 +1,135 @@
+"""What frd says after its own parts, or the job, were killed and came back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+from frd.errors import FrdError
+
+JOBS = Path(__file__).parent / "jobs"
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
+pytest.importorskip("torch")
+
+
+def until(said: Callable[[], Any], within_s: float, what: str) -> Any:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if value := said():
+                return value
+        except FrdError:
+            pass
+        time.sleep(0.2)
+    pytest.fail(f"{what} did not come within {within_s} s")
+
+
+def findings(client: Client) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = client.get("/api/v1/findings")["findings"]
+    return found
+
+
+def group(client: Client, job: str, label: str = "default_pg") -> Mapping[str, Any]:
+    groups = client.get(f"/api/v1/jobs/{job}")["groups"]
+    (one,) = [g for g in groups if g["group"] == label]
+    return one
+
+
+def kill(process: subprocess.Popen[bytes] | None) -> None:
+    assert process is not None
+    process.kill()
+    process.wait()
+
+
+def test_service_killed_in_a_stall_brings_the_finding_back() -> None:
+    """SIGKILL the service while a job hangs: the restarted one has the same finding, once."""
+    with Stage(SCENARIOS["missing_rank"], 4, 3.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+        (before,) = until(lambda: findings(client), 40, "the finding")
+        kill(stage.service)
+        stage.start_service(addresses)
+        until(lambda: client.get(f"/api/v1/jobs/{stage.job}")["ranks"], 20, "the agent's resync")
+        for _ in range(24):
+            (after,) = findings(client)
+            assert after["id"] == before["id"]
+            assert after["state"] == "open"
+            assert [s["rank"] for s in after["suspects"]] == [2]
+            time.sleep(0.25)
+
+
+def test_agent_killed_counts_nothing_twice() -> None:
+    """SIGKILL the agent of a healthy job: ranks run on, and a new agent's rows are not recounted."""
+    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+        until(lambda: group(client, stage.job)["completed"] > 200, 40, "200 steps")
+        kill(stage.agent)
+        time.sleep(2)
+        assert all(rank.poll() is None for rank in stage.ranks)
+        stage.start_agent(addresses)
+        resumed = group(client, stage.job)["completed"]
+        until(lambda: group(client, stage.job)["completed"] > resumed + 1200, 60, "more steps")
+        seen = group(client, stage.job)
+        assert seen["matched"] <= seen["completed"]
+        assert findings(client) == []
+
+
+def test_agent_of_a_dead_service_keeps_the_ranks_running() -> None:
+    """SIGKILL the service of a healthy job and never restart it: the ranks do not notice."""
+    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+        until(lambda: group(client, stage.job)["completed"] > 100, 40, "100 steps")
+        kill(stage.service)
+        time.sleep(3)
+        assert all(rank.poll() is None for rank in stage.ranks)
+        assert stage.agent is not None
+        assert stage.agent.poll() is None
+        stage.agent.send_signal(signal.SIGTERM)
+        assert stage.agent.wait(10) == 0
+
+
+def test_restarted_job_starts_clean() -> None:
+    """torchrun restarts a job after a killed rank: the old attempt's finding closes."""
+    with Stage(SCENARIOS["healthy"], 4, 3.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+        job = subprocess.Popen(
+            [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(stage.run_dir), "--"]
+            + [*torchrun, "--max-restarts", "1", "--rdzv-id", "phoenix"]
+            + ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+            + [str(JOBS / "restarts.py")],
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            until(lambda: client.get("/api/v1/jobs/phoenix")["attempt"] == 1, 60, "attempt 1")
+            until(lambda: group(client, "phoenix")["completed"] > 100, 40, "100 steps of attempt 1")
+            assert all(f["state"] == "closed" for f in findings(client))
+            assert all(f["attempt"] == 0 for f in findings(client))
+            lost = [f for f in findings(client) if f["kind"] == "rank_lost"]
+            assert [s["rank"] for f in lost for s in f["suspects"]] == [1]
+            assert job.wait(60) == 0
+            time.sleep(3)
+            assert [f for f in findings(client) if f["attempt"] == 1] == []
+        finally:
+            job.kill()
+            job.wait()
