@@ -32,6 +32,8 @@ class Policy:
     """Per attempt."""
     max_groups: int = 65_536
     """Per attempt."""
+    max_pairs: int = 4_194_304
+    """Members over all groups of an attempt."""
     max_signatures: int = 65_536
     """Per attempt."""
     max_open_collectives: int = 1_000_000

@@ -1,0 +1,244 @@
+"""All that the engine holds about one attempt of one job, and the only way to change it.
+
+Observations come in as columns with engine handles and aligned times; they are checked first and
+applied whole or not at all. Each of them merges (maximum, count, replace by rank), so batches of
+different ranks may come in any order and a replay changes nothing. Questions go out as plain
+arrays (`stalls`), as an immutable `Picture` for the analysis of first causes, and as a view for
+metrics. What a stall means, whose fault it is and when to tell people is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frd.engine import cut
+from frd.engine.channels import Channels
+from frd.engine.picture import Picture, StallTable
+from frd.engine.policy import Policy
+from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
+from frd.errors import WireError
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    GroupInfo,
+    Int32s,
+    Int64s,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+    UInt8s,
+    UInt32s,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one batch of entries brought."""
+
+    rows: int
+    duplicates: int
+    """Rows that said nothing new."""
+    joined: int
+    completed: int
+
+
+class Attempt:
+    """One attempt of one job. Handles are ints; a rank's handle is its global rank."""
+
+    def __init__(self, key: AttemptKey, world_size: int, policy: Policy, now: AlignedNs) -> None:
+        self.key = key
+        self.world_size = world_size
+        self.created_at = now
+        self.revision = 0
+        """Changes with everything observed."""
+        self.gap_entries = 0
+        self.evicted: dict[str, int] = {}
+        self._policy = policy
+        self._ranks = Ranks()
+        self._groups = Groups()
+        self._pairs = Pairs()
+        self._channels = Channels()
+        self._signatures: dict[Signature, int] = {}
+
+    # -- declarations ------------------------------------------------------------------------
+
+    def rank(self, info: RankInfo, now: AlignedNs) -> int:
+        """The handle of a rank; another process of a known rank starts with nothing known.
+
+        Raises:
+            WireError: when the rank is outside the world, or beyond the limit.
+        """
+        limit = self.world_size or self._policy.max_ranks
+        if not 0 <= info.rank < min(limit, self._policy.max_ranks):
+            raise WireError(
+                "ranks.rank", "range", f"{info.rank}: the attempt has ranks 0..{limit - 1}"
+            )
+        known = self._ranks.infos.get(info.rank)
+        if known is None or (known.boot_id, known.pid) != (info.boot_id, info.pid):
+            self.revision += 1
+            self._ranks.declare(info)
+            if known is not None:
+                self._pairs.reset(info.rank)
+                self._channels.forget(info.rank)
+        return info.rank
+
+    def group(self, info: GroupInfo) -> int:
+        """The handle of a group.
+
+        Raises:
+            WireError: when a limit is reached, or a member is outside the world.
+        """
+        known = self._groups.by_id.get(info.group_id)
+        if known is not None:
+            return known
+        if self._groups.count >= self._policy.max_groups:
+            raise WireError("groups", "limit", f"{info.label!r}: more than policy.max_groups")
+        if self._pairs.count + len(info.ranks) > self._policy.max_pairs:
+            raise WireError("groups.ranks", "limit", f"{info.label!r}: more than policy.max_pairs")
+        if info.ranks and info.ranks[-1] >= (self.world_size or self._policy.max_ranks):
+            raise WireError(
+                "groups.ranks",
+                "range",
+                f"{info.label!r}: rank {info.ranks[-1]} is not in the world",
+            )
+        floor_ns = round(self._policy.stall_after_s * 1e9)
+        return self._groups.declare(info, self._pairs.add(self._groups.count, info.ranks), floor_ns)
+
+    def signature(self, signature: Signature) -> int:
+        """The handle of a signature.
+
+        Raises:
+            WireError: when the limit is reached.
+        """
+        return self._signatures.setdefault(signature, len(self._signatures))
+
+    def pair(self, rank: int, group: int) -> int:
+        """The row of a rank in a group; -1 when the rank is not a member.
+
+        Raises:
+            WireError: when a group of unknown membership would grow beyond the limit.
+        """
+        row = self._groups.pair(rank, group)
+        if row < 0 and not self._groups.infos[group].ranks:
+            if self._pairs.count >= self._policy.max_pairs:
+                raise WireError("groups", "limit", "too many members: more than policy.max_pairs")
+            row = self._pairs.add(group, (rank,))
+            self._groups.strangers[group][rank] = row
+        return row
+
+    # -- observations ------------------------------------------------------------------------
+
+    def observe_watermarks(
+        self,
+        pair: Int32s,
+        enqueued: Int64s,
+        started: Int64s,
+        completed: Int64s,
+        head_created_ns: Int64s,
+        seen_rank: Int32s,
+        as_of_ns: Int64s,
+        now: AlignedNs,
+    ) -> None:
+        """Where ranks stand. Marks only rise; a row that is behind what entries told is stale.
+
+        Raises:
+            WireError: when a row is of a rank that is not a member of its group.
+        """
+        ranks, pairs = self._ranks, self._pairs
+        if len(pair):
+            _check_members("watermarks.group", pair)
+            was_enqueued, was_completed = pairs.enqueued[pair], pairs.completed[pair]
+            advanced = completed > was_completed
+            head_known = (head_created_ns > 0) | (enqueued <= completed)
+            newest = (enqueued >= was_enqueued) & (completed >= was_completed) & head_known
+            rank = pairs.rank[pair]
+            pairs.head[pair] = np.where(newest, head_created_ns, pairs.head[pair])
+            pairs.idle_until[pair] = np.where(advanced, ranks.as_of[rank], pairs.idle_until[pair])
+            pairs.enqueued[pair] = np.maximum(enqueued, was_enqueued)
+            pairs.completed[pair] = np.maximum(completed, was_completed)
+            pairs.started[pair] = np.maximum(started, pairs.started[pair])
+            ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
+        if len(seen_rank):
+            as_of = np.maximum(ranks.as_of[seen_rank], as_of_ns)
+            ranks.as_of[seen_rank] = np.minimum(as_of, now)
+        self.revision += 1
+
+    def observe_channels(
+        self,
+        rank: int,
+        group: Int32s,
+        peer: Int32s,
+        is_send: UInt8s,
+        in_flight: UInt32s,
+        head_created_ns: Int64s,
+        now: AlignedNs,
+    ) -> None:
+        """All P2P ops of a rank that are in flight; replaces what was known of the rank."""
+        self._channels.replace(rank, group, peer, is_send, in_flight, head_created_ns)
+        self.revision += 1
+
+    def observe_status(self, rank: int, status: RankStatus, at: AlignedNs, now: AlignedNs) -> None:
+        """An agent's evidence about a rank, replacing the previous one; `at` is aligned."""
+        ranks = self._ranks
+        known = ranks.statuses.get(rank)
+        state = STATES.index(status.state)
+        if known is None or known.state is not status.state:
+            ranks.state_since[rank] = at
+        ranks.state[rank] = state
+        lost = status.gap_entries - (known.gap_entries if known else 0)
+        if lost > 0:
+            ranks.gap_at[rank] = now
+            self.gap_entries += lost
+        ranks.statuses[rank] = status
+        self.revision += 1
+
+    def connection(self, ranks: Sequence[int], connected: bool, now: AlignedNs) -> None:
+        """The stream of these ranks' agent came or went."""
+        self._ranks.connected[np.asarray(ranks, np.int64)] = connected
+        self.revision += 1
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def ended(self, now: AlignedNs) -> bool:
+        """All ranks that were ever declared are gone."""
+        rank = self._ranks.sorted()
+        return len(rank) > 0 and bool((self._ranks.state[rank] >= EXITED).all())
+
+    @property
+    def lost(self) -> tuple[tuple[int, RankState, AlignedNs], ...]:
+        """Ranks that exited uncleanly or are silent, and since when."""
+        table = self._ranks
+        rank = table.sorted()
+        rank = rank[(table.state[rank] == SILENT) | (table.state[rank] == EXITED)]
+        return tuple(
+            (r, STATES[table.state[r]], AlignedNs(int(table.state_since[r]))) for r in rank.tolist()
+        )
+
+    def threshold_s(self, group: int) -> float:
+        """How long a wait in this group may take before it is a stall."""
+        return float(self._groups.threshold_ns[group]) / 1e9
+
+    def stalls(self, now: AlignedNs) -> StallTable:
+        """Waiting that telemetry has confirmed to be longer than its group's threshold."""
+        floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
+        return cut.stalls(self._ranks, self._groups, self._pairs, self._channels, floor)
+
+    def picture(self, now: AlignedNs) -> Picture:
+        """Where every rank stands; nothing in it changes afterwards."""
+        return Picture(
+            key=self.key,
+            now=now,
+            world_size=self.world_size,
+            groups=cut.groups(self._groups, self._pairs),
+            channels=self._channels.picture(),
+            **cut.ranks(self._ranks),
+        )
+
+
+def _check_members(field: str, pair: Int32s) -> None:
+    if pair.min() < 0:
+        raise WireError(field, "member", f"row {int(pair.argmin())}: the rank is not in the group")

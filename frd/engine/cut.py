@@ -1,0 +1,105 @@
+"""What the tables of an attempt look like to those who judge: stalls, and parts of a picture.
+
+Pure functions from tables to fresh arrays. `stalls` runs at every tick over every pair and must
+stay cheap: one contiguous pass drops all that is young, and what is left is usually nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+
+from frd.engine.channels import Channels
+from frd.engine.picture import Bools, GroupPicture, StallTable
+from frd.engine.tables import EXITED, STATES, Groups, Pairs, Ranks
+from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s, RankInfo, RankState
+
+
+def stalls(
+    ranks: Ranks, groups: Groups, pairs: Pairs, channels: Channels, latest: AlignedNs
+) -> StallTable:
+    """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
+
+    `latest` is the enqueue time of the youngest op that any threshold could call late. A rank that
+    is gone waits no more. The wait counts from the enqueue of the op, or from the last moment at
+    which the op before it was not complete, if that is later: a program that runs far ahead of
+    its device is not stalled.
+    """
+    n = pairs.count
+    old = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] <= latest)
+    row = np.flatnonzero(old)
+    row = row[pairs.head[row] > 0]
+    since = np.maximum(pairs.head[row], pairs.idle_until[row])
+    stuck = _confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since)
+    row = row[stuck]
+    p2p = channels.waiting_before(latest)
+    late = _confirmed(ranks, groups, p2p.rank, p2p.group, p2p.since)
+    return StallTable(
+        np.concatenate((pairs.group[row], p2p.group[late])),
+        np.concatenate((pairs.rank[row], p2p.rank[late])),
+        np.concatenate((completed(groups, pairs, row) + 1, np.full(late.sum(), UNKNOWN_SEQ))),
+        np.concatenate((since[stuck], p2p.since[late])),
+    )
+
+
+def _confirmed(ranks: Ranks, groups: Groups, rank: Int32s, group: Int32s, since: Int64s) -> Bools:
+    there: Bools = ranks.state[rank] < EXITED
+    return there & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
+
+
+def completed(groups: Groups, pairs: Pairs, row: Int64s) -> Int64s:
+    """Completed watermarks; a rank in its first collective has completed the one before it."""
+    marks = pairs.completed[row]
+    first = groups.first_seq[pairs.group[row]]
+    return np.where((marks < 0) & (pairs.enqueued[row] >= 0), first - 1, marks)
+
+
+class RankColumns(TypedDict):
+    """The fields of a `Picture` that say where the ranks stand."""
+
+    rank: Int32s
+    as_of: Int64s
+    state: list[RankState]
+    state_since: Int64s
+    detail: list[str]
+    connected: Bools
+    gap: Bools
+    info: dict[int, RankInfo]
+    moved_at: Int64s
+
+
+def ranks(table: Ranks) -> RankColumns:
+    rank = table.sorted()
+    known = table.statuses
+    return RankColumns(
+        rank=rank,
+        as_of=table.as_of[rank],
+        state=[STATES[code] for code in table.state[rank].tolist()],
+        state_since=table.state_since[rank],
+        detail=[known[r].detail if r in known else "" for r in rank.tolist()],
+        connected=table.connected[rank],
+        gap=table.gap_at[rank] >= table.as_of[rank],
+        info=dict(table.infos),
+        moved_at=table.moved_at[rank],
+    )
+
+
+def groups(table: Groups, pairs: Pairs) -> list[GroupPicture]:
+    """One picture per group, its place in the list being the group's handle."""
+    layout = pairs.layout()
+    order = layout.order
+    members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
+    done, head = completed(table, pairs, order), pairs.head[order]
+    bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
+    return [
+        GroupPicture(
+            info,
+            members[start:end],
+            enqueued[start:end],
+            started[start:end],
+            done[start:end],
+            head[start:end],
+        )
+        for info, start, end in zip(table.infos, bounds, bounds[1:], strict=False)
+    ]
