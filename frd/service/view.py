@@ -63,6 +63,8 @@ class ServiceState:
     """How late the event loop wakes, the worst recent case."""
     evaluated_at: AlignedNs | None = None
     """When the engine last advanced."""
+    version: str = "unknown"
+    """Of the running service."""
 
     def latest_attempts(self) -> dict[str, AttemptView]:
         """The newest attempt of every job: earlier ones are history and only confuse."""

@@ -1,0 +1,115 @@
+"""The metrics of the service by name: the one table that rules, dashboards and docs answer to.
+
+What fills them is `frd.service.metrics`' business. Names follow INTERFACES and the Prometheus
+conventions: base units, ``_total`` for counters, no sequence number, size or stack as a label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+
+Family: TypeAlias = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
+MAX_SUSPECTS: Final = 16
+"""Series of `frd_suspect` for one finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric: its kind, labels and HELP text."""
+
+    family: Family
+    labels: tuple[str, ...]
+    help: str
+
+
+_GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
+
+METRICS: Final[dict[str, Spec]] = {
+    "frd_build_info": Spec(_GAUGE, ("version",), "Version of the running service; always 1."),
+    "frd_nodes": Spec(
+        _GAUGE,
+        ("job", "state"),
+        "Nodes that host ranks of the job's newest attempt, by state of their agent.",
+    ),
+    "frd_ranks": Spec(
+        _GAUGE,
+        ("job", "state"),
+        "Ranks of the job's newest attempt, by what their agents last said.",
+    ),
+    "frd_group_open_collectives": Spec(
+        _GAUGE,
+        ("job", "group"),
+        "Collectives that some rank joined and some expected rank has not completed.",
+    ),
+    "frd_stalled_collectives": Spec(
+        _GAUGE, ("job", "group"), "Open collectives older than the group's stall threshold."
+    ),
+    "frd_stall_seconds": Spec(
+        _GAUGE, ("job", "group"), "Age of the oldest stalled collective, 0 when none is stalled."
+    ),
+    "frd_findings_open": Spec(_GAUGE, ("job", "kind"), "Findings that are open now."),
+    "frd_findings_total": Spec(
+        _COUNTER, ("job", "kind"), "Findings opened since the service started."
+    ),
+    "frd_suspect": Spec(
+        _GAUGE,
+        ("job", "kind", "finding", "rank", "node", "reason"),
+        f"1 for each first cause named by an open finding, at most {MAX_SUSPECTS} a finding.",
+    ),
+    "frd_collectives_matched_total": Spec(
+        _COUNTER, ("job", "group"), "Collectives completed by every member of the group."
+    ),
+    "frd_collective_skew_seconds": Spec(
+        _HISTOGRAM,
+        ("job", "op"),
+        "Time between the first and the last member joining a collective.",
+    ),
+    "frd_collective_duration_seconds": Spec(
+        _HISTOGRAM,
+        ("job", "op"),
+        "Time between the first member joining a collective and its last known completion.",
+    ),
+    "frd_clock_offset_seconds": Spec(
+        _GAUGE, ("node",), "Service clock minus node clock, for nodes where it is known."
+    ),
+    "frd_clock_uncertainty_seconds": Spec(
+        _GAUGE, ("node",), "Half the width of the offset's interval, for nodes where it is known."
+    ),
+    "frd_agents_expected": Spec(
+        _GAUGE, ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."
+    ),
+    "frd_agents_reporting": Spec(
+        _GAUGE, ("job",), "Expected agents that are connected and were heard of lately."
+    ),
+    "frd_ingest_entries_total": Spec(_COUNTER, (), "Entry rows applied; duplicates do not count."),
+    "frd_ingest_refused_total": Spec(
+        _COUNTER, ("reason",), "Streams ended because a message broke the wire contract."
+    ),
+    "frd_ingest_lag_seconds": Spec(
+        _GAUGE,
+        (),
+        "Time from an agent's sending to the service's applying, slowest recent message.",
+    ),
+    "frd_telemetry_gap_entries_total": Spec(
+        _COUNTER, ("job",), "Entries lost to ring overruns and full outboxes before they got here."
+    ),
+    "frd_evicted_total": Spec(
+        _COUNTER, ("what",), "Things dropped to stay within a limit of the service."
+    ),
+    "frd_store_errors_total": Spec(
+        _COUNTER, ("store",), "Writes to the data directory that failed."
+    ),
+    "frd_loop_lag_seconds": Spec(
+        _GAUGE, (), "How late the service's event loop woke up, worst recent case."
+    ),
+    "frd_last_evaluation_timestamp_seconds": Spec(
+        _GAUGE, (), "When the engine last evaluated what it knows; 0 before the first time."
+    ),
+}

@@ -1,0 +1,328 @@
+"""/metrics: the agreed names, parsable, bounded, and true to the state they are a view of."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    AttemptView,
+    Confidence,
+    Finding,
+    FindingState,
+    GroupView,
+    Histogram,
+    Kind,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    RankView,
+    Reason,
+    Snapshot,
+    Suspect,
+)
+from frd.service.metric_table import MAX_SUSPECTS, METRICS
+from frd.service.metrics import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
+from frd.service.view import Counters, NodeView, ServiceState
+
+NOW = AlignedNs(1_800_000_000_000_000_000)
+
+# What INTERFACES promises; a rename breaks people's alerts.
+PROMISED = {
+    "frd_build_info": ("version",),
+    "frd_nodes": ("job", "state"),
+    "frd_ranks": ("job", "state"),
+    "frd_group_open_collectives": ("job", "group"),
+    "frd_stalled_collectives": ("job", "group"),
+    "frd_stall_seconds": ("job", "group"),
+    "frd_findings_open": ("job", "kind"),
+    "frd_findings_total": ("job", "kind"),
+    "frd_suspect": ("job", "kind", "finding", "rank", "node", "reason"),
+    "frd_collectives_matched_total": ("job", "group"),
+    "frd_collective_skew_seconds": ("job", "op"),
+    "frd_collective_duration_seconds": ("job", "op"),
+    "frd_clock_offset_seconds": ("node",),
+    "frd_clock_uncertainty_seconds": ("node",),
+    "frd_agents_expected": ("job",),
+    "frd_agents_reporting": ("job",),
+    "frd_ingest_entries_total": (),
+    "frd_ingest_refused_total": ("reason",),
+    "frd_ingest_lag_seconds": (),
+    "frd_telemetry_gap_entries_total": ("job",),
+    "frd_evicted_total": ("what",),
+    "frd_loop_lag_seconds": (),
+    "frd_last_evaluation_timestamp_seconds": (),
+}
+
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scraped(state: ServiceState) -> Series:
+    """Every sample of a scrape by name and labels; a series that comes twice is an error."""
+    series: Series = {}
+    for family in text_string_to_metric_families(render(state).decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in series
+            series[key] = sample.value
+    return series
+
+
+def value(series: Series, name: str, **labels: str) -> float | None:
+    return series.get((name, frozenset(labels.items())))
+
+
+def rank_view(rank: int, state: RankState = RankState.LIVE) -> RankView:
+    return RankView(
+        info=RankInfo(rank, 4, "node-a", "boot-a", 100 + rank),
+        status=RankStatus(rank, state, NodeNs(NOW)),
+        as_of=NOW,
+        waiting_in="",
+        waiting_s=0.0,
+    )
+
+
+def group_view(label: str, *, stall_s: float = 0.0, matched: int = 10) -> GroupView:
+    return GroupView(
+        group_id=f"id of {label}",
+        label=label,
+        size=4,
+        open_collectives=2,
+        stalled_collectives=int(stall_s > 0),
+        stall_s=stall_s,
+        matched=matched,
+        enqueued=12,
+        completed=10,
+    )
+
+
+def attempt_view(
+    job: str = "train",
+    attempt: int = 0,
+    *,
+    groups: Sequence[GroupView] = (),
+    skew: dict[str, Histogram] | None = None,
+    ended: bool = False,
+) -> AttemptView:
+    return AttemptView(
+        key=AttemptKey(job, attempt),
+        world_size=4,
+        ended=ended,
+        ranks=[rank_view(0), rank_view(1), rank_view(2, RankState.EXITED)],
+        groups=groups,
+        skew=skew or {},
+        gap_entries=3,
+    )
+
+
+def node_view(name: str, *, reporting: bool = True, connected: bool = True) -> NodeView:
+    return NodeView(
+        node=name,
+        boot_id=f"boot of {name}",
+        connected=connected,
+        reporting=reporting,
+        last_message_at=NOW,
+        clock_offset_s=0.25,
+        clock_uncertainty_s=None,
+        ranks={AttemptKey("train", 0): (0, 1)},
+    )
+
+
+def stall(number: int = 1, *, job: str = "train", suspects: int = 1) -> Finding:
+    return Finding(
+        id=f"{number:016x}",
+        kind=Kind.STALL,
+        state=FindingState.OPEN,
+        job=job,
+        attempt=0,
+        opened_at=NOW,
+        suspects=tuple(
+            Suspect(rank, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "", ("frame.py:1",))
+            for rank in range(suspects)
+        ),
+    )
+
+
+def service_state(
+    *attempts: AttemptView, findings: Sequence[Finding] = (), nodes: Sequence[NodeView] = ()
+) -> ServiceState:
+    return ServiceState(
+        snapshot=Snapshot(NOW, attempts, findings, {"collectives": 5}),
+        nodes=nodes,
+        counters=Counters(
+            entries=1000,
+            refused={"length": 2, "new_word": 1},
+            evicted={"dumps": 1, "collectives": 1},
+            findings={("train", Kind.STALL): 7},
+        ),
+        ingest_lag_s=0.5,
+        evaluated_at=NOW,
+        version="1.2.3",
+    )
+
+
+def full_state() -> ServiceState:
+    histogram = Histogram((0.001, 0.1, 1.0), (5, 3, 0, 2), 12.5)
+    return service_state(
+        attempt_view(
+            groups=[group_view("default_pg", stall_s=12.0), group_view("tp")],
+            skew={"all_reduce": histogram},
+        ),
+        findings=[stall()],
+        nodes=[node_view("node-a"), node_view("node-b", reporting=False)],
+    )
+
+
+def test_promised_names_and_labels() -> None:
+    """The table has every metric that was promised, with its labels; nothing else is exported."""
+    assert PROMISED.items() <= {name: spec.labels for name, spec in METRICS.items()}.items()
+    exported = {
+        line.split()[2] for line in render(full_state()).decode().splitlines() if "# TYPE" in line
+    }
+    assert exported == set(METRICS)
+
+
+def test_values_of_a_stalled_job() -> None:
+    """A job with a stall shows its groups, ranks, agents, findings and suspects."""
+    got = scraped(full_state())
+    assert value(got, "frd_build_info", version="1.2.3") == 1
+    assert value(got, "frd_ranks", job="train", state="live") == 2
+    assert value(got, "frd_ranks", job="train", state="exited") == 1
+    assert value(got, "frd_ranks", job="train", state="silent") == 0
+    assert value(got, "frd_nodes", job="train", state="reporting") == 1
+    assert value(got, "frd_nodes", job="train", state="late") == 1
+    assert value(got, "frd_agents_expected", job="train") == 2
+    assert value(got, "frd_agents_reporting", job="train") == 1
+    assert value(got, "frd_stall_seconds", job="train", group="default_pg") == 12
+    assert value(got, "frd_stalled_collectives", job="train", group="tp") == 0
+    assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
+    assert value(got, "frd_findings_open", job="train", kind="stall") == 1
+    assert value(got, "frd_findings_total", job="train", kind="stall") == 7
+    suspect = {
+        "job": "train",
+        "kind": "stall",
+        "finding": stall().id,
+        "rank": "0",
+        "node": "node-a",
+        "reason": "cpu_stuck",
+    }
+    assert value(got, "frd_suspect", **suspect) == 1
+    assert value(got, "frd_clock_offset_seconds", node="node-a") == 0.25
+    assert value(got, "frd_clock_uncertainty_seconds", node="node-a") is None
+    assert value(got, "frd_telemetry_gap_entries_total", job="train") == 3
+    assert value(got, "frd_ingest_entries_total") == 1000
+    assert value(got, "frd_ingest_refused_total", reason="length") == 2
+    assert value(got, "frd_ingest_refused_total", reason="new_word") == 1
+    assert value(got, "frd_evicted_total", what="collectives") == 6
+    assert value(got, "frd_evicted_total", what="journal_segments") == 0
+    assert value(got, "frd_last_evaluation_timestamp_seconds") == 1_800_000_000
+
+
+def test_histograms_are_cumulative() -> None:
+    """Bucket counts become classic cumulative buckets with a sum and a count."""
+    got = scraped(full_state())
+    labels = {"job": "train", "op": "all_reduce"}
+    buckets = [
+        value(got, "frd_collective_skew_seconds_bucket", le=le, **labels)
+        for le in ("0.001", "0.1", "1.0", "+Inf")
+    ]
+    assert buckets == [5, 8, 8, 10]
+    assert value(got, "frd_collective_skew_seconds_count", **labels) == 10
+    assert value(got, "frd_collective_skew_seconds_sum", **labels) == 12.5
+
+
+def test_known_series_start_at_zero() -> None:
+    """A job that is fine has a zero for every kind of finding, so that alerts can resolve."""
+    got = scraped(service_state(attempt_view("quiet")))
+    for kind in Kind:
+        assert value(got, "frd_findings_open", job="quiet", kind=kind.value) == 0
+        assert value(got, "frd_findings_total", job="quiet", kind=kind.value) == 0
+    assert value(got, "frd_agents_expected", job="quiet") == 0
+
+
+def test_suspect_series_ends_with_the_finding() -> None:
+    """A closed finding has no suspect series and is not open, but its job's zeros stay."""
+    closed = dataclasses.replace(stall(), state=FindingState.CLOSED, closed_at=NOW)
+    got = scraped(service_state(findings=[closed]))
+    assert not [key for key in got if key[0] == "frd_suspect"]
+    assert value(got, "frd_findings_open", job="train", kind="stall") == 0
+
+
+def test_groups_of_one_label_share_a_series() -> None:
+    """Two groups with one description are summed, and their age is the older one's."""
+    groups = [group_view("tp", stall_s=3.0, matched=1), group_view("tp", stall_s=9.0, matched=2)]
+    got = scraped(service_state(attempt_view(groups=groups)))
+    assert value(got, "frd_collectives_matched_total", job="train", group="tp") == 3
+    assert value(got, "frd_stalled_collectives", job="train", group="tp") == 2
+    assert value(got, "frd_stall_seconds", job="train", group="tp") == 9
+
+
+def test_newest_attempt_only() -> None:
+    """A restarted job shows its newest attempt, whatever order the attempts come in."""
+    old, new = attempt_view(attempt=0), attempt_view(attempt=1, groups=[group_view("tp")])
+    for attempts in ((old, new), (new, old)):
+        got = scraped(service_state(*attempts))
+        assert value(got, "frd_ranks", job="train", state="live") == 2
+        assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
+
+
+def test_no_agents_are_expected_of_an_ended_attempt() -> None:
+    """When an attempt has ended, its agents may go without anybody being blind."""
+    got = scraped(service_state(attempt_view(ended=True), nodes=[node_view("node-a")]))
+    assert value(got, "frd_agents_expected", job="train") == 0
+    assert value(got, "frd_agents_reporting", job="train") == 0
+
+
+def test_series_are_bounded() -> None:
+    """Thousands of groups, ops and suspects with huge names give a bounded number of series."""
+    histogram = Histogram((1.0,), (1, 0), 0.5)
+    groups = [group_view(f"{n}{'x' * 5000}", stall_s=float(n)) for n in range(2000)]
+    ops = {f"op{n}": histogram for n in range(500)}
+    got = scraped(
+        service_state(
+            attempt_view(groups=groups, skew=ops),
+            findings=[stall(n, suspects=50) for n in range(3)],
+        )
+    )
+    per_name: dict[str, int] = {}
+    for name, labels in got:
+        per_name[name] = per_name.get(name, 0) + 1
+        assert all(len(text) <= MAX_LABEL_CHARS for _, text in labels)
+    assert per_name["frd_stall_seconds"] == MAX_GROUPS + 1
+    assert per_name["frd_collective_skew_seconds_count"] == MAX_OPS + 1
+    assert per_name["frd_suspect"] == 3 * MAX_SUSPECTS
+    assert value(got, "frd_stall_seconds", job="train", group=OTHER) == 1999
+    assert value(got, "frd_collective_skew_seconds_sum", job="train", op=OTHER) == 218
+
+
+@pytest.mark.parametrize("name", ['a"b\\c\nd', "\ud800", "", "\U0001f525", "x" * 200 + "\udc80"])
+def test_odd_names_do_not_break_the_scrape(name: str) -> None:
+    """Whatever a job or a group is called, the text parses and the series is there once."""
+    state = service_state(attempt_view(name, groups=[group_view(name)]), findings=[stall(job=name)])
+    got = scraped(state)
+    assert sum(key[0] == "frd_stall_seconds" for key in got) == 1
+    assert sum(key[0] == "frd_suspect" for key in got) == 1
+
+
+@pytest.mark.prometheus
+def test_promtool_accepts_it() -> None:
+    """Prometheus's own linter has no complaint about names, types and help."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    checked = subprocess.run(
+        [promtool, "check", "metrics"],
+        input=render(full_state()),
+        capture_output=True,
+        check=False,
+        timeout=30,
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
