@@ -90,7 +90,9 @@ METRICS: Final[dict[str, Spec]] = {
     ),
     "frd_ingest_entries_total": Spec(_COUNTER, (), "Entry rows applied; duplicates do not count."),
     "frd_ingest_refused_total": Spec(
-        _COUNTER, ("reason",), "Streams ended because a message broke the wire contract."
+        _COUNTER,
+        ("reason",),
+        "Streams that ended badly: refused for what they sent, or aborted without a goodbye.",
     ),
     "frd_ingest_lag_seconds": Spec(
         _GAUGE,

@@ -64,12 +64,19 @@ class Record:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class JournalLimits:
+    """`total_bytes` bounds the folder; a segment is full when it has `segment_bytes`."""
+
+    segment_bytes: int = 16 * 1024 * 1024
+    total_bytes: int = 256 * 1024 * 1024
+
+
 class Journal:
     """The writing end. One thread only.
 
     `settings` opens every segment (what a replay needs to know of this process); `preamble` gives
-    the records, without START, after which all live streams are known. `total_bytes` bounds the
-    folder; a segment is closed when it has `segment_bytes`.
+    the records, without START, after which all live streams are known.
 
     Raises:
         StoreError: from the constructor only, when `folder` cannot be written.
@@ -82,8 +89,7 @@ class Journal:
         settings: bytes,
         preamble: Callable[[], Iterable[Record]],
         now: AlignedNs,
-        segment_bytes: int = 16 * 1024 * 1024,
-        total_bytes: int = 256 * 1024 * 1024,
+        limits: JournalLimits,
     ) -> None:
         self.folder = folder
         self.dropped = 0
@@ -94,8 +100,8 @@ class Journal:
         """Why records are being dropped; empty while all is well."""
         self._settings = settings
         self._preamble = preamble
-        self._segment_bytes = segment_bytes
-        self._total_bytes = total_bytes
+        self._segment_bytes = limits.segment_bytes
+        self._total_bytes = limits.total_bytes
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._unwritten = 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store.journal import Journal, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
 
 RECORDS = st.lists(
     st.builds(
@@ -31,8 +31,7 @@ def written(folder: Path, records: list[Record], segment_bytes: int) -> None:
         settings=b"{}",
         preamble=lambda: [Record(RecordKind.OPENED, AlignedNs(0), 1, b"")],
         now=AlignedNs(0),
-        segment_bytes=segment_bytes,
-        total_bytes=1_000_000,
+        limits=JournalLimits(segment_bytes, total_bytes=1_000_000),
     )
     for record in records:
         journal.append(record.kind, record.at, record.stream, record.payload)

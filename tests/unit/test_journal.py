@@ -11,7 +11,7 @@ import pytest
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store.journal import Journal, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 SETTINGS = b'{"policy": {}}'
@@ -34,8 +34,7 @@ def journal(
         settings=SETTINGS,
         preamble=preamble,
         now=NOW,
-        segment_bytes=segment_bytes,
-        total_bytes=total_bytes,
+        limits=JournalLimits(segment_bytes, total_bytes),
     )
 
 
