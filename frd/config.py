@@ -46,7 +46,7 @@ class StoreLimits:
     journal_bytes: int = 256 * 1024 * 1024
     """Accepted input, for `frd replay`."""
     dump_count: int = 32
-    """Dumps taken when an incident opened or on demand; 0 keeps none."""
+    """Dumps taken when an incident opened or on demand."""
     dump_bytes: int = 1024 * 1024 * 1024
     """All dumps together."""
     finding_retention_s: float = 30 * 86_400.0
@@ -89,7 +89,6 @@ class Config:
 _BOUNDS: dict[str, dict[str, Any]] = {
     "policy.stall_after_s": {"ge": 1},
     "policy.stall_tail_factor": {"ge": 1},
-    "store.dump_count": {"ge": 0},
 }
 
 
