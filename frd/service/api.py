@@ -1,0 +1,106 @@
+"""The JSON forms of the service's state: pure functions, no HTTP.
+
+Findings have their own form in `frd.model`, the same everywhere. Ages are told against the moment
+of the snapshot, so that one answer is consistent in itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, TypeAlias
+
+from frd.model import AlignedNs, AttemptView, Finding, GroupView, RankView, finding_json, utc_text
+from frd.service.view import NodeView, ServiceState
+
+Json: TypeAlias = dict[str, Any]
+
+
+def jobs_json(state: ServiceState) -> Json:
+    """Every job by name, its newest attempt only."""
+    latest = sorted(state.latest_attempts().items())
+    opened = Counter(finding.job for finding in state.open_findings())
+    return {"jobs": [_job_line(state, view, opened[job]) for job, view in latest]}
+
+
+def job_json(state: ServiceState, view: AttemptView) -> Json:
+    """All that is known of one attempt."""
+    at = state.snapshot.at
+    return {
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "world_size": view.world_size,
+        "ended": view.ended,
+        "groups": [_group(group) for group in view.groups],
+        "ranks": [_rank(rank, at) for rank in view.ranks],
+        "nodes": [
+            {**_node(node, at), "ranks": list(node.ranks[view.key])}
+            for node in state.nodes
+            if view.key in node.ranks
+        ],
+        "findings": [
+            finding_json(finding)
+            for finding in _newest_first(state.open_findings())
+            if (finding.job, finding.attempt) == (view.key.job, view.key.attempt)
+        ],
+    }
+
+
+def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Json:
+    ranks = Counter(rank.status.state.value for rank in view.ranks)
+    return {
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "world_size": view.world_size,
+        "ended": view.ended,
+        "ranks": dict(sorted(ranks.items())),
+        "open_findings": open_findings,
+        "agents": sum(node.connected and view.key in node.ranks for node in state.nodes),
+    }
+
+
+def _group(group: GroupView) -> Json:
+    return {
+        "group_id": group.group_id,
+        "group": group.label,
+        "size": group.size,
+        "open": group.open_collectives,
+        "stalled": group.stalled_collectives,
+        "stall_s": group.stall_s,
+        "matched": group.matched,
+        "enqueued": group.enqueued,
+        "completed": group.completed,
+    }
+
+
+def _rank(rank: RankView, at: AlignedNs) -> Json:
+    return {
+        "rank": rank.info.rank,
+        "node": rank.info.node,
+        "pid": rank.info.pid,
+        "state": rank.status.state.value,
+        "detail": rank.status.detail,
+        "as_of": utc_text(rank.as_of) if rank.as_of else None,
+        "age_s": _age_s(rank.as_of, at),
+        "waiting_in": rank.waiting_in,
+        "waiting_s": rank.waiting_s,
+    }
+
+
+def _node(node: NodeView, at: AlignedNs) -> Json:
+    return {
+        "node": node.node,
+        "boot_id": node.boot_id,
+        "connected": node.connected,
+        "clock_offset_s": node.clock_offset_s,
+        "clock_uncertainty_s": node.clock_uncertainty_s,
+        "last_message_age_s": _age_s(node.last_message_at, at),
+    }
+
+
+def _age_s(since: AlignedNs, at: AlignedNs) -> float | None:
+    """None when there was nothing yet; a moment after the snapshot is no age."""
+    return max(0, at - since) / 1e9 if since else None
+
+
+def _newest_first(findings: list[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: -finding.opened_at)

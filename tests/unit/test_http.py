@@ -1,0 +1,429 @@
+"""The HTTP API: the agreed answers, and one clear error for everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from frd.errors import ServiceUnavailable
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    AttemptView,
+    Change,
+    Confidence,
+    Finding,
+    FindingEvent,
+    FindingState,
+    GroupView,
+    Kind,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    RankView,
+    Reason,
+    Snapshot,
+    Suspect,
+    finding_json,
+)
+from frd.service.http import create_app
+from frd.service.view import DumpResult, NodeView, ServiceState
+from frd.store.dumps import DumpStore
+from frd.store.findings import FindingStore
+from frd.wire import Part
+
+SECOND = 1_000_000_000
+NOW = AlignedNs(1_800_000_000 * SECOND)
+
+
+def attempt_view(job: str, attempt: int = 0, world_size: int = 2) -> AttemptView:
+    key = AttemptKey(job, attempt)
+    ranks = [
+        RankView(
+            info=RankInfo(rank, world_size, "node-a", "boot-a", 100 + rank),
+            status=RankStatus(rank, RankState.LIVE if rank else RankState.SILENT, NodeNs(NOW), "T"),
+            as_of=AlignedNs(NOW - rank * SECOND if rank else 0),
+            waiting_in="all_reduce #7 on default_pg" if rank else "",
+            waiting_s=12.5 if rank else 0.0,
+        )
+        for rank in range(world_size)
+    ]
+    group = GroupView("00aa", "default_pg", world_size, 1, 1, 12.5, 6, 7, 6)
+    return AttemptView(key, world_size, False, ranks, [group])
+
+
+def finding(number: int, job: str = "train") -> Finding:
+    suspect = Suspect(0, "node-a", Reason.CPU_STUCK, Confidence.HIGH, "evidence", ("a.py:1",))
+    return Finding(
+        id=f"{number:016x}",
+        kind=Kind.STALL,
+        state=FindingState.OPEN,
+        job=job,
+        attempt=0,
+        opened_at=AlignedNs(NOW + number * SECOND),
+        suspects=(suspect,),
+        victims=(1,),
+        summary="summary",
+    )
+
+
+class Service:
+    """A service without streams or engine: a fixed state over real stores."""
+
+    def __init__(self, folder: Path, jobs: Sequence[AttemptView]) -> None:
+        self.store = FindingStore(folder / "findings.sqlite")
+        self.dumps = DumpStore(folder / "dumps", max_count=5, max_bytes=1_000_000)
+        findings = [finding(1), finding(2)]
+        closed = dataclasses.replace(
+            finding(3), state=FindingState.CLOSED, closed_at=AlignedNs(NOW + 9 * SECOND)
+        )
+        self.store.save([FindingEvent(Change.OPENED, item) for item in (*findings, closed)])
+        node = NodeView(
+            node="node-a",
+            boot_id="boot-a",
+            connected=True,
+            reporting=True,
+            last_message_at=AlignedNs(NOW - SECOND // 2),
+            clock_offset_s=0.001,
+            clock_uncertainty_s=None,
+            ranks={view.key: (0, 1) for view in jobs},
+        )
+        self.told = ServiceState(Snapshot(NOW, jobs, findings), [node])
+        self.why_not_ready: str | None = None
+        self.asked: list[tuple[AttemptKey, tuple[int, ...] | None, bool, float]] = []
+
+    def state(self) -> ServiceState:
+        return self.told
+
+    def not_ready(self) -> str | None:
+        return self.why_not_ready
+
+    def findings(
+        self, *, state: FindingState | None, job: str | None, limit: int
+    ) -> Sequence[Finding]:
+        return self.store.query(state=state, job=job, limit=limit)
+
+    def finding(self, finding_id: str) -> Finding | None:
+        return self.store.get(finding_id)
+
+    async def take_dump(
+        self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
+    ) -> DumpResult:
+        self.asked.append((key, ranks, stacks, timeout_s))
+        if key.job == "gone":
+            raise ServiceUnavailable("agents: none of job 'gone' is connected: wait for them")
+        writer = self.dumps.create(key, NOW)
+        writer.add(0, Part.DUMP, b"pickle", last=True)
+        failed = {1: "no answer within 1 s"}
+        dump_id = writer.finish({"answered": [0], "failed": {"1": failed[1]}})
+        return DumpResult(dump_id, (0,), failed)
+
+    def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
+        return self.dumps.tar(dump_id)
+
+
+@dataclass
+class Answer:
+    status: int
+    content_type: str
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        assert self.content_type == "application/json"
+        return json.loads(self.body)
+
+
+class Client:
+    """Speaks ASGI to the application, as a server would: no sockets, no extra packages."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._app = create_app(service)
+
+    def get(self, path: str, query: str = "") -> Answer:
+        return self.send("GET", path, query)
+
+    def post(
+        self, path: str, body: object = b"", *, content_type: str = "application/json"
+    ) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, body=data, content_type=content_type)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: str = "",
+        *,
+        body: bytes = b"",
+        content_type: str = "",
+    ) -> Answer:
+        return asyncio.run(self._send(method, path, query, body, content_type))
+
+    async def _send(
+        self, method: str, path: str, query: str, body: bytes, content_type: str
+    ) -> Answer:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(b"host", b"frd"), (b"content-type", content_type.encode())],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 9374),
+        }
+        sent: list[dict[str, Any]] = []
+        received = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            if (message := next(received, None)) is not None:
+                return message
+            await asyncio.Event().wait()  # the client stays
+            raise AssertionError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        headers = {key.decode(): value.decode() for key, value in sent[0]["headers"]}
+        content = b"".join(message.get("body", b"") for message in sent[1:])
+        return Answer(sent[0]["status"], headers.get("content-type", ""), content)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    jobs = [attempt_view("train", 1), attempt_view("train", 0), attempt_view("a/b c")]
+    service = Service(tmp_path, [*jobs, attempt_view("gone")])
+    yield Client(service)
+    service.store.close()
+
+
+def test_metrics(client: Client) -> None:
+    """/metrics is Prometheus text of the current state."""
+    answer = client.get("/metrics")
+    assert (answer.status, answer.content_type.partition(";")[0]) == (200, "text/plain")
+    names = {family.name for family in text_string_to_metric_families(answer.body.decode())}
+    assert {"frd_build_info", "frd_stall_seconds"} <= names
+
+
+def test_health_and_readiness(client: Client) -> None:
+    """Healthy while it answers at all; not ready as long as there is a reason."""
+    assert client.get("/-/healthy").status == 200
+    assert client.get("/-/ready").status == 200
+    client.service.why_not_ready = "findings are being restored"
+    assert client.get("/-/healthy").status == 200
+    answer = client.get("/-/ready")
+    assert answer.status == 503
+    assert b"findings are being restored" in answer.body
+
+
+def test_jobs(client: Client) -> None:
+    """The list has the newest attempt of every job with counts of ranks, findings and agents."""
+    jobs = client.get("/api/v1/jobs").json["jobs"]
+    assert [job["job"] for job in jobs] == ["a/b c", "gone", "train"]
+    assert jobs[-1] == {
+        "job": "train",
+        "attempt": 1,
+        "world_size": 2,
+        "ended": False,
+        "ranks": {"live": 1, "silent": 1},
+        "open_findings": 2,
+        "agents": 1,
+    }
+
+
+def test_job_in_full(client: Client) -> None:
+    """One job shows groups, ranks, nodes and its open findings, newest first."""
+    job = client.get("/api/v1/jobs/train", "attempt=0").json
+    assert (job["job"], job["attempt"], job["world_size"], job["ended"]) == ("train", 0, 2, False)
+    assert job["groups"] == [
+        {
+            "group_id": "00aa",
+            "group": "default_pg",
+            "size": 2,
+            "open": 1,
+            "stalled": 1,
+            "stall_s": 12.5,
+            "matched": 6,
+            "enqueued": 7,
+            "completed": 6,
+        }
+    ]
+    assert job["ranks"][0]["as_of"] is None
+    assert job["ranks"][0]["age_s"] is None
+    assert job["ranks"][1] == {
+        "rank": 1,
+        "node": "node-a",
+        "pid": 101,
+        "state": "live",
+        "detail": "T",
+        "as_of": "2027-01-15T07:59:59.000000Z",
+        "age_s": 1.0,
+        "waiting_in": "all_reduce #7 on default_pg",
+        "waiting_s": 12.5,
+    }
+    assert job["nodes"] == [
+        {
+            "node": "node-a",
+            "boot_id": "boot-a",
+            "connected": True,
+            "clock_offset_s": 0.001,
+            "clock_uncertainty_s": None,
+            "last_message_age_s": 0.5,
+            "ranks": [0, 1],
+        }
+    ]
+    assert job["findings"] == [finding_json(finding(2)), finding_json(finding(1))]
+
+
+def test_attempts_of_a_job(client: Client) -> None:
+    """The newest attempt by default, another by number, an error for one that is not there."""
+    assert client.get("/api/v1/jobs/train").json["attempt"] == 1
+    assert client.get("/api/v1/jobs/train").json["findings"] == []
+    assert client.get("/api/v1/jobs/train", "attempt=7").status == 404
+    assert client.get("/api/v1/jobs/train", "attempt=x").status == 400
+
+
+def test_job_names_with_slashes(client: Client) -> None:
+    """A job called a/b c is found, and can be dumped."""
+    assert client.get("/api/v1/jobs/a/b c").json["job"] == "a/b c"
+    assert client.post("/api/v1/jobs/a/b c/dumps", {}).status == 201
+
+
+def test_findings(client: Client) -> None:
+    """Findings come newest first, filtered by state and job, and one by one by id."""
+
+    def ids(query: str = "") -> list[int]:
+        found = client.get("/api/v1/findings", query).json["findings"]
+        return [int(item["id"], 16) for item in found]
+
+    assert ids() == [3, 2, 1]
+    assert ids("state=open") == [2, 1]
+    assert ids("state=closed") == [3]
+    assert ids("job=train&limit=1") == [3]
+    assert ids("job=other") == []
+    assert client.get(f"/api/v1/findings/{finding(1).id}").json == finding_json(finding(1))
+
+
+def test_taking_and_fetching_a_dump(client: Client) -> None:
+    """A dump is asked of the newest attempt, answers who did not, and comes as one tar."""
+    answer = client.post(
+        "/api/v1/jobs/train/dumps", {"ranks": "0-1", "stacks": True, "timeout_s": 1}
+    )
+    assert answer.status == 201
+    assert client.service.asked == [(AttemptKey("train", 1), (0, 1), True, 1.0)]
+    told = answer.json
+    assert told["answered"] == [0]
+    assert told["failed"] == {"1": "no answer within 1 s"}
+    tar = client.get(f"/api/v1/dumps/{told['id']}")
+    assert (tar.status, tar.content_type) == (200, "application/x-tar")
+    with tarfile.open(fileobj=io.BytesIO(tar.body)) as archive:
+        assert archive.getnames() == ["summary.json", "train/rank_0"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "body:"),
+        (b"[]", "body:"),
+        (b"\xff\xfe", "body:"),
+        ({"rank": "1"}, "unknown field"),
+        ({"ranks": [1]}, "ranks"),
+        ({"ranks": "1-x"}, "ranks: '1-x'"),
+        ({"ranks": ""}, "ranks: ''"),
+        ({"ranks": "3-1"}, "upwards"),
+        ({"ranks": "0-7"}, "ranks: 7: the job has ranks 0 to 1"),
+        ({"ranks": ",".join(["0-999999"] * 1000)}, "more than a million"),
+        ({"ranks": "1" * 5000}, "ranks"),
+        ({"timeout_s": 0}, "timeout_s: 0"),
+        ({"timeout_s": 1e9}, "timeout_s: 1e+09"),
+    ],
+)
+def test_bad_dump_requests(client: Client, body: object, says: str) -> None:
+    """Each bad body is a 400 that names the field, and no agent is asked."""
+    answer = client.post("/api/v1/jobs/train/dumps", body)
+    assert answer.status == 400
+    assert says in answer.json["error"]
+    assert client.service.asked == []
+
+
+def test_foreign_pages_cannot_ask_for_dumps(client: Client) -> None:
+    """A request that a browser would send across sites without asking is refused."""
+    answer = client.post("/api/v1/jobs/train/dumps", {}, content_type="text/plain")
+    assert answer.status == 400
+    assert client.service.asked == []
+
+
+def test_large_body(client: Client) -> None:
+    """A body beyond the limit is refused before it is parsed."""
+    assert client.post("/api/v1/jobs/train/dumps", b" " * 100_000).status == 413
+
+
+def test_agents_that_are_gone(client: Client) -> None:
+    """A dump that nobody can answer is a 503 with the reason."""
+    answer = client.post("/api/v1/jobs/gone/dumps", {})
+    assert answer.status == 503
+    assert "none of job 'gone' is connected" in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        ("/", "", 404),
+        ("/api/v1/nothing", "", 404),
+        ("/api/v1/jobs/unknown", "", 404),
+        ("/api/v1/findings/unknown", "", 404),
+        ("/api/v1/findings/../../etc/passwd", "", 404),
+        ("/api/v1/dumps/unknown", "", 404),
+        ("/api/v1/dumps/../findings.sqlite", "", 404),
+        ("/api/v1/findings", "state=ajar", 400),
+        ("/api/v1/findings", "limit=0", 400),
+        ("/api/v1/findings", "limit=-1", 400),
+        ("/api/v1/findings", "limit=9999999999999999999999", 400),
+    ],
+)
+def test_errors_are_json(client: Client, path: str, query: str, status: int) -> None:
+    """Unknown paths, ids and parameters are JSON errors of one line."""
+    answer = client.get(path, query)
+    assert answer.status == status
+    assert answer.json.keys() == {"error"}
+    assert "\n" not in answer.json["error"]
+
+
+def test_wrong_method(client: Client) -> None:
+    """Nothing can be deleted or overwritten through the API."""
+    for method in ("DELETE", "PUT"):
+        assert client.send(method, f"/api/v1/findings/{finding(1).id}").status == 405
+        assert "error" in client.send(method, "/api/v1/jobs/train").json
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """A job name with a lone surrogate is answered as escaped JSON, not as a fault."""
+    service = Service(tmp_path, [attempt_view("a\udcff")])
+    jobs = Client(service).get("/api/v1/jobs").json["jobs"]
+    service.store.close()
+    assert [job["job"] for job in jobs] == ["a\udcff"]
+
+
+def test_damaged_store(client: Client) -> None:
+    """A store that fails is a 503 with the store's own words."""
+    client.service.store.close()
+    answer = client.get("/api/v1/findings")
+    assert answer.status == 503
+    assert "findings database" in answer.json["error"]
