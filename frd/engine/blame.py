@@ -1,0 +1,239 @@
+"""From the end of a chain of waiting to named ranks: reason, confidence and evidence.
+
+Confidence is high only when the evidence is fresh, complete and of the kind that leaves no other
+explanation; each function says what lowers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from frd.engine import summary
+from frd.engine.edges import Doubt, Ending, Graph, Member, Wait, Why
+from frd.engine.picture import MismatchFact
+from frd.engine.roots import Root
+from frd.engine.waits import Instance
+from frd.model import AlignedNs, Confidence, RankState, Reason, fold_ranks, utc_text
+
+_STOPPED = ("stopped", "zombie", "state t", "state z")
+"""Words in an agent's evidence for a process that provably does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One suspect and what speaks against it."""
+
+    rank: int
+    reason: Reason
+    confidence: Confidence
+    evidence: str
+    onset: AlignedNs
+    """When it began, as far as the picture tells."""
+
+
+def blame(
+    graph: Graph, root: Root, held_up: Sequence[Wait], fact: MismatchFact | None
+) -> list[Blame]:
+    """The suspects of one root; `held_up` are the waits that lead straight to it, oldest first,
+    and `fact` is what its members do not agree on, for a mismatch."""
+    node = root.nodes[0]
+    match root.ending:
+        case Ending.ORDER:
+            return _circle(graph, root)
+        case Ending.MISMATCH if fact is not None:
+            return _minority(graph, fact)
+        case Ending.ALONE | Ending.DEVICE if isinstance(node, Wait):
+            return _left_inside(graph, node.instance, root.ending)
+        case Ending.GONE if isinstance(node, Member):
+            return [_gone(graph, node.rank, held_up)]
+        case Ending.IDLE | Ending.MOVING if isinstance(node, Member):
+            return [_elsewhere(graph, node.rank, root.ending, held_up)]
+        case Ending.DOUBT if isinstance(node, Doubt):
+            return _silence(graph, node, held_up)
+        case _:
+            return []
+
+
+def since_of(graph: Graph, wait: Wait) -> AlignedNs:
+    """When the first of those who wait began to."""
+    if not wait.instance.is_p2p:
+        return graph.waits.attendance(wait.instance).first_since
+    return next(op.since for op in graph.waits.ops(wait.rank) if op.instance == wait.instance)
+
+
+def op_of(graph: Graph, instance: Instance) -> str:
+    if instance.is_p2p:
+        return f"send {_end(instance.src)}->{_end(instance.dst)}"
+    return graph.picture.groups[instance.group].ops(instance.seq)
+
+
+def describe(graph: Graph, instance: Instance) -> str:
+    label = graph.picture.groups[instance.group].info.label
+    return summary.collective(op_of(graph, instance), instance.seq, label)
+
+
+def _end(rank: int) -> str:
+    return str(rank) if rank >= 0 else "?"
+
+
+def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Blame:
+    """High when the rank is provably in no collective, and was absent for long, not just now."""
+    onset = _onset(graph, held_up)
+    words = [_last_joined(graph, rank, held_up)]
+    row = graph.waits.row(rank)
+    if ending is Ending.MOVING:
+        words.append("still makes progress elsewhere")
+        confidence = Confidence.MEDIUM
+    else:
+        threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
+        seen_absent_s = (int(graph.picture.as_of[row]) - onset) / 1e9
+        proven = seen_absent_s >= threshold_s / 2
+        confidence = Confidence.HIGH if proven else Confidence.MEDIUM
+    if graph.picture.detail[row]:
+        words.append(summary.clean(graph.picture.detail[row]))
+    return Blame(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), onset)
+
+
+def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
+    """High on the agent's positive evidence; a recorder that merely does not answer is not."""
+    picture, row = graph.picture, graph.waits.row(rank)
+    detail = summary.clean(picture.detail[row])
+    since = AlignedNs(int(picture.state_since[row]))
+    at = f" at {utc_text(since)}" if since > 0 else ""
+    confidence, reason = Confidence.HIGH, Reason.EXITED
+    match picture.state[row]:
+        case RankState.FINISHED:
+            words = [f"finished cleanly{at}", detail]
+        case RankState.SILENT:
+            reason = Reason.UNREACHABLE
+            words = [detail or f"its recorder has not answered since{at.removeprefix(' at')}"]
+            if not any(word in detail.lower() for word in _STOPPED):
+                confidence = Confidence.MEDIUM
+        case _:
+            words = [f"process exited{at}", detail]
+    words.append(_last_joined(graph, rank, held_up))
+    onset = since or _onset(graph, held_up)
+    return Blame(rank, reason, confidence, "; ".join(filter(None, words)), onset)
+
+
+def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]:
+    """An agent that was there and is not any more is a weak claim; any other doubt is none."""
+    match doubt.why:
+        case Why.DISCONNECTED:
+            confidence = Confidence.MEDIUM
+        case Why.LATE:
+            confidence = Confidence.LOW
+        case Why.NEVER_SEEN | Why.GAP | Why.UNPROVEN:
+            return []
+        case _ as never:
+            assert_never(never)
+    as_of = int(graph.picture.as_of[graph.waits.row(doubt.rank)])
+    words = [f"{doubt.why.value}; nothing is known since {utc_text(as_of)}"]
+    words.append(_last_joined(graph, doubt.rank, held_up))
+    onset = _onset(graph, held_up)
+    evidence = "; ".join(filter(None, words))
+    return [Blame(doubt.rank, Reason.UNREACHABLE, confidence, evidence, onset)]
+
+
+def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame]:
+    """High for a minority: when most are left behind, what they share may be at fault."""
+    those = graph.waits.attendance(instance)
+    what = describe(graph, instance)
+    stuck = graph.stuck_inside(those)
+    if ending is Ending.ALONE:
+        reason = Reason.IN_COLLECTIVE_ALONE
+        ahead = those.done
+        words = f"still inside {what}, which {summary.ranks(ahead.tolist())} completed"
+    else:
+        reason = Reason.DEVICE_STUCK
+        unstarted = set(those.inside[those.timed & ~those.started].tolist())
+        stuck = tuple(rank for rank in stuck if rank in unstarted)
+        ahead = those.inside[those.started]
+        words = (
+            f"joined {what}, but its device never started it; {summary.ranks(ahead.tolist())} did"
+        )
+    confidence = Confidence.HIGH if len(stuck) <= len(ahead) else Confidence.MEDIUM
+    blames = []
+    for rank in stuck:
+        onset = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
+        blames.append(Blame(rank, reason, confidence, words, onset))
+    return blames
+
+
+def _circle(graph: Graph, root: Root) -> list[Blame]:
+    """Each rank with its own order: what it is in, and what it keeps others waiting in."""
+    waits = sorted(
+        (n for n in root.nodes if isinstance(n, Wait)), key=lambda w: (w.instance, w.rank)
+    )
+    blames = []
+    for rank in sorted(n.rank for n in root.nodes if isinstance(n, Member)):
+        head = graph.waits.head(rank)
+        if head is None:
+            continue
+        after: list[str] = []
+        never: list[str] = []
+        for wait in waits:
+            if wait.instance == head.instance or Member(rank) not in graph.edges[wait]:
+                continue
+            mine = any(op.instance == wait.instance for op in graph.waits.ops(rank))
+            (after if mine else never).append(describe(graph, wait.instance))
+        words = [f"is in {describe(graph, head.instance)}"]
+        if after:
+            words.append(f"which it entered before {' and '.join(after)}")
+        if never:
+            words.append(f"and has not joined {' and '.join(never)}")
+        blames.append(Blame(rank, Reason.ORDER, Confidence.HIGH, ", ".join(words), head.since))
+    return blames
+
+
+def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
+    """All but the largest class, when that is a true majority of all members; else everybody."""
+    sizes = [len(ranks) for _, ranks in fact.classes]
+    majority = 2 * sizes[0] > sum(sizes)
+    onset = graph.waits.attendance(Instance(fact.group, fact.seq)).first_since
+    confidence = Confidence.HIGH if majority and fact.complete else Confidence.MEDIUM
+    named = fact.classes[1:] if majority else fact.classes
+    detail = summary.clean(fact.detail)
+    return [
+        Blame(
+            rank,
+            Reason.MISMATCH,
+            confidence,
+            f"passed {summary.clean(signature.op)} with {fold_ranks(ranks)}; {detail}"
+            if len(ranks) > 1
+            else f"passed {summary.clean(signature.op)}; {detail}",
+            onset,
+        )
+        for signature, ranks in named
+        for rank in ranks
+    ]
+
+
+def lowered(blames: Sequence[Blame]) -> list[Blame]:
+    """The same with at most medium confidence, for an incident that is not fully seen."""
+    return [
+        replace(b, confidence=Confidence.MEDIUM) if b.confidence is Confidence.HIGH else b
+        for b in blames
+    ]
+
+
+def _onset(graph: Graph, held_up: Sequence[Wait]) -> AlignedNs:
+    return min((since_of(graph, wait) for wait in held_up), default=graph.picture.now)
+
+
+def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait]) -> str:
+    """How far the rank came in what waits for it the longest."""
+    if not held_up:
+        return ""
+    instance = held_up[0].instance
+    label = summary.clean(graph.picture.groups[instance.group].info.label)
+    if instance.is_p2p:
+        way = "recv" if rank == instance.dst else "send"
+        other = instance.peer_of(rank)
+        return f"has posted no {way} that matches rank {other} on {label}"
+    enqueued = graph.waits.enqueued(instance.group, rank)
+    if enqueued < 0:
+        return f"has joined nothing of {label} yet"
+    return f"last joined seq {enqueued} of {label}"

@@ -1,0 +1,283 @@
+"""Who waits for whom: the wait-for graph and the rules that give it edges.
+
+A rank that is stuck waits in its *head*, its oldest op in flight. All ranks with the same head
+wait alike, so the graph has one `Wait` node for them, which leads to the `Member`s that hold it
+up, each of which leads to what it waits in itself. Chains that end anywhere but in another wait
+get an `Ending`, which says what can be claimed about it.
+
+Absence is claimed only with proof: the member's own telemetry is fresh and complete, and says
+that it had not come although others were waiting. Anything less leads to a `Doubt` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+
+from frd.engine.picture import Picture
+from frd.engine.waits import Attendance, Instance, Op, Waits
+from frd.model import AlignedNs, Int32s, RankState
+
+GONE_STATES = frozenset({RankState.EXITED, RankState.FINISHED, RankState.SILENT})
+"""States in which an agent has positive evidence that the rank does not take part any more."""
+
+_SYNCHRONIZING = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+"""Ops that nobody can complete before every member has joined, by the start of their names."""
+
+_MOVED_LATELY_S = 2.0
+"""A rank between two collectives is known to move for this long: two reports of its agent."""
+
+
+class Ending(Enum):
+    """What a chain of waiting ends in."""
+
+    MISMATCH = "members that do not agree on what they are doing"
+    ALONE = "members still inside an op that a peer has completed"
+    DEVICE = "members whose device never started what their peers' devices started"
+    GONE = "a rank with positive evidence that its process exited or stopped"
+    IDLE = "a rank that is alive and in no collective"
+    ORDER = "ranks that wait for each other in a circle"
+    MOVING = "a rank that makes progress elsewhere"
+    DOUBT = "a rank of which nothing fresh is known"
+    NOBODY = "an op that all have joined and nobody completes"
+
+
+class Why(Enum):
+    """Why nothing can be claimed about a rank."""
+
+    NEVER_SEEN = "no agent has reported it"
+    DISCONNECTED = "the stream of its agent is down"
+    LATE = "its telemetry is late"
+    GAP = "its telemetry has gaps"
+    UNPROVEN = "its telemetry is older than the wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """All ranks whose head is one instance: of a collective, those whose device has (not) started
+    it; of a P2P channel, the rank at one end."""
+
+    instance: Instance
+    started: bool = False
+    rank: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    rank: int
+    why: Why
+
+
+Node: TypeAlias = Wait | Member | Doubt
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the rules need to know beside the picture."""
+
+    threshold_s: Callable[[int], float]
+    """The stall threshold of a group, by its index."""
+    late_s: float
+    """Telemetry older than this proves nothing."""
+    mismatched: Collection[Instance] = ()
+    """Collectives whose members do not agree."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """The wait-for graph as far as it has been explored. `explore` is its only mutator."""
+
+    waits: Waits
+    rules: Rules
+    edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
+    endings: dict[Node, Ending] = field(default_factory=dict)
+    """Of every node without edges."""
+
+    @property
+    def picture(self) -> Picture:
+        return self.waits.picture
+
+    def explore(self, starts: Iterable[Node]) -> None:
+        """Add `starts` and all that they lead to."""
+        todo = list(starts)
+        while todo:
+            node = todo.pop()
+            if node in self.edges:
+                continue
+            targets, ending = self._expand(node)
+            self.edges[node] = targets
+            if ending is not None:
+                self.endings[node] = ending
+            todo.extend(targets)
+
+    def _expand(self, node: Node) -> tuple[tuple[Node, ...], Ending | None]:
+        match node:
+            case Doubt():
+                return (), Ending.DOUBT
+            case Member(rank):
+                return self._expand_member(rank)
+            case Wait(instance, _, rank) if instance.is_p2p:
+                return self._expand_channel(instance, rank)
+            case Wait(instance, started, _):
+                return self._expand_collective(instance, started)
+
+    def _expand_member(self, rank: int) -> tuple[tuple[Node, ...], Ending | None]:
+        if self.is_gone(rank):
+            return (), Ending.GONE
+        head = self.waits.head(rank)
+        if head is None:
+            return (), Ending.MOVING if self._moved_lately(rank) else Ending.IDLE
+        if head.since > 0 and self._is_fresh(rank, head.instance.group, head.since):
+            return (), Ending.MOVING
+        return (wait_of(rank, head),), None
+
+    def _expand_channel(
+        self, channel: Instance, rank: int
+    ) -> tuple[tuple[Node, ...], Ending | None]:
+        peer = channel.peer_of(rank)
+        if peer < 0:
+            return (), Ending.NOBODY
+        since = next(op.since for op in self.waits.ops(rank) if op.instance == channel)
+        if not self.waits.is_paired(channel, rank):
+            return (self.absentee(peer, since),), None
+        head = self.waits.head(peer)
+        if self.is_gone(peer) or (head is not None and head.instance != channel):
+            return (self.present(peer),), None
+        return (), Ending.NOBODY
+
+    def _expand_collective(
+        self, collective: Instance, started: bool
+    ) -> tuple[tuple[Node, ...], Ending | None]:
+        if collective in self.rules.mismatched:
+            return (), Ending.MISMATCH
+        those = self.waits.attendance(collective)
+        targets = [self.absentee(int(m), those.first_since) for m in those.absent]
+        if not any(isinstance(t, Member) for t in targets) and self._is_left(collective, those):
+            left = self._all_present(those.inside[those.heads])
+            alone = any(isinstance(t, Member) and not self.is_gone(t.rank) for t in left)
+            return ((), Ending.ALONE) if alone else (tuple(left), None)
+        targets += self._all_present(those.behind)
+        unstarted = those.inside[those.timed & ~those.started]
+        if started:
+            targets += self._all_present(unstarted)
+        if not targets:
+            targets = self._all_present(m for m in those.inside if self.is_gone(int(m)))
+        if not targets:
+            targets = self._all_present(those.inside[~those.heads])
+        if targets:
+            return tuple(targets), None
+        return (), Ending.DEVICE if those.any_started and len(unstarted) else Ending.NOBODY
+
+    def _is_left(self, collective: Instance, those: Attendance) -> bool:
+        """Its inside was left behind: somebody completed what only all together can; or, of
+        other ops, everybody but one did."""
+        if not len(those.done) or not np.any(those.heads):
+            return False
+        op = self.picture.groups[collective.group].ops(collective.seq)
+        return is_synchronizing(op) or len(those.inside) == 1
+
+    def stuck_inside(self, those: Attendance) -> tuple[int, ...]:
+        """Who of a collective's inside waits in nothing older and is known to be there still."""
+        return tuple(
+            rank
+            for rank in those.inside[those.heads].tolist()
+            if not self.is_gone(rank) and self.why_unknown(rank) is None
+        )
+
+    def others_awaited(self, rank: int) -> list[Member]:
+        """Who provably has not come to the younger ops that a rank has in flight."""
+        targets: list[Node] = []
+        for op in list(self.waits.ops(rank))[1:]:
+            if not op.instance.is_p2p:
+                those = self.waits.attendance(op.instance)
+                targets += [self.absentee(int(m), those.first_since) for m in those.absent]
+            elif not self.waits.is_paired(op.instance, rank):
+                targets.append(self.absentee(op.instance.peer_of(rank), op.since))
+        return [target for target in targets if isinstance(target, Member)]
+
+    # -- what is known of one rank -----------------------------------------------------------
+
+    def absentee(self, rank: int, since: AlignedNs) -> Node:
+        """A rank that has not come to something where others wait since `since`."""
+        if not self.is_gone(rank) and self.why_unknown(rank) is None:
+            row = self.waits.row(rank)
+            if self.picture.gap[row]:
+                return Doubt(rank, Why.GAP)
+            if self.picture.as_of[row] < since:
+                return Doubt(rank, Why.UNPROVEN)
+        return self.present(rank)
+
+    def present(self, rank: int) -> Node:
+        """A rank that holds others up by where it stands."""
+        why = None if self.is_gone(rank) else self.why_unknown(rank)
+        return Member(rank) if why is None else Doubt(rank, why)
+
+    def _all_present(self, ranks: Iterable[int] | Int32s) -> list[Node]:
+        return [self.present(int(rank)) for rank in ranks]
+
+    def is_ripe(self, wait: Wait) -> bool:
+        """Its last comer came so long ago that the op should have completed since.
+
+        Before that, an op that somebody came late to is only on its way to be completed.
+        """
+        if wait.instance.is_p2p:
+            ends = (wait.instance.src, wait.instance.dst)
+            sinces = [
+                op.since for r in ends for op in self.waits.ops(r) if op.instance == wait.instance
+            ]
+            last = max(sinces)
+        else:
+            last = self.waits.attendance(wait.instance).last_since
+        return last + self.rules.threshold_s(wait.instance.group) * 1e9 <= self.picture.now
+
+    def is_gone(self, rank: int) -> bool:
+        row = self.waits.row(rank)
+        return row >= 0 and self.picture.state[row] in GONE_STATES
+
+    def why_unknown(self, rank: int) -> Why | None:
+        """Why the telemetry of a rank proves nothing just now; None when it does."""
+        row = self.waits.row(rank)
+        if row < 0 or self.picture.as_of[row] <= 0:
+            return Why.NEVER_SEEN
+        if not self.picture.connected[row]:
+            return Why.DISCONNECTED
+        if self.picture.now - int(self.picture.as_of[row]) > self.rules.late_s * 1e9:
+            return Why.LATE
+        return None
+
+    def _is_fresh(self, rank: int, group: int, since: int) -> bool:
+        age_ns = int(self.picture.as_of[self.waits.row(rank)]) - since
+        return age_ns < max(0.5, self.rules.threshold_s(group) / 4) * 1e9
+
+    def _moved_lately(self, rank: int) -> bool:
+        moved_at = self.picture.moved_at
+        row = self.waits.row(rank)
+        if moved_at is None or moved_at[row] <= 0:
+            return False
+        return self.picture.now - int(moved_at[row]) < _MOVED_LATELY_S * 1e9
+
+
+def wait_of(rank: int, op: Op) -> Wait:
+    """The node in which a rank waits for an op that it has in flight."""
+    if op.instance.is_p2p:
+        return Wait(op.instance, rank=rank)
+    return Wait(op.instance, started=op.started)
+
+
+def is_synchronizing(op: str) -> bool:
+    """Nobody can complete such an op before every member has joined it.
+
+    Names differ by backend and torch version: ``all_reduce``, ``_all_gather_base``,
+    ``ALLGATHER_coalesced``, ``allreduce_coalesced``.
+    """
+    plain = op.rpartition(":")[2].replace("_", "").lower()
+    return plain.startswith(_SYNCHRONIZING)

@@ -1,0 +1,133 @@
+"""Texts for people: what a finding says at three in the morning.
+
+Every string that came from a job (group names, exceptions, stack frames) passes through `clean`,
+so that a finding's text is one line of printable UTF-8 whatever somebody called a group. Texts
+never carry numbers that change by themselves, but for the waiting time, so that a finding's
+evidence changes only when there is something new to say.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from frd.model import Finding, Kind, Reason, Suspect, fold_ranks
+
+_TEXT_LIMIT = 300
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_FRAME = re.compile(r"^(?P<file>.*):(?P<line>\d+)\s+(?:in\s+)?(?P<function>\S.*)$")
+_NAMED_ONE_BY_ONE = 3
+"""Up to this many suspects are listed with the place of each."""
+
+_BRIEFLY = {
+    Reason.CPU_STUCK: "alive, but never came",
+    Reason.EXITED: "its process exited",
+    Reason.UNREACHABLE: "it does not answer",
+}
+
+
+def clean(text: str, limit: int = _TEXT_LIMIT) -> str:
+    """One printable line: control, format and surrogate characters become U+FFFD."""
+    if not text.isprintable():
+        text = "".join(
+            "\ufffd" if unicodedata.category(c) in _UNPRINTABLE else c
+            for c in text.strip().replace("\n", " ").replace("\t", " ")
+        )
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def place(frame: str) -> str:
+    """The place that a stack frame names, without its folders: ``train.py:88 load_batch``."""
+    frame = clean(frame)
+    match = _FRAME.match(frame)
+    if match is None:
+        return frame
+    file = re.split(r"[/\\]", match["file"])[-1]
+    return f"{file}:{match['line']} {match['function']}"
+
+
+def collective(op: str, seq: int, label: str) -> str:
+    """``all_reduce #7 on default_pg``; P2P ops (``send 0->8``) have no number."""
+    number = f" #{seq}" if seq >= 0 else ""
+    return f"{clean(op) or 'collective'}{number} on {clean(label)}"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 0-3,7``."""
+    return f"rank{'s' if len(set(numbers)) != 1 else ''} {fold_ranks(numbers)}"
+
+
+def summarize(finding: Finding) -> str:
+    """One line that says what waits for whom, and where that one is."""
+    match finding.kind:
+        case Kind.RANK_LOST:
+            return _lost(finding)
+        case Kind.MISMATCH:
+            return _mismatch(finding)
+        case _:
+            return _stall(finding) + _held_up(finding)
+
+
+def _stall(finding: Finding) -> str:
+    ref = finding.collective
+    if ref is None:
+        return f"{_who(finding.suspects)} hold up the job"
+    what = collective(ref.op, ref.seq, ref.group)
+    waited = f"{what} has waited {ref.waited_s:.1f} s"
+    suspects = finding.suspects
+    reasons = {s.reason for s in suspects}
+    if not suspects:
+        if finding.reason is Reason.NETWORK_OR_DEVICE:
+            return f"{waited} although all of its ranks joined: network or device"
+        return f"{waited}; too little is known of {ranks(finding.unknown)} to name anybody"
+    if reasons == {Reason.ORDER}:
+        return (
+            f"{_who(suspects)} entered their groups in different orders and wait for each other: "
+            f"{waited}"
+        )
+    if reasons == {Reason.MISMATCH}:
+        return f"{waited}: {_who(suspects)} joined with something else"
+    if reasons == {Reason.DEVICE_STUCK}:
+        return f"{waited} for the device of {_who(suspects)}, which never started it"
+    if reasons == {Reason.IN_COLLECTIVE_ALONE}:
+        return f"{waited} for {_who(suspects)}, still inside an op that the peers completed"
+    return f"{waited} for {_who(suspects)}"
+
+
+def _who(suspects: Sequence[Suspect]) -> str:
+    """The suspects, few of them with their place or what is wrong with them."""
+    if len(suspects) > _NAMED_ONE_BY_ONE:
+        return ranks([s.rank for s in suspects])
+    remarks = [place(s.stack[0]) if s.stack else _BRIEFLY.get(s.reason, "") for s in suspects]
+    if len(set(remarks)) == 1:
+        remark = f" ({remarks[0]})" if remarks[0] else ""
+        return ranks([s.rank for s in suspects]) + remark
+    return ", ".join(
+        f"rank {s.rank}" + (f" ({remark})" if remark else "")
+        for s, remark in zip(suspects, remarks, strict=True)
+    )
+
+
+def _held_up(finding: Finding) -> str:
+    if len(finding.groups_held_up) < 2:
+        return ""
+    return f"; {len(finding.victims)} ranks wait in {len(finding.groups_held_up)} groups"
+
+
+def _mismatch(finding: Finding) -> str:
+    ref = finding.collective
+    what = collective(ref.op, ref.seq, ref.group) if ref is not None else "a collective"
+    who = _who(finding.suspects)
+    evidence = finding.suspects[0].evidence if finding.suspects else ""
+    told = f": {evidence}" if evidence else ""
+    if finding.victims:
+        return f"{who} joined {what} with something else than its peers{told}"
+    return f"{who} do not agree in {what}{told}"
+
+
+def _lost(finding: Finding) -> str:
+    suspects = finding.suspects
+    evidence = f": {suspects[0].evidence}" if suspects else ""
+    others = f"; {len(finding.victims)} other ranks are affected" if finding.victims else ""
+    return f"{ranks([s.rank for s in suspects])} lost{evidence}{others}"
