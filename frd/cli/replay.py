@@ -1,0 +1,54 @@
+"""`frd replay`: the findings that a journal gives, with no service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frd.cli import FINDINGS_PRESENT
+from frd.cli.options import console, json_option, print_json
+
+if TYPE_CHECKING:
+    from frd.service.replay import Replayed
+
+
+@click.command("replay")
+@click.argument("journal", type=click.Path(path_type=Path))
+@json_option
+def command(journal: Path, as_json: bool) -> int:
+    """Give the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
+
+    The same code decides as in the live service, at the times that the journal tells. Exit code 3
+    when there are findings.
+    """
+    from frd.model import finding_json
+    from frd.service.replay import replay
+    from frd.store.journal import read
+
+    warnings: list[str] = []
+    replayed = replay(read(journal, warnings.append), warnings.append)
+    if as_json:
+        print_json({"findings": [finding_json(f) for f in replayed.findings], "warnings": warnings})
+    else:
+        _show(replayed, warnings)
+    return FINDINGS_PRESENT if replayed.findings else 0
+
+
+def _show(replayed: Replayed, warnings: Sequence[str]) -> None:
+    from rich.text import Text
+
+    from frd.cli.render import finding_panel, plain
+    from frd.model import finding_json, utc_text
+
+    screen = console()
+    for warning in warnings:
+        screen.print(Text(plain(warning), style="yellow"))
+    span = f"{utc_text(replayed.first_at)} to {utc_text(replayed.last_at)}"
+    screen.print(Text(f"{replayed.records} records, {span}", style="dim"))
+    for finding in replayed.findings:
+        screen.print(finding_panel(finding_json(finding)))
+    if not replayed.findings:
+        screen.print(Text("no findings", style="green"))

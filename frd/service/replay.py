@@ -1,0 +1,113 @@
+"""A journal, played back: the same sessions and the same engine, at the times it tells.
+
+A replay gives the findings that the service gave, as far as the journal reaches back; only what
+agents answered to questions (stacks, dumps) is not in it. Where the journal says START, a service
+process began anew: it knows nothing but the findings that were open, as the real one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from frd.engine.engine import Engine
+from frd.errors import FrdError
+from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
+from frd.service.clocks import Clocks
+from frd.service.ledger import Ledger
+from frd.service.session import Session
+from frd.service.settings import Settings
+from frd.store.journal import Record, RecordKind
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a journal gave."""
+
+    findings: tuple[Finding, ...]
+    """In their last version, oldest first."""
+    records: int
+    first_at: AlignedNs
+    last_at: AlignedNs
+
+
+def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
+    """Play `records`; `warn` is told what could not be applied.
+
+    Raises:
+        StoreError: whatever `records` raises, and settings that cannot be read.
+    """
+    player = _Player(warn)
+    count, first_at, last_at = 0, AlignedNs(0), AlignedNs(0)
+    for record in records:
+        first_at = first_at or record.at
+        last_at = record.at
+        count += 1
+        player.play(record)
+    player.advance(last_at)
+    findings = sorted(player.findings.values(), key=lambda finding: finding.opened_at)
+    return Replayed(tuple(findings), count, first_at, last_at)
+
+
+class _Player:
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self.findings: dict[str, Finding] = {}
+        self._begin(Settings(), AlignedNs(0))
+
+    def play(self, record: Record) -> None:
+        match record.kind:
+            case RecordKind.MESSAGE:
+                self._message(record)
+            case RecordKind.TICK:
+                self.advance(record.at)
+            case RecordKind.OPENED:
+                self._streams[record.stream] = Session(self._engine, self._clocks, self._ledger)
+            case RecordKind.CLOSED:
+                self._close(record.stream, record.at)
+            case RecordKind.START:
+                self._begin(Settings.decode(record.payload), record.at)
+
+    def advance(self, now: AlignedNs) -> None:
+        self._keep(self._engine.advance(now))
+
+    def _begin(self, settings: Settings, now: AlignedNs) -> None:
+        self._engine = Engine(settings.policy)
+        self._clocks = Clocks()
+        self._ledger = Ledger()
+        self._streams: dict[int, Session] = {}
+        self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
+        still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
+        self._engine.restore(still_open, now)
+
+    def _message(self, record: Record) -> None:
+        session = self._streams.get(record.stream)
+        if session is None:
+            return
+        known = len(session.ranks)
+        try:
+            session.receive(record.payload, record.at)
+        except FrdError as error:
+            # The live stream was fine: the journal lacks a record that this one builds on.
+            self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
+            self._close(record.stream, record.at)
+        for index, rank in enumerate(session.ranks[known:], start=known):
+            self._owners[rank.key, rank.info.rank] = (session, index)
+
+    def _close(self, stream: int, now: AlignedNs) -> None:
+        """The ranks for which no other stream speaks have lost their agent."""
+        session = self._streams.pop(stream, None)
+        if session is None:
+            return
+        owned = [
+            rank
+            for index, rank in enumerate(session.ranks)
+            if self._owners.get((rank.key, rank.info.rank)) == (session, index)
+        ]
+        for rank in owned:
+            del self._owners[rank.key, rank.info.rank]
+        session.disconnect(owned, now)
+
+    def _keep(self, events: Iterable[FindingEvent]) -> None:
+        for event in events:
+            self.findings[event.finding.id] = event.finding

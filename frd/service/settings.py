@@ -1,0 +1,34 @@
+"""What a journal tells of the service that wrote it, so that a replay decides as it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from frd.engine.policy import Policy
+from frd.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Keys that this version does not know are ignored, absent ones have their defaults."""
+
+    version: str = "unknown"
+    policy: Policy = field(default_factory=Policy)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Settings:
+        """
+        Raises:
+            StoreError: `data` is not what `encode` gives.
+        """
+        try:
+            return msgspec.json.decode(data, type=Settings)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise StoreError(
+                f"journal: settings: {error}: a foreign file, or one of a newer frd"
+            ) from None
