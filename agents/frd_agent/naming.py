@@ -1,0 +1,126 @@
+"""From a rank's own names to the dictionary's indexes: its groups, and what it passed to an op.
+
+Peers meet in a group only when all of them give it the same name and the same members. PyTorch's
+name is the base. Where a name has a recorder for each of several backends, every one of them counts
+its own seqs, so the backend is added; a name that was given up and taken again gets a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from frd.flight import Entry, signature
+from frd.model import GroupInfo, Signature
+from frd_agent.dictionary import Dictionary
+
+_CACHED: Final = 65_536
+_END_OF_BATCH: Final = "coalesced"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGroup:
+    """A group as the tap, or the recorder itself, describes it."""
+
+    desc: str
+    ranks: tuple[int, ...]
+    backends: tuple[str, ...] = ()
+
+
+class Signatures:
+    """Indexes of signatures, by what an entry says: a look-up for each of thousands of rows."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self._dictionary = dictionary
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def index(self, parts: tuple[Entry, ...]) -> int:
+        if len(parts) > 1:
+            return self._dictionary.signature(coalesced(parts))
+        entry = parts[0]
+        key = (
+            entry.profiling_name,
+            entry.input_sizes,
+            entry.output_sizes,
+            entry.input_dtypes,
+            entry.output_dtypes,
+        )
+        index = self._known.get(key)
+        if index is None:
+            if len(self._known) >= _CACHED:
+                self._known.clear()
+            index = self._known[key] = self._dictionary.signature(signature(entry))
+        return index
+
+    def clear(self) -> None:
+        """The dictionary has been renumbered."""
+        self._known.clear()
+
+
+class Naming:
+    """The names of one rank in one attempt (`transitions.Names`)."""
+
+    def __init__(self, dictionary: Dictionary, signatures: Signatures, attempt: int) -> None:
+        self._dictionary = dictionary
+        self._signatures = signatures
+        self._attempt = attempt
+        self._groups: dict[str, KnownGroup] = {}
+        self._members: dict[int, tuple[int, ...]] = {}
+
+    def learn(self, groups: Mapping[str, KnownGroup]) -> None:
+        """What is known already stands: a rank's groups do not change under their name."""
+        for name, group in groups.items():
+            if group.ranks:
+                self._groups.setdefault(name, group)
+
+    def replace(self, groups: Mapping[str, KnownGroup]) -> None:
+        """The whole truth of a tap; names that it gave up may come back as something else."""
+        self._groups = {name: group for name, group in groups.items() if group.ranks}
+
+    def knows(self, name: str) -> bool:
+        return name in self._groups
+
+    def declare(self) -> None:
+        """Tell of all groups, those too in which nothing has happened yet."""
+        for name, group in self._groups.items():
+            if len(group.backends) <= 1:
+                self.group(name, group.desc, "", 0)
+
+    def group(self, name: str, desc: str, backend: str, generation: int) -> int:
+        known = self._groups.get(name, KnownGroup(desc, ()))
+        told = name if len(known.backends) <= 1 else f"{name}/{backend}"
+        told = f"{told}~{generation}" if generation else told
+        info = GroupInfo(told, known.desc or desc, known.ranks)
+        index = self._dictionary.group(self._attempt, info)
+        self._members[index] = known.ranks
+        return index
+
+    def members(self, group: int) -> Sequence[int]:
+        return self._members.get(group, ())
+
+    def signature(self, parts: tuple[Entry, ...]) -> int:
+        return self._signatures.index(parts)
+
+
+def coalesced(parts: Sequence[Entry]) -> Signature:
+    """Of all ops that were issued as one.
+
+    A backend that ends the series with an op of its own (``ALLGATHER_coalesced``) has the sizes of
+    the whole there. A bare ``coalesced`` has none: then the whole is its parts.
+    """
+    last = signature(parts[-1])
+    if last.op != _END_OF_BATCH and last.op.endswith(f"_{_END_OF_BATCH}"):
+        return last
+    ops = [signature(part) for part in parts]
+    ops = [op for op in ops if op.op != _END_OF_BATCH] or [last]
+    if len(ops) == 1:
+        return ops[0]
+    return Signature(
+        backend=last.backend,
+        op=f"{_END_OF_BATCH}({','.join(op.op for op in ops)})",
+        input_sizes=tuple(size for op in ops for size in op.input_sizes),
+        output_sizes=tuple(size for op in ops for size in op.output_sizes),
+        input_dtypes=tuple(dtype for op in ops for dtype in op.input_dtypes),
+        output_dtypes=tuple(dtype for op in ops for dtype in op.output_dtypes),
+    )

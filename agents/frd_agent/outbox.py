@@ -1,0 +1,208 @@
+"""Transitions on their way to the service: kept until acknowledged, in bounded space.
+
+Every rank's rows are numbered from 1 when they are recorded, so a row keeps its revision however
+often it is sent. An acknowledgement forgets, a new stream starts again after the last one, and when
+space runs out the oldest rows go first, counted per rank: the service must know that something is
+missing, and what is newest says most about a job that hangs now. Pure: no stream, no time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from frd.model import EntryColumns, UInt32s
+
+ROW_BYTES: Final = 41
+"""Of all columns together."""
+_BATCH_ROWS: Final = 4_096
+"""Rows of one message: 160 KiB."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The rows of one rank."""
+
+    batches: deque[EntryColumns] = field(default_factory=deque)
+    """Oldest first; revisions rise, with a hole where rows were dropped."""
+    recorded: int = 0
+    """The last revision given."""
+    acked: int = 0
+    sent: int = 0
+    """The last revision that the present stream was given."""
+
+
+class Outbox:
+    def __init__(self, max_rows: int, max_bytes: int) -> None:
+        self._max_rows = max(min(max_rows, max_bytes // ROW_BYTES), 1)
+        self._queues: dict[int, _Queue] = {}
+        self._order: deque[int] = deque()
+        """The rank of each batch ever recorded that may still be here, oldest first."""
+        self.rows = 0
+        """Rows that wait for an acknowledgement."""
+        self.dropped: dict[int, int] = {}
+        """Rows dropped to stay within bounds, by rank."""
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * ROW_BYTES
+
+    def record(self, rows: EntryColumns) -> None:
+        """Numbers the rows (whatever their `first_revision` says) and keeps them."""
+        queue = self._queues.setdefault(rows.rank, _Queue())
+        for start in range(0, len(rows), _BATCH_ROWS):
+            piece = part(rows, start, start + _BATCH_ROWS)
+            queue.batches.append(replace(piece, first_revision=queue.recorded + 1))
+            queue.recorded += len(piece)
+            self.rows += len(piece)
+            self._order.append(rows.rank)
+        self._make_room()
+
+    def next_batch(self) -> EntryColumns | None:
+        """The next rows that the present stream has not been given; None when it has all."""
+        for queue in self._queues.values():
+            if queue.sent < queue.recorded:
+                for batch in queue.batches:
+                    if (last := _last(batch)) > queue.sent:
+                        fresh = _after(batch, queue.sent)
+                        queue.sent = last
+                        return fresh
+                queue.sent = queue.recorded
+        return None
+
+    def ack(self, revisions: Mapping[int, int]) -> None:
+        """Everything up to these revisions, by rank, may be forgotten."""
+        for rank, revision in revisions.items():
+            if (queue := self._queues.get(rank)) is None:
+                continue
+            queue.acked = max(queue.acked, min(revision, queue.recorded))
+            while queue.batches and queue.batches[0].first_revision <= queue.acked:
+                batch = queue.batches.popleft()
+                rest = _after(batch, queue.acked)
+                self.rows -= len(batch) - len(rest)
+                if len(rest):
+                    queue.batches.appendleft(rest)
+                    break
+        self._tidy_order()
+
+    def rewind(self) -> None:
+        """A new stream: all that is not acknowledged goes out again."""
+        for queue in self._queues.values():
+            queue.sent = queue.acked
+
+    def pending(self, rank: int) -> Iterator[EntryColumns]:
+        """The rows of a rank that wait for an acknowledgement."""
+        if (queue := self._queues.get(rank)) is not None:
+            yield from queue.batches
+
+    def clear(self) -> int:
+        """Drop all that waits; how many rows that was."""
+        dropped = 0
+        for rank, queue in self._queues.items():
+            for batch in queue.batches:
+                self._drop(rank, len(batch))
+                dropped += len(batch)
+            queue.batches.clear()
+            queue.acked = queue.sent = queue.recorded
+        self._order.clear()
+        return dropped
+
+    def forget(self, rank: int) -> None:
+        """The rank is gone and told of."""
+        if (queue := self._queues.pop(rank, None)) is not None:
+            self.rows -= sum(len(batch) for batch in queue.batches)
+        self.dropped.pop(rank, None)
+
+    def used_signatures(self) -> set[int]:
+        return {
+            int(index)
+            for queue in self._queues.values()
+            for batch in queue.batches
+            for index in np.unique(batch.signature)
+        }
+
+    def renumber_signatures(self, renumbered: Mapping[int, int]) -> None:
+        for queue in self._queues.values():
+            queue.batches = deque(
+                replace(batch, signature=renumber(batch.signature, renumbered))
+                for batch in queue.batches
+            )
+
+    def _make_room(self) -> None:
+        while self.rows > self._max_rows:
+            rank = self._order.popleft()
+            queue = self._queues.get(rank)
+            if queue is None or not queue.batches:
+                continue
+            batch = queue.batches.popleft()
+            excess = self.rows - self._max_rows
+            rest = _after(batch, batch.first_revision + excess - 1)
+            if len(rest):
+                queue.batches.appendleft(rest)
+                self._order.appendleft(rank)
+            self._drop(rank, len(batch) - len(rest))
+
+    def _drop(self, rank: int, rows: int) -> None:
+        self.rows -= rows
+        self.dropped[rank] = self.dropped.get(rank, 0) + rows
+
+    def _tidy_order(self) -> None:
+        """Acknowledged batches leave their mark in `_order`; it must not grow with them."""
+        waiting = sum(len(queue.batches) for queue in self._queues.values())
+        if len(self._order) > 2 * waiting + 64:
+            left = {rank: len(queue.batches) for rank, queue in self._queues.items()}
+            newest: deque[int] = deque()
+            for rank in reversed(self._order):
+                if left.get(rank, 0):
+                    left[rank] -= 1
+                    newest.appendleft(rank)
+            self._order = newest
+
+
+def part(rows: EntryColumns, start: int, stop: int) -> EntryColumns:
+    """Rows start to stop, with their revisions."""
+    if start <= 0 and stop >= len(rows):
+        return rows
+    return EntryColumns(
+        rank=rows.rank,
+        first_revision=rows.first_revision + start,
+        group=rows.group[start:stop],
+        seq=rows.seq[start:stop],
+        signature=rows.signature[start:stop],
+        flags=rows.flags[start:stop],
+        created_ns=rows.created_ns[start:stop],
+        started_ns=rows.started_ns[start:stop],
+        completed_ns=rows.completed_ns[start:stop],
+    )
+
+
+def renumber(signature: UInt32s, renumbered: Mapping[int, int]) -> UInt32s:
+    return np.array([renumbered[index] for index in signature.tolist()], np.uint32)
+
+
+def _last(batch: EntryColumns) -> int:
+    return batch.first_revision + len(batch) - 1
+
+
+def _after(batch: EntryColumns, revision: int) -> EntryColumns:
+    return part(batch, max(revision + 1 - batch.first_revision, 0), len(batch))
+
+
+def join(batches: Sequence[EntryColumns]) -> EntryColumns:
+    """Consecutive rows of one rank as one batch."""
+    first = batches[0]
+    return EntryColumns(
+        rank=first.rank,
+        first_revision=first.first_revision,
+        group=np.concatenate([b.group for b in batches]),
+        seq=np.concatenate([b.seq for b in batches]),
+        signature=np.concatenate([b.signature for b in batches]),
+        flags=np.concatenate([b.flags for b in batches]),
+        created_ns=np.concatenate([b.created_ns for b in batches]),
+        started_ns=np.concatenate([b.started_ns for b in batches]),
+        completed_ns=np.concatenate([b.completed_ns for b in batches]),
+    )

@@ -1,0 +1,381 @@
+"""What is new in a dump of a ring: rows for the service, each change told exactly once, in order.
+
+A recorder is a ring that is read again and again, each time whole. `Ring` remembers which record
+it has read last and which of the earlier ones were still open, so its work grows with what is new,
+not with the size of the ring. It is pure: dumps and the time of asking in, rows out.
+
+Entries that were overwritten between two dumps are lost and counted, never invented. Records that
+start again from 0 are a reset recorder (torchft does so at every quorum), not a loss. A group whose
+name comes back under another process-local id is another group, whose seqs start anew: a later
+generation of it, or, where the whole process set up its groups again, a group of a later attempt.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+
+from frd.flight import Dump, Entry, Name, Status, parse_profiling_name
+from frd.model import EntryColumns, Flags
+from frd_agent.channels import Channels
+from frd_agent.progress import Item, Progress
+
+_JUDGES: Final = frozenset({"nccl", "ncclx", "nccl2", "rccl", "rcclx", "xccl"})
+"""Backends whose recorder knows completion, so that `retired` without it means: given up."""
+_COALESCES_NS: Final = 20_000_000
+"""Younger entries may be the first of several of one coalesced collective: read next time."""
+_LATEST_NS: Final = 7_258_118_399_000_000_000
+"""The wire carries times up to the year 2200."""
+
+_Find: TypeAlias = Callable[[int], Entry | None]
+_Key: TypeAlias = tuple[int, str, str]
+"""pg_id, name and backend of a group: a name may have a group for every backend."""
+Row: TypeAlias = list[int]
+"""Group, seq, signature, flags, created_ns, started_ns, completed_ns."""
+
+_JOINED, _STARTED = int(Flags.JOINED), int(Flags.STARTED)
+_COMPLETED, _FAILED = int(Flags.COMPLETED), int(Flags.FAILED)
+
+
+class Names(Protocol):
+    """Who gives indexes to groups and signatures."""
+
+    def group(self, name: str, desc: str, backend: str, generation: int) -> int: ...
+
+    def members(self, group: int) -> Sequence[int]:
+        """Global ranks by group-local rank; empty when unknown."""
+
+    def signature(self, parts: tuple[Entry, ...]) -> int:
+        """Of all entries of one collective: several when it is a coalesced one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    rows: list[Row]
+    lost: int
+    """Entries that were overwritten before they were read."""
+    reset: bool
+
+
+def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns:
+    table = np.array(rows, dtype=np.int64).reshape(-1, 7)
+    times = np.clip(table[:, 4:7], 0, _LATEST_NS)
+    return EntryColumns(
+        rank=rank,
+        first_revision=first_revision,
+        group=table[:, 0].astype(np.uint32),
+        seq=table[:, 1].copy(),
+        signature=table[:, 2].astype(np.uint32),
+        flags=table[:, 3].astype(np.uint8),
+        created_ns=times[:, 0].copy(),
+        started_ns=times[:, 1].copy(),
+        completed_ns=times[:, 2].copy(),
+    )
+
+
+class Ring:
+    """One recorder of one rank process."""
+
+    def __init__(self) -> None:
+        self.taken_at_ns = 0
+        """All that the rank recorded before this time has been read; 0 before the first dump."""
+        self.status: Mapping[int, Status] = {}
+        """The raw counters of the last dump."""
+        self.held = False
+        """The last dump showed entries too young to be read; they come with the next one."""
+        self.capacity = 0
+        """The most entries that a dump ever had."""
+        self.channels = Channels()
+        self._last_id = -1
+        self._last_created_ns = 0
+        self._groups: dict[_Key, Progress] = {}
+        self._past: set[_Key] = set()
+        """Groups of earlier attempts, whose entries the ring still shows."""
+        self._present: dict[tuple[str, str], tuple[int, Progress]] = {}
+        """By group name and backend: its generation, and the last one."""
+
+    @property
+    def groups(self) -> Iterable[Progress]:
+        return self._groups.values()
+
+    def new_groups(self, dump: Dump, taken_at_ns: int) -> dict[str, bool]:
+        """Names of groups that `apply` would meet for the first time; True: for another time.
+
+        A caller that does not know them yet can wait a moment and take the dump later.
+        """
+        fresh, reset = self._unread(dump.entries, taken_at_ns)
+        past = self._past | self._passed(fresh)
+        return {
+            key[1]: key[1:] in self._present
+            for key in {_key(entry) for entry in fresh} - past
+            if reset or key not in self._groups
+        }
+
+    def begin_attempt(self) -> None:
+        """The process has set up all its groups again; what comes is of another attempt."""
+        self._past.update(self._groups)
+        self._groups.clear()
+        self._present.clear()
+        self.channels.close()
+
+    def apply(self, dump: Dump, taken_at_ns: int, names: Names) -> Diff:
+        """`taken_at_ns`: the node's time just before the rank was asked for this dump."""
+        rows: list[Row] = []
+        lost, reset = 0, False
+        self.taken_at_ns = taken_at_ns
+        self.status = dump.status
+        if not (entries := dump.entries):
+            return Diff(rows, lost, reset)
+        fresh, reset = self._unread(entries, taken_at_ns)
+        if reset:
+            self._forget()
+        partial = self._is_partial(entries)
+        self.capacity = max(self.capacity, len(entries))
+        find, absent_is_over = _finder(entries), partial and not dump.warnings
+        self._revisit(find, absent_is_over, rows)
+        if fresh:
+            if self._last_id >= 0 and not partial:
+                lost = max(fresh[0].record_id - self._last_id - 1, 0)
+            self._read(fresh, names, rows)
+        self._end_channels(entries, find, absent_is_over)
+        self.held = self._last_id < entries[-1].record_id
+        if self.held:
+            left = bisect_right(entries, self._last_id, key=_record_id)
+            self.taken_at_ns = min(taken_at_ns, entries[left].time_created_ns - 1)
+        return Diff(rows, lost, reset)
+
+    def close(self, gone: Callable[[str], bool]) -> None:
+        """Groups that the rank has destroyed: nothing in them is waited for any more."""
+        for (_, name, _), progress in self._groups.items():
+            if not progress.closed and gone(name):
+                progress.close()
+                self.channels.close(progress.group)
+
+    def in_flight(self) -> list[Row]:
+        """What was joined and is not over: one row each, for a service that knows nothing yet."""
+        return [
+            [
+                progress.group,
+                seq,
+                item.signature,
+                _JOINED | (_STARTED if item.started else 0) | (_FAILED if item.failed else 0),
+                item.created_ns,
+                item.started_ns,
+                0,
+            ]
+            for progress in self._groups.values()
+            for seq, item in progress.open.items()
+        ]
+
+    # -- what a dump shows ---------------------------------------------------------------------
+
+    def _unread(self, entries: Sequence[Entry], taken_at_ns: int) -> tuple[Sequence[Entry], bool]:
+        if not entries:
+            return (), False
+        reset = self._is_reset(entries)
+        first = 0 if reset else bisect_right(entries, self._last_id, key=_record_id)
+        end = len(entries)
+        while (
+            end > first
+            and entries[end - 1].time_created_ns > taken_at_ns - _COALESCES_NS
+            and not entries[end - 1].profiling_name.startswith("gloo:")
+        ):
+            end -= 1
+        return entries[first:end], reset
+
+    def _is_reset(self, entries: Sequence[Entry]) -> bool:
+        """Record ids went backwards, or the record that was read last is another one now."""
+        if self._last_id < 0:
+            return False
+        if entries[-1].record_id < self._last_id:
+            return True
+        at = bisect_right(entries, self._last_id, key=_record_id) - 1
+        return (
+            at >= 0
+            and entries[at].record_id == self._last_id
+            and entries[at].time_created_ns != self._last_created_ns
+        )
+
+    def _is_partial(self, entries: Sequence[Entry]) -> bool:
+        """The recorder showed its active entries only: one that is not there is over."""
+        first, last = entries[0].record_id, entries[-1].record_id
+        return last - first + 1 > len(entries) or len(entries) < min(self.capacity, last + 1)
+
+    def _forget(self) -> None:
+        self._last_id = -1
+        self.capacity = 0
+        self.channels.close()
+        for progress in self._groups.values():
+            progress.close()
+
+    # -- entries seen before -------------------------------------------------------------------
+
+    def _revisit(self, find: _Find, absent_is_over: bool, rows: list[Row]) -> None:
+        """Open collectives that have started, failed or completed since."""
+        for progress in self._groups.values():
+            for seq, item in progress.open.items():
+                if (entry := find(item.record_id)) is not None:
+                    if flags := _update(item, entry):
+                        rows.append(_row(progress, seq, item, flags))
+                    if item.started:
+                        progress.started = max(progress.started, seq)
+                elif absent_is_over:
+                    item.done = True
+                else:
+                    item.overwritten = True
+                    item.done = progress.has_completed(seq, self.status)
+            _settle(progress, rows)
+
+    def _end_channels(self, entries: Sequence[Entry], find: _Find, absent_is_over: bool) -> None:
+        if not (waiting := self.channels.waiting()):
+            return
+        over = set()
+        for record_id in waiting:
+            entry = find(record_id)
+            if absent_is_over if entry is None else _is_done(entry):
+                over.add(record_id)
+        batches = {
+            (entry.pg_id, entry.p2p_seq_id)
+            for entry in entries
+            if entry.is_p2p and entry.profiling_name.endswith(":coalesced") and _is_done(entry)
+        }
+        self.channels.end(over, batches)
+
+    # -- entries seen for the first time -------------------------------------------------------
+
+    def _read(self, fresh: Sequence[Entry], names: Names, rows: list[Row]) -> None:
+        touched: dict[int, Progress] = {}
+        self._past |= self._passed(fresh)
+        for entry in fresh:
+            name = parse_profiling_name(entry.profiling_name)
+            if (progress := self._progress(entry, name, names)) is None:
+                continue
+            seq = entry.collective_seq_id
+            if entry.is_p2p or name.is_p2p_kind:
+                progress.counter.p2p()
+                if name.is_p2p_kind and not _is_done(entry):
+                    self.channels.begin(entry, name, progress.group, names.members(progress.group))
+            elif seq > progress.joined:
+                signature = names.signature((entry,))
+                item = Item(entry.record_id, signature, entry.time_created_ns, len(rows))
+                rows.append(_row(progress, seq, item, _JOINED | _update(item, entry)))
+                progress.join(seq, item, entry)
+                touched[id(progress)] = progress
+            elif seq == progress.joined and (open_item := progress.open.get(seq)) is not None:
+                self._read_part(entry, progress, open_item, names, rows)
+        for progress in touched.values():
+            _settle(progress, rows)
+            progress.seal()
+        self._last_id = fresh[-1].record_id
+        self._last_created_ns = fresh[-1].time_created_ns
+
+    def _read_part(
+        self, entry: Entry, progress: Progress, item: Item, names: Names, rows: list[Row]
+    ) -> None:
+        """One more entry of a coalesced collective; its end is the end of them all."""
+        item.record_id = entry.record_id
+        item.done = False
+        flags = _update(item, entry)
+        if item.row >= 0:
+            progress.parts += (entry,)
+            rows[item.row][2] = item.signature = names.signature(progress.parts)
+            rows[item.row][3] |= flags
+        elif flags:
+            rows.append(_row(progress, entry.collective_seq_id, item, flags))
+
+    def _passed(self, fresh: Sequence[Entry]) -> set[_Key]:
+        """At first sight of a ring, of several groups of one name only the last is of now."""
+        if self._groups:
+            return set()
+        last: dict[tuple[str, str], int] = {}
+        keys = {_key(entry) for entry in fresh}
+        for pg_id, name, backend in keys:
+            last[name, backend] = max(pg_id, last.get((name, backend), pg_id))
+        return {key for key in keys if key[0] < last[key[1:]]}
+
+    def _progress(self, entry: Entry, name: Name, names: Names) -> Progress | None:
+        key = (entry.pg_id, entry.group_name, name.backend)
+        progress = self._groups.get(key)
+        if progress is None and key not in self._past:
+            generation, former = self._present.get(key[1:], (-1, None))
+            if former is not None:
+                former.close()
+                self.channels.close(former.group)
+            group = names.group(entry.group_name, entry.group_desc, name.backend, generation + 1)
+            progress = Progress(group, entry.pg_id, name.backend)
+            self._groups[key] = progress
+            self._present[key[1:]] = (generation + 1, progress)
+        return progress
+
+
+def _key(entry: Entry) -> _Key:
+    return (
+        entry.pg_id,
+        entry.group_name,
+        parse_profiling_name(entry.profiling_name).backend,
+    )
+
+
+def _record_id(entry: Entry) -> int:
+    return entry.record_id
+
+
+def _finder(entries: Sequence[Entry]) -> _Find:
+    """Looks an entry up by record id; by position where the ids have no holes."""
+    if not entries:
+        return lambda record_id: None
+    first = entries[0].record_id
+    if entries[-1].record_id - first + 1 != len(entries):
+        return {entry.record_id: entry for entry in entries}.get
+    return lambda record_id: entries[record_id - first] if record_id >= first else None
+
+
+def _is_done(entry: Entry) -> bool:
+    """Gloo tells the end by `retired` alone; a recorder that judges calls that given up."""
+    if entry.state == "completed":
+        return True
+    return entry.retired and not _is_failed(entry)
+
+
+def _is_failed(entry: Entry) -> bool:
+    return (
+        entry.retired
+        and entry.state != "completed"
+        and entry.profiling_name.partition(":")[0] in _JUDGES
+    )
+
+
+def _update(item: Item, entry: Entry) -> int:
+    """Bring `item` up to date; the flags that are news, the end aside (see `_settle`)."""
+    flags = 0
+    if entry.state != "scheduled" and entry.time_discovered_started_ns and not item.started:
+        item.started = True
+        item.started_ns = entry.time_discovered_started_ns
+        flags |= _STARTED
+    if _is_done(entry):
+        item.done = True
+        item.completed_ns = entry.time_discovered_completed_ns
+        return 0
+    if not item.failed and _is_failed(entry):
+        item.failed = True
+        flags |= _FAILED
+    return flags
+
+
+def _row(progress: Progress, seq: int, item: Item, flags: int) -> Row:
+    return [progress.group, seq, item.signature, flags, item.created_ns, item.started_ns, 0]
+
+
+def _settle(progress: Progress, rows: list[Row]) -> None:
+    """Completions in order, on the JOINED row where that is still to be sent."""
+    for seq, item in progress.settle():
+        if item.row < 0:
+            item.row = len(rows)
+            rows.append(_row(progress, seq, item, 0))
+        rows[item.row][3] |= _COMPLETED
+        rows[item.row][5] = item.started_ns
+        rows[item.row][6] = item.completed_ns

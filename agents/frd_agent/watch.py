@@ -1,0 +1,156 @@
+"""When to ask one rank for its whole ring: often enough to miss nothing, seldom enough to cost it.
+
+The tap's counters are free and come about once a second; a dump costs the rank's server thread
+about 16 µs an entry. So the ring is asked for when about half of it is new, when the counters have
+come to rest over an op in flight (a job that hangs looks like that, and then a dump says all), when
+they have not been heard of for seconds (the GIL is held, or the process is stopped; the socket
+needs neither), and otherwise only as often as a small share of a core allows. Pure: times come in
+as monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from frd.flight import Status
+
+RawKey: TypeAlias = tuple[int, int]
+"""Recorder, process-local group id."""
+Raw: TypeAlias = Mapping[RawKey, Status]
+"""The counters of a rank, as its tap publishes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchPolicy:
+    """All in seconds, where no other unit is said."""
+
+    ring_entries: int = 2_000
+    """Size of the ring until a dump shows more."""
+    fill: float = 0.5
+    """Share of the ring that may be new before it is read."""
+    still_s: float = 1.0
+    """Counters that have not moved for this long are at rest."""
+    stale_s: float = 3.0
+    """Counters older than this say nothing of now."""
+    stale_every_s: float = 3.0
+    min_interval_s: float = 1.0
+    """Between two dumps of one rank, whatever happens."""
+    entry_cost_s: float = 16e-6
+    """What one entry of a dump costs the rank."""
+    cost_share: float = 0.005
+    """Of a core, for dumps that nothing urgent asks for."""
+    min_refresh_s: float = 2.0
+    inexact_refresh_s: float = 4.0
+    """At most this long between dumps of a moving rank whose counters cannot be translated."""
+
+
+class Why(Enum):
+    """Why a dump is due; the words appear in metrics and debug logs."""
+
+    FIRST = "first"
+    FILL = "fill"
+    STILL = "still"
+    STALE = "stale"
+    REFRESH = "refresh"
+    RETRY = "retry"
+
+
+class Watch:
+    """The poll policy of one rank."""
+
+    def __init__(self, policy: WatchPolicy) -> None:
+        self._policy = policy
+        self._raw: Raw = {}
+        self._moved_at = 0.0
+        self._exact = False
+        self._age_s = float("inf")
+        self._asked_at: float | None = None
+        self._dumped_raw: Raw = {}
+        self._entries = 0
+        self._ring = policy.ring_entries
+        self._retry = False
+
+    # -- what is seen --------------------------------------------------------------------------
+
+    def see(self, raw: Raw | None, age_s: float, *, exact: bool, now: float) -> None:
+        """The tap's counters, `age_s` after they were published; None when there are none.
+
+        `exact`: with the last dump they say all that the rank has done. Never so before the first
+        dump, with a recorder that has no counters, or where counters cannot be turned into seqs.
+        """
+        self._exact = exact
+        if raw is None:
+            self._age_s = float("inf")
+            return
+        self._age_s = age_s
+        if raw != self._raw:
+            self._raw = dict(raw)
+            self._moved_at = now - age_s
+
+    def asked(self, now: float) -> None:
+        """A dump is being asked for; that counts whether it comes or not."""
+        self._asked_at = now
+        self._retry = False
+
+    def dumped(self, raw: Raw, entries: int) -> None:
+        """It came: with these counters, and with `entries` in its largest ring."""
+        self._dumped_raw = raw
+        self._entries = entries
+        self._ring = max(self._ring, entries)
+
+    def retry(self) -> None:
+        """It came, but cannot be used yet."""
+        self._retry = True
+
+    # -- what is due ---------------------------------------------------------------------------
+
+    @property
+    def age_s(self) -> float:
+        """Of the counters; infinite when there are none."""
+        return self._age_s
+
+    @property
+    def is_stale(self) -> bool:
+        return self._age_s > self._policy.stale_s
+
+    def due(self, now: float) -> Why | None:
+        policy = self._policy
+        if self._asked_at is None:
+            return Why.FIRST
+        since = now - self._asked_at
+        if since < policy.min_interval_s:
+            return None
+        if self._retry:
+            return Why.RETRY
+        if self.is_stale:
+            return Why.STALE if since >= policy.stale_every_s else None
+        if self._raw == self._dumped_raw:
+            return Why.REFRESH if not self._exact and since >= self._refresh_s else None
+        if self._fresh >= policy.fill * self._ring:
+            return Why.FILL
+        if (self._in_flight or not self._exact) and now - self._moved_at >= policy.still_s:
+            return Why.STILL
+        return Why.REFRESH if since >= self._refresh_s else None
+
+    @property
+    def _in_flight(self) -> bool:
+        return any(status.enqueued > status.completed for status in self._raw.values())
+
+    @property
+    def _fresh(self) -> int:
+        """Entries that the fullest recorder has made since the last dump, by its counters."""
+        fresh: dict[int, int] = {}
+        for key, status in self._raw.items():
+            before = self._dumped_raw.get(key)
+            made = status.enqueued - (before.enqueued if before else 0)
+            fresh[key[0]] = fresh.get(key[0], 0) + max(made, 0)
+        return max(fresh.values(), default=0)
+
+    @property
+    def _refresh_s(self) -> float:
+        policy = self._policy
+        wait = max(self._entries * policy.entry_cost_s / policy.cost_share, policy.min_refresh_s)
+        return wait if self._exact else min(wait, policy.inexact_refresh_s)
