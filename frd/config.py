@@ -64,7 +64,7 @@ class LogOptions:
 def _default_data_dir() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification tells to ignore a relative path.
-    base = Path(state) if os.path.isabs(state) else Path("~/.local/state")
+    base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"
     return base / "frd"
 
 

@@ -1,0 +1,131 @@
+"""Configuration: what overrides what, and how a mistake is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from frd import config
+from frd.engine.policy import Policy
+from frd.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("FRD_"):
+            monkeypatch.delenv(name)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "frd.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_defaults_are_those_of_the_engine() -> None:
+    """Without a file, a variable or a flag the engine gets its own defaults."""
+    assert config.load().policy == Policy()
+    assert config.load() == config.Config()
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each source sets one key more than the source above it, and every key takes the highest."""
+    file = written(
+        tmp_path, "[policy]\nstall_after_s = 20\nclose_after_s = 20\nmismatch_grace_s = 20\n"
+    )
+    monkeypatch.setenv("FRD_POLICY__STALL_AFTER_S", "30")
+    monkeypatch.setenv("FRD_POLICY__CLOSE_AFTER_S", "30")
+    policy = config.load(file, {"policy.stall_after_s": 40.0, "grpc": None}).policy
+    assert (policy.stall_after_s, policy.close_after_s, policy.mismatch_grace_s) == (40, 30, 20)
+    assert policy.loss_grace_s == Policy().loss_grace_s
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stall_after_s = 3", "stall_after_s: unknown key: did you mean policy.stall_after_s?"),
+        ("[policy]\nmax_rank = 3", "policy.max_rank: unknown key: did you mean policy.max_ranks?"),
+        ("zzz = 1", "zzz: unknown key: see docs/configuration.md for the keys"),
+        ("policy = 3", "policy: 3: must be a table of keys"),
+        ("[policy]\nstall_after_s = 0.5", "policy.stall_after_s: 0.5: must be greater than or eq"),
+        ("[policy]\nstall_after_s = 'soon'", "policy.stall_after_s: 'soon': must be a valid num"),
+        ("[policy]\nstall_after_s = inf", "policy.stall_after_s: inf: must be a finite number"),
+        ("[policy]\nloss_grace_s = 0", "policy.loss_grace_s: 0: must be greater than 0"),
+        ("[policy]\nstall_after_max_s = 5", "policy.stall_after_s: 10: must not exceed policy.st"),
+        ("[store]\ndump_count = 0", "store.dump_count: 0: must be greater than 0"),
+        ("grpc = '9373'", "grpc: '9373': write HOST:PORT"),
+        ("http = '::1:9374'", "http: '::1:9374': write an IPv6 address in brackets"),
+        ("http = 'localhost:70000'", "http: 'localhost:70000': write HOST:PORT"),
+        ("[log]\nlevel = 'loud'", "log.level: 'loud': must be 'debug', 'info', 'warning' or 'e"),
+        ("[expected_agents]\nj = 0", "expected_agents.j: 0: must be at least 1"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_that_begins_with_the_key(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    """A person reads what is wrong with which key, and what to write instead."""
+    with pytest.raises(ConfigError) as caught:
+        config.load(written(tmp_path, text))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["[policy", "a = '\x00'", "a = b"])
+def test_a_file_that_is_not_toml_is_named(tmp_path: Path, text: str) -> None:
+    """A broken file is told by its path and what broke."""
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=f"^config: {path}: .*: write TOML$"):
+        config.load(path)
+
+
+def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
+    """A wrong path is an error, never a silent default."""
+    with pytest.raises(ConfigError, match=r"^config: .*nope: No such file"):
+        config.load(tmp_path / "nope")
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("FRD_POLICY__STALL_AFTR_S", "policy.stall_aftr_s: unknown key: did you mean policy.stal"),
+        ("FRD_POLICI__STALL_AFTER_S", "polici.stall_after_s: unknown key: did you mean policy.st"),
+        ("FRD_EXPECTED_AGENTS__JOB", "expected_agents: FRD_EXPECTED_AGENTS__JOB: case is lost"),
+        ("FRD_EXPECTED_AGENTS", "environment: .*expected_agents.*: write the value as JSON"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_told_too(
+    monkeypatch: pytest.MonkeyPatch, variable: str, message: str
+) -> None:
+    """A variable that looks like a key but is none does not pass for one."""
+    monkeypatch.setenv(variable, "{3")
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        config.load()
+
+
+def test_variables_that_are_not_configuration_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tap's variables and Kubernetes' service links are no mistakes of the service."""
+    for name in ("FRD_JOB", "FRD_RUN_DIR", "FRD_PORT_9373_TCP", "FRD_SERVICE_HOST"):
+        monkeypatch.setenv(name, "x")
+    assert config.load() == config.Config()
+
+
+def test_toml_of_a_configuration_gives_it_back(tmp_path: Path) -> None:
+    """`frd check` prints a file that means the same, odd job names included."""
+    odd = {"a.b": 1, 'q"\\\n\x7f': 2, "plain_1": 3, "": 4}
+    there = config.load(None, {"expected_agents": odd, "http": "[::1]:0", "log.format": "json"})
+    assert config.load(written(tmp_path, config.as_toml(there))) == there
+
+
+def test_a_relative_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the XDG specification wants it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert config.load().data_dir == tmp_path / "frd"
+    monkeypatch.setenv("XDG_STATE_HOME", "here")
+    assert config.load().data_dir == Path.home() / ".local/state/frd"

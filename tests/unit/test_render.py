@@ -1,0 +1,120 @@
+"""A finding for people: complete, folded, and harmless to a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from frd.cli.render import finding_panel, plain, ranks_text
+
+STALL: dict[str, Any] = {
+    "id": "ab12",
+    "kind": "stall",
+    "state": "open",
+    "job": "train",
+    "attempt": 0,
+    "opened_at": "2026-11-20T10:00:00.123456Z",
+    "closed_at": None,
+    "collective": {
+        "group": "default_pg",
+        "group_id": "g",
+        "group_size": 4,
+        "seq": 7,
+        "op": "all_reduce",
+        "waiting_ranks": [0, 1, 3],
+        "missing_ranks": [2],
+        "waiting_s": 12.4,
+    },
+    "groups_held_up": ["default_pg", "TP_0"],
+    "suspects": [
+        {
+            "rank": 2,
+            "node": "node7",
+            "reason": "cpu_stuck",
+            "confidence": "high",
+            "evidence": "last joined seq 6 of default_pg",
+            "stack": ["load_batch (train.py:88)", "main (train.py:120)"],
+        }
+    ],
+    "victims": [0, 1, 3],
+    "dump": "d1",
+    "summary": "all_reduce #7 on default_pg has waited 12.4 s for rank 2",
+}
+
+
+def drawn(finding: dict[str, Any], *, terminal: bool = False) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100, force_terminal=terminal, color_system="auto").print(
+        finding_panel(finding)
+    )
+    return out.getvalue()
+
+
+def test_a_stall_says_who_why_and_who_waits() -> None:
+    """The verdict comes first; suspect, reason, evidence, stack and folded victims follow."""
+    text = drawn(STALL)
+    lines = text.splitlines()
+    assert "all_reduce #7 on default_pg has waited 12.4 s for rank 2" in lines[1]
+    for fact in (
+        "stall · open · train",
+        "rank 2 on node7: cpu_stuck, high confidence",
+        "last joined seq 6 of default_pg",
+        "load_batch (train.py:88)",
+        "0-1,3 (3 ranks)",
+        "default_pg, TP_0",
+        "frd dump --finding ab12 -o DIR",
+        "opened 2026-11-20 10:00:00 UTC",
+    ):
+        assert fact in text
+    assert "missing" not in text  # it would repeat the suspect
+    assert "\x1b" not in text
+
+
+def test_a_finding_without_a_suspect_says_nobody() -> None:
+    """When all joined and nobody completes, no rank is drawn as the culprit."""
+    nobody = {**STALL, "suspects": [], "reason": "network_or_device", "groups_held_up": []}
+    assert "nobody: network_or_device" in drawn(nobody)
+
+
+def test_a_finding_with_the_fewest_keys_is_drawn() -> None:
+    """A kind that does not need a key leaves it out; a closed one says how long it lasted."""
+    lost = {key: STALL[key] for key in ("id", "kind", "job", "opened_at", "summary", "suspects")}
+    closed = {
+        **lost,
+        "state": "closed",
+        "closed_at": "2026-11-20T10:00:30.123456Z",
+        "close_reason": "the job went on",
+        "victims": [],
+    }
+    text = drawn(closed)
+    assert "lasted 30.0 s" in text
+    assert "the job went on" in text
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    """Escapes, markup, line breaks and lone surrogates in names and frames stay visible text."""
+    nasty = "\x1b[2Jx[red]\n\u202e\udc80"
+    suspect = {**STALL["suspects"][0], "stack": [nasty], "evidence": nasty, "node": nasty}
+    text = drawn({**STALL, "job": nasty, "summary": nasty, "suspects": [suspect]}, terminal=True)
+    assert "\x1b[2J" not in text
+    assert "\u202e" not in text
+    assert r"\x1b[2Jx[red]\n\u202e\udc80" in text
+
+
+def test_a_long_stack_is_cut() -> None:
+    """The innermost frames are shown, and how many more there are."""
+    suspect = {**STALL["suspects"][0], "stack": [f"frame {n}" for n in range(50)]}
+    text = drawn({**STALL, "suspects": [suspect]})
+    assert "frame 7" in text
+    assert "frame 8" not in text
+    assert "42 more frames" in text
+
+
+def test_rank_sets_are_folded() -> None:
+    """4,095 victims take one short line."""
+    assert ranks_text([rank for rank in range(4096) if rank != 17]) == "0-16,18-4095 (4095 ranks)"
+    assert ranks_text([5]) == "5"
+    assert ranks_text([]) == "none"
+    assert plain("café 集合") == "café 集合"
