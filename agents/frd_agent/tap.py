@@ -1,0 +1,538 @@
+"""The part of frd that lives inside a training process: it tells the agent who this rank is.
+
+It knows torch's process groups, recorder counters and allocator counters, and three files in the
+run directory: an identity (JSON, replaced as a whole), counters (binary, about once a second) and
+the unix socket of torch's own C++ worker server. It refuses to know jobs, agents and services, and
+it stands alone: standard library only, Python 3.9 or later, loaded by path where frd is absent.
+
+The rank is sacred. One daemon thread does everything, asleep but for some 100 µs a second; whatever
+fails costs one line on stderr, and the rank runs on as if frd were not there. No signal handler, no
+excepthook, no setenv, nothing of torch replaced. What that demanded, each tried on torch 2.13:
+
+- The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
+  handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
+  shared listening socket, upon which torch terminates the *parent*. So the object is made immortal.
+- A handler that asks for the GIL of a finalizing interpreter aborts the process. So at exit the
+  socket's name goes first, and a moment passes for questions already under way.
+- Counters are written with pwrite, not through a mapping: a full disk is then an error to report,
+  not a SIGBUS, and a slow one is waited for without the GIL. Readers are guarded by a checksum,
+  which holds on any memory model.
+- No reference to a process group is kept, so that none is ever destroyed late or on this thread.
+- Nothing is imported on the thread: a fork at that moment would leave an import lock held.
+- Forked children (DataLoader workers) have no thread, and the exit handler tells by the pid.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import operator
+import os
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA = 1
+
+# -- the counters file; all little-endian. `frd_agent.taps` reads what stands here ------------
+
+MAGIC = b"FRDTAP01"
+PREFIX = struct.Struct("<8sQ")
+"""Magic and sequence; 0: never written, even: whole, odd: being written."""
+BODY = struct.Struct("<qqIIqqqq")
+"""published_at_ns (CLOCK_REALTIME, read before the counters), published_mono_ns, row_count, flags,
+then allocated, reserved and peak bytes and the count of out-of-memory errors (-1: no allocator)."""
+CHECKSUM = struct.Struct("<I4x")
+"""CRC-32 of body and rows."""
+ROW = struct.Struct("<Biqqq")
+"""recorder, pg_id, then enqueued, started and completed as `pg_status` counts them."""
+HEADER_SIZE = PREFIX.size + BODY.size + CHECKSUM.size
+CAPACITY = 1024
+SHM_SIZE = HEADER_SIZE + CAPACITY * ROW.size
+OVERFLOWED = 1
+GENERIC, NCCL = 0, 1
+NO_ALLOCATOR = (-1, -1, -1, -1)
+
+Row = tuple[int, int, int, int, int]
+
+# -- pace ----------------------------------------------------------------------------------
+
+WAIT_S = 0.3
+"""How often a process that may become a rank looks for process groups."""
+WAIT_LONG_S = 1.0
+"""The same after a minute without any."""
+TICK_S = 0.25
+"""How often a rank looks for new groups: identity comparisons only. Short, because ranks number
+re-initializations by counting them, and one that lives for less than this goes unnoticed."""
+PUBLISH_S = 1.0
+PUBLISH_MAX_S = 5.0
+SHARE = 1 / 500
+"""Publishing slows down, as far as `PUBLISH_MAX_S`, to take no more than this of a core."""
+RESCAN_S = 30.0
+"""How often devices that this rank has not used so far are looked at again."""
+PAUSE_S = 0.01
+"""Between the removal of the socket's name and the end of the interpreter."""
+JOIN_S = 2.0
+"""How long the exit of the interpreter waits for the last word at most (a hung file system)."""
+
+_C10D = "torch.distributed.distributed_c10d"
+_installed_pid = 0
+_complained_pid = 0
+
+
+def install() -> None:
+    """Watch this process and, once it is a rank, publish it. Never raises; twice does no harm.
+
+    Not inherited by forked children: call it there by hand if such a child is to be a rank.
+    """
+    global _installed_pid
+    try:
+        # The tap may be here twice: loaded by path (`frd-agent exec`) and imported by hand.
+        this = sys.modules[__name__]
+        first = sys.modules.setdefault("_frd_tap", this)
+        if first is not this:
+            first.install()
+            return
+        if _installed_pid == os.getpid():
+            return
+        _installed_pid = os.getpid()
+        stop = threading.Event()
+        thread = threading.Thread(target=_run, args=(stop,), name="frd-tap", daemon=True)
+        thread.start()
+        atexit.register(_at_exit, os.getpid(), stop, thread)
+    except Exception as error:
+        _complain("install", error)
+
+
+def _at_exit(pid: int, stop: threading.Event, thread: threading.Thread) -> None:
+    if os.getpid() == pid:
+        stop.set()
+        thread.join(JOIN_S)
+
+
+def _complain(what: str, error: BaseException) -> None:
+    """The one line. Written past `sys.stderr`, whose lock a daemon thread must not die holding."""
+    global _complained_pid
+    if _complained_pid == os.getpid() or sys.__stderr__ is None:
+        return
+    _complained_pid = os.getpid()
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    line = f"frd: warning: tap: {what}: {said}: this rank runs on without it\n"
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode("utf-8", "backslashreplace"))
+
+
+# -- the thread ------------------------------------------------------------------------------
+
+
+def _run(stop: threading.Event) -> None:
+    tap = None
+    try:
+        c10d = _await_groups(stop)
+        if c10d is None:
+            return
+        tap = Tap(c10d, os.environ)
+        tap.serve()
+        due = 0.0
+        while not stop.is_set():
+            due = _turn(tap, due)
+            stop.wait(TICK_S)
+    except Exception as error:
+        _complain("start", error)
+    finally:
+        if tap is not None:
+            tap.close()
+
+
+def _turn(tap: Tap, due: float) -> float:
+    """Publish what is due; returns when counters are due next. A failing disk may come back."""
+    now = time.monotonic()
+    try:
+        tap.follow_groups()
+        if now < due:
+            return due
+        before = time.thread_time()
+        tap.publish_counters()
+        cost = time.thread_time() - before
+        return now - TICK_S / 2 + min(PUBLISH_MAX_S, max(PUBLISH_S, cost / SHARE))
+    except Exception as error:
+        _complain("publish", error)
+        return now + PUBLISH_S
+
+
+def _await_groups(stop: threading.Event) -> Any:
+    """torch's module of process groups, once there is a default group; None when told to stop."""
+    began = time.monotonic()
+    found = False
+    while not stop.wait(WAIT_S if time.monotonic() - began < 60 else WAIT_LONG_S):
+        if found:
+            return sys.modules[_C10D]
+        # One turn more, because init_process_group has a few things to set after the groups.
+        found = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) is not None
+    return None
+
+
+def _default_ranks(world: Any) -> Mapping[int, int] | None:
+    default = getattr(world, "default_pg", None)
+    return None if default is None else world.pg_group_ranks.get(default)
+
+
+# -- what there is to tell ---------------------------------------------------------------------
+
+
+class Membership:
+    """The process groups as torch has them now, each written out as JSON once.
+
+    Groups are told apart by the identity of their rank mappings, plain dicts that are safe to hold
+    (which also keeps the ids of dead ones from coming back).
+    """
+
+    def __init__(self, c10d: Any) -> None:
+        self._c10d = c10d
+        self._mappings: tuple[Any, ...] = ()
+        self._default: Any = None
+        self._texts: dict[int, str] = {}
+        self.generation = 0
+        """How many earlier default groups this process has seen destroyed."""
+        self.rank = 0
+        self.world_size = 0
+        self.backends: list[str] = []
+        self.changed()
+
+    def changed(self) -> bool:
+        world = self._c10d._world
+        mappings = tuple(world.pg_group_ranks.values())
+        if len(mappings) == len(self._mappings) and all(
+            map(operator.is_, mappings, self._mappings)
+        ):
+            return False
+        default = _default_ranks(world)
+        if default is not None and default is not self._default:
+            self.generation += self._default is not None
+            self._default = default
+            self.rank, self.world_size = world.default_pg.rank(), world.default_pg.size()
+        groups = list(world.pg_group_ranks.items())
+        self._texts = self._written(world, groups)
+        self._mappings = tuple(ranks for _, ranks in groups)
+        return True
+
+    def _written(self, world: Any, groups: list[tuple[Any, Any]]) -> dict[int, str]:
+        texts: dict[int, str] = {}
+        for group, ranks in groups:
+            name = world.pg_names.get(group)
+            if name is None:
+                continue  # half destroyed
+            known = self._texts.get(id(ranks))
+            if known is None:
+                backends = _backends(group, world.pg_backend_config.get(group) or "")
+                if ranks is self._default:
+                    self.backends = backends
+                known = json.dumps(
+                    {
+                        "name": str(name),
+                        "desc": str(getattr(group, "group_desc", "")),
+                        "ranks": sorted(ranks),
+                        "backend": ",".join(backends),
+                    }
+                )
+            texts[id(ranks)] = known
+        return texts
+
+    def text(self) -> str:
+        return f"[{', '.join(self._texts.values())}]"
+
+
+def _backends(group: Any, config: str) -> list[str]:
+    """`cpu:gloo,cuda:nccl` names a backend for every device; those registered are in use."""
+    devices = {device.type for device in getattr(group, "_device_types", ())}
+    pairs = [part.rpartition(":") for part in config.split(",") if part]
+    used = {
+        backend for device, _, backend in pairs if not devices or not device or device in devices
+    }
+    return sorted(used)
+
+
+class Allocator:
+    """The counters of torch's CUDA allocator, only where the program itself has initialized CUDA.
+
+    Polled: `num_ooms` says what an observer would, and an observer is Python code in the middle of
+    a failing allocation that torch offers no way to take back.
+    """
+
+    def __init__(self) -> None:
+        self._used: list[int] = []
+        self._rescan_at = 0.0
+        self._usable = True
+
+    def read(self) -> tuple[int, int, int, int]:
+        cuda = sys.modules.get("torch.cuda")
+        if not self._usable or cuda is None or not cuda.is_initialized():
+            return NO_ALLOCATOR
+        try:
+            return self._sum(cuda)
+        except Exception:
+            self._usable = False  # a replaced allocator that keeps no counters
+            return NO_ALLOCATOR
+
+    def _sum(self, cuda: Any) -> tuple[int, int, int, int]:
+        now = time.monotonic()
+        if rescan := now >= self._rescan_at:
+            self._rescan_at = now + RESCAN_S
+        totals = [0, 0, 0, 0]
+        used = []
+        for device in range(cuda.device_count()) if rescan or not self._used else self._used:
+            stats = cuda.memory_stats_as_nested_dict(device)
+            allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+            if reserved["peak"] or stats["num_ooms"]:
+                used.append(device)
+            totals[0] += allocated["current"]
+            totals[1] += reserved["current"]
+            totals[2] += allocated["peak"]
+            totals[3] += stats["num_ooms"]
+        self._used = used
+        return totals[0], totals[1], totals[2], totals[3]
+
+    def devices(self) -> list[str]:
+        """UUIDs of the devices that this rank has used."""
+        cuda: Any = sys.modules.get("torch.cuda")
+        uuids = [getattr(cuda.get_device_properties(i), "uuid", None) for i in self._used]
+        return [f"GPU-{uuid}" for uuid in uuids if uuid is not None]
+
+
+class Counters:
+    """The recorders' `pg_status`: what each group has enqueued, started and completed."""
+
+    def __init__(self, ext: Any) -> None:
+        names = ((GENERIC, "_dump_fr_trace_json"), (NCCL, "_dump_nccl_trace_json"))
+        self._dumps = [(code, getattr(ext, name, None)) for code, name in names]
+
+    def read(self) -> list[Row]:
+        rows = []
+        for recorder, dump in self._dumps:
+            if dump is None:
+                continue
+            status = json.loads(dump(includeCollectives=False)).get("pg_status") or {}
+            rows += [
+                (
+                    recorder,
+                    int(pg_id),
+                    int(of.get("last_enqueued_collective", -1)),
+                    int(of.get("last_started_collective", -1)),
+                    int(of.get("last_completed_collective", -1)),
+                )
+                for pg_id, of in status.items()
+            ]
+        return rows
+
+
+# -- where it is told --------------------------------------------------------------------------
+
+
+def default_run_dir(environ: Mapping[str, str]) -> str:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        return os.path.join(runtime, "frd")
+    return os.path.join(tempfile.gettempdir(), f"frd-{os.getuid()}")
+
+
+def run_dir(environ: Mapping[str, str]) -> str:
+    """Where the taps and the agent of one user meet."""
+    given = environ.get("FRD_RUN_DIR")
+    return os.path.abspath(given) if given else default_run_dir(environ)
+
+
+def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
+    """The default is in a folder that anyone may write to, so it must be ours alone.
+
+    Raises:
+        OSError: it cannot be made, or the default one is somebody else's.
+    """
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    if path == default_run_dir(environ):
+        found = os.lstat(path)
+        private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+        if not private or found.st_uid != os.geteuid():
+            raise PermissionError(f"{path}: others can write there: set FRD_RUN_DIR")
+
+
+class Files:
+    """The two files of one rank. Everything here may raise OSError."""
+
+    def __init__(self, directory: str, token: str) -> None:
+        self._json = os.path.join(directory, token + ".json")
+        self._temporary = os.path.join(directory, "." + token + ".tmp")
+        self._sequence = 0
+        shm = os.path.join(directory, token + ".shm")
+        self._fd = os.open(shm, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        os.ftruncate(self._fd, SHM_SIZE)
+
+    def write_identity(self, text: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(self._temporary, flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(self._temporary, self._json)
+
+    def write_counters(
+        self,
+        at_ns: int,
+        mono_ns: int,
+        rows: list[Row],
+        allocator: tuple[int, int, int, int] = NO_ALLOCATOR,
+    ) -> None:
+        """In one piece. What tears nevertheless fails its checksum and is read again."""
+        flags = OVERFLOWED if len(rows) > CAPACITY else 0
+        rows = rows[:CAPACITY]
+        body = BODY.pack(at_ns, mono_ns, len(rows), flags, *allocator)
+        packed = b"".join([ROW.pack(*row) for row in rows])
+        checksum = CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(body)))
+        self._sequence += 2
+        os.pwrite(self._fd, PREFIX.pack(MAGIC, self._sequence) + body + checksum + packed, 0)
+
+
+class Tap:
+    """One rank as it is published. Lives on the tap's thread."""
+
+    def __init__(self, c10d: Any, environ: Mapping[str, str]) -> None:
+        self._directory = run_dir(environ)
+        self._token = os.urandom(6).hex()
+        self._membership = Membership(c10d)
+        self._unpublished = True
+        self._ext = sys.modules.get("torch._C._distributed_c10d")
+        self._counters = Counters(self._ext)
+        self._allocator = Allocator()
+        self._attempt = attempt_of(environ)
+        self._identity: dict[str, Any] = {
+            "schema": SCHEMA,
+            "token": self._token,
+            "job": job_of(environ, getattr(c10d, "_default_pg_init_method", None)),
+            "local_rank": _number(environ, -1, "LOCAL_RANK", "SLURM_LOCALID"),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "boot_id": _boot_id(),
+            "torch_version": str(getattr(sys.modules.get("torch"), "__version__", "")),
+            "devices": [],
+            "started_at_ns": time.time_ns(),
+            "socket": None,
+            "shm": self._token + ".shm",
+            "exit": None,
+        }
+        make_run_dir(self._directory, environ)
+        self._files = Files(self._directory, self._token)
+
+    def serve(self) -> None:
+        """Start torch's worker server; without one, the identity says why."""
+        path = os.path.join(self._directory, self._token + ".sock")
+        try:
+            server = _start_server(self._ext, path)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # for ever: see the module
+            os.chmod(path, 0o600)
+            self._identity["socket"] = self._token + ".sock"
+        except Exception as error:
+            self._identity["socket_error"] = str(error).partition("\n")[0][:300]
+            _complain("worker server", error)
+
+    def follow_groups(self) -> None:
+        self._unpublished |= self._membership.changed()
+        if self._unpublished:
+            self.publish_identity()
+
+    def publish_identity(self) -> None:
+        known = self._membership
+        self._identity.update(
+            attempt=self._attempt + known.generation,
+            rank=known.rank,
+            world_size=known.world_size,
+            backends=known.backends,
+        )
+        text = json.dumps(self._identity)
+        self._files.write_identity(f'{text[:-1]}, "groups": {known.text()}}}')
+        self._unpublished = False
+
+    def publish_counters(self) -> None:
+        at_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+        rows = self._counters.read()
+        self._files.write_counters(at_ns, mono_ns, rows, self._allocator.read())
+        devices = self._allocator.devices()
+        if devices != self._identity["devices"]:
+            self._identity["devices"] = devices
+            self.publish_identity()
+
+    def close(self) -> None:
+        """The last word: how the program ended, and no more questions."""
+        try:
+            if self._identity["socket"] is not None:
+                os.unlink(os.path.join(self._directory, self._identity["socket"]))
+                self._identity.update(socket=None, socket_error="the program has ended")
+                time.sleep(PAUSE_S)
+            self._identity["exit"] = _exit_record()
+            self.publish_identity()
+            self.publish_counters()
+        except Exception as error:
+            _complain("exit record", error)
+
+
+def _start_server(ext: Any, path: str) -> Any:
+    """Bound through the directory's descriptor, because a socket's path may have 107 bytes only."""
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return ext._WorkerServer(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)
+
+
+def _exit_record() -> dict[str, Any]:
+    """An exception that nobody caught is what the interpreter printed last (`sys.last_type`)."""
+    kind, detail = "clean", ""
+    raised = getattr(sys, "last_type", None)
+    if raised is not None:
+        kind, detail = "exception", raised.__name__
+        with contextlib.suppress(Exception):  # str() of a user's exception is a user's code
+            detail += ": " + str(sys.last_value).strip().partition("\n")[0][:500]
+    return {"kind": kind, "detail": detail, "at_ns": time.time_ns()}
+
+
+# -- names ----------------------------------------------------------------------------------
+
+
+def job_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
+    """A name that all ranks of one job arrive at, and other jobs do not."""
+    for name in ("FRD_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+        given = environ.get(name, "").strip()
+        if given and not (name == "TORCHELASTIC_RUN_ID" and given == "none"):
+            return given
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    scheme, _, place = (init_method or "env://").partition("://")
+    if scheme == "tcp":
+        address, _, port = place.partition("/")[0].partition("?")[0].rpartition(":")
+    elif scheme != "env":
+        address, port = "localhost", place
+    if not address or address in ("localhost", "::1", "[::1]") or address.startswith("127."):
+        address = socket.gethostname()
+    return f"{address}:{port}" if port else address
+
+
+def attempt_of(environ: Mapping[str, str]) -> int:
+    return _number(environ, 0, "FRD_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+
+def _number(environ: Mapping[str, str], default: int, *names: str) -> int:
+    for name in names:
+        given = environ.get(name, "").strip()
+        if given.isdecimal():
+            return int(given)
+    return default
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return ""
