@@ -19,7 +19,9 @@ def validate_shard(stuck: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--step", type=int, default=60, help="the step at which the last rank stops")
+    parser.add_argument(
+        "--step", type=int, default=60, help="the step at which the last rank stops"
+    )
     args = parser.parse_args()
 
     dist.init_process_group("gloo")

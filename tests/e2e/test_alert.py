@@ -78,7 +78,7 @@ def stage() -> Iterator[Stage]:
 
 
 def test_stalled_alert_fires_with_the_suspect_and_resolves(stage: Stage, tmp_path: Path) -> None:
-    """A rank is 22 s late: the alert fires within 15 s of the stall, names it, and resolves after."""
+    """A rank is 22 s late: the alert fires within 15 s, names it, and resolves after."""
     if shutil.which("prometheus") is None:
         pytest.skip("the prometheus program is not installed")
     pytest.importorskip("torch")

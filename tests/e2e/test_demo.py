@@ -1,4 +1,4 @@
-"""`frd demo` as a user runs it: real torch ranks, a real agent, a real service, one process each."""
+"""`frd demo` as a user runs it: real torch ranks, a real agent and a real service."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_scripted_ranks_stand_in_for_torch() -> None:
-    """Where torch cannot be had, scripted ranks speak the same protocol and the truth is the same."""
+    """Where torch cannot be had, scripted ranks take its place and the truth is the same."""
     result = demo("--scenario", "missing_rank", "--json", "--scripted")
     assert result.returncode == 0, result.stderr + result.stdout
     assert "scripted" in result.stderr

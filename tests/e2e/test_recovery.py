@@ -71,7 +71,7 @@ def test_service_killed_in_a_stall_brings_the_finding_back() -> None:
 
 
 def test_agent_killed_counts_nothing_twice() -> None:
-    """SIGKILL the agent of a healthy job: ranks run on, and a new agent's rows are not recounted."""
+    """SIGKILL the agent of a healthy job: ranks run on, a new agent's rows are not recounted."""
     with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
         addresses = stage.start_service()
         client = Client(addresses.http)

@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from frd.cli.options import json_option, print_json
-from frd.cli.render import finding_panel
 from frd.cli.demo.run import Outcome, Scene, play
 from frd.cli.demo.scenarios import DEFAULT_RANKS, SCENARIOS
 from frd.cli.demo.stage import Stage
+from frd.cli.options import json_option, print_json
+from frd.cli.render import finding_panel
 from frd.errors import FrdError
 
 _STATE_STYLE = {"live": "green", "silent": "yellow", "exited": "red", "finished": "dim"}

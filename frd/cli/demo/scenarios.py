@@ -1,6 +1,6 @@
 """The demo's scenarios: which script runs, which fault is injected, what the truth is.
 
-Pure data and the comparison of findings with the truth; processes are `frd.cli.demo.stage`'s business.
+Pure data and the comparison of findings with the truth; `frd.cli.demo.stage` has the processes.
 A scenario's script is an ordinary torch program that has never heard of frd.
 """
 
@@ -134,7 +134,7 @@ def arguments(scenario: Scenario, world: int) -> list[str]:
 
 
 def disagreements(truth: Truth | None, findings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each way in which `findings` (INTERFACES JSON) differ from the truth; empty when they agree."""
+    """Each way in which `findings` (JSON objects) differ from the truth; empty when they agree."""
     if truth is None:
         return [f"unexpected finding: {f['summary']}" for f in findings]
     if len(findings) != 1:

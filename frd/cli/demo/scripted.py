@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import signal
 import socketserver
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from frd.cli.demo.scenarios import SCENARIOS
-from frd_agent.scripting import TapFiles
+from frd_agent import tap
 
 STEP_S = 0.05
 FAULT_STEP = 60
@@ -179,12 +178,65 @@ class Handler(BaseHTTPRequestHandler):
         """Stay quiet: the agent asks every second."""
 
 
+class Publisher:
+    """The files of a tap, from a thread, as the real one writes them."""
+
+    def __init__(self, rank: int, recorder: Recorder) -> None:
+        directory = tap.run_dir(os.environ)
+        tap.make_run_dir(directory, os.environ)
+        token = os.urandom(6).hex()
+        self._recorder = recorder
+        self._files = tap.Files(directory, token)
+        self._stopped = threading.Event()
+        self._server = WorkerServer(str(Path(directory, f"{token}.sock")), Handler)
+        self._server.recorder = recorder
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._files.write_identity(json.dumps(self._identity(rank, token)))
+        threading.Thread(target=self._publish, daemon=True).start()
+
+    def stop_heartbeat(self) -> None:
+        """What a held interpreter lock looks like from outside."""
+        self._stopped.set()
+
+    def _publish(self) -> None:
+        while not self._stopped.wait(tap.TICK_S):
+            rows = [(tap.GENERIC, *row) for row in self._recorder.status()]
+            self._files.write_counters(time.time_ns(), time.monotonic_ns(), rows)
+
+    def _identity(self, rank: int, token: str) -> dict[str, Any]:
+        groups = [
+            {"name": str(number), "desc": desc, "ranks": list(ranks), "backend": "gloo"}
+            for number, (desc, ranks) in enumerate(self._recorder.groups.items())
+            if rank in ranks
+        ]
+        return {
+            "schema": tap.SCHEMA,
+            "token": token,
+            "job": tap.job_of(os.environ),
+            "attempt": 0,
+            "rank": rank,
+            "local_rank": rank,
+            "world_size": len(self._recorder.groups["default_pg"]),
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+            "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "torch_version": "",
+            "backends": ["gloo"],
+            "devices": [],
+            "started_at_ns": time.time_ns(),
+            "socket": f"{token}.sock",
+            "shm": f"{token}.shm",
+            "exit": None,
+            "groups": groups,
+        }
+
+
 def load_batch(seconds: float) -> None:
     """Where a scripted culprit is stuck."""
     time.sleep(seconds)
 
 
-def play(scenario: str, rank: int, recorder: Recorder, files: TapFiles) -> None:
+def play(scenario: str, rank: int, recorder: Recorder, publisher: Publisher) -> None:
     truth = SCENARIOS[scenario].truth(len(recorder.groups["default_pg"]))
     suspects = truth.suspects if truth is not None else ()
     start = float(os.environ["FRD_DEMO_START_AT"])
@@ -192,7 +244,7 @@ def play(scenario: str, rank: int, recorder: Recorder, files: TapFiles) -> None:
     while True:
         time.sleep(max(0.0, start + step * STEP_S - time.time()))
         if step == FAULT_STEP and suspects:
-            _be_faulty(scenario, rank, suspects, recorder, files)
+            _be_faulty(scenario, rank, suspects, recorder, publisher)
             start += LATE_S
         for op in healthy_step(scenario, rank, recorder.groups):
             recorder.leave(recorder.enter(op))
@@ -200,14 +252,24 @@ def play(scenario: str, rank: int, recorder: Recorder, files: TapFiles) -> None:
 
 
 def _be_faulty(
-    scenario: str, rank: int, suspects: tuple[int, ...], recorder: Recorder, files: TapFiles
+    scenario: str, rank: int, suspects: tuple[int, ...], recorder: Recorder, publisher: Publisher
 ) -> None:
     late_only = SCENARIOS[scenario].recovers
     if (sent := SCENARIOS[scenario].signal) is not None and rank in suspects:
         os.kill(os.getpid(), sent)
     entered = [recorder.enter(op) for op in faulty_step(scenario, rank, suspects, recorder.groups)]
     if scenario == "gil" and rank in suspects:
-        files.stop_heartbeat()
+        publisher.stop_heartbeat()
     load_batch(LATE_S if late_only else FOR_EVER_S)
     for entry in entered:
         recorder.leave(entry)
+
+
+def main() -> None:
+    scenario, rank = sys.argv[1], int(os.environ["RANK"])
+    recorder = Recorder(groups_of(scenario, int(os.environ["WORLD_SIZE"])))
+    play(scenario, rank, recorder, Publisher(rank, recorder))
+
+
+if __name__ == "__main__":
+    main()

@@ -124,7 +124,7 @@ class Stage:
         )
 
     def start_job(self) -> None:
-        """Start the ranks as a launcher such as torchrun would: one process each, by environment."""
+        """Start the ranks as a launcher such as torchrun would: a process each, by environment."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
