@@ -40,6 +40,10 @@ class Ledger:
             ranks[info.rank, info.pid] = known
         return known
 
+    def ranks(self, key: AttemptKey) -> set[int]:
+        """All ranks of an attempt that any agent ever spoke for."""
+        return {rank for rank, _ in self._attempts.get(key, ())}
+
     def keep(self, attempts: Collection[AttemptKey]) -> None:
         """Forget all attempts but these."""
         for key in [key for key in self._attempts if key not in attempts]:

@@ -217,7 +217,7 @@ class Session:
             self._group_handle.take(batch.group),
             batch.peer,
             batch.is_send,
-            batch.in_flight.astype(np.int64),
+            batch.in_flight,
             self._aligned(batch.head_created_ns),
             now,
         )

@@ -1,0 +1,82 @@
+"""`frd serve`: the central service, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from frd.config import Config
+
+
+@click.command("serve")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML file; see `frd check`.",
+)
+@click.option("--grpc", metavar="HOST:PORT", help="Where agents connect.  [127.0.0.1:9373]")
+@click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]")
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Findings, journal and dumps.  [$XDG_STATE_HOME/frd, else ~/.local/state/frd]",
+)
+@click.option(
+    "--stall-after",
+    type=float,
+    metavar="SECONDS",
+    help="Floor of the stall threshold.  [10]",
+)
+def command(
+    path: Path | None,
+    grpc: str | None,
+    http: str | None,
+    data_dir: Path | None,
+    stall_after: float | None,
+) -> None:
+    """Run the central service.
+
+    Prints one JSON line with the bound addresses once it is ready; port 0 takes any free one.
+    """
+    # gRPC's own lines on stderr would bury ours; it reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import asyncio
+
+    from frd import config
+    from frd.service import logs
+
+    flags = {
+        "grpc": grpc,
+        "http": http,
+        "data_dir": data_dir,
+        "policy.stall_after_s": stall_after,
+    }
+    effective = config.load(path, flags)
+    logs.configure(effective.log)
+    asyncio.run(_serve(effective))
+
+
+async def _serve(config: Config) -> None:
+    import asyncio
+    import json
+    import signal
+
+    from frd.service.app import App
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    app = App(config)
+    try:
+        await app.start()
+        click.echo(json.dumps({"grpc": app.grpc, "http": app.http}))
+        await stopped.wait()
+    finally:
+        await app.stop()

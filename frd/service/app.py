@@ -1,0 +1,237 @@
+"""The service as one object: built, started, stopped; `frd serve` only parses flags.
+
+Engine, streams, evaluation and HTTP share one event loop and need no locks; what touches a disk
+runs in threads. Here is the only place that reads the clock for the engine, and the only one that
+knows all parts: everything else gets what it needs handed in. `App` is also the `ServiceView` that
+HTTP sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from frd.config import Config
+from frd.engine.engine import Engine
+from frd.errors import StoreError
+from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState, Snapshot
+from frd.service.clocks import Clocks
+from frd.service.dumps import Dumper
+from frd.service.evaluator import Evaluator
+from frd.service.http import create_app
+from frd.service.ingest import ACK_EVERY_S, Ingest
+from frd.service.looplag import LoopLag
+from frd.service.recorder import Recorder
+from frd.service.responder import Responder
+from frd.service.servers import GrpcServer, HttpServer
+from frd.service.view import Counters, DumpResult, ServiceState
+from frd.store.dumps import DumpStore
+from frd.store.findings import FindingStore
+from frd.store.journal import JournalLimits
+
+_PRUNE_EVERY_S: Final = 60.0
+_STALE_AFTER_S: Final = 5.0
+_MAX_STORED_FINDINGS: Final = 100_000
+
+VERSION: Final = version("frd-daemon")
+
+
+class RealTime:
+    """CLOCK_REALTIME that never runs backwards: a step back is waited out."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def __call__(self) -> AlignedNs:
+        self._last = max(self._last, time.time_ns())
+        return AlignedNs(self._last)
+
+
+class App:
+    """One service. `start`, then `stop`; `grpc` and `http` are the bound addresses in between.
+
+    Raises:
+        StoreError: from the constructor, when the data directory cannot be used.
+        ConfigError: from `start`, when an address cannot be listened on.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.grpc = ""
+        self.http = ""
+        self._config = config
+        self._now = now = RealTime()
+        self._lock = _lock(config.data_dir)
+        self._engine = Engine(config.policy)
+        self._clocks = Clocks()
+        self._findings = FindingStore(config.data_dir / "findings.sqlite3")
+        self._dumps = DumpStore(
+            config.data_dir / "dumps",
+            max_count=config.store.dump_count,
+            max_bytes=config.store.dump_bytes,
+        )
+        settings = {"version": VERSION, "policy": asdict(config.policy)}
+        self._recorder = Recorder(
+            config.data_dir / "journal",
+            settings=json.dumps(settings).encode(),
+            now=now(),
+            limits=JournalLimits(total_bytes=config.store.journal_bytes),
+        )
+        self._ingest = Ingest(
+            self._engine,
+            self._clocks,
+            self._recorder,
+            now=now,
+            version=VERSION,
+            instance=secrets.token_hex(8),
+        )
+        self._evaluator = Evaluator(
+            self._engine,
+            self._findings,
+            self._recorder,
+            now=now,
+            project=self._project,
+            publish=self._published,
+        )
+        self._dumper = Dumper(self._ingest, self._dumps, self._clocks, now)
+        self._responder = Responder(
+            self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
+        )
+        self._loop_lag = LoopLag()
+        self._store_errors = {"dumps": 0}
+        self._grpc = GrpcServer(self._ingest.handle, config.grpc)
+        self._http = HttpServer(create_app(self), config.http)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Take up what an earlier process found, listen, and evaluate from then on."""
+        self._engine.restore(self._findings.open_findings(), self._now())
+        await self._evaluator.evaluate()
+        self.http = await self._http.start()
+        self.grpc = await self._grpc.start()
+        self._tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._evaluator.run(),
+                self._loop_lag.watch(),
+                self._acknowledge(),
+                self._prune(),
+            )
+        ]
+
+    async def stop(self) -> None:
+        """End in order: no more evaluations, no more streams, everything written."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._responder.close()
+        await self._grpc.stop()
+        await self._http.stop()
+        await asyncio.to_thread(self._recorder.close)
+        self._findings.close()
+        os.close(self._lock)
+
+    # -- what HTTP sees ------------------------------------------------------------------------
+
+    def state(self) -> ServiceState:
+        return self._evaluator.state
+
+    def not_ready(self) -> str | None:
+        evaluated_at = self._evaluator.state.evaluated_at or 0
+        if self._now() - evaluated_at > _STALE_AFTER_S * 1e9:
+            return "the last evaluation is stale: see the log"
+        return None
+
+    def findings(
+        self, *, state: FindingState | None, job: str | None, limit: int
+    ) -> Sequence[Finding]:
+        return self._findings.query(state=state, job=job, limit=limit)
+
+    def finding(self, finding_id: str) -> Finding | None:
+        return self._findings.get(finding_id)
+
+    async def take_dump(
+        self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
+    ) -> DumpResult:
+        try:
+            return await self._dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
+        except StoreError:
+            self._store_errors["dumps"] += 1
+            raise
+
+    def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
+        return self._dumps.tar(dump_id)
+
+    # -- what is published ---------------------------------------------------------------------
+
+    def _project(self, snapshot: Snapshot) -> ServiceState:
+        self._ingest.keep({view.key for view in snapshot.attempts})
+        recorder = self._recorder
+        return ServiceState(
+            snapshot=snapshot,
+            nodes=self._ingest.nodes.views(snapshot.at, self._config.policy.telemetry_late_s),
+            counters=Counters(
+                entries=self._ingest.entries,
+                refused=dict(self._ingest.refused),
+                evicted={"dumps": self._dumps.evicted, "journal_segments": recorder.evicted},
+                store_errors={
+                    "findings": self._evaluator.store_errors,
+                    "journal": recorder.dropped,
+                    **self._store_errors,
+                },
+                findings=dict(self._evaluator.opened),
+            ),
+            ingest_lag_s=self._ingest.take_lag_s(),
+            loop_lag_s=self._loop_lag.worst_s(),
+            version=VERSION,
+        )
+
+    def _published(self, events: Sequence[FindingEvent]) -> None:
+        self._responder.see(events)
+
+    # -- housekeeping --------------------------------------------------------------------------
+
+    async def _acknowledge(self) -> None:
+        while True:
+            await asyncio.sleep(ACK_EVERY_S)
+            self._ingest.flush_acks()
+
+    async def _prune(self) -> None:
+        while True:
+            await asyncio.sleep(_PRUNE_EVERY_S)
+            now = self._now()
+            self._clocks.forget(now)
+            with contextlib.suppress(StoreError):  # saving tells of a store that is broken
+                await asyncio.to_thread(
+                    self._findings.prune,
+                    max_count=_MAX_STORED_FINDINGS,
+                    max_age_s=self._config.store.finding_retention_s,
+                    now=now,
+                )
+
+
+def _lock(data_dir: Path) -> int:
+    """Two services in one directory would overwrite each other's journal."""
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreError(
+            f"data directory: {data_dir}: another frd serve uses it: "
+            "stop it or choose another --data-dir"
+        ) from None
+    except OSError as error:
+        raise StoreError(
+            f"data directory: {data_dir}: {error.strerror}: choose a writable --data-dir"
+        ) from None
+    return lock

@@ -1,0 +1,159 @@
+"""Taking a dump: ask the agents, store what comes as it comes, tell who did not answer and why.
+
+A rank has answered when its dump is whole. Stacks are extra: a rank without one still counts, and
+summary.json says what is missing. `rank_<rank>.json` is the agent's word on the rank plus what
+only the service knows: the clock's offset, and which source the dump came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from frd.model import AlignedNs, AttemptKey
+from frd.service.clocks import Clocks
+from frd.service.ingest import Ingest
+from frd.service.requests import Answer
+from frd.service.view import DumpResult
+from frd.store.dumps import DumpStore, DumpWriter
+from frd.wire import Part
+
+_MAX_TEXT_BYTES: Final = 4 * 1024 * 1024
+"""How much of a stack or an identity is looked into."""
+
+OnStack = Callable[[int, str], None]
+
+
+class Dumper:
+    def __init__(
+        self, ingest: Ingest, store: DumpStore, clocks: Clocks, now: Callable[[], AlignedNs]
+    ) -> None:
+        self._ingest = ingest
+        self._store = store
+        self._clocks = clocks
+        self._now = now
+
+    async def take(
+        self,
+        key: AttemptKey,
+        ranks: Sequence[int] | None,
+        *,
+        stacks: bool,
+        timeout_s: float,
+        on_stack: OnStack = lambda rank, text: None,
+    ) -> DumpResult:
+        """Dump `ranks` (None: all); `on_stack` hears of every rank's stack as soon as it is whole.
+
+        Raises:
+            ServiceUnavailable: no agent of the attempt is connected.
+            StoreError: the dump cannot be stored.
+        """
+        taking = _Taking(on_stack)
+        asking = self._ingest.ask(key, ranks, dump=True, stacks=stacks, timeout_s=timeout_s)
+        async with aclosing(asking) as asked:
+            # Whether there is anybody to ask is known when the first answers are there.
+            answers = await anext(asked)
+            writer = await asyncio.to_thread(self._store.create, key, self._now())
+            try:
+                await asyncio.to_thread(_store, writer, taking.take(answers))
+                async for answers in asked:
+                    await asyncio.to_thread(_store, writer, taking.take(answers))
+                await asyncio.to_thread(_store, writer, self._identities(key, taking))
+                dump_id = await asyncio.to_thread(writer.finish, taking.summary())
+            except BaseException:
+                writer.abandon()
+                raise
+        return DumpResult(dump_id, tuple(sorted(taking.sources)), taking.failed)
+
+    async def stacks(
+        self, key: AttemptKey, ranks: Sequence[int], *, timeout_s: float, on_stack: OnStack
+    ) -> None:
+        """Ask for stacks only, and store nothing.
+
+        Raises:
+            ServiceUnavailable: no agent of the attempt is connected.
+        """
+        taking = _Taking(on_stack)
+        asking = self._ingest.ask(key, ranks, dump=False, stacks=True, timeout_s=timeout_s)
+        async with aclosing(asking) as asked:
+            async for answers in asked:
+                taking.take(answers)
+
+    def _identities(self, key: AttemptKey, taking: _Taking) -> list[Answer]:
+        answers = []
+        for rank, source in sorted(taking.sources.items()):
+            boot_id = self._ingest.boot_id(key, rank)
+            offset_ns = self._clocks.offset_ns(boot_id)
+            uncertainty_ns = self._clocks.uncertainty_ns(boot_id)
+            identity = {
+                "job": key.job,
+                "attempt": key.attempt,
+                "rank": rank,
+                **taking.identity(rank),
+                "source": source,
+                "clock_offset_s": None if offset_ns is None else offset_ns / 1e9,
+                "clock_uncertainty_s": None if uncertainty_ns is None else uncertainty_ns / 1e9,
+            }
+            text = json.dumps(identity, indent=1).encode("ascii")
+            answers.append(Answer(rank, Part.IDENTITY, text))
+        return answers
+
+
+class _Taking:
+    """What has been told of each rank so far."""
+
+    def __init__(self, on_stack: OnStack) -> None:
+        self.sources: dict[int, str] = {}
+        """Ranks whose dump is whole, and which source gave it."""
+        self.failed: dict[int, str] = {}
+        self._without_stack: dict[int, str] = {}
+        self._texts: dict[tuple[int, Part], bytearray] = {}
+        self._on_stack = on_stack
+
+    def take(self, answers: Sequence[Answer]) -> list[Answer]:
+        """The pieces that should be stored as they are."""
+        stored = []
+        for answer in answers:
+            if answer.part is not Part.DUMP:
+                self._gather(answer)
+            elif answer.error:
+                self.failed[answer.rank] = answer.error
+            elif answer.last:
+                self.sources[answer.rank] = answer.source
+            if answer.part is not Part.IDENTITY and not answer.error:
+                stored.append(answer)
+        return stored
+
+    def identity(self, rank: int) -> dict[str, Any]:
+        """The agent's JSON object, empty when there is none that can be read."""
+        try:
+            value = json.loads(self._texts.get((rank, Part.IDENTITY), b"{}"))
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "answered": sorted(self.sources),
+            "failed": {str(rank): error for rank, error in sorted(self.failed.items())},
+            "without_stack": {str(r): error for r, error in sorted(self._without_stack.items())},
+        }
+
+    def _gather(self, answer: Answer) -> None:
+        text = self._texts.setdefault((answer.rank, answer.part), bytearray())
+        if len(text) + len(answer.data) <= _MAX_TEXT_BYTES:
+            text += answer.data
+        if answer.part is Part.STACK and answer.last:
+            if answer.error:
+                self._without_stack[answer.rank] = answer.error
+            else:
+                self._on_stack(answer.rank, text.decode("utf-8", "replace"))
+            del self._texts[answer.rank, answer.part]
+
+
+def _store(writer: DumpWriter, answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        writer.add(answer.rank, answer.part, answer.data, last=answer.last)

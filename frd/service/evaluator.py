@@ -1,0 +1,141 @@
+"""Advances the engine, stores what it finds, and only then lets anybody see it.
+
+The one writer of the published state. Evidence that comes in between (a stack, a dump's id) waits
+for the next evaluation, which it hastens. A store that refuses must not silence an alert: the
+finding is published all the same, the failure is counted, and storing is tried again every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from frd.engine.engine import Engine
+from frd.errors import StoreError
+from frd.model import AlignedNs, Change, FindingEvent, Kind, Snapshot
+from frd.service.recorder import Recorder
+from frd.service.view import ServiceState
+from frd.store.findings import FindingStore
+
+TICK_S: Final = 0.25
+PUBLISH_EVERY_S: Final = 1.0
+"""Without news; news is published at once."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    finding_id: str
+    rank: int | None
+    stack: tuple[str, ...]
+    dump: str | None
+
+
+class Evaluator:
+    """`project` makes the state that goes out with a snapshot; `publish` is told of news."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: FindingStore,
+        recorder: Recorder,
+        *,
+        now: Callable[[], AlignedNs],
+        project: Callable[[Snapshot], ServiceState],
+        publish: Callable[[Sequence[FindingEvent]], None],
+    ) -> None:
+        self.state = ServiceState(Snapshot(AlignedNs(0), (), ()))
+        self.opened: Counter[tuple[str, Kind]] = Counter()
+        self.store_errors = 0
+        self._engine = engine
+        self._store = store
+        self._recorder = recorder
+        self._now = now
+        self._project = project
+        self._publish = publish
+        self._evidence: list[_Evidence] = []
+        self._unsaved: dict[str, FindingEvent] = {}
+        """By finding; what the store has not taken yet."""
+        self._wake = asyncio.Event()
+        self._broken = ""
+
+    def attach(
+        self,
+        finding_id: str,
+        *,
+        rank: int | None = None,
+        stack: tuple[str, ...] = (),
+        dump: str | None = None,
+    ) -> None:
+        """Put evidence into an open finding, soon."""
+        self._evidence.append(_Evidence(finding_id, rank, stack, dump))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Evaluate until cancelled. A fault of the engine is told, shows as staleness, and does
+        not end the service: streams, dumps and what was found before still serve."""
+        while True:
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                await self.evaluate()
+                self._broken = ""
+            except Exception as error:
+                if self._broken != repr(error):
+                    log.exception("evaluation failed, findings are stale")
+                self._broken = repr(error)
+
+    async def evaluate(self) -> None:
+        now = self._now()
+        evidence, self._evidence = self._evidence, []
+        events: list[FindingEvent] = []
+        for item in evidence:
+            events += self._engine.attach(
+                item.finding_id, rank=item.rank, stack=item.stack, dump=item.dump
+            )
+        events += self._engine.advance(now)
+        self._recorder.tick(now)
+        if not events and now - self.state.snapshot.at < PUBLISH_EVERY_S * 1e9:
+            self.state = replace(self.state, evaluated_at=now)
+            return
+        snapshot = self._engine.snapshot(now)
+        await self._save(events)
+        self._count(events)
+        self.state = replace(self._project(snapshot), evaluated_at=now)
+        self._publish(events)
+
+    async def _save(self, events: Sequence[FindingEvent]) -> None:
+        for event in events:
+            earlier = self._unsaved.get(event.finding.id)
+            # An opening that has not been stored is still one: it must reach the disk for sure.
+            opening = earlier is not None and earlier.change is Change.OPENED
+            change = Change.OPENED if opening else event.change
+            self._unsaved[event.finding.id] = FindingEvent(change, event.finding)
+        if not self._unsaved:
+            return
+        try:
+            await asyncio.to_thread(self._store.save, list(self._unsaved.values()))
+        except StoreError as error:
+            if not self.store_errors:
+                log.error("%s", error)
+            self.store_errors += 1
+        else:
+            self._unsaved.clear()
+
+    def _count(self, events: Sequence[FindingEvent]) -> None:
+        for event in events:
+            finding = event.finding
+            if event.change is Change.OPENED:
+                self.opened[finding.job, finding.kind] += 1
+                log.warning("finding %s opened: %s", finding.id, finding.summary)
+            elif event.change is Change.CLOSED:
+                log.info("finding %s closed: %s", finding.id, finding.close_reason)

@@ -1,0 +1,320 @@
+"""All agent streams of one service: who is connected, what they said, and asking them back.
+
+Each stream is a reading handler and a small writing task around a `Session`. Everything runs in
+one event loop: a message is applied to the engine between two awaits, so that no lock is needed
+and a stream that sends too fast is held back by HTTP/2 alone. A stream that breaks the contract
+hears why, is counted and ends; the others do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from typing import Final
+
+import grpc
+
+from frd.engine.engine import Engine
+from frd.errors import FrdError, ServiceUnavailable, WireError
+from frd.model import AlignedNs, AttemptKey, EntryColumns
+from frd.rpc import Context
+from frd.service.clocks import Clocks
+from frd.service.ledger import Ledger
+from frd.service.nodes import Nodes
+from frd.service.recorder import Recorder
+from frd.service.requests import Answer, Inquiry, Target
+from frd.service.session import Session
+from frd.wire import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    Ack,
+    AgentEvent,
+    Declare,
+    Goodbye,
+    Hello,
+    Part,
+    Refusal,
+    Request,
+    ResponsePart,
+    ServiceEvent,
+    Watermarks,
+    Welcome,
+    encode_service,
+)
+
+ACK_EVERY_S: Final = 0.2
+MAX_STREAMS: Final = 16_384
+ABORTED: Final = "aborted"
+"""A stream that ended without goodbye: agent killed, connection lost, or a message so large that
+gRPC itself refused it before anything here could see it."""
+_HELLO_WITHIN_S: Final = 10.0
+_LAST_WORDS_S: Final = 2.0
+_MAX_INQUIRIES: Final = 64
+_TRAVEL_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class _Stream:
+    """What the loop keeps of one stream beside its session."""
+
+    __slots__ = ("adopted", "closing", "id", "outbox", "session", "wake")
+
+    def __init__(self, stream_id: int, session: Session) -> None:
+        self.id = stream_id
+        self.session = session
+        self.adopted = 0
+        """How many of the session's ranks have been made this stream's own."""
+        self.outbox: list[ServiceEvent] = []
+        self.wake = asyncio.Event()
+        self.closing = False
+
+    def send(self, event: ServiceEvent) -> None:
+        self.outbox.append(event)
+        self.wake.set()
+
+    def close(self) -> None:
+        """Write what is waiting, then no more."""
+        self.closing = True
+        self.wake.set()
+
+    async def write(self, context: Context) -> None:
+        """Write what is sent, in order; acknowledgements merge while the peer reads slowly."""
+        while not self.closing or self.outbox:
+            await self.wake.wait()
+            self.wake.clear()
+            events, self.outbox = self.outbox, []
+            if acks := self.session.take_acks():
+                events.insert(0, Ack(acks))
+            for event in events:
+                await context.write(encode_service(event))
+
+
+class Ingest:
+    """`handle` is the gRPC handler; `flush_acks` and `keep` are called by the app's tasks."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clocks: Clocks,
+        recorder: Recorder,
+        *,
+        now: Callable[[], AlignedNs],
+        version: str,
+        instance: str,
+    ) -> None:
+        self.nodes = Nodes(clocks)
+        self.refused: Counter[str] = Counter()
+        """Streams refused, by reason; `ABORTED` ended without a word."""
+        self._engine = engine
+        self._clocks = clocks
+        self._recorder = recorder
+        self._now = now
+        self._version = version
+        self._instance = instance
+        self._ledger = Ledger()
+        self._streams: dict[int, _Stream] = {}
+        self._stream_ids = itertools.count(1)
+        self._acking: set[_Stream] = set()
+        self._owners: dict[tuple[AttemptKey, int], tuple[_Stream, int]] = {}
+        """Who speaks for a rank: the stream that declared it last, and its index there."""
+        self._inquiries: dict[int, Inquiry] = {}
+        self._request_ids = itertools.count(1)
+        self._entries_of_closed = 0
+        self._lag_ns = 0
+
+    # -- the stream ----------------------------------------------------------------------------
+
+    async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """Serve one stream until either side ends it."""
+        stream = _Stream(next(self._stream_ids), Session(self._engine, self._clocks, self._ledger))
+        writer = asyncio.create_task(stream.write(context))
+        try:
+            try:
+                await self._read(stream, context)
+            except FrdError as error:
+                self._refuse(stream, error, context)
+            except asyncio.CancelledError:
+                self.refused[ABORTED] += 1
+                raise
+            finally:
+                self._close(stream)
+            stream.close()
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await writer
+        except TimeoutError:
+            pass
+        finally:
+            writer.cancel()
+
+    async def _read(self, stream: _Stream, context: Context) -> None:
+        """Apply messages until the stream ends.
+
+        Raises:
+            FrdError: the fault is the peer's.
+        """
+        if len(self._streams) >= MAX_STREAMS:
+            raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
+        try:
+            async with asyncio.timeout(_HELLO_WITHIN_S):
+                data = await context.read()
+        except TimeoutError:
+            raise WireError("hello", "missing", "none came: send it first") from None
+        while isinstance(data, bytes):
+            if isinstance(self._take(stream, data), Goodbye):
+                return
+            data = await context.read()
+        self.refused[ABORTED] += 1
+
+    def _take(self, stream: _Stream, data: bytes) -> AgentEvent:
+        """Apply one message, and only then write it down."""
+        now = self._now()
+        session = stream.session
+        event = session.receive(data, now)
+        match event:
+            case EntryColumns():
+                self._acking.add(stream)
+            case Watermarks():
+                self._lag_ns = max(self._lag_ns, session.lag_ns)
+            case ResponsePart():
+                if (inquiry := self._inquiries.get(event.request_id)) is not None:
+                    inquiry.take(stream.id, event)
+            case Declare():
+                self._adopt(stream)
+            case Hello():
+                self._greet(stream, event, now)
+            case _:
+                pass
+        self.nodes.heard(session.boot_id, now)
+        self._recorder.message(stream.id, now, data, event)
+        return event
+
+    def _greet(self, stream: _Stream, hello: Hello, now: AlignedNs) -> None:
+        log.info("agent of %s connected: stream %d", hello.node, stream.id)
+        self._streams[stream.id] = stream
+        self.nodes.connected(hello.boot_id, hello.node, stream.id, now)
+        self._recorder.opened(stream.id, now)
+        stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
+
+    def _adopt(self, stream: _Stream) -> None:
+        """The ranks that the stream has newly declared are its own from now on."""
+        ranks = stream.session.ranks
+        for index in range(stream.adopted, len(ranks)):
+            self._owners[ranks[index].key, ranks[index].info.rank] = (stream, index)
+        self.nodes.hosts(
+            stream.session.boot_id, ((r.key, r.info.rank) for r in ranks[stream.adopted :])
+        )
+        stream.adopted = len(ranks)
+
+    def _refuse(self, stream: _Stream, error: FrdError, context: Context) -> None:
+        reason = error.reason if isinstance(error, WireError) else "limit"
+        self.refused[reason] += 1
+        hello = stream.session.hello
+        log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), error)
+        stream.send(Refusal(reason, str(error)))
+        context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+        context.set_details(str(error))
+
+    def _close(self, stream: _Stream) -> None:
+        session = stream.session
+        self._entries_of_closed += session.entries
+        self._acking.discard(stream)
+        if self._streams.pop(stream.id, None) is None or session.hello is None:
+            return
+        now = self._now()
+        owned = [
+            rank
+            for index, rank in enumerate(session.ranks)
+            if self._owners.get((rank.key, rank.info.rank)) == (stream, index)
+        ]
+        for rank in owned:
+            del self._owners[rank.key, rank.info.rank]
+        session.disconnect(owned, now)
+        self.nodes.disconnected(session.boot_id, stream.id)
+        self._recorder.closed(stream.id, now)
+        for inquiry in self._inquiries.values():
+            inquiry.fail("the agent's stream ended", stream.id)
+        log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
+
+    def boot_id(self, key: AttemptKey, rank: int) -> str:
+        """The clock domain of a rank; empty when no connected agent speaks for it."""
+        owner = self._owners.get((key, rank))
+        return owner[0].session.boot_id if owner else ""
+
+    # -- for the app ---------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> int:
+        """Entry rows applied since the start."""
+        return self._entries_of_closed + sum(s.session.entries for s in self._streams.values())
+
+    def take_lag_s(self) -> float:
+        """The slowest message since the last call: sent to applied, beyond the fastest one."""
+        lag_ns, self._lag_ns = self._lag_ns, 0
+        return lag_ns / 1e9
+
+    def flush_acks(self) -> None:
+        """Have every stream that applied entries since the last call acknowledge them."""
+        for stream in self._acking:
+            stream.wake.set()
+        self._acking.clear()
+
+    def keep(self, attempts: Collection[AttemptKey]) -> None:
+        """Forget what concerns other attempts than these: the engine has forgotten them too."""
+        self._ledger.keep(attempts)
+        self.nodes.keep(attempts)
+
+    # -- asking agents -------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        key: AttemptKey,
+        ranks: Sequence[int] | None,
+        *,
+        dump: bool,
+        stacks: bool,
+        timeout_s: float,
+    ) -> AsyncGenerator[list[Answer], None]:
+        """Ask the agents of `ranks` (None: all known of the attempt); see `Inquiry.answers`.
+
+        Raises:
+            ServiceUnavailable: no agent of the attempt is connected, or too much is being asked.
+        """
+        wanted = sorted(self._ledger.ranks(key) if ranks is None else set(ranks))
+        owners = {rank: self._owners.get((key, rank)) for rank in wanted}
+        if not any(owners.values()):
+            raise ServiceUnavailable(
+                f"job {key.job!r} attempt {key.attempt}: no agent of these ranks is connected: "
+                "see frd status"
+            )
+        if len(self._inquiries) >= _MAX_INQUIRIES:
+            raise ServiceUnavailable(
+                f"dump: {_MAX_INQUIRIES} are being taken: try again in a while"
+            )
+        parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks
+        targets = [Target(r, owner[0].id, owner[1]) for r, owner in owners.items() if owner]
+        inquiry = Inquiry(next(self._request_ids), targets, parts)
+        self._inquiries[inquiry.request_id] = inquiry
+        try:
+            for stream_id, indexes in _by_stream(targets).items():
+                self._streams[stream_id].send(
+                    Request(inquiry.request_id, tuple(indexes), dump, stacks, timeout_s)
+                )
+            cut_off = [rank for rank, owner in owners.items() if owner is None]
+            error = "its agent is not connected"
+            yield [Answer(rank, part, error=error) for rank in cut_off for part in parts]
+            # The agent keeps to the timeout; what it says at the last moment still has to travel.
+            async for answers in inquiry.answers(timeout_s + _TRAVEL_S):
+                yield answers
+        finally:
+            del self._inquiries[inquiry.request_id]
+
+
+def _by_stream(targets: Sequence[Target]) -> dict[int, list[int]]:
+    streams: dict[int, list[int]] = {}
+    for target in targets:
+        streams.setdefault(target.stream, []).append(target.index)
+    return streams

@@ -1,0 +1,145 @@
+"""The journal's writer: a thread of its own, so that no disk ever holds up the event loop.
+
+Records gather on the loop and go to the thread a batch at a time, at every tick of the engine or
+when they grow large. What the thread cannot write in time is dropped, counted and never waited
+for; only what the meaning of later records rests on (streams, declarations, statuses) is always
+kept. The thread alone knows which streams are live *at its place in the journal*, so each new
+segment can open with their declarations.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from frd.model import AlignedNs, ChannelColumns, EntryColumns
+from frd.store.journal import Journal, JournalLimits, Record, RecordKind
+from frd.wire import AgentEvent, Declare, Hello, ResponsePart, Watermarks
+
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+_MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+_Batch = list[tuple[Record, bool]]
+"""Records, each with whether it belongs to its stream's preamble."""
+
+log = logging.getLogger(__name__)
+
+
+class Recorder:
+    """All methods but the constructor's thread are for the event loop.
+
+    Raises:
+        StoreError: from the constructor, when the folder cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, *, settings: bytes, now: AlignedNs, limits: JournalLimits
+    ) -> None:
+        self._live: dict[int, list[Record]] = {}
+        self._journal = Journal(
+            folder, settings=settings, preamble=self._preamble, now=now, limits=limits
+        )
+        self._batch: _Batch = []
+        self._batch_bytes = 0
+        self._sent_bytes = 0
+        self._written_bytes = 0
+        self._overflowed = 0
+        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="frd-journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records that are not in the journal."""
+        return self._overflowed + self._journal.dropped
+
+    @property
+    def evicted(self) -> int:
+        """Segments deleted to stay within the bound."""
+        return self._journal.evicted
+
+    @property
+    def error(self) -> str:
+        """Why records are being dropped by the disk; empty while all is well."""
+        return self._journal.error
+
+    def opened(self, stream: int, at: AlignedNs) -> None:
+        self._put(Record(RecordKind.OPENED, at, stream, b""), preamble=True)
+
+    def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
+        """An accepted message; answers to requests change nothing that a replay could show."""
+        match event:
+            case ResponsePart():
+                return
+            case EntryColumns() | Watermarks() | ChannelColumns():
+                waiting = self._batch_bytes + self._sent_bytes - self._written_bytes
+                if waiting > _MAX_WAITING_BYTES:
+                    self._overflowed += 1
+                    return
+            case _:
+                pass
+        record = Record(RecordKind.MESSAGE, at, stream, data)
+        self._put(record, preamble=isinstance(event, Hello | Declare))
+
+    def closed(self, stream: int, at: AlignedNs) -> None:
+        self._put(Record(RecordKind.CLOSED, at, stream, b""))
+
+    def tick(self, at: AlignedNs) -> None:
+        """The engine advanced; hand everything to the thread."""
+        self._put(Record(RecordKind.TICK, at, 0, b""))
+        self._hand_over()
+
+    def close(self) -> None:
+        """Write what is waiting and end the thread; may take as long as the disk does."""
+        self._hand_over()
+        self._batches.put(None)
+        self._thread.join()
+
+    def _put(self, record: Record, *, preamble: bool = False) -> None:
+        self._batch.append((record, preamble))
+        self._batch_bytes += len(record.payload)
+        if self._batch_bytes > _BATCH_BYTES:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._batches.put(self._batch)
+        self._sent_bytes += self._batch_bytes
+        self._batch, self._batch_bytes = [], 0
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        told = ""
+        while (batch := self._batches.get()) is not None:
+            for record, preamble in batch:
+                if record.kind is RecordKind.TICK:
+                    self._journal.tick(record.at)
+                elif self._journal.error:
+                    # If this record begins a new segment, its preamble comes before it.
+                    self._append(record)
+                    self._remember(record, preamble)
+                else:
+                    # If this record fills its segment, the next preamble comes after it.
+                    self._remember(record, preamble)
+                    self._append(record)
+            self._written_bytes += sum(len(record.payload) for record, _ in batch)
+            if self._journal.error != told:
+                told = self._journal.error
+                log.warning("%s", told or "journal: written again")
+        self._journal.close()
+
+    def _append(self, record: Record) -> None:
+        self._journal.append(record.kind, record.at, record.stream, record.payload)
+
+    def _remember(self, record: Record, preamble: bool) -> None:
+        if preamble:
+            self._live.setdefault(record.stream, []).append(record)
+        elif record.kind is RecordKind.CLOSED:
+            self._live.pop(record.stream, None)
+
+    def _preamble(self) -> Iterator[Record]:
+        for records in self._live.values():
+            yield from records

@@ -1,0 +1,107 @@
+"""Questions to agents and their answers, matched up and bounded in time and bytes.
+
+One `Inquiry` asks some ranks of one attempt for dumps, stacks or both. Whatever happens, it gives
+for every rank and wanted part exactly one last `Answer`, with data or with an error: from an
+agent that answers, from the deadline, or from a stream that ends. Pieces are handed on as they
+come, so that a dump of 16,384 ranks never sits in memory whole.
+
+Answers come from agents and are believed in nothing but their bytes: an answer to a question that
+was not asked of that stream is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from frd.wire import Part, ResponsePart
+
+MAX_RANK_BYTES: Final = 64 * 1024 * 1024
+"""Most data of one rank in answer to one inquiry."""
+MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
+"""Most data that waits for whoever asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A piece of one part of one rank; pieces of a part come in order."""
+
+    rank: int
+    """Global."""
+    part: Part
+    data: bytes = b""
+    last: bool = True
+    source: str = ""
+    error: str = ""
+    """Why the part has no data, or no more of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask: a rank's stream and its index there."""
+
+    rank: int
+    stream: int
+    index: int
+
+
+class Inquiry:
+    """One question under way."""
+
+    def __init__(self, request_id: int, targets: Iterable[Target], parts: Iterable[Part]) -> None:
+        self.request_id = request_id
+        self._ranks = {(target.stream, target.index): target.rank for target in targets}
+        self._streams = {rank: stream for (stream, _), rank in self._ranks.items()}
+        self._open = {(rank, part) for rank in self._streams for part in parts}
+        self._bytes = dict.fromkeys(self._streams, 0)
+        self._buffered = 0
+        self._ready: list[Answer] = []
+        self._wake = asyncio.Event()
+
+    def take(self, stream: int, part: ResponsePart) -> None:
+        """An agent's words; those that answer nothing of this inquiry are dropped."""
+        rank = self._ranks.get((stream, part.rank_index))
+        if rank is None or (rank, part.part) not in self._open:
+            return
+        self._bytes[rank] += len(part.data)
+        if self._bytes[rank] > MAX_RANK_BYTES:
+            self._fail(rank, part.part, f"the answer exceeds {MAX_RANK_BYTES} bytes")
+        elif self._buffered + len(part.data) > MAX_BUFFERED_BYTES:
+            self._fail(rank, part.part, "answers came faster than they could be stored")
+        else:
+            last = part.last or bool(part.error)
+            answer = Answer(rank, part.part, part.data, last, part.source, part.error)
+            if last:
+                self._open.discard((rank, part.part))
+            self._buffered += len(part.data)
+            self._give(answer)
+
+    def fail(self, error: str, stream: int | None = None) -> None:
+        """All that is still open ends with `error`; with `stream`, only what it was asked."""
+        for rank, part in sorted(self._open):
+            if stream is None or self._streams[rank] == stream:
+                self._fail(rank, part, error)
+
+    async def answers(self, timeout_s: float) -> AsyncIterator[list[Answer]]:
+        """Whatever has come, as it comes, until the last answer or the deadline."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self._open or self._ready:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._wake.wait()
+            except TimeoutError:
+                self.fail(f"no answer within {timeout_s:g} s")
+            answers, self._ready = self._ready, []
+            self._wake.clear()
+            self._buffered = 0
+            yield answers
+
+    def _fail(self, rank: int, part: Part, error: str) -> None:
+        self._open.discard((rank, part))
+        self._give(Answer(rank, part, error=error))
+
+    def _give(self, answer: Answer) -> None:
+        self._ready.append(answer)
+        self._wake.set()
