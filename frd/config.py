@@ -46,7 +46,7 @@ class StoreLimits:
     journal_bytes: int = 256 * 1024 * 1024
     """Accepted input, for `frd replay`."""
     dump_count: int = 32
-    """Dumps taken when an incident opened or on demand."""
+    """Dumps, taken when an incident opened or on demand; at 0 an incident takes none."""
     dump_bytes: int = 1024 * 1024 * 1024
     """All dumps together."""
     finding_retention_s: float = 30 * 86_400.0
@@ -89,6 +89,7 @@ class Config:
 _BOUNDS: dict[str, dict[str, Any]] = {
     "policy.stall_after_s": {"ge": 1},
     "policy.stall_tail_factor": {"ge": 1},
+    "store.dump_count": {"ge": 0},
 }
 
 

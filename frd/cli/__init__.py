@@ -14,6 +14,7 @@ from typing import cast
 
 import click
 
+from frd import __version__
 from frd.errors import FrdError
 
 FAILED, USAGE, FINDINGS_PRESENT, INTERRUPTED = 1, 2, 3, 130
@@ -51,7 +52,7 @@ class _Commands(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="frd-daemon", prog_name="frd", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="frd", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> int:
     """Names the first cause when distributed PyTorch training hangs, while it hangs."""

@@ -57,7 +57,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
         ("[policy]\nstall_after_s = inf", "policy.stall_after_s: inf: must be a finite number"),
         ("[policy]\nloss_grace_s = 0", "policy.loss_grace_s: 0: must be greater than 0"),
         ("[policy]\nstall_after_max_s = 5", "policy.stall_after_s: 10: must not exceed policy.st"),
-        ("[store]\ndump_count = 0", "store.dump_count: 0: must be greater than 0"),
+        ("[store]\ndump_count = -1", "store.dump_count: -1: must be greater than or equal to 0"),
         ("grpc = '9373'", "grpc: '9373': write HOST:PORT"),
         ("http = '::1:9374'", "http: '::1:9374': write an IPv6 address in brackets"),
         ("http = 'localhost:70000'", "http: 'localhost:70000': write HOST:PORT"),
