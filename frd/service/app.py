@@ -11,16 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from frd import __version__
 from frd.config import Config
 from frd.engine.engine import Engine
 from frd.errors import StoreError
@@ -34,6 +32,7 @@ from frd.service.looplag import LoopLag
 from frd.service.recorder import Recorder
 from frd.service.responder import Responder
 from frd.service.servers import GrpcServer, HttpServer
+from frd.service.settings import Settings
 from frd.service.view import Counters, DumpResult, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
@@ -42,8 +41,6 @@ from frd.store.journal import JournalLimits
 _PRUNE_EVERY_S: Final = 60.0
 _STALE_AFTER_S: Final = 5.0
 _MAX_STORED_FINDINGS: Final = 100_000
-
-VERSION: Final = version("frd-daemon")
 
 
 class RealTime:
@@ -79,10 +76,9 @@ class App:
             max_count=config.store.dump_count,
             max_bytes=config.store.dump_bytes,
         )
-        settings = {"version": VERSION, "policy": asdict(config.policy)}
         self._recorder = Recorder(
             config.data_dir / "journal",
-            settings=json.dumps(settings).encode(),
+            settings=Settings(__version__, config.policy).encode(),
             now=now(),
             limits=JournalLimits(total_bytes=config.store.journal_bytes),
         )
@@ -91,7 +87,7 @@ class App:
             self._clocks,
             self._recorder,
             now=now,
-            version=VERSION,
+            version=__version__,
             instance=secrets.token_hex(8),
         )
         self._evaluator = Evaluator(
@@ -192,7 +188,7 @@ class App:
             ),
             ingest_lag_s=self._ingest.take_lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
-            version=VERSION,
+            version=__version__,
         )
 
     def _published(self, events: Sequence[FindingEvent]) -> None:

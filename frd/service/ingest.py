@@ -24,6 +24,7 @@ from frd.rpc import Context
 from frd.service.clocks import Clocks
 from frd.service.ledger import Ledger
 from frd.service.nodes import Nodes
+from frd.service.owners import Owners
 from frd.service.recorder import Recorder
 from frd.service.requests import Answer, Inquiry, Target
 from frd.service.session import Session
@@ -63,8 +64,8 @@ class _Stream:
 
     __slots__ = ("adopted", "closing", "id", "outbox", "session", "wake")
 
-    def __init__(self, stream_id: int, session: Session) -> None:
-        self.id = stream_id
+    def __init__(self, session: Session) -> None:
+        self.id = session.stream
         self.session = session
         self.adopted = 0
         """How many of the session's ranks have been made this stream's own."""
@@ -119,8 +120,7 @@ class Ingest:
         self._streams: dict[int, _Stream] = {}
         self._stream_ids = itertools.count(1)
         self._acking: set[_Stream] = set()
-        self._owners: dict[tuple[AttemptKey, int], tuple[_Stream, int]] = {}
-        """Who speaks for a rank: the stream that declared it last, and its index there."""
+        self._owners = Owners()
         self._inquiries: dict[int, Inquiry] = {}
         self._request_ids = itertools.count(1)
         self._entries_of_closed = 0
@@ -130,7 +130,8 @@ class Ingest:
 
     async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until either side ends it."""
-        stream = _Stream(next(self._stream_ids), Session(self._engine, self._clocks, self._ledger))
+        session = Session(self._engine, self._clocks, self._ledger, next(self._stream_ids))
+        stream = _Stream(session)
         writer = asyncio.create_task(stream.write(context))
         try:
             try:
@@ -201,13 +202,11 @@ class Ingest:
 
     def _adopt(self, stream: _Stream) -> None:
         """The ranks that the stream has newly declared are its own from now on."""
-        ranks = stream.session.ranks
-        for index in range(stream.adopted, len(ranks)):
-            self._owners[ranks[index].key, ranks[index].info.rank] = (stream, index)
-        self.nodes.hosts(
-            stream.session.boot_id, ((r.key, r.info.rank) for r in ranks[stream.adopted :])
-        )
-        stream.adopted = len(ranks)
+        session = stream.session
+        new = session.ranks[stream.adopted :]
+        self._owners.claim(session, stream.adopted)
+        self.nodes.hosts(session.boot_id, ((rank.key, rank.info.rank) for rank in new))
+        stream.adopted = len(session.ranks)
 
     def _refuse(self, stream: _Stream, error: FrdError, context: Context) -> None:
         reason = error.reason if isinstance(error, WireError) else "limit"
@@ -225,14 +224,7 @@ class Ingest:
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self._now()
-        owned = [
-            rank
-            for index, rank in enumerate(session.ranks)
-            if self._owners.get((rank.key, rank.info.rank)) == (stream, index)
-        ]
-        for rank in owned:
-            del self._owners[rank.key, rank.info.rank]
-        session.disconnect(owned, now)
+        session.disconnect(self._owners.release(session), now)
         self.nodes.disconnected(session.boot_id, stream.id)
         self._recorder.closed(stream.id, now)
         for inquiry in self._inquiries.values():
@@ -241,8 +233,8 @@ class Ingest:
 
     def boot_id(self, key: AttemptKey, rank: int) -> str:
         """The clock domain of a rank; empty when no connected agent speaks for it."""
-        owner = self._owners.get((key, rank))
-        return owner[0].session.boot_id if owner else ""
+        owner = self._owners.of(key, rank)
+        return owner[0].boot_id if owner else ""
 
     # -- for the app ---------------------------------------------------------------------------
 
@@ -284,7 +276,7 @@ class Ingest:
             ServiceUnavailable: no agent of the attempt is connected, or too much is being asked.
         """
         wanted = sorted(self._ledger.ranks(key) if ranks is None else set(ranks))
-        owners = {rank: self._owners.get((key, rank)) for rank in wanted}
+        owners = {rank: self._owners.of(key, rank) for rank in wanted}
         if not any(owners.values()):
             raise ServiceUnavailable(
                 f"job {key.job!r} attempt {key.attempt}: no agent of these ranks is connected: "
@@ -295,7 +287,7 @@ class Ingest:
                 f"dump: {_MAX_INQUIRIES} are being taken: try again in a while"
             )
         parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks
-        targets = [Target(r, owner[0].id, owner[1]) for r, owner in owners.items() if owner]
+        targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
         inquiry = Inquiry(next(self._request_ids), targets, parts)
         self._inquiries[inquiry.request_id] = inquiry
         try:

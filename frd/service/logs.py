@@ -18,6 +18,7 @@ def configure(options: LogOptions) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if options.format == "json" else _text_lines())
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel("WARNING")  # its start and stop are part of ours
 
 
 def _text_lines() -> logging.Formatter:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from frd.engine.engine import Engine
 from frd.errors import FrdError
-from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
+from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks import Clocks
 from frd.service.ledger import Ledger
+from frd.service.owners import Owners
 from frd.service.session import Session
 from frd.service.settings import Settings
 from frd.store.journal import Record, RecordKind
@@ -62,7 +63,9 @@ class _Player:
             case RecordKind.TICK:
                 self.advance(record.at)
             case RecordKind.OPENED:
-                self._streams[record.stream] = Session(self._engine, self._clocks, self._ledger)
+                self._streams[record.stream] = Session(
+                    self._engine, self._clocks, self._ledger, record.stream
+                )
             case RecordKind.CLOSED:
                 self._close(record.stream, record.at)
             case RecordKind.START:
@@ -76,7 +79,7 @@ class _Player:
         self._clocks = Clocks()
         self._ledger = Ledger()
         self._streams: dict[int, Session] = {}
-        self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
+        self._owners = Owners()
         still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
         self._engine.restore(still_open, now)
 
@@ -91,22 +94,14 @@ class _Player:
             # The live stream was fine: the journal lacks a record that this one builds on.
             self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
             self._close(record.stream, record.at)
-        for index, rank in enumerate(session.ranks[known:], start=known):
-            self._owners[rank.key, rank.info.rank] = (session, index)
+        self._owners.claim(session, known)
 
     def _close(self, stream: int, now: AlignedNs) -> None:
         """The ranks for which no other stream speaks have lost their agent."""
         session = self._streams.pop(stream, None)
         if session is None:
             return
-        owned = [
-            rank
-            for index, rank in enumerate(session.ranks)
-            if self._owners.get((rank.key, rank.info.rank)) == (session, index)
-        ]
-        for rank in owned:
-            del self._owners[rank.key, rank.info.rank]
-        session.disconnect(owned, now)
+        session.disconnect(self._owners.release(session), now)
 
     def _keep(self, events: Iterable[FindingEvent]) -> None:
         for event in events:

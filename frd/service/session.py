@@ -60,9 +60,10 @@ class DeclaredRank:
 
 
 class Session:
-    """One stream. `entries`, `duplicates` and `lag_ns` are read by who counts."""
+    """One stream, numbered `stream`."""
 
-    def __init__(self, engine: Engine, clocks: Clocks, ledger: Ledger) -> None:
+    def __init__(self, engine: Engine, clocks: Clocks, ledger: Ledger, stream: int) -> None:
+        self.stream = stream
         self._engine = engine
         self._clocks = clocks
         self._ledger = ledger
