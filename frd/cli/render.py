@@ -95,7 +95,8 @@ def _suspect(suspect: Mapping[str, Any]) -> Text:
 def _collective(
     collective: Mapping[str, Any], victims: Sequence[int], suspects: Sequence[int]
 ) -> Iterator[tuple[str, RenderableType]]:
-    name = f"{collective['op'] or 'collective'} #{collective['seq']} on {collective['group']}"
+    number = f" #{collective['seq']}" if collective["seq"] >= 0 else ""  # P2P ops have none
+    name = f"{collective['op'] or 'collective'}{number} on {collective['group']}"
     size = f", {collective['group_size']} ranks" if collective["group_size"] else ""
     yield "collective", Text(f"{plain(name)}{size}, {collective['waiting_s']:.1f} s")
     if collective["waiting_ranks"] and collective["waiting_ranks"] != victims:
