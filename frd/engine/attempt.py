@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine import cut
+from frd.engine import cut, marks
 from frd.engine.channels import Channels
+from frd.engine.collectives import Collectives
 from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy
+from frd.engine.rows import Batch
 from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
 from frd.errors import WireError
 from frd.model import (
@@ -56,13 +58,12 @@ class Attempt:
         self.revision = 0
         """Changes with everything observed."""
         self.gap_entries = 0
-        self.evicted: dict[str, int] = {}
         self._policy = policy
         self._ranks = Ranks()
         self._groups = Groups()
         self._pairs = Pairs()
         self._channels = Channels()
-        self._signatures: dict[Signature, int] = {}
+        self._collectives = Collectives(policy, self._groups, self._pairs)
 
     # -- declarations ------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class Attempt:
             self.revision += 1
             self._ranks.declare(info)
             if known is not None:
-                self._pairs.reset(info.rank)
+                self._collectives.forget(np.unique(self._pairs.group[self._pairs.reset(info.rank)]))
                 self._channels.forget(info.rank)
         return info.rank
 
@@ -106,7 +107,9 @@ class Attempt:
                 f"{info.label!r}: rank {info.ranks[-1]} is not in the world",
             )
         floor_ns = round(self._policy.stall_after_s * 1e9)
-        return self._groups.declare(info, self._pairs.add(self._groups.count, info.ranks), floor_ns)
+        first_pair = self._pairs.add(self._groups.count, info.ranks)
+        self._collectives.rings.windows.reserve(self._groups.count + 1)
+        return self._groups.declare(info, first_pair, floor_ns)
 
     def signature(self, signature: Signature) -> int:
         """The handle of a signature.
@@ -114,7 +117,7 @@ class Attempt:
         Raises:
             WireError: when the limit is reached.
         """
-        return self._signatures.setdefault(signature, len(self._signatures))
+        return self._collectives.signatures.handle(signature)
 
     def pair(self, rank: int, group: int) -> int:
         """The row of a rank in a group; -1 when the rank is not a member.
@@ -131,6 +134,51 @@ class Attempt:
         return row
 
     # -- observations ------------------------------------------------------------------------
+
+    def observe_entries(
+        self,
+        rank: int,
+        pair: Int32s,
+        seq: Int64s,
+        signature: Int32s,
+        flags: UInt8s,
+        created_ns: Int64s,
+        started_ns: Int64s,
+        completed_ns: Int64s,
+        *,
+        replay: bool,
+        now: AlignedNs,
+    ) -> Applied:
+        """Transitions of one rank, in recording order; all of them or, on an error, none.
+
+        With `replay`, rows that were applied before are passed over.
+
+        Raises:
+            WireError: when the seqs of a group do not rise, or a row is of no member.
+        """
+        if not len(seq):
+            return Applied(0, 0, 0, 0)
+        _check_members("entries.group", pair)
+        pairs, batch = self._pairs, Batch(pair, seq, flags)
+        joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
+        completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
+        if completed is not None and marks.complete(pairs, completed, self._ranks.as_of.item(rank)):
+            self._ranks.moved_at[rank] = now
+        if joined is not None:
+            created = joined.column(created_ns)
+            if marks.join(pairs, joined, created):
+                self._ranks.moved_at[rank] = now
+            self._collectives.join(joined, rank, joined.column(signature), created, now)
+        if completed is not None:
+            self._collectives.complete(completed, completed.column(completed_ns))
+        np.maximum.at(pairs.started, pair[batch.starts], seq[batch.starts])
+        self.revision += 1
+        return Applied(
+            rows=len(seq),
+            duplicates=batch.repeated(joined, completed) if replay else 0,
+            joined=len(joined) if joined is not None else 0,
+            completed=len(completed) if completed is not None else 0,
+        )
 
     def observe_watermarks(
         self,
@@ -222,19 +270,27 @@ class Attempt:
         """How long a wait in this group may take before it is a stall."""
         return float(self._groups.threshold_ns[group]) / 1e9
 
+    @property
+    def evicted(self) -> dict[str, int]:
+        """Things dropped to stay within limits, by what."""
+        return self._collectives.evicted()
+
     def stalls(self, now: AlignedNs) -> StallTable:
         """Waiting that telemetry has confirmed to be longer than its group's threshold."""
+        self._collectives.settle(now)
         floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
         return cut.stalls(self._ranks, self._groups, self._pairs, self._channels, floor)
 
     def picture(self, now: AlignedNs) -> Picture:
         """Where every rank stands; nothing in it changes afterwards."""
+        self._collectives.settle(now)
         return Picture(
             key=self.key,
             now=now,
             world_size=self.world_size,
-            groups=cut.groups(self._groups, self._pairs),
+            groups=cut.groups(self._groups, self._pairs, self._collectives.ops()),
             channels=self._channels.picture(),
+            mismatches=self._collectives.facts(),
             **cut.ranks(self._ranks),
         )
 

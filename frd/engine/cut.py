@@ -6,6 +6,7 @@ stay cheap: one contiguous pass drops all that is young, and what is left is usu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -51,7 +52,7 @@ def _confirmed(ranks: Ranks, groups: Groups, rank: Int32s, group: Int32s, since:
 def completed(groups: Groups, pairs: Pairs, row: Int64s) -> Int64s:
     """Completed watermarks; a rank in its first collective has completed the one before it."""
     marks = pairs.completed[row]
-    first = groups.first_seq[pairs.group[row]]
+    first = np.maximum(groups.first_seq[pairs.group[row]], 0)
     return np.where((marks < 0) & (pairs.enqueued[row] >= 0), first - 1, marks)
 
 
@@ -85,7 +86,7 @@ def ranks(table: Ranks) -> RankColumns:
     )
 
 
-def groups(table: Groups, pairs: Pairs) -> list[GroupPicture]:
+def groups(table: Groups, pairs: Pairs, ops: Sequence[Callable[[int], str]]) -> list[GroupPicture]:
     """One picture per group, its place in the list being the group's handle."""
     layout = pairs.layout()
     order = layout.order
@@ -100,6 +101,7 @@ def groups(table: Groups, pairs: Pairs) -> list[GroupPicture]:
             started[start:end],
             done[start:end],
             head[start:end],
+            op,
         )
-        for info, start, end in zip(table.infos, bounds, bounds[1:], strict=False)
+        for info, start, end, op in zip(table.infos, bounds, bounds[1:], ops, strict=False)
     ]

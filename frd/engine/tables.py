@@ -106,14 +106,14 @@ class Groups(Columns):
 
     _fill = {  # noqa: RUF012  see Ranks
         "size": (np.int32, 0),
-        "first_seq": (np.int64, 0),
+        "first_seq": (np.int64, UNKNOWN_SEQ),
         "matched": (np.int64, 0),
         "threshold_ns": (np.int64, 0),
     }
     size: Int32s
     """0 when the membership is unknown."""
     first_seq: Int64s
-    """Lowest seq in use: 0 or 1, by backend; known from the first entry of a fresh group."""
+    """Lowest seq that any entry told of: in a fresh group 0 or 1, by backend."""
     matched: Int64s
     threshold_ns: Int64s
 
@@ -143,6 +143,17 @@ class Groups(Columns):
         at = bisect_left(members, rank)
         return self.first_pair[group] + at if members[at : at + 1] == (rank,) else -1
 
+    def note_first(self, group: int, seq: int) -> None:
+        if seq < self.first_seq.item(group) or self.first_seq.item(group) == UNKNOWN_SEQ:
+            self.first_seq[group] = seq
+
+    def rows(self, group: int) -> slice | list[int]:
+        """The pairs of a group, as an index into the columns of `Pairs`."""
+        if not self.infos[group].ranks:
+            return list(self.strangers.get(group, {}).values())
+        first = self.first_pair[group]
+        return slice(first, first + len(self.infos[group].ranks))
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -154,10 +165,6 @@ class Layout:
     order: Int64s
     starts: Int64s
     groups: Int32s
-
-    def members(self, segment: int) -> Int64s:
-        end = self.starts[segment + 1] if segment + 1 < len(self.starts) else len(self.order)
-        return self.order[self.starts[segment] : end]
 
 
 class Pairs(Columns):

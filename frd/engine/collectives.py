@@ -1,0 +1,209 @@
+"""The collectives of one attempt: from joined rows to matched counts, skew and disagreements.
+
+Rows of every rank meet in the accumulators of `frd.engine.ring`. A collective is matched when the
+rows of all members have passed its completion; by then nothing more can come of it, and what it
+left (arrival skew, duration) goes into the histograms and into the group's stall threshold. Who is
+missing from an open one is none of this module's business: watermarks tell that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+
+from frd.engine.histogram import OpHistograms
+from frd.engine.match import Signatures
+from frd.engine.mismatch import Mismatches
+from frd.engine.picture import Bools, MismatchFact
+from frd.engine.policy import Policy
+from frd.engine.ring import Closed, Rings
+from frd.engine.rows import Places, Runs
+from frd.engine.tables import Groups, Pairs
+from frd.engine.tail import SlowTail
+from frd.model import AlignedNs, Int32s, Int64s
+
+_EXPIRY_NS: Final = 60_000_000_000
+"""How often tails are asked whether they have forgotten something."""
+
+
+class Collectives:
+    """Accumulators and statistics over the tables of one attempt, which it reads and, for what
+    concerns groups (`matched`, `threshold_ns`), writes."""
+
+    def __init__(self, policy: Policy, groups: Groups, pairs: Pairs) -> None:
+        self._policy = policy
+        self._groups = groups
+        self._pairs = pairs
+        self.signatures = Signatures(policy.max_signatures)
+        self.rings = Rings(policy.max_open_collectives, policy.max_open_collectives_per_group)
+        self.skew = OpHistograms()
+        self.duration = OpHistograms()
+        self._mismatches = Mismatches()
+        self._tails: dict[int, SlowTail] = {}
+        self._tails_asked_at = AlignedNs(0)
+        self._unsettled = False
+        self.late_rows = 0
+        """Rows of collectives whose accumulators had been evicted."""
+
+    # -- rows --------------------------------------------------------------------------------
+
+    def join(
+        self,
+        runs: Runs,
+        rank: int,
+        signature: Int32s,
+        created: Int64s,
+        now: AlignedNs,
+    ) -> None:
+        """Count joined rows of one rank, none of which was counted before.
+
+        Columns are in the order of the runs.
+        """
+        group = self._pairs.group[runs.pair]
+        slot = self._admit(runs, group, now)
+        rows: Places = slice(None)
+        if slot.min() < 0:
+            rows = np.flatnonzero(slot >= 0)
+            self.late_rows += len(slot) - len(rows)
+        slot, seq, signature = slot[rows], runs.seq[rows], signature[rows]
+        other = self.rings.merge(slot, seq, signature, created[rows])
+        if other.any():
+            groups = np.repeat(group, runs.count)[rows]
+            self._compare(groups[other], slot[other], seq[other], signature[other], rank)
+        if self.signatures.any_balanced:
+            self.rings.slots.balance[slot] += self.signatures.balance[signature]
+        self._pairs.joined_row[runs.pair] = runs.last
+
+    def _admit(self, runs: Runs, group: Int32s, now: AlignedNs) -> Int64s:
+        """Slots of the rows, -1 for those whose accumulators are gone already."""
+        rings, w = self.rings, self.rings.windows
+        for of, first, last in zip(group.tolist(), runs.first, runs.last, strict=True):
+            self._groups.note_first(of, first)
+            if not rings.admit(of, first, last):
+                self._retire(np.array([of]), np.array([self._passed(of)]), now)
+                if not rings.admit(of, first, last):
+                    rings.make_room(of, first, last)
+        low, mask = w.low[group], w.capacity[group] - 1
+        slot = runs.spread(w.base[group]) + (runs.seq & runs.spread(mask))
+        if any(first < bound for first, bound in zip(runs.first, low.tolist(), strict=True)):
+            slot[runs.seq < runs.spread(low)] = -1
+        return slot
+
+    def _compare(
+        self, group: Int32s, slot: Int64s, seq: Int64s, signature: Int32s, rank: int
+    ) -> None:
+        first = self.rings.slots.signature[slot]
+        classes = self.signatures.match_class
+        wrong = np.flatnonzero(classes[signature] != classes[first])
+        for at in wrong.tolist():
+            self._mismatches.differs(
+                int(group[at]), int(seq[at]), int(first[at]), rank, int(signature[at])
+            )
+
+    def complete(self, runs: Runs, at: Int64s) -> None:
+        """Note when a rank's collectives completed; 0 where the backend does not tell."""
+        if at.any():
+            groups = np.repeat(self._pairs.group[runs.pair], runs.count)
+            self.rings.complete(self.rings.locate(groups, runs.seq), runs.seq, at)
+        self._pairs.completed_row[runs.pair] = runs.last
+        self._unsettled = True
+
+    def forget(self, groups: Int32s) -> None:
+        """A member of these groups was replaced: what was open in them will never match."""
+        self.rings.drop(groups)
+        for group in groups.tolist():
+            self._mismatches.forget(group)
+
+    # -- what is over ------------------------------------------------------------------------
+
+    def settle(self, now: AlignedNs) -> None:
+        """Retire what all members have passed, and let old facts and waits fade."""
+        if self._unsettled:
+            self._unsettled = False
+            layout = self._pairs.layout()
+            passed = np.minimum.reduceat(self._pairs.completed_row[layout.order], layout.starts)
+            low = self.rings.windows.low[layout.groups]
+            over = np.flatnonzero(passed >= low)
+            self._retire(layout.groups[over], passed[over], now)
+        if len(self._mismatches):
+            self._mismatches.expire(self.rings.windows.done, now)
+        if self._tails and now - self._tails_asked_at > _EXPIRY_NS:
+            self._tails_asked_at = now
+            self._adapt(self._tails, now)
+
+    def _passed(self, group: int) -> int:
+        """The seq whose completion the rows of every member have passed."""
+        return int(self._pairs.completed_row[self._groups.rows(group)].min())
+
+    def _retire(self, group: Int32s | Int64s, upto: Int64s, now: AlignedNs) -> None:
+        closed = self.rings.take(group, upto)
+        if not len(closed):
+            return
+        groups, signatures = self._groups, self.signatures
+        groups.matched[: groups.count] += np.bincount(closed.group, minlength=groups.count)
+        full = closed.joined == groups.size[closed.group]
+        skew = closed.last_created - closed.first_created
+        op = signatures.op[closed.signature]
+        self.skew.add(op[full], skew[full])
+        timed = full & (closed.last_completed > 0)
+        spent = closed.last_completed - closed.first_created
+        self.duration.add(op[timed], np.maximum(spent[timed], 0))
+        slow = full & (skew * self._policy.stall_tail_factor > self._policy.stall_after_s * 1e9)
+        if slow.any():
+            self._remember(closed, np.flatnonzero(slow), now)
+        if signatures.any_balanced:
+            self._weigh(closed, full & signatures.balanced[closed.signature])
+
+    def _remember(self, closed: Closed, slow: Int64s, now: AlignedNs) -> None:
+        """Waits that were long enough to move their group's threshold."""
+        for at in slow.tolist():
+            tail = self._tails.setdefault(int(closed.group[at]), SlowTail())
+            tail.add(int(closed.first_created[at]), int(closed.last_created[at]))
+        self._adapt({int(group) for group in closed.group[slow]}, now)
+
+    def _adapt(self, groups: Iterable[int], now: AlignedNs) -> None:
+        policy = self._policy
+        for group in groups:
+            usual_s = self._tails[group].usual_ns(now) * policy.stall_tail_factor / 1e9
+            threshold_s = max(policy.stall_after_s, min(usual_s, policy.stall_after_max_s))
+            self._groups.threshold_ns[group] = round(threshold_s * 1e9)
+
+    def _weigh(self, closed: Closed, balanced: Bools) -> None:
+        for at in np.flatnonzero(balanced & (closed.balance != 0)).tolist():
+            self._mismatches.unbalanced(
+                int(closed.group[at]),
+                int(closed.seq[at]),
+                int(closed.signature[at]),
+                int(closed.balance[at]),
+            )
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def facts(self) -> list[MismatchFact]:
+        return self._mismatches.facts(self._groups, self._pairs, self.signatures)
+
+    def ops(self) -> list[Callable[[int], str]]:
+        """For each group, the op of a seq as things stand now, empty when nobody told."""
+        w, seq = self.rings.windows, self.rings.slots.seq.copy()
+        signature, known = self.rings.slots.signature.copy(), self.signatures.known
+
+        def lookup(base: int, capacity: int) -> Callable[[int], str]:
+            def op(of: int) -> str:
+                slot = base + (of & (capacity - 1))
+                held = capacity > 0 and seq[slot] == of
+                return known[signature[slot]].op if held else ""
+
+            return op
+
+        count = self._groups.count
+        return list(map(lookup, w.base[:count].tolist(), w.capacity[:count].tolist()))
+
+    def evicted(self) -> dict[str, int]:
+        """Things dropped to stay within limits, by what."""
+        return {
+            "collectives": self.rings.evicted,
+            "rows": self.late_rows,
+            "mismatches": self._mismatches.dropped,
+        }

@@ -1,0 +1,44 @@
+"""Classic histograms by op, filled a column at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.model import Histogram, Int32s
+
+BOUNDS_S: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
+_BOUNDS_NS: Final = np.array([round(bound * 1e9) for bound in BOUNDS_S])
+_WIDTH: Final = len(BOUNDS_S) + 1
+
+
+class OpHistograms:
+    """Seconds by op index; rows appear as ops do."""
+
+    def __init__(self) -> None:
+        self._counts: npt.NDArray[np.int64] = np.zeros((0, _WIDTH), np.int64)
+        self._total_s: npt.NDArray[np.float64] = np.zeros(0)
+
+    def add(self, op: Int32s, value_ns: npt.NDArray[Any]) -> None:
+        if not len(op):
+            return
+        if (need := int(op.max()) + 1 - len(self._total_s)) > 0:
+            self._counts = np.append(self._counts, np.zeros((need, _WIDTH), np.int64), axis=0)
+            self._total_s = np.append(self._total_s, np.zeros(need))
+        cell = op * _WIDTH + np.searchsorted(_BOUNDS_NS, value_ns)
+        ops = len(self._total_s)
+        self._counts += np.bincount(cell, minlength=ops * _WIDTH).reshape(ops, _WIDTH)
+        self._total_s += np.bincount(op, value_ns / 1e9, minlength=ops)
+
+    def by_op(self, names: Sequence[str]) -> dict[str, Histogram]:
+        """Those that hold anything; `names` are the ops by index."""
+        return {
+            name: Histogram(BOUNDS_S, tuple(counts), total)
+            for name, counts, total in zip(
+                names, self._counts.tolist(), self._total_s.tolist(), strict=False
+            )
+            if any(counts)
+        }

@@ -1,0 +1,147 @@
+"""A batch of transitions put in order: rows of one rank, cut into runs of one pair each.
+
+Within a run the seqs must rise; that one check is what makes everything after it a plain column
+operation (no slot is hit twice by one batch) and a replay recognizable by a single number, the
+highest seq seen before. Knows the flags and nothing of what becomes of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.errors import WireError
+from frd.model import Flags, Int32s, Int64s, UInt8s
+
+Places: TypeAlias = npt.NDArray[np.intp] | slice
+"""Rows of a batch; the slice of everything is free of cost."""
+
+_UINT16: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Rows by pair: the rows of run i are ``start[i]`` and on, ``count[i]`` of them.
+
+    All lists have one element a run; `first` and `last` are seqs.
+    """
+
+    places: Places
+    seq: Int64s
+    pair: list[int]
+    start: list[int]
+    count: list[int]
+    first: list[int]
+    last: list[int]
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.seq)
+
+    def column(self, of: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A column of the batch in the order of the runs."""
+        return of[self.places]
+
+    def spread(self, values: Int64s) -> Int64s:
+        """One value a run, repeated for each of its rows (a single one is left to broadcast)."""
+        return values if len(values) == 1 else np.repeat(values, self.count)
+
+
+class Batch:
+    """The rows of one message, and which of them say what."""
+
+    def __init__(self, pair: Int32s, seq: Int64s, flags: UInt8s) -> None:
+        self._pair, self._seq = pair, seq
+        self._order = _by_pair(pair)
+        self._all: Places = slice(None) if self._order is None else self._order
+        self._whole: Runs | None = None
+        self.joins = self._where(flags & Flags.JOINED != 0)
+        # A failed op was left, not completed: its peers may wait in it for ever.
+        self.completes = self._where(flags & (Flags.COMPLETED | Flags.FAILED) == Flags.COMPLETED)
+        self.starts = np.flatnonzero(flags & Flags.STARTED)
+
+    def _where(self, carries: npt.NDArray[np.bool_]) -> Places:
+        if carries.all():
+            return self._all
+        if self._order is None:
+            return np.flatnonzero(carries)
+        return self._order[carries[self._order]]
+
+    def news(self, places: Places, seen: Int64s, *, replay: bool) -> Runs | None:
+        """The runs of rows that go beyond what was `seen` (by pair); None when there are none.
+
+        Raises:
+            WireError: when the seqs of a pair do not rise, or repeat what was seen and are no
+                replay.
+        """
+        if not isinstance(places, slice) and not len(places):
+            return None
+        found = self._cut(places)
+        marks = seen[found.pair]
+        behind = [first <= mark for first, mark in zip(found.first, marks.tolist(), strict=True)]
+        if not any(behind):
+            return found
+        if not replay:
+            at = behind.index(True)
+            raise WireError(
+                "entries.seq",
+                "backwards",
+                f"{found.first[at]}: the rank has told {marks[at]} of this group before",
+            )
+        fresh = found.seq > found.spread(marks)
+        if not fresh.any():
+            return None
+        return _runs(self._pair, self._seq, np.arange(len(self._seq))[places][fresh])
+
+    def _cut(self, places: Places) -> Runs:
+        """The usual batch joins and completes in every row: cut it once."""
+        if places is not self._all:
+            return _runs(self._pair, self._seq, places)
+        if self._whole is None:
+            self._whole = _runs(self._pair, self._seq, places)
+        return self._whole
+
+    def repeated(self, *news: Runs | None) -> int:
+        """How many rows join or complete something, but nothing that is among the news."""
+        told = np.zeros(len(self._seq), np.bool_)
+        told[self.joins] = True
+        told[self.completes] = True
+        for found in news:
+            if found is not None:
+                told[found.places] = False
+        return int(told.sum())
+
+
+def _by_pair(pair: Int32s) -> npt.NDArray[np.intp] | None:
+    """The stable order that puts the rows of each pair together; None when they already are."""
+    if not (pair[1:] != pair[:-1]).any():
+        return None
+    low, high = int(pair.min()), int(pair.max())
+    # Sixteen bits sort in linear time; the pairs of a rank lie further apart in large jobs only.
+    key = (pair - low).astype(np.uint16) if high - low < _UINT16 else pair
+    return np.argsort(key, kind="stable")
+
+
+def _runs(pair: Int32s, seq: Int64s, places: Places) -> Runs:
+    pair, seq = pair[places], seq[places]
+    edge = pair[1:] != pair[:-1]
+    rising = (seq[1:] > seq[:-1]) | edge
+    if not rising.all():
+        at = int(rising.argmin()) + 1
+        raise WireError(
+            "entries.seq", "backwards", f"{seq[at]} after {seq[at - 1]}: seqs of a group must rise"
+        )
+    start = [0, *(np.flatnonzero(edge) + 1).tolist()]
+    end = [*start[1:], len(seq)]
+    return Runs(
+        places=places,
+        seq=seq,
+        pair=pair[start].tolist(),
+        start=start,
+        count=[stop - begin for begin, stop in zip(start, end, strict=True)],
+        first=seq[start].tolist(),
+        last=seq[[stop - 1 for stop in end]].tolist(),
+    )
