@@ -166,6 +166,7 @@ class DumpWriter:
             with path.open("ab") as file:
                 file.write(data)
         except OSError as error:
+            self._release(len(data))
             raise _failed(self._store.folder, error) from None
         if last:
             self._incomplete.discard(path)
@@ -190,22 +191,28 @@ class DumpWriter:
             for path in self._incomplete:
                 path.unlink(missing_ok=True)
             (self._root / SUMMARY).write_bytes(text)
-            self._root.rename(self._store.folder / self.id)
+            with self._store._lock:  # an abandoned dump cannot be finished by a straggling thread
+                self._root.rename(self._store.folder / self.id)
+                self._store._adopt(self.id, self._bytes)
+                self._bytes = 0
         except OSError as error:
             self.abandon()
             raise _failed(self._store.folder, error) from None
-        self._store._adopt(self.id, self._bytes)
         return self.id
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
-        shutil.rmtree(self._root, ignore_errors=True)
-        self._store._release(self._bytes)
-        self._bytes = 0
+        """Leave nothing behind; changes nothing once the dump is finished."""
+        with self._store._lock:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._release(self._bytes)
 
     def _reserve(self, size: int) -> None:
         self._store._reserve(size, self._bytes)
         self._bytes += size
+
+    def _release(self, size: int) -> None:
+        self._store._release(size)
+        self._bytes -= size
 
 
 def safe_name(job: str) -> str:
