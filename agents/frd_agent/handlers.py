@@ -26,6 +26,7 @@ from frd.errors import FrdError, ServiceUnavailable
 MAX_BYTES = 64 * 1024 * 1024
 """Default bound on an answer: a ring of 100,000 entries as JSON."""
 _MAX_HEAD = 64 * 1024
+_QUEUE_FULL_S = 0.02
 
 Address: TypeAlias = str | os.PathLike[str]
 
@@ -81,9 +82,11 @@ class Handlers:
             f"{method} {target} HTTP/1.1\r\n"
             "Host: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         )
-        connection = self._connect()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):
+                await self._connect(connection)
                 reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_HEAD)
                 try:
                     writer.write(request.encode("ascii"))
@@ -96,28 +99,25 @@ class Handlers:
             raise HandlerFailed(f"{self.path}: {target}: answer cut off: ask again") from error
         except asyncio.LimitOverrunError as error:
             raise HandlerFailed(f"{self.path}: {target}: endless header: not torch's?") from error
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            raise Refused(f"{self.path}: nobody listens: the process is gone") from error
         except OSError as error:
             raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
         finally:
             connection.close()
 
-    def _connect(self) -> socket.socket:
-        """Connecting to a unix socket never waits, so neither does this."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.setblocking(False)
-        try:
-            connection.connect(os.fspath(self.path))
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            connection.close()
-            raise Refused(f"{self.path}: nobody listens: the process is gone") from error
-        except BlockingIOError as error:
-            # A server that has stopped accepting: its queue is full of our earlier questions.
-            connection.close()
-            raise Silent(f"{self.path}: the queue is full: the process accepts nothing") from error
-        except OSError as error:
-            connection.close()
-            raise HandlerFailed(f"{self.path}: {error}: check the run directory") from error
-        return connection
+    async def _connect(self, connection: socket.socket) -> None:
+        """Waits while the server's accept queue is full, which asyncio takes for connected.
+
+        The queue of a stopped process fills up with our own earlier questions.
+        """
+        while True:
+            try:
+                connection.connect(os.fspath(self.path))
+            except BlockingIOError:
+                await asyncio.sleep(_QUEUE_FULL_S)
+            else:
+                return
 
     async def _answer(self, reader: asyncio.StreamReader, target: str) -> bytes:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -83,13 +83,16 @@ class StackReader:
         if self._handlers is None:
             raise _NoStack("the rank has no socket")
         if self._question is None or self._question.done():
-            question = self._handlers.ask("dump_traceback", timeout_s=_PATIENCE_S)
-            self._question = asyncio.create_task(question)
+            answer = self._handlers.ask("dump_traceback", timeout_s=_PATIENCE_S)
+            self._question = asyncio.create_task(answer)
             self._question.add_done_callback(_taken_note_of)
-        answered, _ = await asyncio.wait({self._question}, timeout=timeout_s)
-        if not answered:
+        question = self._question
+        await asyncio.wait({question}, timeout=timeout_s)
+        if not question.done():
             raise _NoStack(f"no answer within {timeout_s:g} s: the GIL may be held")
-        text = _decoded(self._question.result())[:MAX_TEXT]
+        if question.cancelled():
+            raise _NoStack("given up")
+        text = _decoded(question.result())[:MAX_TEXT]
         if "File " not in text:
             raise _NoStack("no Python frame in the answer")
         return text

@@ -1,0 +1,32 @@
+"""One of two ranks that uses two groups, then writes both forms of its dump: RANK FOLDER."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # not in torch's stubs
+    _dump_fr_trace,
+    _dump_fr_trace_json,
+)
+
+
+def main(rank: int, folder: Path) -> None:
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    pair = dist.new_group([0, 1], group_desc="pair")
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4))
+        dist.broadcast(torch.ones(2, 3), 0, group=pair)
+    dist.all_gather([torch.ones(4), torch.ones(4)], torch.ones(4))
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(2), 1)
+    else:
+        dist.recv(torch.ones(2), 0)
+    (folder / f"{rank}.json").write_bytes(_dump_fr_trace_json(True, False))
+    (folder / f"{rank}.pickle").write_bytes(_dump_fr_trace(True, True, False))
+    dist.destroy_process_group()
+
+
+main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,162 @@
+"""torch's real worker server, well, stuck, stopped and gone; and servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.flight import parse
+from frd_agent.handlers import HandlerFailed, Handlers, Refused, Silent
+
+needs_torch = pytest.mark.torch
+
+
+async def failure(ask: Awaitable[bytes]) -> Exception:
+    with pytest.raises((Refused, Silent, HandlerFailed)) as caught:
+        await ask
+    return caught.value
+
+
+@needs_torch
+def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
+    """A rank lists its handlers, dumps its ring, and says which question it does not know."""
+    pytest.importorskip("torch")
+    handlers = Handlers(standing_rank("sleep").socket)
+
+    async def ask() -> None:
+        assert {"fr_trace_json", "ping", "dump_traceback"} <= set(await handlers.names())
+        body = await handlers.ask("fr_trace_json", backend="nccl 2&x=1")
+        assert len(parse(body, source="rank").entries) == 50
+        unknown = await failure(handlers.ask("no such handler/"))
+        assert isinstance(unknown, HandlerFailed)
+        assert unknown.status == 404
+        small = Handlers(handlers.path, max_bytes=1000)
+        assert "more than 1000 bytes" in str(await failure(small.ask("fr_trace_json")))
+
+    asyncio.run(ask())
+
+
+@needs_torch
+def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
+    """While a C call holds the GIL the ring is dumped all the same, and a traceback is not."""
+    pytest.importorskip("torch")
+    handlers = Handlers(standing_rank("gil").socket)
+
+    async def ask() -> None:
+        stuck = await failure(handlers.ask("dump_traceback", timeout_s=0.3))
+        assert isinstance(stuck, Silent)
+        assert len(parse(await handlers.ask("fr_trace_json"), source="rank").entries) == 50
+
+    asyncio.run(ask())
+
+
+@needs_torch
+def test_a_stopped_rank_is_silent_then_well_then_gone(standing_rank: Callable[[str], Any]) -> None:
+    """SIGSTOP is silence however often we ask, SIGCONT ends it, and SIGKILL is a refusal."""
+    pytest.importorskip("torch")
+    rank = standing_rank("sleep")
+    handlers = Handlers(rank.socket)
+
+    async def ask() -> None:
+        rank.stop()
+        for _ in range(15):  # more often than the server's accept queue is long
+            begun = time.monotonic()
+            assert isinstance(await failure(handlers.ask("ping", timeout_s=0.05)), Silent)
+            assert time.monotonic() - begun < 1
+        rank.process.send_signal(signal.SIGCONT)
+        assert await handlers.ask("ping", timeout_s=10) == b"pong"
+        rank.process.kill()
+        rank.process.wait()
+        assert isinstance(await failure(handlers.ask("ping")), Refused)
+
+    asyncio.run(ask())
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    """An absent socket and one that its process left behind are both refusals."""
+    left = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(left))
+    for path in (tmp_path / "absent.sock", left):
+        assert isinstance(asyncio.run(failure(Handlers(path).ask("ping"))), Refused)
+
+
+def test_a_path_that_is_no_socket(tmp_path: Path) -> None:
+    """A plain file, or a path longer than the kernel takes, says nothing about the rank."""
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / ("x" * 120)):
+        failed = asyncio.run(failure(Handlers(path).ask("ping")))
+        assert isinstance(failed, (HandlerFailed, Refused))
+        assert str(path) in str(failed)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (OK + b"Content-Length: 9\r\n\r\nabc", HandlerFailed, "cut off"),
+        (OK, HandlerFailed, "cut off"),
+        (b"", HandlerFailed, "cut off"),
+        (OK + b"Content-Length: 99999999999\r\n\r\n", HandlerFailed, "more than 1000000 bytes"),
+        (OK + b"\r\n" + b"x" * 2_000_000, HandlerFailed, "more than 1000000 bytes"),
+        (OK + b"X: " + b"x" * 2_000_000, HandlerFailed, "endless header"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", HandlerFailed, "cannot be read"),
+        (b"SSH-2.0-x\r\n\r\n", HandlerFailed, "no HTTP"),
+        (b"HTTP/1.1 200 OK\xff" + b"\r\nContent-Length: \xb2\r\n\r\nx", None, "x"),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 4\r\n\r\nboom", HandlerFailed, "HTTP 500: boom"),
+        (OK + b"content-length: 2\r\n\r\nok", None, "ok"),
+        (OK + b"\r\nuntil the end", None, "until the end"),
+    ],
+)
+def test_odd_servers(
+    tmp_path: Path, answer: bytes, error: type[Exception] | None, said: str
+) -> None:
+    """Whatever a server sends, the answer is read, or refused with the reason, within bounds."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async def ask() -> None:
+        path = tmp_path / "odd.sock"
+        async with await asyncio.start_unix_server(serve, path):
+            asked = Handlers(path, max_bytes=1_000_000).ask("ping")
+            if error is None:
+                assert (await asked).decode() == said
+            else:
+                failed = await failure(asked)
+                assert isinstance(failed, error)
+                assert said in str(failed)
+
+    asyncio.run(ask())
+
+
+def test_a_trickle_is_silence(tmp_path: Path) -> None:
+    """A server that sends a byte now and then does not hold the caller beyond its timeout."""
+
+    hung_up = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK + b"\r\n")
+        while not writer.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.02)
+        hung_up.set()
+
+    async def ask() -> None:
+        path = tmp_path / "slow.sock"
+        async with await asyncio.start_unix_server(serve, path):
+            assert isinstance(await failure(Handlers(path).ask("ping", timeout_s=0.2)), Silent)
+            await asyncio.wait_for(hung_up.wait(), 5)
+
+    asyncio.run(ask())

@@ -1,0 +1,111 @@
+"""Stacks of real ranks, by every means in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.flight.stacktext import user_frames
+from frd_agent.handlers import Handlers
+from frd_agent.stacks import StackReader, StackText
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+needs_py_spy = pytest.mark.skipif(PY_SPY is None, reason="py-spy is not installed")
+
+
+def read(reader: StackReader, **timeouts: float) -> StackText:
+    return asyncio.run(reader.read(**timeouts))
+
+
+def test_a_rank_that_gives_the_gil(standing_rank: Callable[[str], Any]) -> None:
+    """A rank in time.sleep tells its own stack, and the user's line is the innermost frame."""
+    rank = standing_rank("sleep")
+    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
+    assert stack.source == "dump_traceback"
+    frames = user_frames(stack.text)
+    assert frames[0].startswith("standing_rank.py:")
+    assert frames[0].endswith(" in load_batch")
+    assert [frame.partition(" in ")[2] for frame in frames] == ["load_batch", "main", "<module>"]
+
+
+@needs_py_spy
+@pytest.mark.parametrize("how", ["gil", "stopped"])
+def test_a_rank_that_cannot_answer(standing_rank: Callable[[str], Any], how: str) -> None:
+    """A held GIL and SIGSTOP are read from outside, with a note on what was tried before."""
+    rank = standing_rank("gil" if how == "gil" else "sleep")
+    if how == "stopped":
+        rank.stop()
+    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)), handler_timeout_s=0.3)
+    if stack.source == "proc" and "ermission" in stack.text:
+        pytest.skip("py-spy may not read other processes here")
+    assert stack.source == "py-spy"
+    assert stack.text.startswith("# dump_traceback: no answer within 0.3 s")
+    assert user_frames(stack.text)[0].endswith(" in load_batch")
+
+
+def test_without_socket_and_py_spy(
+    standing_rank: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With nothing but /proc there is no Python frame, but the state of process and threads."""
+    rank = standing_rank("sleep")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    stack = read(StackReader(rank.process.pid, None))
+    assert stack.source == "proc"
+    first, second, *_ = stack.text.splitlines()
+    assert first == "# dump_traceback: the rank has no socket"
+    assert second == "# py-spy: not installed: pip install py-spy"
+    assert "State:\tS (sleeping)" in stack.text
+    assert "pt_workerserver" in stack.text
+    assert user_frames(stack.text) == ()
+
+
+def test_a_py_spy_that_hangs(
+    standing_rank: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A py-spy that does not end is ended, and the next means follows."""
+    rank = standing_rank("sleep")
+    (tmp_path / "py-spy").write_text("#!/bin/sh\nexec sleep 300\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    stack = read(StackReader(rank.process.pid, None), py_spy_timeout_s=0.3)
+    assert stack.source == "proc"
+    assert "# py-spy: no answer within 0.3 s\n" in stack.text
+
+
+def test_a_rank_that_is_gone(standing_rank: Callable[[str], Any]) -> None:
+    """A process that has died has no stack, and the text says so."""
+    rank = standing_rank("sleep")
+    rank.process.kill()
+    rank.process.wait()
+    stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
+    assert stack.source == "none"
+    assert f"# proc: process {rank.process.pid} is gone\n" in stack.text
+
+
+def test_asking_again_and_again_leaves_the_rank_answering(
+    standing_rank: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A hundred stacks of a rank that holds its GIL do not use up its server's threads."""
+    rank = standing_rank("gil")
+    handlers = Handlers(rank.socket)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    async def ask() -> None:
+        reader = StackReader(rank.process.pid, handlers)
+        for _ in range(100):
+            assert (await reader.read(handler_timeout_s=0.01)).source == "proc"
+        assert await handlers.ask("ping", timeout_s=5) == b"pong"
+        reader.close()
+
+    asyncio.run(ask())

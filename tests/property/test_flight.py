@@ -1,0 +1,133 @@
+"""Laws of the dump parser: whatever the bytes, a dump or a DumpError, and no entry is altered."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frd.errors import DumpError
+from frd.flight import Dump, Entry, Status, parse, parse_profiling_name, signature, write_pickle
+from frd.flight.stacktext import user_frames
+from frd.flight.unpickle import load_plain
+from frd.model import GroupInfo
+
+TEXT = st.text(max_size=8)
+COUNT = st.integers(0, 2**63 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+SHAPES = st.lists(st.lists(INT64, max_size=3).map(tuple), max_size=3).map(tuple)
+
+ENTRIES = st.builds(
+    Entry,
+    record_id=COUNT,
+    process_group=st.tuples(TEXT, TEXT),
+    profiling_name=TEXT,
+    collective_seq_id=COUNT,
+    pg_id=INT64,
+    p2p_seq_id=COUNT,
+    is_p2p=st.booleans(),
+    time_created_ns=COUNT,
+    input_sizes=SHAPES,
+    output_dtypes=st.lists(TEXT, max_size=2).map(tuple),
+    state=st.sampled_from(["scheduled", "started", "completed", "novel"]),
+    time_discovered_completed_ns=COUNT,
+    retired=st.booleans(),
+    thread_name=TEXT,
+)
+DUMPS = st.builds(
+    Dump,
+    source=st.just("x"),
+    version=st.sampled_from(["2.0", "2.9", "2.10"]),
+    comm_lib_version=TEXT,
+    entries=st.lists(ENTRIES, max_size=3).map(tuple),
+    groups=st.builds(
+        lambda name, ranks: {name: GroupInfo(name, "d", tuple(sorted(ranks)))},
+        st.text(min_size=1, max_size=4),
+        st.sets(st.integers(0, 10_000), min_size=1, max_size=3),
+    ),
+    status=st.dictionaries(INT64, st.builds(Status, INT64, INT64, INT64), max_size=2),
+)
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def total(data: bytes) -> None:
+    """A dump or a DumpError: any other exception fails the test."""
+    try:
+        dump = parse(data, source="x")
+    except DumpError:
+        return
+    for entry in dump.entries:
+        signature(entry)
+
+
+@given(DUMPS)
+def test_written_dumps_read_back(dump: Dump) -> None:
+    """Any dump survives PyTorch's layout, as a pickle, packed, and spelled out as JSON."""
+    data = write_pickle(dump)
+    assert parse(data, source="x") == dump
+    assert parse(gzip.compress(data, 0), source="x") == dump
+    assert parse(json.dumps(load_plain(data, source="x")).encode(), source="x") == dump
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(noise: bytes) -> None:
+    """Noise, and noise behind the first bytes of each format, raises nothing but DumpError."""
+    for start in (b"", b"\x80\x02", b"\x80\x04", b"{", b'{"version":"2.10",', b"\x1f\x8b\x08\x00"):
+        total(start + noise)
+
+
+@given(DUMPS, st.data())
+@settings(max_examples=200)
+def test_mutated_dumps(dump: Dump, data: st.DataObject) -> None:
+    """A dump with bytes overwritten, cut out or put in raises nothing but DumpError."""
+    whole = write_pickle(dump)
+    if data.draw(st.booleans(), label="json"):
+        whole = json.dumps(load_plain(whole, source="x")).encode()
+    at = data.draw(st.integers(0, len(whole)), label="at")
+    cut = data.draw(st.integers(0, 12), label="cut")
+    total(whole[:at] + data.draw(st.binary(max_size=6), label="put in") + whole[at + cut :])
+
+
+@given(st.data(), ANYTHING)
+@settings(max_examples=200)
+def test_one_field_of_any_shape(data: st.DataObject, value: Any) -> None:
+    """Whatever stands in one field of one entry, its neighbours are read unharmed."""
+    good = Entry(record_id=1, process_group=("0", "d"), profiling_name="a:b", collective_seq_id=1)
+    document = load_plain(
+        write_pickle(Dump(source="x", version="2.10", entries=(good, good, good))), source="x"
+    )
+    name = data.draw(st.sampled_from(sorted(Entry.__struct_fields__)))
+    document["entries"][1] = dict(document["entries"][1]) | {name: value}
+    for whole in (json.dumps(document).encode(), pickle.dumps(document, 4)):
+        try:
+            dump = parse(whole, source="x")
+        except DumpError:
+            # Only an integer longer than any honest one costs the whole pickle.
+            assert whole.startswith(b"\x80")
+            continue
+        assert (dump.entries[0], dump.entries[-1]) == (good, good)
+        assert len(dump.entries) + len(dump.warnings) == 3
+
+
+@given(st.text())
+def test_names_never_fail(text: str) -> None:
+    """Every string is a name, and a name without peers is kept to the letter."""
+    name = parse_profiling_name(text)
+    if name.src is None and name.dst is None and not name.is_p2p_kind:
+        assert text in (name.op, f"{name.backend}:{name.op}")
+
+
+@given(st.text(), st.text())
+def test_stack_texts_never_fail(text: str, odd: str) -> None:
+    """Every text has frames or none, and they are printable single lines."""
+    framed = f'Thread 0x1 (most recent call first):\n  File "{odd}", line 1 in {odd}\n{text}'
+    for frame in user_frames(text) + user_frames(framed):
+        assert frame.isprintable()

@@ -1,0 +1,368 @@
+"""Dumps of every version and backend become one model; damage costs what is damaged, no more."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from frd.errors import DumpError
+from frd.flight import Dump, Frame, Status, load_dump, parse
+from frd.flight.decode import MAX_WARNINGS
+from frd.model import GroupInfo
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+
+
+def entry(record_id: Any = 0, **changes: Any) -> dict[str, Any]:
+    """An entry as `fr_trace_json` of format 2.10 writes it; a change to ... leaves the key out."""
+    fields = {
+        "collective_seq_id": 1,
+        "input_dtypes": ["Float"],
+        "input_sizes": [[4, 2]],
+        "is_p2p": False,
+        "op_id": 1,
+        "output_dtypes": ["Float"],
+        "output_sizes": [[4, 2]],
+        "p2p_seq_id": 0,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": "gloo:all_reduce",
+        "record_id": record_id,
+        "retired": True,
+        "state": "scheduled",
+        "thread_id": "140409514490752",
+        "thread_name": "python",
+        "time_created_ns": 1795190253129820075,
+        "time_discovered_completed_ns": 0,
+        "time_discovered_started_ns": 0,
+        "timeout_ms": 1800000,
+    } | changes
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+def document(*entries: Any, **changes: Any) -> dict[str, Any]:
+    fields = {
+        "comm_lib_version": "2.27.3",
+        "entries": list(entries),
+        "nccl_comm_state": {},
+        "pg_config": {"0": {"desc": "default_pg", "name": "0", "ranks": "[0, 1]"}},
+        "pg_status": {
+            "0": {
+                "last_completed_collective": "6",
+                "last_enqueued_collective": "7",
+                "last_started_collective": "-1",
+            }
+        },
+        "version": "2.10",
+    } | changes
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+def as_json(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def parsed(value: Any) -> Dump:
+    """Parsed from JSON and from a pickle, which must agree."""
+    from_json = parse(as_json(value), source="rank 3")
+    assert parse(pickle.dumps(value, 2), source="rank 3") == from_json
+    return from_json
+
+
+def test_json_and_pickle_say_the_same() -> None:
+    """The same ring as JSON (zeros, strings) and as pickle (None, ints, tuples) is one dump."""
+    as_pickle = document(
+        entry(
+            process_group=("0", "default_pg"),
+            time_discovered_started_ns=None,
+            time_discovered_completed_ns=None,
+        ),
+        pg_status={
+            0: {
+                "last_completed_collective": 6,
+                "last_enqueued_collective": 7,
+                "last_started_collective": -1,
+            }
+        },
+    )
+    dump = parsed(document(entry()))
+    assert parse(pickle.dumps(as_pickle, 2), source="rank 3") == dump
+    assert dump.version == "2.10"
+    assert dump.comm_lib_version == "2.27.3"
+    assert dump.groups == {"0": GroupInfo("0", "default_pg", (0, 1))}
+    assert dump.status == {0: Status(enqueued=7, started=-1, completed=6)}
+    assert dump.warnings == ()
+    (only,) = dump.entries
+    assert (only.group_name, only.group_desc) == ("0", "default_pg")
+    assert only.input_sizes == ((4, 2),)
+    assert only.time_discovered_completed_ns == 0
+    assert only.retired
+
+
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])]
+)
+@pytest.mark.parametrize("encode", [as_json, pickle.dumps])
+def test_gzip_is_unpacked(pack: Any, encode: Any) -> None:
+    """A dump file that was compressed, in one piece or in several, reads like the plain one."""
+    plain = encode(document(entry()))
+    assert parse(pack(plain), source="x") == parse(plain, source="x")
+
+
+def test_stacks_are_kept() -> None:
+    """Frames, which only pickles have, arrive innermost first as written."""
+    frames = [{"name": "forward", "filename": "/a/model.py", "line": 7}]
+    assert parsed(document(entry(frames=frames))).entries[0].frames == (
+        Frame("forward", "/a/model.py", 7),
+    )
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.2", "2.9", "2.10", "2.11", "2.345"])
+def test_known_and_later_minor_versions(version: str) -> None:
+    """Old formats lack fields, later ones add some; both are read."""
+    optional = (
+        "thread_id",
+        "thread_name",
+        "is_p2p",
+        "timeout_ms",
+        "op_id",
+        "p2p_seq_id",
+        "retired",
+    ) + ("input_dtypes", "output_dtypes", "time_discovered_started_ns", "pg_id", "duration_ms")
+    old = entry(**dict.fromkeys(optional, ...))
+    new = entry(1, duration_ms=1.5, colour="green")
+    dump = parsed(document(old, new, version=version, pg_status=..., nccl_version="2.20"))
+    assert [e.record_id for e in dump.entries] == [0, 1]
+    assert dump.entries[0].timeout_ms == 0
+    assert dump.entries[1].duration_ms == 1.5
+    assert dump.status == {}
+    assert dump.warnings == ()
+
+
+def test_library_version_by_its_old_name() -> None:
+    """Up to format 2.9 the library's version is called `nccl_version`."""
+    dump = parsed(document(comm_lib_version=..., nccl_version="2.27.3", version="2.9"))
+    assert dump.comm_lib_version == "2.27.3"
+
+
+@pytest.mark.parametrize("version", ["3.0", "1.2", "2", "2.x", "", None, 2.1, ["2.1"]])
+def test_other_versions_are_refused(version: Any) -> None:
+    """Another major version, or none, is an error that names the source and the version."""
+    with pytest.raises(DumpError, match=r"rank 3: version .*formats 2\.x"):
+        parsed(document(version=version))
+
+
+@pytest.mark.parametrize("value", [[entry()], [], {}, "x", 7, None])
+def test_what_is_no_dump_is_refused(value: Any) -> None:
+    """An unversioned list, an empty object and other values are errors, as JSON and as pickle."""
+    for data in (as_json(value), pickle.dumps(value, 2)):
+        with pytest.raises(DumpError, match="rank 3: "):
+            parse(data, source="rank 3")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"   ", b"\xff\xfe", b"{", b'{"version": "2.10"', b"\x1f\x8b\x08"]
+)
+def test_damaged_bytes_are_refused(data: bytes) -> None:
+    """Nothing, noise and half a file are errors that name the source."""
+    with pytest.raises(DumpError, match="rank 3: "):
+        parse(data, source="rank 3")
+
+
+def test_no_entries_key() -> None:
+    """A recorder that has recorded nothing leaves `entries` out."""
+    assert parsed(document(entries=...)).entries == ()
+    assert parsed(document(entries=None)).entries == ()
+
+
+def test_entries_of_a_wrong_type() -> None:
+    """Entries that are no list are left out with a warning, the rest of the dump is kept."""
+    dump = parsed(document(entries={"0": entry()}))
+    assert dump.entries == ()
+    assert dump.warnings == ("entries: a dict: left out",)
+    assert dump.groups
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        [],
+        "x",
+        entry(record_id=...),
+        entry(process_group=...),
+        entry(process_group=["0"]),
+        entry(collective_seq_id=-1),
+        entry(collective_seq_id=2**63),
+        entry(time_created_ns=2**64),
+        entry(input_sizes=[[2**70]]),
+        entry(input_sizes=[4]),
+        entry(input_sizes=[[1] * 65]),
+        entry(profiling_name=7),
+        entry(retired="perhaps"),
+        entry(frames=[{"name": "f"}]),
+    ],
+)
+def test_one_bad_entry_is_a_warning(bad: Any) -> None:
+    """One entry that cannot be used is left out by its index, its neighbours are kept."""
+    dump = parsed(document(entry(0), bad, entry(2)))
+    assert [e.record_id for e in dump.entries] == [0, 2]
+    (warning,) = dump.warnings
+    assert warning.startswith("entry 1: ")
+    assert warning.endswith(": left out")
+
+
+def test_warnings_are_bounded() -> None:
+    """A thousand bad entries are a short list of warnings that says how many more there were."""
+    dump = parsed(document(*[{}] * 1000))
+    assert len(dump.warnings) == MAX_WARNINGS + 1
+    assert dump.warnings[-1] == f"{1000 - MAX_WARNINGS} more like these"
+
+
+def test_numbers_in_strings_and_bare_dtypes() -> None:
+    """What hand-made dumps and other recorders write for numbers and dtypes is understood."""
+    odd = entry(
+        collective_seq_id="12",
+        p2p_seq_id="3",
+        time_created_ns="1795190253129820075",
+        thread_id=140409514490752,
+        process_group=[0, None],
+        input_dtypes="float32",
+        output_dtypes="",
+        output_sizes=[[]],
+        timeout_ms=None,
+    )
+    (found,) = parsed(document(odd)).entries
+    assert (found.collective_seq_id, found.p2p_seq_id) == (12, 3)
+    assert found.time_created_ns == 1795190253129820075
+    assert found.thread_id == "140409514490752"
+    assert found.process_group == ("0", "")
+    assert (found.input_dtypes, found.output_dtypes) == (("float32",), ())
+    assert found.output_sizes == ((),)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "members"),
+    [("[0, 1]", (0, 1)), ("[1,0,1]", (0, 1)), ([3, 1], (1, 3)), ((3, "1"), (1, 3))],
+)
+def test_members_in_every_spelling(ranks: Any, members: tuple[int, ...]) -> None:
+    """Ranks come as a string with or without spaces, or as numbers, and leave sorted."""
+    config = {"7": {"name": "7", "desc": "pp", "ranks": ranks}}
+    assert parsed(document(pg_config=config)).groups == {"7": GroupInfo("7", "pp", members)}
+
+
+def test_gloo_group_is_passed_over() -> None:
+    """Gloo's nameless empty group is normal: no group, and no warning every second."""
+    dump = parsed(document(pg_config={"": {"name": "", "desc": "", "ranks": "[]"}}))
+    assert dump.groups == {}
+    assert dump.warnings == ()
+
+
+@pytest.mark.parametrize("ranks", ["__import__('os')", "[0, 1", "[0.5]", None, {}, "[[0]]"])
+def test_unreadable_members_are_a_warning(ranks: Any) -> None:
+    """A group whose ranks cannot be read is left out by name; nothing is evaluated."""
+    good = {"name": "1", "desc": "tp", "ranks": "[0]"}
+    dump = parsed(document(pg_config={"0": {"ranks": ranks, "desc": "x"}, "1": good}))
+    assert list(dump.groups) == ["1"]
+    (warning,) = dump.warnings
+    assert warning.startswith("pg_config '0': ")
+
+
+def test_unreadable_status_is_a_warning() -> None:
+    """A status row that cannot be read is left out, those beside it are kept."""
+    rows = {"0": {"last_enqueued_collective": "many"}, "x": {}, "2": {}}
+    dump = parsed(document(pg_status=rows))
+    assert dump.status == {2: Status(-1, -1, -1)}
+    assert [w.partition(":")[0] for w in dump.warnings] == ["pg_status '0'", "pg_status 'x'"]
+
+
+@pytest.mark.parametrize("container", [None, [], "x", 7])
+def test_config_and_status_of_wrong_types(container: Any) -> None:
+    """Without usable group tables the entries are still worth having."""
+    dump = parsed(document(entry(), pg_config=container, pg_status=container))
+    assert len(dump.entries) == 1
+    assert (dump.groups, dump.status) == ({}, {})
+
+
+def test_text_that_is_no_utf8() -> None:
+    """A group name in another encoding costs its odd bytes, not the dump."""
+    data = as_json(document(entry(process_group=["0", "gr~ppe"]))).replace(b"~", b"\xfc")
+    (found,) = parse(data, source="x").entries
+    assert found.group_desc == "gr\N{REPLACEMENT CHARACTER}ppe"
+
+
+def test_size_is_bounded_packed_and_unpacked() -> None:
+    """Neither a large file nor a small one that unpacks to a large one gets past the limit."""
+    data = as_json(document(entry()))
+    assert parse(data, source="x", max_bytes=len(data)).entries
+    assert parse(gzip.compress(data), source="x", max_bytes=len(data)).entries
+    for bomb in (data + b" ", gzip.compress(data + b" "), gzip.compress(bytes(10_000_000))):
+        with pytest.raises(DumpError, match=f"more than {len(data)} bytes"):
+            parse(bomb, source="x", max_bytes=len(data))
+
+
+def test_deep_nesting_is_refused() -> None:
+    """Brackets without end are damage, not a crash."""
+    depth = 200_000
+    for text in ('{"version": "2.10", "entries": ' + "[" * depth, "[" * depth + "]" * depth):
+        with pytest.raises(DumpError):
+            parse(text.encode(), source="x")
+
+
+def test_load_dump(tmp_path: Path) -> None:
+    """A file's dump carries its path; what cannot be opened is an error with the path."""
+    path = tmp_path / "rank_0"
+    path.write_bytes(as_json(document(entry())))
+    assert load_dump(path).source == str(path)
+    assert load_dump(str(path)).entries
+    with pytest.raises(DumpError, match="more than 10 bytes"):
+        load_dump(path, max_bytes=10)
+    for unreadable in (tmp_path / "absent", tmp_path, tmp_path / "nul\0"):
+        with pytest.raises(DumpError, match=re.escape(f"{unreadable}: cannot be read")):
+            load_dump(unreadable)
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """A named pipe in a dump folder, such as torch's own, is refused at once."""
+    os.mkfifo(tmp_path / "rank0.pipe")
+    with pytest.raises(DumpError, match="no regular file"):
+        load_dump(tmp_path / "rank0.pipe")
+
+
+def test_present_format_takes_the_typed_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A well-formed dump of a live rank never falls back to the slow way."""
+
+    def slow(*_: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr("frd.flight.decode._lenient", slow)
+    assert len(parse(as_json(document(entry(0), entry(1))), source="x").entries) == 2
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"no real incidents at {TRACES}")
+@pytest.mark.parametrize("incident", ["gpu_error_2nd", "lock_gil_1st"])
+def test_real_incidents(incident: str) -> None:
+    """The dumps of two real 16-rank jobs load without a warning, and every group is known."""
+    dumps = [load_dump(TRACES / incident / f"_dump_{rank}") for rank in range(16)]
+    assert all(not dump.warnings and dump.version == "2.9" for dump in dumps)
+    assert all(e.group_name in dump.groups for dump in dumps for e in dump.entries)
+    assert {
+        group.ranks for dump in dumps for group in dump.groups.values() if group.name == "0"
+    } == {tuple(range(16))}
+    assert all(e.time_discovered_completed_ns == 0 for dump in dumps for e in dump.entries)
+
+
+def test_entries_are_values() -> None:
+    """Entries compare and hash by content, so that a diff of two dumps can use sets."""
+    first, again = (parsed(document(entry())).entries[0] for _ in range(2))
+    assert first == again
+    assert hash(first) == hash(again)
+    assert msgspec.structs.replace(first, record_id=1) != first

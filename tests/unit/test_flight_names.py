@@ -1,0 +1,56 @@
+"""Profiling names of every backend, known or not, and the signatures of entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.flight import Entry, Name, parse_profiling_name, signature
+from frd.model import Signature
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nccl:all_reduce", Name("nccl", "all_reduce")),
+        ("gloo:all_to_all", Name("gloo", "all_to_all")),
+        ("nccl:_all_gather_base", Name("nccl", "_all_gather_base")),
+        ("nccl:ALLGATHER_coalesced", Name("nccl", "ALLGATHER_coalesced")),
+        ("nccl:send 0->3", Name("nccl", "send", 0, 3, is_p2p_kind=True)),
+        ("nccl:recv 3<-0", Name("nccl", "recv", 0, 3, is_p2p_kind=True)),
+        ("nccl2:recv 1<-?", Name("nccl2", "recv", None, 1, is_p2p_kind=True)),
+        ("ncclx:send", Name("ncclx", "send", is_p2p_kind=True)),
+        ("my_backend:fused_thing", Name("my_backend", "fused_thing")),
+        ("fake:op with words", Name("fake", "op with words")),
+        ("a:b:c", Name("a", "b:c")),
+        ("all_reduce", Name("", "all_reduce")),
+        ("nccl:send 0->", Name("nccl", "send 0->")),
+        ("nccl:", Name("nccl", "")),
+        ("", Name("", "")),
+    ],
+)
+def test_names(text: str, name: Name) -> None:
+    """Known names come apart, unknown ones are kept whole."""
+    assert parse_profiling_name(text) == name
+
+
+def test_signature() -> None:
+    """A signature is what the peers must agree with: no sequence, no time, no peer."""
+    send = Entry(
+        record_id=7,
+        process_group=("39", "PIPELINE_MODEL_PARALLEL_GROUP"),
+        profiling_name="nccl:send 0->1",
+        collective_seq_id=29,
+        input_sizes=((2048, 1, 5120),),
+        output_sizes=((2048, 1, 5120),),
+        input_dtypes=("BFloat16",),
+        output_dtypes=("BFloat16",),
+        time_created_ns=1,
+    )
+    assert signature(send) == Signature(
+        backend="nccl",
+        op="send",
+        input_sizes=((2048, 1, 5120),),
+        output_sizes=((2048, 1, 5120),),
+        input_dtypes=("BFloat16",),
+        output_dtypes=("BFloat16",),
+    )
