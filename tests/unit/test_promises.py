@@ -1,0 +1,214 @@
+"""What docs, rules and help promise is what the code has, name by name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from frd import config
+from frd.cli import COMMANDS, cli
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.model import Confidence, Kind, Reason
+from frd.service.metric_table import METRICS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
+METRIC = re.compile(r"\bfrd_[a-z_]+\b")
+HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
+NOT_METRICS = {"frd_agent"}
+
+
+def text(page: Path) -> str:
+    return page.read_text("utf-8")
+
+
+def sections(page: Path) -> dict[str, str]:
+    """Second-level headings and what stands below each."""
+    parts = re.split(r"^## (.*)$", text(page), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def options(of: click.Command) -> set[str]:
+    return {flag for option in of.params for flag in option.opts if flag.startswith("-")}
+
+
+def written_options(page_text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page_text))
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+def test_every_command_has_its_section() -> None:
+    """docs/commands.md and the command table list the same commands in the same order."""
+    documented = [title for title in sections(DOCS / "commands.md") if title.startswith("frd ")]
+    assert documented == [f"frd {name}" for name in COMMANDS]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_options_are_those_of_its_section(name: str) -> None:
+    """The first column of the section's table names every option of the command and no other."""
+    rows = re.findall(
+        r"^\| (`-.*?) \|", sections(DOCS / "commands.md")[f"frd {name}"], re.MULTILINE
+    )
+    assert written_options(" ".join(rows)) == options(command(name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_explains_itself(name: str) -> None:
+    """Each option has a help text, and the command's own begins with a sentence."""
+    assert re.match(r"[A-Z].*?[.;:]", command(name).help or "")
+    for option in command(name).params:
+        if isinstance(option, click.Option):
+            assert option.help, option.opts
+
+
+def test_the_demo_page_names_every_scenario() -> None:
+    """Scenarios in docs and code are the same."""
+    row = re.search(r"`--scenario NAME` \|(.*)\|", sections(DOCS / "commands.md")["frd demo"])
+    assert row is not None
+    assert re.findall(r"`([a-z_]+)`", row[1]) == list(SCENARIOS)
+
+
+def shell_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every command line of every ```sh block of the docs."""
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL):
+            for line in block.splitlines():
+                if words := shlex.split(line, comments=True):
+                    yield page.name, words
+
+
+def test_every_shell_line_of_the_docs_could_be_typed() -> None:
+    """frd commands and their options exist, and so do the targets of make."""
+    targets = set(re.findall(r"^([a-z]+):", text(ROOT / "Makefile"), re.MULTILINE))
+    checked = 0
+    for page, (program, *words) in shell_lines():
+        line = f"{page}: {program} {' '.join(words)}"
+        match Path(program).name, words:
+            case "frd", [name, *rest]:
+                allowed = options(command(name)) | {"--help"}
+                assert {w for w in rest if w.startswith("-")} <= allowed, line
+            case "make", [target]:
+                assert target in targets, line
+            case "frd-agent", [name, *_]:
+                assert name in ("run", "exec"), line
+            case (("export" | "pip" | "pytest"), _):
+                continue
+            case _:
+                pytest.fail(f"{line}: nobody checks this line")
+        checked += 1
+    assert checked > 15
+
+
+# -- configuration -----------------------------------------------------------------------------
+
+
+def test_every_key_is_documented_with_its_default() -> None:
+    """docs/configuration.md lists the keys of the model, in order, with the defaults in effect."""
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \| (.*?) \|", text(DOCS / "configuration.md"), re.MULTILINE
+    )
+    assert [key for key, _ in rows] == sorted(config.keys(), key=lambda key: "." in key)
+    defaults = config.as_dict(config.Config())
+    for key, told in rows:
+        value: object = defaults
+        for part in key.split("."):
+            assert isinstance(value, dict)
+            value = value[part]
+        if isinstance(value, int | float):
+            assert float(told.strip("`")) == value, key
+        elif isinstance(value, str) and key != "data_dir":
+            assert told == f"`{value}`"
+
+
+def test_the_example_file_and_variables_of_the_docs_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What docs/configuration.md shows is accepted, and both forms say the same."""
+    page = text(DOCS / "configuration.md")
+    (toml,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "frd.toml").write_text(toml)
+    by_file = config.load(tmp_path / "frd.toml")
+    for line in re.findall(r"^export (.*)$", page, re.MULTILINE):
+        name, _, value = shlex.split(line)[0].partition("=")
+        monkeypatch.setenv(name, value)
+    assert config.load() == by_file
+
+
+# -- metrics and alerts ------------------------------------------------------------------------
+
+
+def known_metrics() -> set[str]:
+    return set(METRICS) | {name + part for name in METRICS for part in HISTOGRAM_PARTS}
+
+
+@pytest.mark.parametrize("page", [*RULES, *PAGES], ids=lambda path: path.name)
+def test_every_metric_that_is_named_exists(page: Path) -> None:
+    """A rule or a page that names a metric which nothing exports would be silent for ever."""
+    assert set(METRIC.findall(text(page))) - NOT_METRICS <= known_metrics()
+
+
+def test_every_metric_is_documented_with_its_labels() -> None:
+    """docs/metrics.md and the table of the code agree."""
+    rows = re.findall(
+        r"^\| `(frd_\w+)(?:\{([a-z,]+)\})?`",
+        sections(DOCS / "metrics.md")["The service"],
+        re.MULTILINE,
+    )
+    documented = {name: tuple(labels.split(",")) if labels else () for name, labels in rows}
+    assert documented == {name: spec.labels for name, spec in METRICS.items()}
+
+
+def test_every_alert_has_a_row_and_a_runbook() -> None:
+    """Rules, docs/metrics.md and docs/runbooks name the same alerts."""
+    alerts = {name for rules in RULES for name in re.findall(r"- alert: (\w+)", text(rules))}
+    urls = {url for rules in RULES for url in re.findall(r"runbook_url: (\S+)", text(rules))}
+    rows = re.findall(r"^\| `(Frd\w+)` \|", text(DOCS / "metrics.md"), re.MULTILINE)
+    assert alerts == set(rows) == {page.stem for page in (DOCS / "runbooks").glob("*.md")}
+    assert urls == {f"docs/runbooks/{alert}.md" for alert in alerts}
+
+
+# -- findings, links, the tap ------------------------------------------------------------------
+
+
+def test_every_kind_reason_and_confidence_is_explained() -> None:
+    """docs/findings.md has a word on each value that the JSON may carry."""
+    page = text(DOCS / "findings.md")
+    for value in (*Kind, *Reason, *Confidence):
+        assert f"`{value.value}`" in page, value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link names a file of this repository."""
+    for target in re.findall(r"\]\(([^)#]+)\)", text(page)):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_tap_imports_the_standard_library_only() -> None:
+    """The file runs alone in any training process; torch it finds there, or does nothing."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(text(ROOT / "agents/frd_agent/tap.py"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            imported.add((node.module or "").partition(".")[0])
+    assert imported <= set(sys.stdlib_module_names) | {"torch"}
