@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -293,6 +294,26 @@ def test_status_as_json_holds_every_job(
     service.says("/api/v1/jobs/a%2Fb", JOB)
     assert frd(service, "status", "--job", "a/b", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"jobs": [JOB]}
+
+
+def test_a_watch_into_a_pipe_tells_each_change_once(service: Service) -> None:
+    """A new finding is a line, its closing another; an interrupt ends the watch well."""
+    service.says("/api/v1/findings?state=open", {"findings": []})
+    old = {**FINDING, "id": "old", "state": "closed"}
+    service.says("/api/v1/findings", {"findings": [FINDING, old]})
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "frd", "findings", "--watch", "--json", "--http", service.address],
+        stdout=subprocess.PIPE,
+    )
+    with watch:
+        assert watch.stdout is not None
+        assert json.loads(watch.stdout.readline()) == FINDING
+        closed = {**FINDING, "state": "closed"}
+        service.says("/api/v1/findings", {"findings": [closed, old]})
+        assert json.loads(watch.stdout.readline()) == closed
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(10) == 0
+        assert watch.stdout.read() == b""
 
 
 # -- dumps -------------------------------------------------------------------------------------
