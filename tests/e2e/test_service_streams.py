@@ -1,0 +1,361 @@
+"""The real service process and real gRPC streams: what is refused, counted, kept and asked."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from frd.model import EntryColumns, RankInfo
+from frd.v1 import stream_pb2 as pb
+from frd.wire import (
+    MAX_MESSAGE_BYTES,
+    Ack,
+    Declare,
+    Goodbye,
+    Part,
+    RankDecl,
+    Refusal,
+    Request,
+    ResponsePart,
+    encode_agent,
+)
+from tests.e2e.streams import WORLD, Peer, Service, entries, peer, serve_command
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    """Starts real service processes, all on one data directory."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str) -> Service:
+        process = subprocess.Popen(
+            serve_command(tmp_path / "data", *flags), stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        return Service(process, ready["grpc"], ready["http"])
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+def unequal_columns() -> bytes:
+    message = pb.AgentMessage.FromString(encode_agent(entries(1, 0, 4)))
+    message.entries.flags = message.entries.flags[:3]
+    return message.SerializeToString()
+
+
+def beyond_the_world() -> bytes:
+    rank = RankDecl(2, 0, RankInfo(WORLD, WORLD, "n", "b", 1))
+    return encode_agent(Declare(ranks=(rank,)))
+
+
+BAD: dict[str, tuple[Callable[[], list[bytes]], str, str]] = {
+    "unknown index": (
+        lambda: [encode_agent(replace(entries(1, 0, 4), group=np.array([0, 0, 9, 0])))],
+        "entries.group",
+        "unknown_index",
+    ),
+    "unequal columns": (lambda: [unequal_columns()], "entries.flags", "length"),
+    "seq backwards": (
+        lambda: [encode_agent(entries(1, 5, 4)), encode_agent(entries(5, 3, 4))],
+        "entries.seq",
+        "backwards",
+    ),
+    "rank beyond the world": (lambda: [beyond_the_world()], "declare.ranks.rank", "range"),
+    "random bytes": (lambda: [random.Random(1).randbytes(1000)], "message", "parse"),
+    "larger than allowed": (lambda: [bytes(MAX_MESSAGE_BYTES + 1)], "message", "too_large"),
+}
+
+
+async def refused(service: Service, messages: list[bytes]) -> Refusal:
+    """Introduce an agent, send `messages`, and hear the refusal, in words and as a status."""
+    async with peer(service, session="bad", job="bad") as bad:
+        await bad.introduce()
+        for message in messages:
+            await bad.call.write(message)
+        refusal: Refusal = await bad.hear_of(Refusal)
+        assert await bad.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert await bad.call.details() == refusal.message
+    return refusal
+
+
+async def counted(service: Service, series: str, value: float) -> None:
+    await asyncio.to_thread(service.wait_for, lambda: service.metric(series) == value)
+
+
+def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service]) -> None:
+    """Bad input of each kind is refused naming its field and counted; a good stream goes on."""
+    service = serve()
+
+    async def scenario() -> None:
+        async with peer(service) as good:
+            await good.introduce()
+            revision = 1
+            for name, (messages, field, reason) in BAD.items():
+                series = f'frd_ingest_refused_total{{reason="{reason}"}}'
+                before = service.metric(series)
+                refusal = await refused(service, messages())
+                assert refusal.reason == reason, name
+                assert refusal.message.startswith(f"{field}: "), name
+                await good.send(entries(revision, revision - 1, 10))
+                revision += 10
+                assert (await good.hear_of(Ack)).revisions == {0: revision - 1}
+                await counted(service, series, before + 1)
+
+    asyncio.run(scenario())
+
+
+def test_another_version_is_told_both(serve: Callable[..., Service]) -> None:
+    """An agent that speaks another protocol hears which one the service speaks."""
+    service = serve()
+
+    async def scenario() -> None:
+        async with peer(service) as other:
+            await other.send(replace(other.hello(), protocol=99))
+            refusal = await other.hear()
+            assert isinstance(refusal, Refusal)
+            assert refusal.message.startswith("hello.protocol: 99 where this service speaks 1")
+
+    asyncio.run(scenario())
+
+
+def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:
+    """A message far beyond the limit is refused before it is buffered, and counted as aborted."""
+    service = serve()
+
+    async def scenario() -> None:
+        async with peer(service) as large:
+            await large.introduce()
+            await large.call.write(bytes(8 * MAX_MESSAGE_BYTES))
+            assert await large.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in (await large.call.details() or "")
+
+    asyncio.run(scenario())
+    series = 'frd_ingest_refused_total{reason="aborted"}'
+    service.wait_for(lambda: service.metric(series) == 1)
+
+
+# -- counting ------------------------------------------------------------------------------------
+
+
+def test_64_streams(serve: Callable[..., Service]) -> None:
+    """64 agents at once, each with two ranks of a job of its own: every row counts once."""
+    service = serve()
+    batches, rows = 20, 500
+
+    async def agent(node: int) -> None:
+        async with peer(service, session=f"s{node}", job=f"job-{node % 16}-{node // 16}") as one:
+            await one.introduce()
+            for batch in range(batches):
+                await one.send(entries(1 + batch * rows, batch * rows, rows))
+            while (await one.hear_of(Ack)).revisions.get(0) != batches * rows:
+                pass
+            await one.send(Goodbye("done"))
+
+    async def scenario() -> None:
+        await asyncio.gather(*(agent(node) for node in range(64)))
+
+    asyncio.run(scenario())
+    total = 64 * batches * rows
+    service.wait_for(lambda: service.metric("frd_ingest_entries_total") == total)
+    assert service.metric('frd_ingest_refused_total{reason="aborted"}') == 0
+
+
+def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
+    """An agent that reconnects resends, one that restarts tells all anew: no row counts twice."""
+    service = serve()
+
+    async def tell(session: str, *batches: EntryColumns) -> None:
+        async with peer(service, session=session) as agent:
+            await agent.introduce()
+            await agent.send(*batches)
+            last = batches[-1].first_revision + len(batches[-1]) - 1
+            while (await agent.hear_of(Ack)).revisions.get(0) != last:
+                pass
+            await agent.send(Goodbye("test"))
+
+    asyncio.run(tell("first", entries(1, 0, 10)))
+    asyncio.run(tell("first", entries(1, 0, 10), entries(11, 10, 10)))
+    asyncio.run(tell("second", entries(1, 0, 25)))
+    service.wait_for(lambda: service.metric("frd_ingest_entries_total") == 25)
+
+
+# -- findings ------------------------------------------------------------------------------------
+
+
+async def stall(service: Service, until: Callable[[], Any], answers: bool = False) -> Any:
+    """Ranks 0, 1 and 3 wait in all_reduce 7, rank 2 never comes; gives what `until` gives."""
+    since = time.time_ns()
+    async with (
+        peer(service, node=0, session="a") as first,
+        peer(service, node=1, session="b") as second,
+    ):
+        await first.introduce()
+        await second.introduce()
+        answering = asyncio.create_task(answer(second)) if answers else None
+        deadline = time.monotonic() + 20
+        while not (found := await asyncio.to_thread(until)):
+            assert time.monotonic() < deadline, "no finding"
+            await first.send(first.watermarks((7, 7), since))
+            await second.send(second.watermarks((6, 7), since))
+            await asyncio.sleep(0.1)
+        if answering is not None:
+            answering.cancel()
+        return found
+
+
+STACK = b"""Thread 0x00007f0000000000 (most recent call first):
+  File "/home/u/\xff/train.py", line 88 in load_batch
+  File "/home/u/train.py", line 10 in <module>
+"""
+
+
+async def answer(agent: Peer) -> None:
+    """Answer requests: rank 2 has a stack that is no UTF-8 and a dump in two pieces."""
+    while True:
+        request: Request = await agent.hear_of(Request)
+        for index in request.rank_indexes:
+            part = ResponsePart(request.request_id, index, Part.STACK, STACK, True, "py-spy")
+            await agent.send(part)
+            if request.dump:
+                await agent.send(
+                    replace(part, part=Part.IDENTITY, data=b'{"pid": 102}'),
+                    replace(part, part=Part.DUMP, data=b"one", last=False, source="fr_trace_json"),
+                    replace(part, part=Part.DUMP, data=b"two", source="fr_trace_json"),
+                )
+
+
+def untar(data: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        files = {name: tar.extractfile(name) for name in tar.getnames()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+def open_findings(service: Service) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = service.get("/api/v1/findings?state=open")["findings"]
+    return found
+
+
+def test_a_killed_service_brings_its_finding_back(serve: Callable[..., Service]) -> None:
+    """Killed during a stall and started again, the service shows the finding under the same id."""
+    service = serve("--stall-after", "1")
+    (before,) = asyncio.run(stall(service, lambda: open_findings(service)))
+    assert [suspect["rank"] for suspect in before["suspects"]] == [2]
+    assert before["victims"] == [0, 1, 3]
+    service.process.send_signal(signal.SIGKILL)
+    service.process.wait()
+
+    again = serve("--stall-after", "1")
+    (after,) = open_findings(again)
+    assert after["id"] == before["id"]
+    evaluated = time.monotonic() + 3
+    (still,) = asyncio.run(
+        stall(again, lambda: time.monotonic() > evaluated and open_findings(again))
+    )
+    assert still["id"] == before["id"]
+    assert [suspect["rank"] for suspect in still["suspects"]] == [2]
+    assert len(again.get("/api/v1/findings")["findings"]) == 1
+
+
+def test_the_suspect_is_asked_where_it_is(serve: Callable[..., Service]) -> None:
+    """A stall opens: the suspect's stack comes into the finding, and a dump of all it involves."""
+    service = serve("--stall-after", "1")
+
+    def complete() -> dict[str, Any] | None:
+        found = open_findings(service)
+        return (
+            found[0] if found and "dump" in found[0] and found[0]["suspects"][0]["stack"] else None
+        )
+
+    finding = asyncio.run(stall(service, complete, answers=True))
+    assert finding["suspects"][0]["stack"][0] == "train.py:88 in load_batch"
+    with urllib.request.urlopen(f"http://{service.http}/api/v1/dumps/{finding['dump']}") as tar:
+        texts = untar(tar.read())
+    assert texts["job/rank_2"] == b"onetwo"
+    assert texts["job/rank_2.stack.txt"] == STACK
+    identity = json.loads(texts["job/rank_2.json"])
+    assert (identity["pid"], identity["source"]) == (102, "fr_trace_json")
+    assert identity["clock_offset_s"] < 1
+    summary = json.loads(texts["summary.json"])
+    assert summary["answered"] == [2, 3]
+    assert sorted(summary["failed"]) == ["0", "1"]
+
+
+# -- start and stop ------------------------------------------------------------------------------
+
+
+def test_sigterm_ends_it_cleanly(serve: Callable[..., Service]) -> None:
+    """SIGTERM with an open stream: the service ends within seconds, with exit code 0."""
+    service = serve()
+
+    async def scenario() -> None:
+        async with peer(service) as agent:
+            await agent.introduce()
+            service.process.terminate()
+            assert await asyncio.to_thread(service.process.wait, 10) == 0
+
+    asyncio.run(scenario())
+
+
+def failure(data_dir: Path, *flags: str, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        serve_command(data_dir, *flags),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.returncode, done.stderr
+
+
+def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+    """A port in use, a data directory that is a file and an unknown key: one clear line each."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for flag in ("grpc", "http"):
+            code, line = failure(tmp_path / "data", f"--{flag}", address)
+            assert code == 1
+            assert line.startswith(f"frd: error: {flag}: {address}: address already in use")
+    (tmp_path / "file").write_text("")
+    code, line = failure(tmp_path / "file")
+    assert code == 1
+    assert line.startswith(f"frd: error: data directory: {tmp_path / 'file'}: ")
+    code, line = failure(tmp_path / "data", FRD_POLICY__STALL_AFTER="3")
+    assert code == 1
+    assert line.startswith("frd: error: policy.stall_after: unknown key")
+
+
+def test_one_data_directory_one_service(serve: Callable[..., Service], tmp_path: Path) -> None:
+    """A second service in the same data directory is refused."""
+    serve()
+    code, line = failure(tmp_path / "data")
+    assert code == 1
+    assert "another frd serve uses it" in line
