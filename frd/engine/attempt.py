@@ -19,7 +19,7 @@ from frd.engine.channels import Channels
 from frd.engine.collectives import Collectives
 from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy
-from frd.engine.rows import Batch
+from frd.engine.rows import Batch, is_empty
 from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
 from frd.errors import WireError
 from frd.model import (
@@ -158,7 +158,6 @@ class Attempt:
         """
         if not len(seq):
             return Applied(0, 0, 0, 0)
-        _check_members("entries.group", pair)
         pairs, batch = self._pairs, Batch(pair, seq, flags)
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
@@ -170,8 +169,9 @@ class Attempt:
                 self._ranks.moved_at[rank] = now
             self._collectives.join(joined, rank, joined.column(signature), created, now)
         if completed is not None:
-            self._collectives.complete(completed, completed.column(completed_ns))
-        np.maximum.at(pairs.started, pair[batch.starts], seq[batch.starts])
+            self._collectives.complete(completed, completed_ns)
+        if not is_empty(batch.starts):
+            np.maximum.at(pairs.started, pair[batch.starts], seq[batch.starts])
         self.revision += 1
         return Applied(
             rows=len(seq),

@@ -62,10 +62,11 @@ class Collectives:
         Columns are in the order of the runs.
         """
         group = self._pairs.group[runs.pair]
+        self._groups.note_first(group, runs.first)
         slot = self._admit(runs, group, now)
         rows: Places = slice(None)
         if slot.min() < 0:
-            rows = np.flatnonzero(slot >= 0)
+            rows = (slot >= 0).nonzero()[0]
             self.late_rows += len(slot) - len(rows)
         slot, seq, signature = slot[rows], runs.seq[rows], signature[rows]
         other = self.rings.merge(slot, seq, signature, created[rows])
@@ -79,15 +80,16 @@ class Collectives:
     def _admit(self, runs: Runs, group: Int32s, now: AlignedNs) -> Int64s:
         """Slots of the rows, -1 for those whose accumulators are gone already."""
         rings, w = self.rings, self.rings.windows
-        for of, first, last in zip(group.tolist(), runs.first, runs.last, strict=True):
-            self._groups.note_first(of, first)
-            if not rings.admit(of, first, last):
-                self._retire(np.array([of]), np.array([self._passed(of)]), now)
-                if not rings.admit(of, first, last):
-                    rings.make_room(of, first, last)
+        spans = list(zip(group.tolist(), runs.first.tolist(), runs.last.tolist(), strict=True))
+        if tight := [span for span in spans if not rings.admit(*span)]:
+            over = np.array([of for of, _, _ in tight])
+            self._retire(over, np.array([self._passed(of) for of in over.tolist()]), now)
+            for span in tight:
+                if not rings.admit(*span):
+                    rings.make_room(*span)
         low, mask = w.low[group], w.capacity[group] - 1
         slot = runs.spread(w.base[group]) + (runs.seq & runs.spread(mask))
-        if any(first < bound for first, bound in zip(runs.first, low.tolist(), strict=True)):
+        if (runs.first < low).any():
             slot[runs.seq < runs.spread(low)] = -1
         return slot
 
@@ -102,11 +104,12 @@ class Collectives:
                 int(group[at]), int(seq[at]), int(first[at]), rank, int(signature[at])
             )
 
-    def complete(self, runs: Runs, at: Int64s) -> None:
-        """Note when a rank's collectives completed; 0 where the backend does not tell."""
-        if at.any():
+    def complete(self, runs: Runs, completed_ns: Int64s) -> None:
+        """Note when a rank's collectives completed (a column of the batch, 0 where unknown)."""
+        if completed_ns.any():
             groups = np.repeat(self._pairs.group[runs.pair], runs.count)
-            self.rings.complete(self.rings.locate(groups, runs.seq), runs.seq, at)
+            slot = self.rings.locate(groups, runs.seq)
+            self.rings.complete(slot, runs.seq, runs.column(completed_ns))
         self._pairs.completed_row[runs.pair] = runs.last
         self._unsettled = True
 

@@ -52,8 +52,8 @@ def _confirmed(ranks: Ranks, groups: Groups, rank: Int32s, group: Int32s, since:
 def completed(groups: Groups, pairs: Pairs, row: Int64s) -> Int64s:
     """Completed watermarks; a rank in its first collective has completed the one before it."""
     marks = pairs.completed[row]
-    first = np.maximum(groups.first_seq[pairs.group[row]], 0)
-    return np.where((marks < 0) & (pairs.enqueued[row] >= 0), first - 1, marks)
+    first = groups.first_seq[pairs.group[row]]
+    return np.where((marks < 0) & (first <= pairs.enqueued[row]), first - 1, marks)
 
 
 class RankColumns(TypedDict):

@@ -14,7 +14,7 @@ from frd.model import Int64s
 def complete(pairs: Pairs, runs: Runs, as_of: int) -> bool:
     """Raise `completed`; `as_of` is the last time at which it was known to be lower."""
     moved = False
-    for pair, last in zip(runs.pair, runs.last, strict=True):
+    for pair, last in zip(runs.pair.tolist(), runs.last.tolist(), strict=True):
         if last <= pairs.completed.item(pair):
             continue
         moved = True
@@ -34,7 +34,12 @@ def join(pairs: Pairs, runs: Runs, created: Int64s) -> bool:
     """
     moved = False
     for pair, first, last, start, count in zip(
-        runs.pair, runs.first, runs.last, runs.start, runs.count, strict=True
+        runs.pair.tolist(),
+        runs.first.tolist(),
+        runs.last.tolist(),
+        runs.start.tolist(),
+        runs.count.tolist(),
+        strict=True,
     ):
         done = pairs.completed.item(pair)
         if last > pairs.enqueued.item(pair):

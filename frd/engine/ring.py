@@ -178,7 +178,7 @@ class Rings:
         Returns the rows whose signature is not the first one of its slot.
         """
         s = self.slots
-        fresh = np.flatnonzero(s.seq[slot] != seq)
+        fresh = (s.seq[slot] != seq).nonzero()[0]
         if len(fresh):
             self.open += len(fresh)
             new = slot[fresh]

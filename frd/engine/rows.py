@@ -20,22 +20,30 @@ Places: TypeAlias = npt.NDArray[np.intp] | slice
 """Rows of a batch; the slice of everything is free of cost."""
 
 _UINT16: Final = 1 << 16
+_NOTHING: Final = np.empty(0, np.intp)
+_JOINED, _STARTED, _COMPLETED = int(Flags.JOINED), int(Flags.STARTED), int(Flags.COMPLETED)
+_LEFT = int(Flags.COMPLETED | Flags.FAILED)
+"""A failed op was left, not completed: its peers may wait in it for ever."""
+
+
+def is_empty(places: Places) -> bool:
+    return not isinstance(places, slice) and not len(places)
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
     """Rows by pair: the rows of run i are ``start[i]`` and on, ``count[i]`` of them.
 
-    All lists have one element a run; `first` and `last` are seqs.
+    `pair`, `start`, `count`, `first` and `last` (seqs) have one element a run.
     """
 
     places: Places
     seq: Int64s
-    pair: list[int]
-    start: list[int]
-    count: list[int]
-    first: list[int]
-    last: list[int]
+    pair: Int32s
+    start: Int64s
+    count: Int64s
+    first: Int64s
+    last: Int64s
 
     def __len__(self) -> int:
         """Rows."""
@@ -51,23 +59,30 @@ class Runs:
 
 
 class Batch:
-    """The rows of one message, and which of them say what."""
+    """The rows of one message, and which of them say what.
+
+    Raises:
+        WireError: when a row is of no member of its group (pair -1).
+    """
 
     def __init__(self, pair: Int32s, seq: Int64s, flags: UInt8s) -> None:
         self._pair, self._seq = pair, seq
         self._order = _by_pair(pair)
         self._all: Places = slice(None) if self._order is None else self._order
         self._whole: Runs | None = None
-        self.joins = self._where(flags & Flags.JOINED != 0)
-        # A failed op was left, not completed: its peers may wait in it for ever.
-        self.completes = self._where(flags & (Flags.COMPLETED | Flags.FAILED) == Flags.COMPLETED)
-        self.starts = np.flatnonzero(flags & Flags.STARTED)
+        one = int(flags[0])
+        if (flags == one).all():
+            self.joins = self._all if one & _JOINED else _NOTHING
+            self.completes = self._all if one & _LEFT == _COMPLETED else _NOTHING
+            self.starts: Places = slice(None) if one & _STARTED else _NOTHING
+        else:
+            self.joins = self._where(flags & _JOINED != 0)
+            self.completes = self._where(flags & _LEFT == _COMPLETED)
+            self.starts = (flags & _STARTED).nonzero()[0]
 
     def _where(self, carries: npt.NDArray[np.bool_]) -> Places:
-        if carries.all():
-            return self._all
         if self._order is None:
-            return np.flatnonzero(carries)
+            return carries.nonzero()[0]
         return self._order[carries[self._order]]
 
     def news(self, places: Places, seen: Int64s, *, replay: bool) -> Runs | None:
@@ -77,15 +92,15 @@ class Batch:
             WireError: when the seqs of a pair do not rise, or repeat what was seen and are no
                 replay.
         """
-        if not isinstance(places, slice) and not len(places):
+        if is_empty(places):
             return None
         found = self._cut(places)
         marks = seen[found.pair]
-        behind = [first <= mark for first, mark in zip(found.first, marks.tolist(), strict=True)]
-        if not any(behind):
+        behind = found.first <= marks
+        if not behind.any():
             return found
         if not replay:
-            at = behind.index(True)
+            at = int(behind.argmax())
             raise WireError(
                 "entries.seq",
                 "backwards",
@@ -116,10 +131,14 @@ class Batch:
 
 
 def _by_pair(pair: Int32s) -> npt.NDArray[np.intp] | None:
-    """The stable order that puts the rows of each pair together; None when they already are."""
-    if not (pair[1:] != pair[:-1]).any():
-        return None
+    """The stable order that puts the rows of each pair together; None when all are of one."""
     low, high = int(pair.min()), int(pair.max())
+    if low < 0:
+        raise WireError(
+            "entries.group", "member", f"row {pair.argmin()}: the rank is not in the group"
+        )
+    if low == high:
+        return None
     # Sixteen bits sort in linear time; the pairs of a rank lie further apart in large jobs only.
     key = (pair - low).astype(np.uint16) if high - low < _UINT16 else pair
     return np.argsort(key, kind="stable")
@@ -134,14 +153,14 @@ def _runs(pair: Int32s, seq: Int64s, places: Places) -> Runs:
         raise WireError(
             "entries.seq", "backwards", f"{seq[at]} after {seq[at - 1]}: seqs of a group must rise"
         )
-    start = [0, *(np.flatnonzero(edge) + 1).tolist()]
-    end = [*start[1:], len(seq)]
+    end = np.append(edge.nonzero()[0] + 1, len(seq))
+    start = np.append(0, end[:-1])
     return Runs(
         places=places,
         seq=seq,
-        pair=pair[start].tolist(),
+        pair=pair[start],
         start=start,
-        count=[stop - begin for begin, stop in zip(start, end, strict=True)],
-        first=seq[start].tolist(),
-        last=seq[[stop - 1 for stop in end]].tolist(),
+        count=end - start,
+        first=seq[start],
+        last=seq[end - 1],
     )

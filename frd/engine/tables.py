@@ -106,7 +106,7 @@ class Groups(Columns):
 
     _fill = {  # noqa: RUF012  see Ranks
         "size": (np.int32, 0),
-        "first_seq": (np.int64, UNKNOWN_SEQ),
+        "first_seq": (np.int64, np.iinfo(np.int64).max),
         "matched": (np.int64, 0),
         "threshold_ns": (np.int64, 0),
     }
@@ -143,9 +143,8 @@ class Groups(Columns):
         at = bisect_left(members, rank)
         return self.first_pair[group] + at if members[at : at + 1] == (rank,) else -1
 
-    def note_first(self, group: int, seq: int) -> None:
-        if seq < self.first_seq.item(group) or self.first_seq.item(group) == UNKNOWN_SEQ:
-            self.first_seq[group] = seq
+    def note_first(self, group: Int32s, seq: Int64s) -> None:
+        self.first_seq[group] = np.minimum(self.first_seq[group], seq)
 
     def rows(self, group: int) -> slice | list[int]:
         """The pairs of a group, as an index into the columns of `Pairs`."""
