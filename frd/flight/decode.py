@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -33,9 +33,8 @@ _FREE_ELEMENTS = 1_000_000
 _GZIP = b"\x1f\x8b"
 _PICKLE = b"\x80"
 _TIMES = ("time_discovered_started_ns", "time_discovered_completed_ns")
+_SIZED = (list, tuple, dict, str)
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
-
-Plain: TypeAlias = dict[str, Any]
 
 
 class _Header(msgspec.Struct, gc=False):
@@ -131,35 +130,65 @@ def _lenient(document: Any, size: int, source: str) -> Dump:
     entries = []
     for index, fields in enumerate(raw):
         try:
-            entry = _entry(fields)
+            entries.append(budget.entry(fields))
         except (msgspec.MsgspecError, RecursionError) as error:
             warnings.append(f"entry {index}: {error}: left out")
-        else:
-            budget.spend(entry)
-            entries.append(entry)
+    for table in (header.pg_config, header.pg_status):
+        for row in table.values() if isinstance(table, dict) else ():
+            budget.pay(_extent(row))
     return _dump(header, tuple(entries), warnings, source)
 
 
 class _Budget:
-    """Bounds the work that one dump may cause.
+    """Bounds the work that one dump may cause, by its good entries and by its bad ones.
 
-    A pickle can name one list a million times in two bytes each, and we copy it every time. In an
-    honest dump each element of a list takes at least a byte of the file.
+    A pickle can name one list a million times in two bytes each, and we walk it every time. In an
+    honest dump each element of a container takes at least a byte of the file.
     """
 
     def __init__(self, size: int, source: str) -> None:
         self._left = size + _FREE_ELEMENTS
         self._source = source
 
-    def spend(self, entry: Entry) -> None:
-        shapes = (*entry.input_sizes, *entry.output_sizes)
-        self._left -= len(shapes) + sum(map(len, shapes)) + len(entry.frames)
-        self._left -= len(entry.input_dtypes) + len(entry.output_dtypes)
+    def pay(self, elements: int) -> None:
+        self._left -= elements
         if self._left < 0:
             raise DumpError(
-                f"{self._source}: more tensors than its size allows: "
+                f"{self._source}: more elements than its size allows: "
                 "no honest dump has them, the file may be hostile"
             )
+
+    def entry(self, fields: Any) -> Entry:
+        """One entry, paid for: afterwards where the schema bounds the work of one, else before."""
+        if isinstance(fields, dict) and "frames" in fields:
+            self.pay(_extent(fields["frames"]))
+        try:
+            entry = _entry(fields)
+        except msgspec.MsgspecError:
+            self.pay(_extent(fields))
+            raise
+        shapes = entry.input_sizes + entry.output_sizes
+        dtypes = len(entry.input_dtypes) + len(entry.output_dtypes)
+        self.pay(len(fields) + len(shapes) + sum(map(len, shapes)) + dtypes)
+        return entry
+
+
+def _extent(value: Any) -> int:
+    """How many elements `value` has, three levels deep: as far as any schema here looks."""
+    elements = 0
+    level = [value]
+    for _ in range(3):
+        elements += sum(len(item) for item in level if isinstance(item, _SIZED))
+        if elements > _FREE_ELEMENTS:
+            break
+        level = [inner for item in level for inner in _inner(item)]
+    return elements
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _entry(fields: Any) -> Entry:
@@ -236,12 +265,9 @@ def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]
 
 def _members(ranks: Any) -> tuple[int, ...]:
     """Global ranks from ``"[0, 1]"`` or a list of numbers."""
-    members = _ranks.decode(ranks) if isinstance(ranks, str) else _convert_ranks(ranks)
-    return tuple(sorted(set(members)))
-
-
-def _convert_ranks(ranks: Any) -> Sequence[int]:
-    return msgspec.convert(ranks, list[Int64], strict=False)
+    if isinstance(ranks, str):
+        return tuple(sorted(set(_ranks.decode(ranks))))
+    return tuple(sorted(msgspec.convert(ranks, set[Int64], strict=False)))
 
 
 def _statuses(status: Any, warnings: list[str]) -> Iterator[tuple[int, Status]]:

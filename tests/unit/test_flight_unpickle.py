@@ -99,20 +99,36 @@ def test_memo_bomb_is_refused_cheaply() -> None:
         tracemalloc.stop()
 
 
-def test_shared_lists_are_not_multiplied() -> None:
-    """A small pickle that names one long list a million times does not become a million lists."""
-    sizes = [[1] * 60] * 60_000
-    entry = {
-        "record_id": 0,
-        "process_group": ("0", "x"),
-        "profiling_name": "nccl:all_reduce",
-        "collective_seq_id": 0,
-        "input_sizes": sizes,
-        "output_sizes": sizes,
-    }
-    data = pickle.dumps({"version": "2.10", "entries": [entry] * 100_000}, 2)
-    assert len(data) < 1_000_000
-    with pytest.raises(DumpError, match="more tensors than its size allows"):
+LONG: Any = [[1] * 60] * 60_000
+WIDE = {str(key): 0 for key in range(20_000)}
+MANY = {"ranks": [1] * 60_000}
+SPELLED = {"ranks": str([1] * 60_000)}
+ENTRY = {
+    "record_id": 0,
+    "process_group": ("0", "x"),
+    "profiling_name": "nccl:all_reduce",
+    "collective_seq_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"entries": [ENTRY | {"input_sizes": LONG}] * 100_000},
+        {"entries": [ENTRY | {"input_sizes": LONG, "timeout_ms": "bad"}] * 100_000},
+        {"entries": [ENTRY | {"output_dtypes": ["Float"] * 60_000}] * 100_000},
+        {"entries": [ENTRY | {"process_group": LONG}] * 100_000},
+        {"entries": [ENTRY | {"frames": [WIDE] * 60_000}] * 100_000},
+        {"entries": [ENTRY | WIDE] * 100_000},
+        {"pg_config": dict.fromkeys(WIDE, MANY)},
+        {"pg_config": dict.fromkeys(WIDE, SPELLED)},
+        {"pg_status": dict.fromkeys(WIDE, WIDE)},
+    ],
+)
+def test_shared_values_are_not_multiplied(document: dict[str, Any]) -> None:
+    """A small pickle that names one long value many times is not walked as often."""
+    data = pickle.dumps({"version": "2.10"} | document, 2)
+    with pytest.raises(DumpError, match="more elements than its size allows"):
         parse(data, source="x")
 
 
