@@ -21,7 +21,7 @@ from frd.store.journal import Journal, JournalLimits, Record, RecordKind
 from frd.wire import AgentEvent, Declare, Hello, ResponsePart, Watermarks
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-_MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 _Batch = list[tuple[Record, bool]]
 """Records, each with whether it belongs to its stream's preamble."""
 
@@ -76,7 +76,7 @@ class Recorder:
                 return
             case EntryColumns() | Watermarks() | ChannelColumns():
                 waiting = self._batch_bytes + self._sent_bytes - self._written_bytes
-                if waiting > _MAX_WAITING_BYTES:
+                if waiting > MAX_WAITING_BYTES:
                     self._overflowed += 1
                     return
             case _:

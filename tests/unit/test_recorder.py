@@ -1,0 +1,86 @@
+"""The journal's writer: whole at close, bounded, and replayable from any of its segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frd.model import AlignedNs, NodeNs, WatermarkColumns
+from frd.service import recorder
+from frd.service.recorder import Recorder
+from frd.store.journal import JournalLimits, Record, RecordKind, read, segments
+from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks
+
+HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
+
+
+def start(folder: Path, **limits: int) -> Recorder:
+    return Recorder(folder, settings=b"{}", now=AlignedNs(1), limits=JournalLimits(**limits))
+
+
+def records(path: Path) -> list[Record]:
+    warnings: list[str] = []
+    found = list(read(path, warnings.append))
+    assert warnings == []
+    return found
+
+
+def test_what_was_accepted_is_in_the_journal(tmp_path: Path) -> None:
+    """A stream's life is written in order, each message as it was received."""
+    journal = start(tmp_path)
+    journal.opened(7, AlignedNs(2))
+    journal.message(7, AlignedNs(3), b"hello", HELLO)
+    journal.message(7, AlignedNs(4), b"statuses", Statuses(()))
+    journal.tick(AlignedNs(5))
+    journal.closed(7, AlignedNs(6))
+    journal.close()
+    assert [(r.kind, r.at, r.stream, r.payload) for r in records(tmp_path)[1:]] == [
+        (RecordKind.OPENED, 2, 7, b""),
+        (RecordKind.MESSAGE, 3, 7, b"hello"),
+        (RecordKind.MESSAGE, 4, 7, b"statuses"),
+        (RecordKind.TICK, 5, 0, b""),
+        (RecordKind.CLOSED, 6, 7, b""),
+    ]
+
+
+def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
+    """The journal fills several segments; each one alone tells what the live streams declared."""
+    journal = start(tmp_path, segment_bytes=2_000, total_bytes=1_000_000)
+    for stream in (1, 2):
+        journal.opened(stream, AlignedNs(2))
+        journal.message(stream, AlignedNs(3), b"hello %d" % stream, HELLO)
+        journal.message(stream, AlignedNs(3), b"declare %d" % stream, Declare())
+    journal.closed(1, AlignedNs(4))
+    for at in range(5, 105):
+        journal.message(2, AlignedNs(at), bytes(100), Statuses(()))
+    journal.tick(AlignedNs(200))
+    journal.close()
+    last = segments(tmp_path)[-1]
+    told = [(r.kind, r.stream, r.payload) for r in records(last)][1:4]
+    assert told == [
+        (RecordKind.OPENED, 2, b""),
+        (RecordKind.MESSAGE, 2, b"hello 2"),
+        (RecordKind.MESSAGE, 2, b"declare 2"),
+    ]
+    whole = records(tmp_path)
+    assert sum(r.payload == b"declare 2" for r in whole) == 1
+    assert sum(r.payload == bytes(100) for r in whole) == 100
+
+
+def test_a_disk_that_is_too_slow_costs_rows_not_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More waits than may: batches are dropped and counted, declarations and goodbyes are not."""
+    monkeypatch.setattr(recorder, "MAX_WAITING_BYTES", -1)
+    none = np.zeros(0, np.int64)
+    index = np.zeros(0, np.uint32)
+    columns = WatermarkColumns(index, index, none, none, none, none, index, none)
+    journal = start(tmp_path)
+    journal.message(1, AlignedNs(2), b"watermarks", Watermarks(0, columns, NodeNs(1)))
+    journal.message(1, AlignedNs(3), b"declare", Declare())
+    journal.message(1, AlignedNs(4), b"goodbye", Goodbye(""))
+    journal.close()
+    assert journal.dropped == 1
+    assert [r.payload for r in records(tmp_path)[1:]] == [b"declare", b"goodbye"]
