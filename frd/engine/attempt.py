@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine import cut, marks
+from frd.engine import cut, marks, view
 from frd.engine.channels import Channels
 from frd.engine.collectives import Collectives
 from frd.engine.picture import Picture, StallTable
@@ -25,6 +25,7 @@ from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    AttemptView,
     GroupInfo,
     Int32s,
     Int64s,
@@ -292,6 +293,21 @@ class Attempt:
             channels=self._channels.picture(),
             mismatches=self._collectives.facts(),
             **cut.ranks(self._ranks),
+        )
+
+    def view(self, now: AlignedNs) -> AttemptView:
+        """What people see of the attempt; nothing in it changes afterwards."""
+        stalls, collectives = self.stalls(now), self._collectives
+        ops = collectives.signatures.ops
+        return AttemptView(
+            key=self.key,
+            world_size=self.world_size,
+            ended=self.ended(now),
+            ranks=view.ranks(self._ranks, self._groups, self._pairs, collectives, now),
+            groups=view.groups(self._groups, self._ranks, self._pairs, stalls, now),
+            skew=collectives.skew.by_op(ops),
+            duration=collectives.duration.by_op(ops),
+            gap_entries=self.gap_entries,
         )
 
 

@@ -187,6 +187,12 @@ class Collectives:
     def facts(self) -> list[MismatchFact]:
         return self._mismatches.facts(self._groups, self._pairs, self.signatures)
 
+    def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:
+        """Handles of the signatures of open collectives, -1 when nobody told."""
+        slot, slots = self.rings.locate(group, seq), self.rings.slots
+        held = (slot >= 0) & (slots.seq[slot] == seq)
+        return np.where(held, slots.signature[slot], -1)
+
     def ops(self) -> list[Callable[[int], str]]:
         """For each group, the op of a seq as things stand now, empty when nobody told."""
         w, seq = self.rings.windows, self.rings.slots.seq.copy()

@@ -99,6 +99,7 @@ class Rings:
         self._most = max(FIRST_CAPACITY, 1 << (limit_per_group.bit_length() - 1))
         self._free: dict[int, list[int]] = {}
         self.slots = Slots()
+        self.slots.reserve(1)  # of no group, so that a slot of -1 may be looked at
         self.windows = Windows()
         self.open = 0
         """Occupied slots."""

@@ -94,6 +94,11 @@ class Ranks(Columns):
         self.declared[info.rank] = True
         self._sorted = None
 
+    def knows(self, rank: Int32s) -> Bools:
+        """Which of these ranks were declared; any rank may be asked for."""
+        inside = rank < self.count
+        return inside & self.declared[np.where(inside, rank, 0)] if self.count else inside
+
     def sorted(self) -> Int32s:
         """All declared ranks, ascending."""
         if self._sorted is None:
