@@ -17,7 +17,7 @@ import numpy as np
 from frd.engine import cut, marks, view
 from frd.engine.channels import Channels
 from frd.engine.collectives import Collectives
-from frd.engine.picture import Picture, StallTable
+from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.engine.rows import Batch, is_empty
 from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
@@ -294,6 +294,11 @@ class Attempt:
             mismatches=self._collectives.facts(),
             **cut.ranks(self._ranks),
         )
+
+    def mismatch_facts(self, now: AlignedNs) -> list[MismatchFact]:
+        """Collectives whose members do not agree, told or not; usually none."""
+        self._collectives.settle(now)
+        return self._collectives.facts()
 
     def view(self, now: AlignedNs) -> AttemptView:
         """What people see of the attempt; nothing in it changes afterwards."""

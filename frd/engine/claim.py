@@ -1,0 +1,233 @@
+"""One open finding: what it is made of, and how it changes its mind.
+
+Its kind, id and opening time are for life. Its suspects change when another set, at least as sure,
+has been seen for a while; certainty is never lost to telemetry that came late. Events come out
+only when something changed that people see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from frd.engine import compose, summary
+from frd.engine.cause import Verdict
+from frd.engine.compose import Attachments
+from frd.engine.lost import Exit
+from frd.engine.picture import Picture
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Change,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Kind,
+    Reason,
+    Suspect,
+    fold_ranks,
+)
+
+_CHANGE_OF_MIND_NS = 1_500_000_000
+"""How long other suspects must be seen before a finding names them instead."""
+_STACK_LINES = 64
+
+
+@dataclass(slots=True)
+class Claim:
+    finding: Finding
+    """As last told."""
+    bare: tuple[Suspect, ...]
+    """Its suspects without what was attached to them."""
+    keys: set[tuple[str, int]]
+    """(group_id, seq) of what is stuck."""
+    since: AlignedNs
+    """When the wait, or the loss, began."""
+    seen: AlignedNs
+    """When something of it was last seen stuck."""
+    extras: Attachments = field(default_factory=Attachments)
+    rivals: frozenset[tuple[int, Reason]] = frozenset()
+    """Other suspects that the latest looks have shown."""
+    rivals_since: AlignedNs | None = None
+    restored_at: AlignedNs | None = None
+    """Until this process of the service has seen it with its own eyes."""
+
+    # -- coming into being -------------------------------------------------------------------
+
+    @classmethod
+    def of_verdict(
+        cls,
+        key: AttemptKey,
+        picture: Picture,
+        verdict: Verdict,
+        keys: set[tuple[str, int]],
+        policy: Policy,
+    ) -> Claim:
+        now = picture.now
+        ref = compose.collective_of(picture, verdict, max(0.0, (now - verdict.since) / 1e9))
+        bare = compose.suspects_of(picture, verdict, policy.max_suspects)
+        about = f"{ref.group_id}/{ref.seq}"
+        finding = Finding(
+            id=compose.finding_id(key, verdict.kind, about, now),
+            kind=verdict.kind,
+            state=FindingState.OPEN,
+            job=key.job,
+            attempt=key.attempt,
+            opened_at=now,
+            collective=ref,
+            reason=verdict.reason,
+            groups_held_up=compose.labels_of(picture, verdict),
+            suspects=bare,
+            victims=verdict.victims,
+            unknown=verdict.unknown,
+        )
+        return cls(compose.finished(finding), bare, keys, verdict.since, now)
+
+    @classmethod
+    def of_loss(
+        cls, key: AttemptKey, picture: Picture, lost: Sequence[Exit], policy: Policy
+    ) -> Claim:
+        now = picture.now
+        bare = compose.suspects_of_exits(picture, lost, policy.max_suspects)
+        named = {one.rank for one in lost}
+        others = {*range(picture.world_size), *picture.rank.tolist()} - named
+        finding = Finding(
+            id=compose.finding_id(key, Kind.RANK_LOST, fold_ranks(named), now),
+            kind=Kind.RANK_LOST,
+            state=FindingState.OPEN,
+            job=key.job,
+            attempt=key.attempt,
+            opened_at=now,
+            suspects=bare,
+            victims=tuple(sorted(others)),
+        )
+        return cls(compose.finished(finding), bare, set(), lost[0].at, now)
+
+    @classmethod
+    def restored(cls, finding: Finding, now: AlignedNs) -> Claim:
+        ref = finding.collective
+        keys = {(ref.group_id, ref.seq)} if ref is not None else set()
+        extras = Attachments({s.rank: s.stack for s in finding.suspects if s.stack})
+        return cls(finding, finding.suspects, keys, finding.opened_at, now, extras, restored_at=now)
+
+    # -- questions ---------------------------------------------------------------------------
+
+    @property
+    def named(self) -> set[int]:
+        return {suspect.rank for suspect in self.bare}
+
+    def timed(self, now: AlignedNs) -> Finding:
+        """The finding with the waiting time as of now."""
+        ref = self.finding.collective
+        if ref is None:
+            return self.finding
+        waited_s = max(ref.waited_s, (now - self.since) / 1e9)
+        return compose.finished(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
+
+    def is_reported(self, picture: Picture) -> bool:
+        """Those who waited have reported since this process of the service knows the finding."""
+        if self.restored_at is None or self.finding.collective is None:
+            return True
+        as_of = dict(zip(picture.rank.tolist(), picture.as_of.tolist(), strict=True))
+        waiting = self.finding.collective.waiting_ranks
+        return all(as_of.get(rank, 0) > self.restored_at for rank in waiting)
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def opened(self) -> FindingEvent:
+        return FindingEvent(Change.OPENED, self.finding)
+
+    def refine(
+        self, picture: Picture, verdict: Verdict, keys: set[tuple[str, int]], most: int
+    ) -> list[FindingEvent]:
+        """What another look at the same incident adds."""
+        self.restored_at = None
+        if self.finding.kind is Kind.RANK_LOST:
+            self.keys = keys
+            return self._tell(self._with_collective(self.finding, picture, verdict), picture.now)
+        seen = compose.suspects_of(picture, verdict, most)
+        changed = not _same_claim(seen, self.bare)
+        if changed and not self._changes_mind(seen, picture.now):
+            return []
+        if not changed:
+            self.rivals = frozenset()
+        self.bare = seen if changed else compose.refined(self.bare, seen)
+        named = self.named
+        finding = self.finding
+        ref = finding.collective
+        about = (ref.group_id, ref.seq) if ref is not None else None
+        if changed or about not in keys or about == _about(picture, verdict):
+            finding = self._with_collective(finding, picture, verdict)
+        self.keys = keys
+        finding = replace(
+            finding,
+            reason=verdict.reason,
+            victims=tuple(sorted({*finding.victims, *verdict.victims} - named)),
+            unknown=verdict.unknown,
+        )
+        return self._tell(finding, picture.now)
+
+    def exited(self, picture: Picture, lost: Sequence[Exit]) -> list[FindingEvent]:
+        """Suspects of this finding have exited: that is now what is known of them."""
+        gone = {s.rank: s for s in compose.suspects_of_exits(picture, lost, len(lost))}
+        self.bare = tuple(gone.get(s.rank, s) for s in self.bare)
+        return self._tell(self.finding, picture.now)
+
+    def attach(
+        self,
+        *,
+        rank: int | None,
+        stack: tuple[str, ...],
+        note: str,
+        dump: str | None,
+    ) -> list[FindingEvent]:
+        """Better evidence; a stack or note of a rank that is no suspect is left out."""
+        if rank is not None and stack:
+            self.extras.stacks[rank] = tuple(summary.clean(line) for line in stack[:_STACK_LINES])
+        if rank is not None and note:
+            known = self.extras.notes.get(rank, ())
+            self.extras.notes[rank] = (*known, summary.clean(note))
+        finding = self.finding if dump is None else replace(self.finding, dump=dump)
+        return self._tell(finding, self.seen)
+
+    def closed(self, now: AlignedNs, reason: str) -> FindingEvent:
+        finding = replace(
+            self.timed(self.seen), state=FindingState.CLOSED, closed_at=now, close_reason=reason
+        )
+        self.finding = compose.finished(finding)
+        return FindingEvent(Change.CLOSED, self.finding)
+
+    def _changes_mind(self, seen: Sequence[Suspect], now: AlignedNs) -> bool:
+        """At once from nobody to somebody; else when seen for a while and at least as sure."""
+        rivals = frozenset((s.rank, s.reason) for s in seen)
+        if rivals != self.rivals or self.rivals_since is None:
+            self.rivals, self.rivals_since = rivals, now
+        if not self.bare:
+            return True
+        stood = now - self.rivals_since >= _CHANGE_OF_MIND_NS
+        return stood and compose.surest(seen) >= compose.surest(self.bare)
+
+    def _with_collective(self, finding: Finding, picture: Picture, verdict: Verdict) -> Finding:
+        if finding.kind is not Kind.RANK_LOST:
+            self.since = verdict.since
+        ref = compose.collective_of(picture, verdict, (picture.now - verdict.since) / 1e9)
+        return replace(finding, collective=ref, groups_held_up=compose.labels_of(picture, verdict))
+
+    def _tell(self, finding: Finding, now: AlignedNs) -> list[FindingEvent]:
+        """The new version; an event when people see a difference."""
+        before = self.finding
+        self.finding = replace(
+            finding, suspects=tuple(self.extras.adorn(suspect) for suspect in self.bare)
+        )
+        self.finding = self.timed(now)
+        alike = compose.looks_alike(before, self.finding)
+        return [] if alike else [FindingEvent(Change.UPDATED, self.finding)]
+
+
+def _same_claim(one: Sequence[Suspect], other: Sequence[Suspect]) -> bool:
+    return {(s.rank, s.reason) for s in one} == {(s.rank, s.reason) for s in other}
+
+
+def _about(picture: Picture, verdict: Verdict) -> tuple[str, int]:
+    return picture.groups[verdict.instance.group].info.group_id, verdict.instance.seq

@@ -1,0 +1,137 @@
+"""From verdicts to findings: ids, labels, and the evidence that came later.
+
+A finding is put together anew whenever its claim, a stack or a note changes; nothing is edited in
+place, so there is one way in which a finding can look, however it came about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from frd.engine import summary
+from frd.engine.cause import Verdict
+from frd.engine.lost import Exit
+from frd.engine.picture import Picture
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    CollectiveRef,
+    Confidence,
+    Finding,
+    Kind,
+    Reason,
+    Suspect,
+    utc_text,
+)
+
+_SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+
+
+@dataclass(slots=True)
+class Attachments:
+    """What was found out after a finding opened; kept apart, for claims are replaced."""
+
+    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def adorn(self, suspect: Suspect) -> Suspect:
+        """The suspect with its stack and notes told in its evidence too, once."""
+        stack = self.stacks.get(suspect.rank, suspect.stack)
+        words = [suspect.evidence]
+        if stack:
+            words.append(f"main thread at {summary.place(stack[0])}")
+        words += self.notes.get(suspect.rank, ())
+        told: list[str] = []
+        for word in words:
+            if word and not any(word in earlier for earlier in told):
+                told.append(word)
+        return replace(suspect, stack=stack, evidence="; ".join(told))
+
+
+def finding_id(key: AttemptKey, kind: Kind, about: str, opened_at: AlignedNs) -> str:
+    parts = (key.job, str(key.attempt), kind.value, about, str(opened_at))
+    text = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text).hexdigest()[:16]
+
+
+def keys_of(picture: Picture, verdict: Verdict) -> set[tuple[str, int]]:
+    """What identifies an incident over time: (group_id, seq), P2P only where nothing else is."""
+    about = (verdict.instance.group, verdict.instance.seq)
+    handles = {about, *verdict.stalled}
+    numbered = {handle for handle in handles if handle[1] >= 0}
+    return {(picture.groups[g].info.group_id, seq) for g, seq in numbered or handles}
+
+
+def collective_of(picture: Picture, verdict: Verdict, waited_s: float) -> CollectiveRef:
+    info = picture.groups[verdict.instance.group].info
+    return CollectiveRef(
+        group=summary.clean(info.label),
+        group_id=info.group_id,
+        group_size=len(info.ranks),
+        seq=verdict.instance.seq,
+        op=summary.clean(verdict.op),
+        waiting_ranks=verdict.waiting,
+        missing_ranks=verdict.missing,
+        waited_s=waited_s,
+    )
+
+
+def labels_of(picture: Picture, verdict: Verdict) -> tuple[str, ...]:
+    """Groups that wait, the finding's own first; groups of one description are told once."""
+    groups = [verdict.instance.group, *(group for group, _ in verdict.stalled)]
+    labels = (summary.clean(picture.groups[group].info.label) for group in groups)
+    return tuple(dict.fromkeys(labels))
+
+
+def suspects_of(picture: Picture, verdict: Verdict, most: int) -> tuple[Suspect, ...]:
+    return tuple(
+        Suspect(
+            blame.rank, node_of(picture, blame.rank), blame.reason, blame.confidence, blame.evidence
+        )
+        for blame in verdict.suspects[:most]
+    )
+
+
+def suspects_of_exits(picture: Picture, exits: Sequence[Exit], most: int) -> tuple[Suspect, ...]:
+    suspects = []
+    for one in exits[:most]:
+        words = [f"process exited at {utc_text(one.at)}", summary.clean(one.detail)]
+        evidence = "; ".join(filter(None, words))
+        node = node_of(picture, one.rank)
+        suspects.append(Suspect(one.rank, node, Reason.EXITED, Confidence.HIGH, evidence))
+    return tuple(suspects)
+
+
+def node_of(picture: Picture, rank: int) -> str:
+    info = picture.info.get(rank)
+    return summary.clean(info.node) if info is not None else ""
+
+
+def surest(suspects: Sequence[Suspect]) -> int:
+    """How sure the surest of them is; -1 for nobody."""
+    return max((_SURENESS.index(s.confidence) for s in suspects), default=-1)
+
+
+def refined(old: Sequence[Suspect], new: Sequence[Suspect]) -> tuple[Suspect, ...]:
+    """The same ranks for the same reasons: of each, the surer claim. Certainty is not lost."""
+    before: Mapping[int, Suspect] = {s.rank: s for s in old}
+    return tuple(s if surest([s]) >= surest([before[s.rank]]) else before[s.rank] for s in new)
+
+
+def finished(finding: Finding) -> Finding:
+    """With the summary that fits the rest of it."""
+    return replace(finding, summary=summary.summarize(finding))
+
+
+def looks_alike(one: Finding, other: Finding) -> bool:
+    """Nothing that people see differs, but for the passing of time."""
+    return _timeless(one) == _timeless(other)
+
+
+def _timeless(finding: Finding) -> Finding:
+    ref = finding.collective
+    return replace(
+        finding, summary="", collective=replace(ref, waited_s=0.0) if ref is not None else None
+    )

@@ -1,0 +1,190 @@
+"""The life of one attempt's findings: open, refine, close. One incident, one finding, one id.
+
+Verdicts are what one look at an attempt shows; an incident is what stays the same between looks: a
+collective that is stuck, a rank that is named. This module decides which verdict belongs to which
+open finding, which may open one, and when one is over; what a finding looks like, and when it
+changes its mind, is `frd.engine.claim`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from frd.engine import compose
+from frd.engine.cause import Verdict
+from frd.engine.claim import Claim
+from frd.engine.lost import Exit, exits, first_lost
+from frd.engine.picture import Picture, StallTable
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Finding,
+    FindingEvent,
+    Kind,
+    Reason,
+)
+
+_CONFIRM_NS = 1_500_000_000
+"""How long a verdict must stand that reports of different age could fake."""
+_PASSING = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
+"""Reasons that compare how far ranks have come."""
+
+
+class Incidents:
+    """The open findings of one attempt."""
+
+    def __init__(self, key: AttemptKey, policy: Policy) -> None:
+        self._key = key
+        self._policy = policy
+        self._open: dict[str, Claim] = {}
+        self._unconfirmed: dict[tuple[str, int], AlignedNs] = {}
+        self._told: set[tuple[int, AlignedNs]] = set()
+        """Exits that have their finding."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def findings(self, now: AlignedNs) -> list[Finding]:
+        return [claim.timed(now) for claim in self._open.values()]
+
+    def find(self, finding_id: str) -> Claim | None:
+        return self._open.get(finding_id)
+
+    def restore(self, finding: Finding, now: AlignedNs) -> None:
+        """Go on with a finding of an earlier process of the service."""
+        self._open[finding.id] = Claim.restored(finding, now)
+
+    def expire(self, now: AlignedNs) -> list[FindingEvent]:
+        """Close what has not been seen for so long that nobody can still be waiting for news."""
+        limit_s = self._policy.lost_close_after_s
+        over = [c for c in self._open.values() if now - c.seen >= limit_s * 1e9]
+        return [self._close(claim, now, f"nothing new for {limit_s:.0f} s") for claim in over]
+
+    def close_all(
+        self, now: AlignedNs, reason: str, *, but: Kind | None = None
+    ) -> list[FindingEvent]:
+        over = [claim for claim in self._open.values() if claim.finding.kind is not but]
+        return [self._close(claim, now, reason) for claim in over]
+
+    def update(
+        self,
+        picture: Picture,
+        stalled: StallTable,
+        verdicts: Sequence[Verdict],
+        *,
+        room: int,
+    ) -> list[FindingEvent]:
+        """What one look at the attempt changes. At most `room` findings open."""
+        gone = exits(picture)
+        events = self._lose(picture) if gone and room > 0 else []
+        room -= len(events)
+        taken: set[str] = set()
+        unconfirmed = self._unconfirmed
+        self._unconfirmed = {}
+        for verdict in verdicts:
+            keys = compose.keys_of(picture, verdict)
+            same = self._same(verdict, keys, gone, taken)
+            if same:
+                taken.update(claim.finding.id for claim in same)
+                events += same[0].refine(picture, verdict, keys, self._policy.max_suspects)
+                reason = f"part of finding {same[0].finding.id}"
+                events += [self._close(claim, picture.now, reason) for claim in same[1:]]
+            elif room > 0 and self._may_open(picture.now, verdict, keys, gone, unconfirmed):
+                claim = Claim.of_verdict(self._key, picture, verdict, keys, self._policy)
+                self._open[claim.finding.id] = claim
+                taken.add(claim.finding.id)
+                events.append(claim.opened())
+                room -= 1
+        self._see(picture, stalled, taken)
+        return events + self._close_passed(picture, {e.rank for e in gone})
+
+    # -- which is which ----------------------------------------------------------------------
+
+    def _same(
+        self,
+        verdict: Verdict,
+        keys: set[tuple[str, int]],
+        gone: Sequence[Exit],
+        taken: set[str],
+    ) -> list[Claim]:
+        """The open findings that a verdict is about, oldest first."""
+        named = {blame.rank for blame in verdict.suspects}
+        free = [claim for claim in self._open.values() if claim.finding.id not in taken]
+        same = [claim for claim in free if claim.keys & keys or claim.named & named]
+        if not same:
+            same = [claim for claim in free if _follows(verdict, claim, gone)]
+        return sorted(same, key=lambda claim: (claim.finding.opened_at, claim.finding.id))
+
+    def _may_open(
+        self,
+        now: AlignedNs,
+        verdict: Verdict,
+        keys: set[tuple[str, int]],
+        gone: Sequence[Exit],
+        unconfirmed: dict[tuple[str, int], AlignedNs],
+    ) -> bool:
+        """Whom it names is not an exit that is still being judged; and it has stood for a while,
+        if it is of a kind that should."""
+        named = {blame.rank for blame in verdict.suspects}
+        judged_ns = round(self._policy.loss_grace_s * 1e9) + _CONFIRM_NS
+        if any(e.rank in named and now - e.at < judged_ns for e in gone):
+            return False
+        reasons = {blame.reason for blame in verdict.suspects}
+        if verdict.reason is not None or (reasons and not reasons & _PASSING):
+            return True
+        first = min(unconfirmed.get(key, now) for key in keys)
+        self._unconfirmed |= dict.fromkeys(keys, first)
+        return now - first >= _CONFIRM_NS
+
+    # -- lost ranks --------------------------------------------------------------------------
+
+    def _lose(self, picture: Picture) -> list[FindingEvent]:
+        """A rank went away that no open finding knows of."""
+        lost = [e for e in first_lost(picture, self._policy) if (e.rank, e.at) not in self._told]
+        if not lost or any(c.finding.kind is Kind.RANK_LOST for c in self._open.values()):
+            return []
+        self._told.update((e.rank, e.at) for e in lost)
+        ranks = {e.rank for e in lost}
+        if named := [claim for claim in self._open.values() if claim.named & ranks]:
+            return [event for claim in named for event in claim.exited(picture, lost)]
+        if any(ranks & set(claim.finding.victims) for claim in self._open.values()):
+            return []
+        claim = Claim.of_loss(self._key, picture, lost, self._policy)
+        self._open[claim.finding.id] = claim
+        return [claim.opened()]
+
+    # -- closing -----------------------------------------------------------------------------
+
+    def _see(self, picture: Picture, stalled: StallTable, taken: set[str]) -> None:
+        rows = set(zip(stalled.group.tolist(), stalled.seq.tolist(), strict=True))
+        stuck = {(picture.groups[group].info.group_id, seq) for group, seq in rows}
+        for claim in self._open.values():
+            if claim.finding.id in taken or claim.keys & stuck:
+                claim.seen = picture.now
+
+    def _close_passed(self, picture: Picture, gone: set[int]) -> list[FindingEvent]:
+        over = []
+        for claim in self._open.values():
+            idle_ns = picture.now - claim.seen
+            if (
+                claim.finding.kind is not Kind.RANK_LOST
+                and idle_ns >= self._policy.close_after_s * 1e9
+                and not gone & {*claim.named, *claim.finding.victims}  # it did not fall apart
+                and claim.is_reported(picture)
+            ):
+                over.append(claim)
+        return [self._close(claim, picture.now, "the job moved on") for claim in over]
+
+    def _close(self, claim: Claim, now: AlignedNs, reason: str) -> FindingEvent:
+        del self._open[claim.finding.id]
+        return claim.closed(now, reason)
+
+
+def _follows(verdict: Verdict, claim: Claim, gone: Sequence[Exit]) -> bool:
+    """A stall that began after a rank was lost, or names only ranks that went away too."""
+    if claim.finding.kind is not Kind.RANK_LOST:
+        return False
+    exited = {e.rank for e in gone}
+    named = [blame.rank for blame in verdict.suspects]
+    return verdict.since >= claim.since or (bool(named) and exited.issuperset(named))
