@@ -43,6 +43,11 @@ class Board:
             self._marks[pair] = marks
             self._untold_marks[pair] = None
 
+    def expect(self, rank: int, group: int) -> None:
+        """The rank is in the group; nothing is known of what it did there."""
+        if (rank, group) not in self._marks:
+            self.set_marks(rank, group, Marks())
+
     def set_as_of(self, rank: int, at_ns: NodeNs) -> None:
         """Up to when the rank's marks are the whole truth; never goes back."""
         if at_ns > self._as_of.get(rank, 0):
@@ -110,6 +115,10 @@ class Board:
         for rank in ranks:
             del self._untold_status[rank]
         return Statuses(tuple(self._status[rank] for rank in ranks))
+
+    def is_told(self, rank: int) -> bool:
+        """The stream has been given the rank's last status."""
+        return rank not in self._untold_status
 
     @property
     def has_news(self) -> bool:

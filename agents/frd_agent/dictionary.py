@@ -1,130 +1,282 @@
-"""The dictionaries of the agent's streams: attempts, ranks, groups and signatures to indexes.
+"""Attempts, ranks, groups and signatures to small numbers, and those to the indexes of a stream.
 
-Indexes stay the same for one session (one agent process, as a rule), so a new stream re-declares
-them as they are, and rows that wait for an acknowledgement need no rewriting. What a signature
-may carry is cut to what the wire allows here, once per signature instead of once per row.
-
-The service bounds what one stream may declare. A job whose shapes never repeat reaches the bound
-in the end; `full` says so, and the session is then renewed with the signatures still in use.
+The agent's own numbers (`Dictionary`) are given once and never again, so rows and watermarks can
+wait for any stream. What a stream calls a thing is settled when the stream first needs it
+(`Told`): it hears of nothing that is over and done, and the service's bound on what one stream may
+declare is met by opening another one. What a signature may carry is cut to what the wire allows
+here, once per signature instead of once per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias, TypeVar, assert_never
 
-from frd.model import AttemptKey, GroupInfo, RankInfo, Signature
-from frd.wire import AttemptDecl, Declare, GroupDecl, RankDecl, SignatureDecl
+import numpy as np
+import numpy.typing as npt
 
-MAX_SIGNATURES = 60_000
+from frd.model import (
+    AttemptKey,
+    ChannelColumns,
+    EntryColumns,
+    GroupInfo,
+    RankInfo,
+    Signature,
+    UInt32s,
+)
+from frd.wire import (
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    RankDecl,
+    ResponsePart,
+    SignatureDecl,
+    Statuses,
+    Watermarks,
+)
+
+MAX_SIGNATURES: Final = 60_000
 """Below the service's bound of 65,536 per stream."""
-_MAX_TENSORS = 1_024
+_MAX_TENSORS: Final = 1_024
 """Of one signature; the sub-ops of a coalesced one add up."""
-_MAX_DIMENSIONS = 64
-_ITEMS_A_MESSAGE = 1_000
-_MEMBERS_A_MESSAGE = 250_000
-"""Ranks listed in all groups of one message: a megabyte."""
+_MAX_DIMENSIONS: Final = 64
+_ITEMS_A_MESSAGE: Final = 1_000
+
+About: TypeAlias = EntryColumns | Watermarks | ChannelColumns | Statuses | ResponsePart
+"""Events that speak of ranks, groups or signatures, by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    attempt: int
+    info: RankInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    attempt: int
+    info: GroupInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    key: AttemptKey
+    world_size: int
 
 
 class Dictionary:
-    def __init__(self, max_signatures: int = MAX_SIGNATURES) -> None:
-        self._max_signatures = max_signatures
-        self._attempts: list[AttemptDecl] = []
-        self._ranks: list[RankDecl] = []
-        self._groups: list[GroupDecl] = []
-        self._signatures: list[Signature] = []
+    """The agent's own numbers. `Watermarks.attempt_index` is one of them too."""
+
+    def __init__(self) -> None:
+        self.attempts: list[_Attempt] = []
+        self.ranks: list[_Rank] = []
+        self.groups: list[_Group] = []
+        self.signatures: dict[int, Signature] = {}
         self._attempt_of: dict[AttemptKey, int] = {}
-        self._group_of: dict[tuple[int, GroupInfo], int] = {}
+        self._group_of: dict[_Group, int] = {}
         self._signature_of: dict[Signature, int] = {}
-        self._told = (0, 0, 0, 0)
+        self._next_signature = 0
 
     def attempt(self, key: AttemptKey, world_size: int) -> int:
-        index = self._attempt_of.setdefault(key, len(self._attempts))
-        if index == len(self._attempts):
-            self._attempts.append(AttemptDecl(index, key, world_size))
+        index = self._attempt_of.setdefault(key, len(self.attempts))
+        if index == len(self.attempts):
+            self.attempts.append(_Attempt(key, world_size))
         return index
 
     def rank(self, attempt: int, info: RankInfo) -> int:
-        """A new index: every process of a rank has its own."""
-        self._ranks.append(RankDecl(len(self._ranks), attempt, info))
-        return len(self._ranks) - 1
+        """A new number: every process of a rank has its own."""
+        self.ranks.append(_Rank(attempt, info))
+        return len(self.ranks) - 1
 
     def group(self, attempt: int, info: GroupInfo) -> int:
-        index = self._group_of.setdefault((attempt, info), len(self._groups))
-        if index == len(self._groups):
-            self._groups.append(GroupDecl(index, attempt, info))
+        group = _Group(attempt, info)
+        index = self._group_of.setdefault(group, len(self.groups))
+        if index == len(self.groups):
+            self.groups.append(group)
         return index
 
     def signature(self, signature: Signature) -> int:
         index = self._signature_of.get(signature)
         if index is None:
             fitted = _fitted(signature)
-            index = self._signature_of.setdefault(fitted, len(self._signatures))
-            if index == len(self._signatures):
-                self._signatures.append(fitted)
+            index = self._signature_of.setdefault(fitted, self._next_signature)
+            if index == self._next_signature:
+                self._next_signature += 1
+                self.signatures[index] = fitted
         return index
 
-    def attempt_of(self, rank: int) -> int:
-        """The attempt index of a rank index."""
-        return self._ranks[rank].attempt_index
+    def keep_signatures(self, used: Iterable[int]) -> None:
+        """Forget all others: a job whose shapes never repeat must not fill the memory."""
+        self.signatures = {index: self.signatures[index] for index in set(used)}
+        self._signature_of = {s: i for i, s in self.signatures.items()}
+
+
+class Told:
+    """What one stream has been told, and by which indexes."""
+
+    def __init__(self, dictionary: Dictionary, max_signatures: int = MAX_SIGNATURES) -> None:
+        self._dictionary = dictionary
+        self._max_signatures = max_signatures
+        self._attempts = _Indexes()
+        self._ranks = _Indexes()
+        self._groups = _Indexes()
+        self._signatures = _Indexes()
 
     @property
     def full(self) -> bool:
+        """Another stream must be opened soon."""
         return len(self._signatures) >= self._max_signatures
 
-    def rewind(self) -> None:
-        """A new stream has been told nothing."""
-        self._told = (0, 0, 0, 0)
+    def rank_of(self, stream_index: int) -> int | None:
+        """Whom the service means."""
+        return self._ranks.number_of(stream_index)
 
-    def undeclared(self) -> Declare | None:
-        """The next piece of what the stream must know before rows; None when it knows all."""
-        attempts, ranks, groups, signatures = self._told
-        if (attempts, ranks, groups, signatures) == (
-            len(self._attempts),
-            len(self._ranks),
-            len(self._groups),
-            len(self._signatures),
-        ):
-            return None
-        message = Declare(
-            attempts=tuple(self._attempts[attempts:]),
-            ranks=tuple(self._ranks[ranks : ranks + _ITEMS_A_MESSAGE]),
-            groups=tuple(_small(self._groups[groups : groups + _ITEMS_A_MESSAGE])),
-            signatures=tuple(
-                SignatureDecl(signatures + i, signature)
-                for i, signature in enumerate(
-                    self._signatures[signatures : signatures + _ITEMS_A_MESSAGE]
+    def tell(self, event: About) -> list[Declare | About]:
+        """The event in the stream's own indexes, after what must be declared for it."""
+        match event:
+            case EntryColumns():
+                declares = self._declare([event.rank], event.group, event.signature)
+                told: About = replace(
+                    event,
+                    rank=self._ranks.of(event.rank),
+                    group=self._groups.all_of(event.group),
+                    signature=self._signatures.all_of(event.signature),
                 )
-            ),
+            case ChannelColumns():
+                declares = self._declare([event.rank], event.group)
+                told = replace(
+                    event, rank=self._ranks.of(event.rank), group=self._groups.all_of(event.group)
+                )
+            case Watermarks():
+                columns = event.columns
+                ranks = [*columns.rank.tolist(), *columns.seen_rank.tolist()]
+                declares = self._declare(ranks, columns.group)
+                told = replace(
+                    event,
+                    attempt_index=self._attempts.of(event.attempt_index),
+                    columns=replace(
+                        columns,
+                        rank=self._ranks.all_of(columns.rank),
+                        group=self._groups.all_of(columns.group),
+                        seen_rank=self._ranks.all_of(columns.seen_rank),
+                    ),
+                )
+            case Statuses():
+                declares = self._declare([status.rank for status in event.statuses])
+                told = Statuses(
+                    tuple(
+                        replace(status, rank=self._ranks.of(status.rank))
+                        for status in event.statuses
+                    )
+                )
+            case ResponsePart():
+                declares = self._declare([event.rank_index])
+                told = replace(event, rank_index=self._ranks.of(event.rank_index))
+            case _:
+                assert_never(event)
+        return [*declares, told]
+
+    def _declare(
+        self,
+        ranks: Iterable[int],
+        groups: npt.NDArray[Any] | None = None,
+        signatures: npt.NDArray[Any] | None = None,
+    ) -> list[Declare]:
+        known = self._dictionary
+        new_ranks = self._ranks.missing(ranks)
+        new_groups = self._groups.missing_of(groups)
+        new_signatures = self._signatures.missing_of(signatures)
+        new_attempts = self._attempts.missing(
+            [*(known.ranks[r].attempt for r in new_ranks)]
+            + [known.groups[g].attempt for g in new_groups]
         )
-        self._told = (
-            len(self._attempts),
-            ranks + len(message.ranks),
-            groups + len(message.groups),
-            signatures + len(message.signatures),
-        )
-        return message
+        declares = [
+            Declare(
+                attempts=tuple(
+                    AttemptDecl(
+                        self._attempts.add(a), known.attempts[a].key, known.attempts[a].world_size
+                    )
+                    for a in new_attempts
+                )
+            )
+        ]
+        declares += [
+            Declare(ranks=tuple(self._rank_decl(number) for number in some))
+            for some in _pieces(new_ranks)
+        ]
+        declares += [
+            Declare(groups=tuple(self._group_decl(number) for number in some))
+            for some in _pieces(new_groups)
+        ]
+        declares += [
+            Declare(signatures=tuple(self._signature_decl(number) for number in some))
+            for some in _pieces(new_signatures)
+        ]
+        return [declare for declare in declares if declare != Declare()]
 
-    def keep_signatures(self, used: Iterable[int]) -> dict[int, int]:
-        """Forget all signatures but `used`; old index to new. Only between two sessions."""
-        renumbered = {old: new for new, old in enumerate(sorted(set(used)))}
-        self._signatures = [self._signatures[old] for old in renumbered]
-        self._signature_of = {s: i for i, s in enumerate(self._signatures)}
-        return renumbered
+    def _rank_decl(self, number: int) -> RankDecl:
+        rank = self._dictionary.ranks[number]
+        return RankDecl(self._ranks.add(number), self._attempts.of(rank.attempt), rank.info)
+
+    def _group_decl(self, number: int) -> GroupDecl:
+        group = self._dictionary.groups[number]
+        return GroupDecl(self._groups.add(number), self._attempts.of(group.attempt), group.info)
+
+    def _signature_decl(self, number: int) -> SignatureDecl:
+        return SignatureDecl(self._signatures.add(number), self._dictionary.signatures[number])
 
 
-def _small(groups: list[GroupDecl]) -> list[GroupDecl]:
-    """As many of the first groups as one message may hold; at least one."""
-    members = 0
-    for count, group in enumerate(groups):
-        members += len(group.info.ranks)
-        if count and members > _MEMBERS_A_MESSAGE:
-            return groups[:count]
-    return groups
+class _Indexes:
+    """Numbers to dense stream indexes, by table: columns are translated without a loop."""
+
+    def __init__(self) -> None:
+        self._table = np.full(64, -1, np.int64)
+        self._numbers: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def add(self, number: int) -> int:
+        if number >= len(self._table):
+            longer = np.full(max(2 * len(self._table), number + 1), -1, np.int64)
+            longer[: len(self._table)] = self._table
+            self._table = longer
+        self._table[number] = len(self._numbers)
+        self._numbers.append(number)
+        return len(self._numbers) - 1
+
+    def of(self, number: int) -> int:
+        return int(self._table[number])
+
+    def all_of(self, numbers: npt.NDArray[Any]) -> UInt32s:
+        indexes: UInt32s = self._table[numbers].astype(np.uint32)
+        return indexes
+
+    def number_of(self, index: int) -> int | None:
+        return self._numbers[index] if 0 <= index < len(self._numbers) else None
+
+    def missing(self, numbers: Iterable[int]) -> list[int]:
+        size = len(self._table)
+        return sorted({n for n in numbers if n >= size or self._table[n] < 0})
+
+    def missing_of(self, numbers: npt.NDArray[Any] | None) -> list[int]:
+        if numbers is None or not len(numbers):
+            return []
+        if int(numbers.max()) < len(self._table) and (self._table[numbers] >= 0).all():
+            return []
+        return self.missing(np.unique(numbers).tolist())
+
+
+_T = TypeVar("_T")
+
+
+def _pieces(items: list[_T]) -> list[list[_T]]:
+    return [items[i : i + _ITEMS_A_MESSAGE] for i in range(0, len(items), _ITEMS_A_MESSAGE)]
 
 
 def _fitted(signature: Signature) -> Signature:
-    """What a stream may carry of a signature; the same cut on every rank keeps equal ones equal."""
+    """What a stream may carry; the same cut on every rank keeps equal ones equal."""
     return replace(
         signature,
         input_sizes=_fitted_sizes(signature.input_sizes),

@@ -81,11 +81,16 @@ class Naming:
     def knows(self, name: str) -> bool:
         return name in self._groups
 
-    def declare(self) -> None:
-        """Tell of all groups, those too in which nothing has happened yet."""
-        for name, group in self._groups.items():
-            if len(group.backends) <= 1:
-                self.group(name, group.desc, "", 0)
+    def known(self) -> dict[str, KnownGroup]:
+        return dict(self._groups)
+
+    def all_groups(self) -> list[int]:
+        """Numbers of all groups with one backend, those too in which nothing has happened yet."""
+        return [
+            self.group(name, group.desc, "", 0)
+            for name, group in self._groups.items()
+            if len(group.backends) <= 1
+        ]
 
     def group(self, name: str, desc: str, backend: str, generation: int) -> int:
         known = self._groups.get(name, KnownGroup(desc, ()))

@@ -9,13 +9,13 @@ missing, and what is newest says most about a job that hangs now. Pure: no strea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from frd.model import EntryColumns, UInt32s
+from frd.model import EntryColumns, Flags
 
 ROW_BYTES: Final = 41
 """Of all columns together."""
@@ -45,7 +45,9 @@ class Outbox:
         self.rows = 0
         """Rows that wait for an acknowledgement."""
         self.dropped: dict[int, int] = {}
-        """Rows dropped to stay within bounds, by rank."""
+        """Rows that the service will never see, by rank."""
+        self.dropped_total = 0
+        """Rows dropped to stay within bounds, of all ranks there ever were."""
 
     @property
     def bytes(self) -> int:
@@ -94,10 +96,15 @@ class Outbox:
         for queue in self._queues.values():
             queue.sent = queue.acked
 
-    def pending(self, rank: int) -> Iterator[EntryColumns]:
-        """The rows of a rank that wait for an acknowledgement."""
-        if (queue := self._queues.get(rank)) is not None:
-            yield from queue.batches
+    def first_joined(self, rank: int) -> dict[int, int]:
+        """By group, the lowest seq that the rank joined in a row that waits here."""
+        first: dict[int, int] = {}
+        for batch in self._queues.get(rank, _Queue()).batches:
+            joined = (batch.flags & Flags.JOINED) != 0
+            groups, rows = np.unique(batch.group[joined], return_index=True)
+            for group, seq in zip(groups.tolist(), batch.seq[joined][rows].tolist(), strict=True):
+                first.setdefault(group, seq)
+        return first
 
     def clear(self) -> int:
         """Drop all that waits; how many rows that was."""
@@ -125,13 +132,6 @@ class Outbox:
             for index in np.unique(batch.signature)
         }
 
-    def renumber_signatures(self, renumbered: Mapping[int, int]) -> None:
-        for queue in self._queues.values():
-            queue.batches = deque(
-                replace(batch, signature=renumber(batch.signature, renumbered))
-                for batch in queue.batches
-            )
-
     def _make_room(self) -> None:
         while self.rows > self._max_rows:
             rank = self._order.popleft()
@@ -145,6 +145,7 @@ class Outbox:
                 queue.batches.appendleft(rest)
                 self._order.appendleft(rank)
             self._drop(rank, len(batch) - len(rest))
+            self.dropped_total += len(batch) - len(rest)
 
     def _drop(self, rank: int, rows: int) -> None:
         self.rows -= rows
@@ -180,29 +181,9 @@ def part(rows: EntryColumns, start: int, stop: int) -> EntryColumns:
     )
 
 
-def renumber(signature: UInt32s, renumbered: Mapping[int, int]) -> UInt32s:
-    return np.array([renumbered[index] for index in signature.tolist()], np.uint32)
-
-
 def _last(batch: EntryColumns) -> int:
     return batch.first_revision + len(batch) - 1
 
 
 def _after(batch: EntryColumns, revision: int) -> EntryColumns:
     return part(batch, max(revision + 1 - batch.first_revision, 0), len(batch))
-
-
-def join(batches: Sequence[EntryColumns]) -> EntryColumns:
-    """Consecutive rows of one rank as one batch."""
-    first = batches[0]
-    return EntryColumns(
-        rank=first.rank,
-        first_revision=first.first_revision,
-        group=np.concatenate([b.group for b in batches]),
-        seq=np.concatenate([b.seq for b in batches]),
-        signature=np.concatenate([b.signature for b in batches]),
-        flags=np.concatenate([b.flags for b in batches]),
-        created_ns=np.concatenate([b.created_ns for b in batches]),
-        started_ns=np.concatenate([b.started_ns for b in batches]),
-        completed_ns=np.concatenate([b.completed_ns for b in batches]),
-    )

@@ -138,7 +138,7 @@ class Listener(Enum):
     """Somebody, in a pid namespace that we cannot see into."""
 
 
-def listener(path: Path) -> int | Listener:
+def listener(address: str) -> int | Listener:
     """The pid, in our namespace, of the process that listens on a unix socket.
 
     The kernel completes the connection without the process's help, so a stopped one is found too.
@@ -146,7 +146,7 @@ def listener(path: Path) -> int | Listener:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
-            client.connect(str(path))
+            client.connect(address)
         except BlockingIOError:
             return Listener.ELSEWHERE  # its backlog is full: somebody is there
         except OSError:

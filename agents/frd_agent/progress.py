@@ -90,7 +90,17 @@ class Counter:
 class Progress:
     """One rank in one group."""
 
-    __slots__ = ("_guess", "closed", "counter", "group", "joined", "open", "parts", "pg_id", "started")
+    __slots__ = (
+        "_guess",
+        "closed",
+        "counter",
+        "group",
+        "joined",
+        "open",
+        "parts",
+        "pg_id",
+        "started",
+    )
 
     def __init__(self, group: int, pg_id: int, backend: str) -> None:
         self.group = group

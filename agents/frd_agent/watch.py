@@ -67,6 +67,7 @@ class Watch:
         self._moved_at = 0.0
         self._exact = False
         self._age_s = float("inf")
+        self._stale_s = policy.stale_s
         self._asked_at: float | None = None
         self._dumped_raw: Raw = {}
         self._entries = 0
@@ -75,13 +76,17 @@ class Watch:
 
     # -- what is seen --------------------------------------------------------------------------
 
-    def see(self, raw: Raw | None, age_s: float, *, exact: bool, now: float) -> None:
+    def see(
+        self, raw: Raw | None, age_s: float, *, exact: bool, now: float, every_s: float = 1.0
+    ) -> None:
         """The tap's counters, `age_s` after they were published; None when there are none.
 
+        `every_s`: how often they come; a tap with many groups publishes more rarely.
         `exact`: with the last dump they say all that the rank has done. Never so before the first
         dump, with a recorder that has no counters, or where counters cannot be turned into seqs.
         """
         self._exact = exact
+        self._stale_s = max(self._policy.stale_s, 2.5 * every_s)
         if raw is None:
             self._age_s = float("inf")
             return
@@ -114,7 +119,7 @@ class Watch:
 
     @property
     def is_stale(self) -> bool:
-        return self._age_s > self._policy.stale_s
+        return self._age_s > self._stale_s
 
     def due(self, now: float) -> Why | None:
         policy = self._policy

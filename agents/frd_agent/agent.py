@@ -1,0 +1,257 @@
+"""frd-agent: watches the ranks of one node and tells the service.
+
+A shell around pure parts: it ticks, reads the run directory, gives every rank its turn, lets the
+stream say what there is to say, and answers the service's requests. It owns all tasks; nothing
+outlives `run`. Ranks do not notice whether it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from frd.errors import DumpError
+from frd.model import AttemptKey, EntryColumns, NodeNs
+from frd.wire import PROTOCOL, Hello, Request
+from frd_agent.answers import answer
+from frd_agent.board import Board
+from frd_agent.config import Config
+from frd_agent.dictionary import Dictionary
+from frd_agent.dispatch import Dispatch
+from frd_agent.file_rank import FileRank
+from frd_agent.files import DumpFile, DumpFiles
+from frd_agent.metrics import AgentCollector, MetricsServer
+from frd_agent.naming import Signatures
+from frd_agent.outbox import Outbox
+from frd_agent.rank import Rank, Shared
+from frd_agent.roster import Roster
+from frd_agent.stats import Stats
+from frd_agent.stream import Stream
+from frd_agent.watch import WatchPolicy
+
+_GOODBYE_S: Final = 2.0
+_CONCURRENT_DUMPS: Final = 4
+_CONCURRENT_ANSWERS: Final = 32
+_FILES_EVERY_S: Final = 1.0
+_FILES_A_RANK: Final = 4
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._node = socket.gethostname()
+        self._boot_id = _boot_id()
+        self._session = secrets.token_hex(8)
+        dictionary = Dictionary()
+        outbox = Outbox(config.outbox_rows, config.outbox_bytes)
+        board = Board(lambda rank: dictionary.ranks[rank].attempt)
+        self._stats = Stats()
+        self._shared = Shared(
+            dictionary=dictionary,
+            signatures=Signatures(dictionary),
+            outbox=outbox,
+            board=board,
+            stats=self._stats,
+            policy=WatchPolicy(fill=config.ring_fill),
+            dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
+            wake=self._wake,
+        )
+        self._stream = Stream(
+            address=config.service,
+            hello=self._hello,
+            dispatch=Dispatch(dictionary, outbox, board, self._in_flight),
+            outbox=outbox,
+            stats=self._stats,
+            on_request=self._on_request,
+        )
+        self._roster = Roster(config.run_dir, self._shared)
+        folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
+        self._dump_files = DumpFiles(folders)
+        self._files_of: dict[int, list[Path]] = {}
+        """By number of the rank, newest first."""
+        self._file_ranks: dict[int, FileRank] = {}
+        """By global rank."""
+        self._pidfds: dict[int, Rank] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+        self._answering = asyncio.Semaphore(_CONCURRENT_ANSWERS)
+        self._stop = asyncio.Event()
+        self._turn = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until `stop`.
+
+        Raises:
+            FrdError: the metrics address cannot be listened on.
+        """
+        with ExitStack() as stack:
+            if self._config.metrics != "off":
+                collector = AgentCollector(self._stats, self._shared.outbox, _version())
+                stack.enter_context(MetricsServer(self._config.metrics, collector))
+            stack.callback(self._roster.close)
+            log.info("watching %s, telling %s", self._config.run_dir, self._config.service)
+            async with asyncio.TaskGroup() as tasks:
+                stream = tasks.create_task(self._stream.run())
+                files = tasks.create_task(self._follow_files())
+                await self._watch()
+                files.cancel()
+                await self._say_goodbye(stream)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._turn.set()
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while not self._stop.is_set():
+            began = time.perf_counter()
+            self._tick()
+            self._stats.polled(time.perf_counter() - began)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._turn.wait(), self._config.poll_s)
+            self._turn.clear()
+
+    def _tick(self) -> None:
+        now_ns = NodeNs(time.time_ns())
+        for rank in self._roster.update(now_ns):
+            self._follow_process(rank)
+        now_s = time.monotonic()
+        living = (rank for rank in self._roster if not rank.is_gone)
+        if vanished := [rank for rank in living if not rank.poll(now_s, now_ns)]:
+            # What a rank wrote just before it went may be newer than what was read above.
+            for rank in self._roster.update(now_ns):
+                self._follow_process(rank)
+            for rank in vanished:
+                rank.end(now_ns)
+            self._unfollow_processes()
+        self._roster.clear(now_ns)
+        self._stats.ranks = sum(not rank.is_gone for rank in self._roster)
+        if self._shared.board.has_news or self._shared.outbox.rows:
+            self._wake()
+
+    def _follow_process(self, rank: Rank) -> None:
+        """The kernel says at once when the process exits."""
+        if (fd := rank.process.pidfd if rank.process else None) is not None:
+            self._pidfds[fd] = rank
+            asyncio.get_running_loop().add_reader(fd, self._on_exit, fd)
+
+    def _on_exit(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        self._turn.set()
+
+    def _unfollow_processes(self) -> None:
+        for fd in [fd for fd, rank in self._pidfds.items() if rank.is_gone]:
+            asyncio.get_running_loop().remove_reader(fd)
+            self._pidfds.pop(fd).release_process()
+
+    # -- dump files ----------------------------------------------------------------------------
+
+    async def _follow_files(self) -> None:
+        while True:
+            for path in self._dump_files.changed():
+                try:
+                    file = await asyncio.to_thread(self._dump_files.read, path)
+                except DumpError as error:
+                    self._stats.refused_files["dump"] += 1
+                    log.warning("%s", error)
+                else:
+                    self._take_file(file)
+            await asyncio.sleep(_FILES_EVERY_S)
+
+    def _take_file(self, file: DumpFile) -> None:
+        rank: Rank | FileRank | None = self._rank_of(file)
+        if rank is None:
+            rank = self._file_ranks.get(file.rank)
+            if rank is None:
+                key = AttemptKey(self._config.job, 0)
+                rank = FileRank(file.rank, key, self._node, self._boot_id, self._shared)
+                self._file_ranks[file.rank] = rank
+            rank.take(file)
+            self._wake()
+        paths = [path for path in self._files_of.get(rank.number, ()) if path != file.path]
+        self._files_of[rank.number] = [file.path, *paths][:_FILES_A_RANK]
+        log.info("%s: dump file %s, %d entries", rank, file.path, len(file.dump.entries))
+
+    def _rank_of(self, file: DumpFile) -> Rank | None:
+        """The rank with a tap that wrote it: of those with its number, the last one started."""
+        candidates = [
+            rank
+            for rank in self._roster
+            if rank.identity.info.rank == file.rank
+            and rank.identity.started_at_ns <= file.written_at_ns
+        ]
+        return max(candidates, key=lambda rank: rank.identity.started_at_ns, default=None)
+
+    # -- the stream ----------------------------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        return Hello(
+            protocol=PROTOCOL,
+            agent_version=_version(),
+            node=self._node,
+            boot_id=self._boot_id,
+            session=self._session,
+            sent_at_ns=NodeNs(time.time_ns()),
+        )
+
+    def _wake(self) -> None:
+        self._stream.wake()
+
+    def _in_flight(self) -> Iterator[EntryColumns]:
+        for rank in [*self._roster, *self._file_ranks.values()]:
+            if (rows := rank.in_flight()) is not None:
+                yield rows
+
+    def _on_request(self, request: Request) -> None:
+        for index in request.rank_indexes:
+            number = self._stream.dispatch.rank_of(index)
+            rank = None if number is None else self._find(number)
+            if rank is not None:
+                task = asyncio.create_task(self._answer(rank, request))
+                self._answers.add(task)
+                task.add_done_callback(self._answers.discard)
+
+    def _find(self, number: int) -> Rank | FileRank | None:
+        found: Rank | FileRank | None = self._roster.by_number(number)
+        return found or next(
+            (rank for rank in self._file_ranks.values() if rank.number == number), None
+        )
+
+    async def _answer(self, rank: Rank | FileRank, request: Request) -> None:
+        kept = (self._dump_files.kept(path) for path in self._files_of.get(rank.number, ()))
+        files = [file for file in kept if file is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.timeout_s), self._answering:
+                await answer(rank, request, files, self._stream.answer)
+
+    async def _say_goodbye(self, stream: asyncio.Task[None]) -> None:
+        for task in self._answers:
+            task.cancel()
+        self._stream.close()
+        await asyncio.wait({stream}, timeout=_GOODBYE_S if self._stats.connected else 0.0)
+        stream.cancel()
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return f"host-{socket.gethostname()}"
+
+
+def _version() -> str:
+    try:
+        return version("frd-daemon")
+    except PackageNotFoundError:
+        return "0"

@@ -1,0 +1,99 @@
+"""`frd-agent`: `run` watches this node, `exec` runs a command with the tap switched on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from frd.errors import ConfigError, FrdError
+
+_USAGE = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Watch the ranks of one node for frd."""
+
+
+@cli.command()
+@click.option("--service", metavar="HOST:PORT", help="Where the service listens.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), help="Where the taps of this node publish."
+)
+@click.option(
+    "--dump-dir", type=click.Path(path_type=Path), help="Where torch writes its dump files."
+)
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file.")
+@click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
+def run(
+    service: str | None,
+    run_dir: Path | None,
+    dump_dir: Path | None,
+    config: Path | None,
+    metrics: str | None,
+) -> None:
+    """Watch this node until SIGTERM."""
+    from frd_agent.config import load
+
+    flags = {"service": service, "run_dir": run_dir, "dump_dir": dump_dir, "metrics": metrics}
+    loaded = load(config, flags)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=loaded.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    # gRPC's fork handlers are for programs that fork and go on using it; py-spy is only exec'ed.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    from frd_agent.agent import Agent
+
+    async def main() -> None:
+        agent = Agent(loaded)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.stop)
+        await agent.run()
+
+    try:
+        asyncio.run(main())
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+@cli.command(
+    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the taps publish.")
+@click.option("--job", help="Name of the job; default: torchrun's or Slurm's id.")
+@click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def exec_(run_dir: Path | None, job: str | None, timing: bool, command: tuple[str, ...]) -> None:
+    """Run COMMAND (torchrun, python, an srun step) with the tap switched on."""
+    from frd_agent.exec import exec_command
+
+    exec_command(command, run_dir, timing, job)
+
+
+def main() -> None:
+    """The console script: one line on stderr, exit code 1 for failures and 2 for usage."""
+    try:
+        cli(standalone_mode=False)
+    except click.UsageError as error:
+        error.show()
+        sys.exit(_USAGE)
+    except click.Abort:
+        sys.exit(1)
+    except ConfigError as error:
+        sys.exit(_said(error, _USAGE))
+    except FrdError as error:
+        sys.exit(_said(error, 1))
+
+
+def _said(error: FrdError, code: int) -> int:
+    click.echo(f"frd: error: {error}", err=True)
+    return code

@@ -1,0 +1,134 @@
+"""The agent's configuration: defaults < TOML file < FRD_AGENT_* environment < flags.
+
+Everything that can be wrong with it is found here, before anything starts, and said with the key's
+name. Nothing after this module looks at a file, the environment or a flag again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from frd.address import split_address
+from frd.errors import ConfigError
+from frd_agent import tap
+
+_PREFIX = "FRD_AGENT_"
+_SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
+
+
+class Config(BaseSettings):
+    """All keys are flat; the flags of `frd-agent run` set the first ones."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, extra="forbid", frozen=True, str_strip_whitespace=True
+    )
+
+    service: str = "127.0.0.1:9373"
+    """Where the service listens, HOST:PORT."""
+    run_dir: Path = Field(default_factory=lambda: Path(tap.run_dir(os.environ)))
+    """Where the taps of this node publish."""
+    dump_dir: Path | None = None
+    """Where torch writes dump files, beside ``<run_dir>/dumps``."""
+    metrics: str = "127.0.0.1:9375"
+    """Where /metrics listens, HOST:PORT, or ``off``."""
+    job: Annotated[str, Field(min_length=1, max_length=1024)] = "dumps"
+    """What to call the job of ranks that are known from dump files only."""
+    poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.5
+    """How often the taps' counters are looked at."""
+    outbox_rows: Annotated[int, Field(ge=1_000)] = 400_000
+    """Transitions kept for a service that does not acknowledge."""
+    outbox_bytes: Annotated[int, Field(ge=65_536)] = 32 * 1024 * 1024
+    """The same in bytes; whichever bound is met first."""
+    ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of a recorder's ring that may be new before it is read."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("service")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        return _address(value)
+
+    @field_validator("metrics")
+    @classmethod
+    def _is_address_or_off(cls, value: str) -> str:
+        return value if value == "off" else _address(value)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` hands over: it overlays the sources itself."""
+        return (init_settings,)
+
+
+def _address(value: str) -> str:
+    try:
+        split_address(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
+    """The effective configuration; a flag that is None was not given.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown or a value cannot be used.
+    """
+    given = _read(path) if path is not None else {}
+    _refuse_unknown_variables()
+    try:
+        given |= EnvSettingsSource(Config)()
+    except SettingsError as error:
+        raise ConfigError(f"environment: {_line(error)}: write a plain value") from None
+    given |= {key: value for key, value in (flags or {}).items() if value is not None}
+    try:
+        return Config(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(Config.model_fields)
+            raise ConfigError(f"{key}: unknown key: use one of {known}") from None
+        raise ConfigError(f"{key}: {first['input']!r}: {_line(first['msg'])}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: {path}: {_line(error)}: name a readable file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config: {path}: {_line(error)}: write TOML") from None
+
+
+def _refuse_unknown_variables() -> None:
+    """A mistyped key is an error; what Kubernetes sets for a service of our name is not."""
+    known = {f"{_PREFIX}{name}".upper() for name in Config.model_fields}
+    for name in os.environ:
+        key = name.upper()
+        if key.startswith(_PREFIX) and key not in known and not _SERVICE_LINK.fullmatch(key):
+            raise ConfigError(f"{name}: unknown key: use one of {', '.join(sorted(known))}")
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,113 @@
+"""The agent's own /metrics: a projection, computed at each scrape, of what it counts anyhow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from types import TracebackType
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from frd.address import split_address
+from frd.errors import FrdError
+from frd_agent.outbox import Outbox
+from frd_agent.stats import POLL_BOUNDS, Stats
+
+
+class AgentCollector(Collector):
+    def __init__(self, stats: Stats, outbox: Outbox, version: str) -> None:
+        self._stats = stats
+        self._outbox = outbox
+        self._version = version
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats
+        build = GaugeMetricFamily(
+            "frd_agent_build_info", "Version of this agent.", labels=["version"]
+        )
+        build.add_metric([self._version], 1)
+        yield build
+        yield _gauge(
+            "frd_agent_connected", "1 while a stream to the service is up.", stats.connected
+        )
+        yield CounterMetricFamily(
+            "frd_agent_streams", "Streams to the service ever opened.", stats.streams
+        )
+        yield _gauge("frd_agent_ranks", "Rank processes under watch that are alive.", stats.ranks)
+        yield _gauge(
+            "frd_agent_outbox_rows",
+            "Transitions that wait for the service's acknowledgement.",
+            self._outbox.rows,
+        )
+        dropped = CounterMetricFamily(
+            "frd_agent_dropped_rows",
+            "Transitions that will never reach the service, by reason.",
+            labels=["reason"],
+        )
+        dropped.add_metric(["outbox_full"], self._outbox.dropped_total)
+        for reason in ("overrun", "refused"):
+            dropped.add_metric([reason], stats.dropped_rows[reason])
+        yield dropped
+        yield _counts("frd_agent_dumps", "Dumps asked of ranks, by why.", "why", stats.dumps)
+        yield _counts(
+            "frd_agent_refused_files",
+            "Files in the run and dump directories that could not be used, by kind.",
+            "kind",
+            {"identity": 0, "dump": 0} | stats.refused_files,
+        )
+        yield HistogramMetricFamily(
+            "frd_agent_poll_seconds",
+            "Time that one look at all ranks took.",
+            buckets=list(
+                zip([*map(str, POLL_BOUNDS), "+Inf"], accumulate(stats.poll_buckets), strict=True)
+            ),
+            sum_value=stats.poll_sum_s,
+        )
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value)
+
+
+def _counts(name: str, text: str, label: str, counts: dict[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family
+
+
+class MetricsServer:
+    """Serves a registry from a thread of its own, for as long as the context lasts."""
+
+    def __init__(self, address: str, collector: Collector) -> None:
+        """Raises: FrdError when the address cannot be listened on."""
+        registry = CollectorRegistry()
+        registry.register(collector)
+        host, port = split_address(address)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise FrdError(
+                f"metrics: {address}: {error.strerror}: choose another --metrics, or off"
+            ) from None
+        self.port: int = self._server.server_port
+
+    def __enter__(self) -> MetricsServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,32 @@
+"""What the agent counts of itself. Plain numbers; `frd_agent.metrics` shows them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+POLL_BOUNDS: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+"""Upper bounds of the buckets, in seconds."""
+
+
+@dataclass(slots=True)
+class Stats:
+    connected: bool = False
+    streams: int = 0
+    """Streams opened, the present one included."""
+    ranks: int = 0
+    """Rank processes under watch that are alive."""
+    dumps: Counter[str] = field(default_factory=Counter)
+    """Dumps asked of ranks, by why."""
+    refused_files: Counter[str] = field(default_factory=Counter)
+    """Files of others' making that could not be used, by kind: ``identity``, ``dump``."""
+    dropped_rows: Counter[str] = field(default_factory=Counter)
+    """Rows that will never reach the service, by reason: ``overrun``, ``refused``."""
+    poll_buckets: list[int] = field(default_factory=lambda: [0] * (len(POLL_BOUNDS) + 1))
+    poll_sum_s: float = 0.0
+
+    def polled(self, seconds: float) -> None:
+        self.poll_buckets[bisect_left(POLL_BOUNDS, seconds)] += 1
+        self.poll_sum_s += seconds
