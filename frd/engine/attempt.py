@@ -282,6 +282,11 @@ class Attempt:
         floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
         return cut.stalls(self._ranks, self._groups, self._pairs, self._channels, floor)
 
+    def mismatch_facts(self, now: AlignedNs) -> list[MismatchFact]:
+        """Collectives whose members do not agree, and some time beyond their end."""
+        self._collectives.settle(now)
+        return self._collectives.facts()
+
     def picture(self, now: AlignedNs) -> Picture:
         """Where every rank stands; nothing in it changes afterwards."""
         self._collectives.settle(now)
@@ -291,14 +296,9 @@ class Attempt:
             world_size=self.world_size,
             groups=cut.groups(self._groups, self._pairs, self._collectives.ops()),
             channels=self._channels.picture(),
-            mismatches=self._collectives.facts(),
+            mismatches=self.mismatch_facts(now),
             **cut.ranks(self._ranks),
         )
-
-    def mismatch_facts(self, now: AlignedNs) -> list[MismatchFact]:
-        """Collectives whose members do not agree, told or not; usually none."""
-        self._collectives.settle(now)
-        return self._collectives.facts()
 
     def view(self, now: AlignedNs) -> AttemptView:
         """What people see of the attempt; nothing in it changes afterwards."""

@@ -1,26 +1,32 @@
 """Members of one collective that do not agree: the slow path of matching.
 
 The ring keeps one signature a collective, the first; only those that differ from it in their match
-class come here, by rank. So memory is spent on anomalies alone, and on no more than `MOST_FACTS`
-of them: a job that disagrees in everything needs no further proof.
+class come here, by rank. So memory is spent on anomalies alone, and on few of them: of each group
+the disagreements with the lowest seqs are kept, because what does not match after the first one
+is usually its consequence.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
 
 from frd.engine import match
 from frd.engine.picture import MismatchFact
 from frd.engine.tables import Groups, Pairs
 from frd.model import AlignedNs, Int64s, Signature
 
-MOST_FACTS: Final = 64
+MOST_GROUPS: Final = 64
+MOST_FACTS_PER_GROUP: Final = 4
 MOST_RANKS: Final = 65_536
 """Remembered over all facts."""
 RETENTION_NS: Final = 10_000_000_000
 """How long a fact outlives its collective, so that a mismatch that completed is still told."""
+
+Classes: TypeAlias = list[tuple[Signature, tuple[int, ...]]]
 
 
 @dataclass(slots=True)
@@ -34,58 +40,93 @@ class _Disagreement:
     closed_at: AlignedNs | None = None
 
 
+@dataclass(slots=True)
+class _OfGroup:
+    """The disagreements of one group by seq, and the range of seqs that had no room: what is
+    known of those is incomplete for good."""
+
+    facts: dict[int, _Disagreement] = field(default_factory=dict)
+    refused_low: int = np.iinfo(np.int64).max
+    refused_high: int = -1
+
+    def refuse(self, seq: int) -> None:
+        self.facts.pop(seq, None)
+        self.refused_low, self.refused_high = (
+            min(self.refused_low, seq),
+            max(self.refused_high, seq),
+        )
+
+
 class Mismatches:
     """What is remembered of the collectives of one attempt whose members disagree."""
 
     def __init__(self) -> None:
-        self._facts: dict[tuple[int, int], _Disagreement] = {}
+        self._groups: dict[int, _OfGroup] = {}
         self._ranks = 0
         self.dropped = 0
-        """Rows that came when memory for them was full."""
+        """Rows that came when there was no room to remember them."""
 
     def __len__(self) -> int:
-        return len(self._facts)
+        return len(self._groups)
 
     def differs(self, group: int, seq: int, first: int, rank: int, signature: int) -> None:
+        """A member passed a signature whose match class is not that of the first one seen."""
         fact = self._fact(group, seq, first)
-        if fact is None or self._ranks >= MOST_RANKS:
+        if fact is None:
             self.dropped += 1
         elif rank not in fact.other:
             fact.other[rank] = signature
             self._ranks += 1
 
     def unbalanced(self, group: int, seq: int, first: int, surplus: int) -> None:
+        """An all_to_all of all members put in more elements than it took out, or fewer."""
         if (fact := self._fact(group, seq, first)) is not None:
             fact.unbalanced = surplus
 
     def _fact(self, group: int, seq: int, first: int) -> _Disagreement | None:
-        known = self._facts.get((group, seq))
-        if known is None and len(self._facts) < MOST_FACTS:
-            known = self._facts[group, seq] = _Disagreement(first)
-        return known
+        known = self._groups.get(group)
+        if known is None:
+            if len(self._groups) >= MOST_GROUPS:
+                return None
+            known = self._groups[group] = _OfGroup()
+        if seq >= known.refused_low:
+            known.refuse(seq)
+            return None
+        if seq not in known.facts:
+            known.facts[seq] = _Disagreement(first)
+        if len(known.facts) > MOST_FACTS_PER_GROUP or self._ranks >= MOST_RANKS:
+            known.refuse(max(known.facts))
+            self._recount()
+        return known.facts.get(seq)
+
+    def _recount(self) -> None:
+        facts = [fact for known in self._groups.values() for fact in known.facts.values()]
+        self._ranks = sum(len(fact.other) for fact in facts)
 
     def expire(self, done: Int64s, now: AlignedNs) -> None:
         """Forget facts some time after their collective is done (`done`: by group, up to seq)."""
-        for (group, seq), fact in list(self._facts.items()):
-            if fact.closed_at is None and seq <= done[group]:
-                fact.closed_at = now
-            elif fact.closed_at is not None and now - fact.closed_at > RETENTION_NS:
-                self._drop(group, seq)
+        for group, known in list(self._groups.items()):
+            for seq, fact in list(known.facts.items()):
+                if fact.closed_at is None and seq <= done[group]:
+                    fact.closed_at = now
+                elif fact.closed_at is not None and now - fact.closed_at > RETENTION_NS:
+                    del known.facts[seq]
+            if not known.facts and known.refused_high <= done[group]:
+                del self._groups[group]
+        self._recount()
 
     def forget(self, group: int) -> None:
-        for of, seq in [key for key in self._facts if key[0] == group]:
-            self._drop(of, seq)
-
-    def _drop(self, group: int, seq: int) -> None:
-        self._ranks -= len(self._facts.pop((group, seq)).other)
+        if self._groups.pop(group, None) is not None:
+            self._recount()
 
     def facts(
         self, groups: Groups, pairs: Pairs, signatures: match.Signatures
     ) -> list[MismatchFact]:
-        """All that is remembered, lowest seq of each group first."""
+        """All that is remembered, by group and seq."""
         return [
-            _told(group, seq, self._facts[group, seq], groups, pairs, signatures)
-            for group, seq in sorted(self._facts)
+            _told(group, seq, fact, groups, pairs, signatures)
+            for group, known in sorted(self._groups.items())
+            for seq, fact in sorted(known.facts.items())
         ]
 
 
@@ -98,15 +139,11 @@ def _told(
     signatures: match.Signatures,
 ) -> MismatchFact:
     rows = groups.rows(group)
-    joined = pairs.rank[rows][pairs.joined_row[rows] >= seq].tolist()
-    told = {rank: fact.other.get(rank, fact.first) for rank in joined}
-    by_class: dict[int, list[int]] = {}
-    for rank, handle in told.items():
-        by_class.setdefault(int(signatures.match_class[handle]), []).append(rank)
-    classes: list[tuple[Signature, tuple[int, ...]]] = []
-    for ranks in sorted(by_class.values(), key=lambda ranks: (-len(ranks), ranks[0])):
-        usual, _ = Counter(told[rank] for rank in ranks).most_common(1)[0]
-        classes.append((signatures.known[usual], tuple(sorted(ranks))))
+    joined = np.sort(pairs.rank[rows][pairs.joined_row[rows] >= seq])
+    told = np.full(len(joined), fact.first, np.int64)
+    for rank, handle in fact.other.items():
+        told[np.searchsorted(joined, rank)] = handle
+    classes = _by_class(joined.tolist(), told.tolist(), signatures)
     size = len(groups.infos[group].ranks)
     return MismatchFact(
         group=group,
@@ -115,6 +152,20 @@ def _told(
         detail=_detail(classes, size, fact.unbalanced),
         complete=size > 0 and len(joined) == size,
     )
+
+
+def _by_class(ranks: list[int], handles: list[int], signatures: match.Signatures) -> Classes:
+    """Largest first; of each class the signature that most of its ranks passed."""
+    by_class: dict[int, list[int]] = {}
+    told: dict[int, Counter[int]] = {}
+    for rank, handle in zip(ranks, handles, strict=True):
+        of = signatures.match_class.item(handle)
+        by_class.setdefault(of, []).append(rank)
+        told.setdefault(of, Counter())[handle] += 1
+    return [
+        (signatures.known[told[of].most_common(1)[0][0]], tuple(members))
+        for of, members in sorted(by_class.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    ]
 
 
 def _detail(classes: list[tuple[Signature, tuple[int, ...]]], group_size: int, surplus: int) -> str:
