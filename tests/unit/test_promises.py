@@ -6,8 +6,10 @@ import ast
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,6 +19,10 @@ from frd.cli import COMMANDS, cli
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.model import Confidence, Kind, Reason
 from frd.service.metric_table import METRICS
+from frd_agent.config import Config as AgentConfig
+from frd_agent.metrics import AgentCollector
+from frd_agent.outbox import Outbox
+from frd_agent.stats import Stats
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -119,22 +125,37 @@ def test_every_shell_line_of_the_docs_could_be_typed() -> None:
 # -- configuration -----------------------------------------------------------------------------
 
 
-def test_every_key_is_documented_with_its_default() -> None:
+KEY = re.compile(r"^\| `([a-z_.]+)` \| (.*?) \|", re.MULTILINE)
+PLACES = ("data_dir", "run_dir")  # these defaults depend on the user
+
+
+def agrees(told: str, value: object) -> bool:
+    """Does the default column say this value?"""
+    if isinstance(value, int | float):
+        return float(told.strip("`")) == value
+    return told == (f"`{value}`" if value else "none")
+
+
+def test_every_key_of_the_service_is_documented_with_its_default() -> None:
     """docs/configuration.md lists the keys of the model, in order, with the defaults in effect."""
-    rows = re.findall(
-        r"^\| `([a-z_.]+)` \| (.*?) \|", text(DOCS / "configuration.md"), re.MULTILINE
-    )
+    page, _, _ = text(DOCS / "configuration.md").partition("\n## The agent\n")
+    rows = KEY.findall(page)
     assert [key for key, _ in rows] == sorted(config.keys(), key=lambda key: "." in key)
     defaults = config.as_dict(config.Config())
     for key, told in rows:
-        value: object = defaults
+        value: Any = defaults
         for part in key.split("."):
-            assert isinstance(value, dict)
             value = value[part]
-        if isinstance(value, int | float):
-            assert float(told.strip("`")) == value, key
-        elif isinstance(value, str) and key != "data_dir":
-            assert told == f"`{value}`"
+        assert key in PLACES or agrees(told, value), key
+
+
+def test_every_key_of_the_agent_is_documented_with_its_default() -> None:
+    """The agent's section does the same for `frd_agent.config`."""
+    rows = KEY.findall(sections(DOCS / "configuration.md")["The agent"])
+    model = AgentConfig.model_fields
+    assert [key for key, _ in rows] == list(model)
+    for key, told in rows:
+        assert key in PLACES or agrees(told, model[key].default), key
 
 
 def test_the_example_file_and_variables_of_the_docs_work(
@@ -154,8 +175,21 @@ def test_the_example_file_and_variables_of_the_docs_work(
 # -- metrics and alerts ------------------------------------------------------------------------
 
 
+def agent_metrics() -> dict[str, tuple[str, ...]]:
+    """What an agent exports, by exposed name."""
+    stats = Stats(dumps=Counter({"fill": 1}))
+    collector = AgentCollector(stats, Outbox(1000, 1 << 20), "0")
+    return {
+        metric.name + ("_total" if metric.type == "counter" else ""): tuple(
+            sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
+        )
+        for metric in collector.collect()
+    }
+
+
 def known_metrics() -> set[str]:
-    return set(METRICS) | {name + part for name in METRICS for part in HISTOGRAM_PARTS}
+    names = {*METRICS, *agent_metrics()}
+    return names | {name + part for name in names for part in HISTOGRAM_PARTS}
 
 
 @pytest.mark.parametrize("page", [*RULES, *PAGES], ids=lambda path: path.name)
@@ -164,15 +198,22 @@ def test_every_metric_that_is_named_exists(page: Path) -> None:
     assert set(METRIC.findall(text(page))) - NOT_METRICS <= known_metrics()
 
 
-def test_every_metric_is_documented_with_its_labels() -> None:
-    """docs/metrics.md and the table of the code agree."""
+@pytest.mark.parametrize(
+    ("section", "exported"),
+    [
+        ("The service", {name: spec.labels for name, spec in METRICS.items()}),
+        ("The agent", agent_metrics()),
+    ],
+)
+def test_every_metric_is_documented_with_its_labels(
+    section: str, exported: dict[str, tuple[str, ...]]
+) -> None:
+    """docs/metrics.md and the code agree."""
     rows = re.findall(
-        r"^\| `(frd_\w+)(?:\{([a-z,]+)\})?`",
-        sections(DOCS / "metrics.md")["The service"],
-        re.MULTILINE,
+        r"^\| `(frd_\w+)(?:\{([a-z,]+)\})?`", sections(DOCS / "metrics.md")[section], re.MULTILINE
     )
     documented = {name: tuple(labels.split(",")) if labels else () for name, labels in rows}
-    assert documented == {name: spec.labels for name, spec in METRICS.items()}
+    assert documented == exported
 
 
 def test_every_alert_has_a_row_and_a_runbook() -> None:
