@@ -91,12 +91,12 @@ class Peer:
         for event in events:
             await self.call.write(encode_agent(event))
 
-    async def hear(self) -> ServiceEvent | None:
-        data = await asyncio.wait_for(self.call.read(), 10)
+    async def hear(self, within_s: float = 10.0) -> ServiceEvent | None:
+        data = await asyncio.wait_for(self.call.read(), within_s)
         return decode_service(data) if isinstance(data, bytes) else None
 
-    async def hear_of(self, kind: type[Any]) -> Any:
-        while not isinstance(event := await self.hear(), kind):
+    async def hear_of(self, kind: type[Any], within_s: float = 10.0) -> Any:
+        while not isinstance(event := await self.hear(within_s), kind):
             assert event is not None, f"the stream ended before {kind.__name__}"
         return event
 
