@@ -35,7 +35,10 @@ MAX_OPS: Final = 64
 MAX_LABEL_CHARS: Final = 128
 OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
-EVICTED: Final = ("collectives", "attempts", "findings", "dumps", "journal_segments")
+EVICTED: Final = (
+    *("collectives", "rows", "mismatches", "attempts", "findings"),  # by the engine
+    *("dumps", "journal_segments"),
+)
 STORES: Final = ("findings", "journal", "dumps")
 
 Samples: TypeAlias = Mapping[tuple[str, ...], float]

@@ -1,0 +1,222 @@
+"""Replay: a journal alone gives what the service would have said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frd.cli import FINDINGS_PRESENT, run
+from frd.engine.policy import Policy
+from frd.errors import StoreError
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    EntryColumns,
+    FindingState,
+    Flags,
+    GroupInfo,
+    Kind,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Reason,
+    Signature,
+    WatermarkColumns,
+)
+from frd.service.replay import Replayed, replay
+from frd.service.settings import Settings
+from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from frd.wire import (
+    PROTOCOL,
+    AgentEvent,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    SignatureDecl,
+    Statuses,
+    Watermarks,
+    encode_agent,
+)
+
+SECOND = 1_000_000_000
+START = 1_800_000_000 * SECOND
+SETTINGS = Settings("1", Policy(stall_after_s=2.0)).encode()
+WORLD = 3
+STREAM = 1
+
+
+def columns(rank: int, seq: int, flags: Flags, revision: int, at: int) -> EntryColumns:
+    return EntryColumns(
+        rank=rank,
+        first_revision=revision,
+        group=np.array([0], np.uint32),
+        seq=np.array([seq], np.int64),
+        signature=np.array([0], np.uint32),
+        flags=np.array([flags], np.uint8),
+        created_ns=np.array([at], np.int64),
+        started_ns=np.array([0], np.int64),
+        completed_ns=np.array([at if flags & Flags.COMPLETED else 0], np.int64),
+    )
+
+
+def watermarks(enqueued: Sequence[int], head_since: int, at: int) -> Watermarks:
+    """All ranks have completed seq 0; those with 1 wait in it since `head_since`."""
+    everyone = np.arange(WORLD, dtype=np.uint32)
+    waiting = np.array(enqueued, np.int64) == 1
+    return Watermarks(
+        0,
+        WatermarkColumns(
+            rank=everyone,
+            group=np.zeros(WORLD, np.uint32),
+            enqueued=np.array(enqueued, np.int64),
+            started=np.full(WORLD, -1, np.int64),
+            completed=np.zeros(WORLD, np.int64),
+            head_created_ns=np.where(waiting, head_since, 0),
+            seen_rank=everyone,
+            as_of_ns=np.full(WORLD, at, np.int64),
+        ),
+        NodeNs(at),
+    )
+
+
+def declarations() -> list[AgentEvent]:
+    ranks = tuple(
+        RankDecl(r, 0, RankInfo(r, WORLD, "node-a", "boot-a", 100 + r)) for r in range(WORLD)
+    )
+    group = GroupDecl(0, 0, GroupInfo("0", "default_pg", tuple(range(WORLD))))
+    signature = Signature("gloo", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))
+    return [
+        Hello(PROTOCOL, "1", "node-a", "boot-a", "session", NodeNs(START)),
+        Declare((AttemptDecl(0, AttemptKey("train", 0), WORLD),), ranks),
+        Declare(groups=(group,), signatures=(SignatureDecl(0, signature),)),
+        Statuses(tuple(RankStatus(r, RankState.LIVE, NodeNs(START)) for r in range(WORLD))),
+    ]
+
+
+def message(event: AgentEvent, at: int) -> Record:
+    return Record(RecordKind.MESSAGE, AlignedNs(at), STREAM, encode_agent(event))
+
+
+def incident(until_s: int = 8) -> Iterator[Record]:
+    """Seq 0 is done by all; rank 2 never joins seq 1, in which 0 and 1 wait from second 1 on."""
+    yield Record(RecordKind.OPENED, AlignedNs(START), STREAM, b"")
+    for event in declarations():
+        yield message(event, START)
+    for rank in range(WORLD):
+        yield message(columns(rank, 0, Flags.JOINED | Flags.COMPLETED, 1, START), START)
+    stuck_at = START + SECOND
+    for rank in (0, 1):
+        yield message(columns(rank, 1, Flags.JOINED, 2, stuck_at), stuck_at)
+    for second in range(1, until_s):
+        at = START + second * SECOND
+        yield message(watermarks([1, 1, 0], stuck_at, at), at)
+        yield Record(RecordKind.TICK, AlignedNs(at), 0, b"")
+        yield Record(RecordKind.TICK, AlignedNs(at + SECOND // 2), 0, b"")
+
+
+def recorded(folder: Path, records: Sequence[Record], *, segment_bytes: int = 10**6) -> Path:
+    """A journal of `records`, written as the service writes it."""
+    live: list[Record] = []
+    journal = Journal(
+        folder,
+        settings=SETTINGS,
+        preamble=lambda: live,
+        now=AlignedNs(START),
+        limits=JournalLimits(segment_bytes, total_bytes=10**7),
+    )
+    for number, record in enumerate(records):
+        if number < 1 + len(declarations()):
+            live.append(record)
+        journal.append(record.kind, record.at, record.stream, record.payload)
+    journal.close()
+    return folder
+
+
+def replayed(path: Path) -> Replayed:
+    return replay(read(path, pytest.fail), pytest.fail)
+
+
+def test_stall_is_found_again(tmp_path: Path) -> None:
+    """The journal of a stall names the rank that never came, under the recorded threshold."""
+    result = replayed(recorded(tmp_path, list(incident())))
+    (found,) = result.findings
+    assert (found.kind, found.state) == (Kind.STALL, FindingState.OPEN)
+    assert [(s.rank, s.reason) for s in found.suspects] == [(2, Reason.CPU_STUCK)]
+    assert found.victims == (0, 1)
+    assert 3 * SECOND <= found.opened_at - START <= 5 * SECOND
+    assert result.first_at == START
+
+
+def test_replay_of_a_replay_is_equal(tmp_path: Path) -> None:
+    """The same journal gives the same findings, ids and times included, however it is cut."""
+    whole = replayed(recorded(tmp_path / "whole", list(incident())))
+    cut = replayed(recorded(tmp_path / "cut", list(incident()), segment_bytes=3000))
+    assert len(segments(tmp_path / "cut")) > 1
+    assert cut.findings == whole.findings
+
+
+def test_oldest_segments_are_gone(tmp_path: Path) -> None:
+    """A segment whose elders were evicted is replayed by what it repeats of the live streams."""
+    folder = recorded(tmp_path, list(incident(20)), segment_bytes=3000)
+    first, *later = segments(folder)
+    assert later
+    first.unlink()
+    (found,) = replayed(folder).findings
+    assert [s.rank for s in found.suspects] == [2]
+
+
+def test_restart_of_the_service(tmp_path: Path) -> None:
+    """A second process in the journal takes up the open finding and opens no other."""
+    records = list(incident())
+    first = replayed(recorded(tmp_path, records))
+    recorded(tmp_path, [Record(RecordKind.TICK, AlignedNs(START + 9 * SECOND), 0, b"")])
+    second = replayed(tmp_path)
+    assert [f.id for f in second.findings] == [f.id for f in first.findings]
+    assert second.findings[0].state is FindingState.OPEN
+
+
+def test_lost_records_are_said(tmp_path: Path) -> None:
+    """A message that builds on one that the journal lost ends its stream with a warning."""
+    records = [r for n, r in enumerate(incident()) if n != 3]  # the groups' declaration
+    warnings: list[str] = []
+    result = replay(read(recorded(tmp_path, records), warnings.append), warnings.append)
+    assert result.records > 10
+    assert len(warnings) == 1
+    assert warnings[0].startswith("stream 1: entries.group")
+
+
+def test_settings_of_another_version() -> None:
+    """Unknown settings are ignored, absent ones have defaults, garbage is an error."""
+    assert Settings.decode(b'{"policy": {"stall_after_s": 3, "new": 1}, "more": {}}') == Settings(
+        policy=Policy(stall_after_s=3.0)
+    )
+    for garbage in (b"", b"[]", b'{"policy": {"stall_after_s": "x"}}', b"\xff"):
+        with pytest.raises(StoreError, match="journal: settings"):
+            Settings.decode(garbage)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`frd replay` prints the findings and exits with 3 when there are any."""
+    folder = recorded(tmp_path / "stall", list(incident()))
+    assert run(["replay", str(folder), "--json"]) == FINDINGS_PRESENT
+    told = json.loads(capsys.readouterr().out)
+    assert [s["rank"] for s in told["findings"][0]["suspects"]] == [2]
+    assert told["warnings"] == []
+    assert run(["replay", str(folder)]) == FINDINGS_PRESENT
+    assert "rank 2" in capsys.readouterr().out
+    healthy = recorded(tmp_path / "healthy", list(incident(until_s=2)))
+    assert run(["replay", str(healthy)]) == 0
+    assert "no findings" in capsys.readouterr().out
+
+
+def test_command_on_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong path is one line on stderr and exit 1."""
+    assert run(["replay", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("frd: error: journal: ")
