@@ -56,13 +56,6 @@ def blame(
             return []
 
 
-def since_of(graph: Graph, wait: Wait) -> AlignedNs:
-    """When the first of those who wait began to."""
-    if not wait.instance.is_p2p:
-        return graph.waits.attendance(wait.instance).first_since
-    return next(op.since for op in graph.waits.ops(wait.rank) if op.instance == wait.instance)
-
-
 def op_of(graph: Graph, instance: Instance) -> str:
     if instance.is_p2p:
         return f"send {_end(instance.src)}->{_end(instance.dst)}"
@@ -195,6 +188,8 @@ def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
     onset = graph.waits.attendance(Instance(fact.group, fact.seq)).first_since
     confidence = Confidence.HIGH if majority and fact.complete else Confidence.MEDIUM
     named = fact.classes[1:] if majority else fact.classes
+    if len(fact.classes) == 1:  # their sums do not add up, and nothing tells whose is wrong
+        confidence, named = Confidence.LOW, fact.classes
     detail = summary.clean(fact.detail)
     return [
         Blame(
@@ -220,7 +215,7 @@ def lowered(blames: Sequence[Blame]) -> list[Blame]:
 
 
 def _onset(graph: Graph, held_up: Sequence[Wait]) -> AlignedNs:
-    return min((since_of(graph, wait) for wait in held_up), default=graph.picture.now)
+    return min((graph.since(wait) for wait in held_up), default=graph.picture.now)
 
 
 def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait]) -> str:

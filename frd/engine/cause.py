@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.blame import Blame, blame, lowered, op_of, since_of
+from frd.engine.blame import Blame, blame, lowered, op_of
 from frd.engine.edges import Doubt, Ending, Graph, Node, Rules, Wait
 from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.roots import DEFINITE, Incident, Root, incidents
@@ -43,7 +43,8 @@ class Verdict:
     reason: Reason | None
     """Of the whole incident, where there is no suspect to carry it."""
     instance: Instance
-    """What it is about: the oldest stalled op that waits directly for a suspect."""
+    """What it is about: the oldest stalled op that waits directly for a suspect, a collective
+    where there is one."""
     op: str
     since: AlignedNs
     """When the first rank began to wait in `instance`."""
@@ -129,7 +130,7 @@ def _judge(
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NOBODY else None,
         instance=about.instance,
         op=op_of(graph, about.instance),
-        since=since_of(graph, about),
+        since=graph.since(about),
         waiting=waiting,
         missing=missing,
         stalled=tuple(key for key, _ in rows),
@@ -160,9 +161,9 @@ def _kind(roots: Sequence[Root]) -> Kind:
 
 
 def _held_up(graph: Graph, incident: Incident) -> dict[Node, list[Wait]]:
-    """For each node the waits that lead straight to it, oldest first."""
+    """For each node the waits that lead straight to it, the most telling first."""
     waits = [node for node in incident.nodes if isinstance(node, Wait)]
-    waits.sort(key=lambda wait: (since_of(graph, wait), wait.instance, wait.rank))
+    waits.sort(key=lambda wait: _order(graph, wait))
     found: dict[Node, list[Wait]] = {}
     for wait in waits:
         for target in graph.edges[wait]:
@@ -224,7 +225,7 @@ def _about(
     held_up: Mapping[Node, list[Wait]],
     stalled: set[tuple[int, int]],
 ) -> Wait:
-    """The oldest stalled op that waits directly for a root; else the oldest that does."""
+    """The first stalled op that waits directly for a root; else the first that does."""
     direct = [
         wait
         for root in roots
@@ -232,9 +233,12 @@ def _about(
         for wait in ([node] if isinstance(node, Wait) else held_up.get(node, []))
     ]
     confirmed = [w for w in direct if (w.instance.group, w.instance.seq) in stalled]
-    return min(
-        confirmed or direct, key=lambda w: (since_of(graph, w), w.instance, w.started, w.rank)
-    )
+    return min(confirmed or direct, key=lambda w: _order(graph, w))
+
+
+def _order(graph: Graph, wait: Wait) -> tuple[bool, int, Instance, bool, int]:
+    """Collectives first, which tell how far a rank came; the oldest of them."""
+    return wait.instance.is_p2p, graph.since(wait), wait.instance, wait.started, wait.rank
 
 
 def _one_each(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -125,10 +125,10 @@ class Graph:
                 return (), Ending.DOUBT
             case Member(rank):
                 return self._expand_member(rank)
-            case Wait(instance, _, rank) if instance.is_p2p:
-                return self._expand_channel(instance, rank)
-            case Wait(instance, started, _):
-                return self._expand_collective(instance, started)
+            case Wait(instance) if instance.is_p2p:
+                return self._expand_channel(node)
+            case Wait():
+                return self._expand_collective(node)
 
     def _expand_member(self, rank: int) -> tuple[tuple[Node, ...], Ending | None]:
         if self.is_gone(rank):
@@ -140,34 +140,27 @@ class Graph:
             return (), Ending.MOVING
         return (wait_of(rank, head),), None
 
-    def _expand_channel(
-        self, channel: Instance, rank: int
-    ) -> tuple[tuple[Node, ...], Ending | None]:
-        peer = channel.peer_of(rank)
-        if peer < 0:
-            return (), Ending.NOBODY
-        since = next(op.since for op in self.waits.ops(rank) if op.instance == channel)
-        if not self.waits.is_paired(channel, rank):
-            return (self.absentee(peer, since),), None
+    def _expand_channel(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
+        if absent := self._absent_from(wait):
+            return tuple(absent), None
+        peer = wait.instance.peer_of(wait.rank)
         head = self.waits.head(peer)
-        if self.is_gone(peer) or (head is not None and head.instance != channel):
+        if self.is_gone(peer) or (head is not None and head.instance != wait.instance):
             return (self.present(peer),), None
         return (), Ending.NOBODY
 
-    def _expand_collective(
-        self, collective: Instance, started: bool
-    ) -> tuple[tuple[Node, ...], Ending | None]:
-        if collective in self.rules.mismatched:
+    def _expand_collective(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
+        if wait.instance in self.rules.mismatched:
             return (), Ending.MISMATCH
-        those = self.waits.attendance(collective)
-        targets = [self.absentee(int(m), those.first_since) for m in those.absent]
-        if not any(isinstance(t, Member) for t in targets) and self._is_left(collective, those):
+        those = self.waits.attendance(wait.instance)
+        targets = self._absent_from(wait)
+        if not any(isinstance(t, Member) for t in targets) and self._is_left(wait.instance, those):
             left = self._all_present(those.inside[those.heads])
             alone = any(isinstance(t, Member) and not self.is_gone(t.rank) for t in left)
             return ((), Ending.ALONE) if alone else (tuple(left), None)
         targets += self._all_present(those.behind)
         unstarted = those.inside[those.timed & ~those.started]
-        if started:
+        if wait.started:
             targets += self._all_present(unstarted)
         if not targets:
             targets = self._all_present(m for m in those.inside if self.is_gone(int(m)))
@@ -193,16 +186,20 @@ class Graph:
             if not self.is_gone(rank) and self.why_unknown(rank) is None
         )
 
-    def others_awaited(self, rank: int) -> list[Member]:
-        """Who provably has not come to the younger ops that a rank has in flight."""
-        targets: list[Node] = []
-        for op in list(self.waits.ops(rank))[1:]:
-            if not op.instance.is_p2p:
-                those = self.waits.attendance(op.instance)
-                targets += [self.absentee(int(m), those.first_since) for m in those.absent]
-            elif not self.waits.is_paired(op.instance, rank):
-                targets.append(self.absentee(op.instance.peer_of(rank), op.since))
-        return [target for target in targets if isinstance(target, Member)]
+    def younger_waits(self, rank: int) -> list[Wait]:
+        """What else a rank has in flight that somebody provably has not come to."""
+        waits = [wait_of(rank, op) for op in list(self.waits.ops(rank))[1:]]
+        return [
+            wait for wait in waits if any(isinstance(t, Member) for t in self._absent_from(wait))
+        ]
+
+    def _absent_from(self, wait: Wait) -> list[Node]:
+        if not wait.instance.is_p2p:
+            those = self.waits.attendance(wait.instance)
+            return [self.absentee(int(m), those.first_since) for m in those.absent]
+        if wait.instance.peer_of(wait.rank) < 0 or self.waits.is_paired(wait.instance, wait.rank):
+            return []
+        return [self.absentee(wait.instance.peer_of(wait.rank), self.since(wait))]
 
     # -- what is known of one rank -----------------------------------------------------------
 
@@ -223,6 +220,12 @@ class Graph:
 
     def _all_present(self, ranks: Iterable[int] | Int32s) -> list[Node]:
         return [self.present(int(rank)) for rank in ranks]
+
+    def since(self, wait: Wait) -> AlignedNs:
+        """When the first of those who wait began to."""
+        if not wait.instance.is_p2p:
+            return self.waits.attendance(wait.instance).first_since
+        return next(o.since for o in self.waits.ops(wait.rank) if o.instance == wait.instance)
 
     def is_ripe(self, wait: Wait) -> bool:
         """Its last comer came so long ago that the op should have completed since.

@@ -82,15 +82,13 @@ def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
     for part in parts:
         if len(part) == 1 or not _is_sink(graph, part):
             continue
-        inside = set(part)
         for node in part:
-            if not isinstance(node, Member):
-                continue
-            targets = [t for t in graph.others_awaited(node.rank) if t not in inside]
-            graph.explore(targets)
-            if any(graph.endings.get(n) in DEFINITE for n in _reach(graph, targets)):
-                graph.edges[node] = (*graph.edges[node], *targets)
-                widened = True
+            if isinstance(node, Member):
+                others = graph.younger_waits(node.rank)
+                graph.explore(others)
+                if any(graph.endings.get(n) in DEFINITE for n in _reach(graph, others)):
+                    graph.edges[node] = (*graph.edges[node], *others)
+                    widened = True
     return widened
 
 

@@ -1,0 +1,202 @@
+"""Scripted pictures for tests of the engine: say who stands where, get a `Picture` of it.
+
+Ages are seconds before `NOW`; every rank is live, connected and freshly reported unless a scene
+says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from frd.engine.cause import Verdict, find
+from frd.engine.picture import ChannelPicture, GroupPicture, MismatchFact, Picture, StallTable
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    AttemptKey,
+    GroupInfo,
+    RankInfo,
+    RankState,
+    Reason,
+)
+
+NOW = AlignedNs(1_700_000_000_000_000_000)
+
+
+def ago(seconds: float) -> AlignedNs:
+    return AlignedNs(NOW - round(seconds * 1e9))
+
+
+@dataclass
+class Mark:
+    """One rank in one group."""
+
+    enqueued: int = UNKNOWN_SEQ
+    started: int = UNKNOWN_SEQ
+    completed: int = UNKNOWN_SEQ
+    since: int = 0
+
+
+@dataclass
+class Standing:
+    """One rank as its agent sees it."""
+
+    state: RankState = RankState.LIVE
+    state_age: float = 0.0
+    detail: str = ""
+    as_of_age: float = 0.1
+    connected: bool = True
+    gap: bool = False
+    moved_age: float = 60.0
+    declared: bool = True
+
+
+@dataclass
+class Scene:
+    world: int
+    threshold_s: float = 5.0
+    key: AttemptKey = AttemptKey("job", 0)
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ops: dict[tuple[str, int], str] = field(default_factory=dict)
+    marks: dict[tuple[str, int], Mark] = field(default_factory=dict)
+    channels: list[tuple[int, str, int, bool, int, int]] = field(default_factory=list)
+    facts: list[MismatchFact] = field(default_factory=list)
+    standings: dict[int, Standing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for rank in range(self.world):
+            self.standings[rank] = Standing()
+
+    # -- the script --------------------------------------------------------------------------
+
+    def group(self, name: str, ranks: Iterable[int], **ops: str) -> Scene:
+        """A group; ops by seq as ``s7="broadcast"``, ``all_reduce`` otherwise."""
+        self.groups[name] = tuple(sorted(ranks))
+        self.ops |= {(name, int(seq[1:])): op for seq, op in ops.items()}
+        for rank in self.groups[name]:
+            self.marks[name, rank] = Mark()
+        return self
+
+    def passed(self, name: str, seq: int, ranks: Iterable[int]) -> Scene:
+        """These ranks completed `seq` and have nothing outstanding in the group."""
+        for rank in ranks:
+            self.marks[name, rank] = Mark(seq, UNKNOWN_SEQ, seq)
+        return self
+
+    def waits(
+        self, name: str, seq: int, ranks: Iterable[int], age: float = 12.0, ahead: int = 0
+    ) -> Scene:
+        """These ranks are inside `seq`, and have enqueued `ahead` more of the group."""
+        for rank in ranks:
+            self.marks[name, rank] = Mark(seq + ahead, UNKNOWN_SEQ, seq - 1, ago(age))
+        return self
+
+    def started(self, name: str, seq: int, ranks: Iterable[int]) -> Scene:
+        for rank in ranks:
+            self.marks[name, rank].started = seq
+        return self
+
+    def flying(
+        self, rank: int, name: str, peer: int, *, send: bool, age: float = 12.0, count: int = 1
+    ) -> Scene:
+        """A P2P op in flight; `peer` -1 receives from any."""
+        self.channels.append((rank, name, peer, send, count, ago(age)))
+        return self
+
+    def mismatch(self, fact: MismatchFact) -> Scene:
+        self.facts.append(fact)
+        return self
+
+    def rank(self, number: int, **changes: Any) -> Scene:
+        self.standings[number] = replace(self.standings[number], **changes)
+        return self
+
+    # -- what comes of it --------------------------------------------------------------------
+
+    def picture(self) -> Picture:
+        ranks = [r for r in sorted(self.standings) if self.standings[r].declared]
+        seen = [self.standings[r] for r in ranks]
+        names = list(self.groups)
+        return Picture(
+            key=self.key,
+            now=NOW,
+            world_size=self.world,
+            rank=np.array(ranks, np.int32),
+            as_of=np.array([ago(s.as_of_age) for s in seen], np.int64),
+            state=[s.state for s in seen],
+            state_since=np.array([ago(s.state_age) for s in seen], np.int64),
+            detail=[s.detail for s in seen],
+            connected=np.array([s.connected for s in seen], np.bool_),
+            gap=np.array([s.gap for s in seen], np.bool_),
+            info={r: RankInfo(r, self.world, f"node{r // 8}", f"boot{r // 8}", r + 1) for r in ranks},
+            groups=[self._group_picture(name) for name in names],
+            channels=self._channel_picture(names),
+            mismatches=self.facts,
+            moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
+        )
+
+    def _group_picture(self, name: str) -> GroupPicture:
+        members = self.groups[name]
+        marks = [self.marks[name, rank] for rank in members]
+        return GroupPicture(
+            GroupInfo(name, name, members),
+            np.array(members, np.int32),
+            *(
+                np.array([getattr(mark, column) for mark in marks], np.int64)
+                for column in ("enqueued", "started", "completed", "since")
+            ),
+            ops=lambda seq: self.ops.get((name, seq), "all_reduce"),
+        )
+
+    def _channel_picture(self, names: Sequence[str]) -> ChannelPicture:
+        rows = [
+            (rank, names.index(name), peer, send, count, since)
+            for rank, name, peer, send, count, since in self.channels
+        ]
+        table = np.array(rows, np.int64).reshape(len(rows), 6).T
+        return ChannelPicture(
+            rank=table[0].astype(np.int32),
+            group=table[1].astype(np.int32),
+            peer=table[2].astype(np.int32),
+            is_send=table[3].astype(np.uint8),
+            in_flight=table[4],
+            since=table[5],
+        )
+
+    def stalls(self) -> StallTable:
+        names = list(self.groups)
+        rows = [
+            (names.index(name), rank, mark.completed + 1, mark.since)
+            for (name, rank), mark in self.marks.items()
+            if mark.enqueued > mark.completed
+        ] + [
+            (names.index(name), rank, UNKNOWN_SEQ, since)
+            for rank, name, _, _, _, since in self.channels
+        ]
+        late = [row for row in rows if self._confirmed(row[1], row[3])]
+        table = np.array(late, np.int64).reshape(len(late), 4).T
+        return StallTable(
+            table[0].astype(np.int32), table[1].astype(np.int32), table[2], table[3]
+        )
+
+    def _confirmed(self, rank: int, since: int) -> bool:
+        standing = self.standings[rank]
+        running = standing.state in (RankState.LIVE, RankState.SILENT)
+        age_ns = ago(standing.as_of_age) - since
+        return standing.declared and running and age_ns >= self.threshold_s * 1e9
+
+    def find(self) -> list[Verdict]:
+        return find(self.picture(), self.stalls(), threshold_s=lambda group: self.threshold_s)
+
+    def only(self) -> Verdict:
+        """The verdict of a scene that is one incident."""
+        (verdict,) = self.find()
+        return verdict
+
+
+def named(verdict: Verdict) -> dict[int, Reason]:
+    return {blame.rank: blame.reason for blame in verdict.suspects}

@@ -1,0 +1,465 @@
+"""First causes of scripted pictures: every reason, every doubt, and who is left in peace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from frd.engine.picture import MismatchFact
+from frd.engine.waits import Instance
+from frd.model import Confidence, Kind, RankState, Reason, Signature
+from tests.scenes import Scene, named
+
+
+def all_reduce(*ranks: int) -> tuple[Signature, tuple[int, ...]]:
+    return Signature("gloo", "all_reduce", ((4,),)), ranks
+
+
+def broadcast(*ranks: int) -> tuple[Signature, tuple[int, ...]]:
+    return Signature("gloo", "broadcast", ((4,),)), ranks
+
+
+def missing_two(**rank_two: object) -> Scene:
+    """Four ranks in one group; 2 never came to seq 7, and stands as told."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3])
+    return scene.rank(2, **rank_two)
+
+
+# -- one missing rank ------------------------------------------------------------------------
+
+
+def test_a_rank_in_no_collective_is_stuck_in_its_program() -> None:
+    """Rank 2 is alive, in no collective, and never joined what the three others wait in."""
+    verdict = missing_two(detail="heartbeat 12 s old: the GIL may be held").only()
+    assert verdict.kind is Kind.STALL
+    assert named(verdict) == {2: Reason.CPU_STUCK}
+    (blame,) = verdict.suspects
+    assert blame.confidence is Confidence.HIGH
+    assert blame.evidence == "last joined seq 6 of dp; heartbeat 12 s old: the GIL may be held"
+    assert (verdict.instance, verdict.op) == (Instance(0, 7), "all_reduce")
+    assert (verdict.waiting, verdict.missing) == ((0, 1, 3), (2,))
+    assert (verdict.victims, verdict.unknown) == ((0, 1, 3), ())
+
+
+def test_a_rank_that_never_joined_anything_is_told_so() -> None:
+    """Rank 1 has not joined the first collective of the group yet."""
+    verdict = Scene(2).group("dp", [0, 1]).waits("dp", 1, [0]).only()
+    assert verdict.suspects[0].evidence == "has joined nothing of dp yet"
+
+
+@pytest.mark.parametrize(
+    ("state", "detail", "reason", "confidence"),
+    [
+        (RankState.EXITED, "killed", Reason.EXITED, Confidence.HIGH),
+        (RankState.FINISHED, "", Reason.EXITED, Confidence.HIGH),
+        (
+            RankState.SILENT,
+            "process 4711 is stopped (state T)",
+            Reason.UNREACHABLE,
+            Confidence.HIGH,
+        ),
+        (RankState.SILENT, "its socket does not answer", Reason.UNREACHABLE, Confidence.MEDIUM),
+    ],
+)
+def test_positive_evidence_of_an_agent(
+    state: RankState, detail: str, reason: Reason, confidence: Confidence
+) -> None:
+    """The missing rank's agent says that its process exited, finished early, or is frozen."""
+    verdict = missing_two(state=state, detail=detail, state_age=11, as_of_age=11).only()
+    assert named(verdict) == {2: reason}
+    assert verdict.suspects[0].confidence is confidence
+    assert detail in verdict.suspects[0].evidence
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_a_process_that_died_inside_an_op_is_the_cause_when_all_joined() -> None:
+    """All four joined seq 7, then 2 was killed in it; the three others wait for ever."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    verdict = scene.rank(2, state=RankState.EXITED, state_age=11, as_of_age=11).only()
+    assert named(verdict) == {2: Reason.EXITED}
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_a_frozen_process_inside_an_op_is_the_cause_when_all_joined() -> None:
+    """All four joined seq 7, but 2 was stopped by a signal in it."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    scene.rank(2, state=RankState.SILENT, detail="process 5 is stopped", state_age=11)
+    assert named(scene.only()) == {2: Reason.UNREACHABLE}
+
+
+def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
+    """Rank 3 left after it completed seq 7; 2 is missing in seq 8 of a group without 3."""
+    scene = Scene(4).group("tp", [0, 1, 2]).group("dp", range(4)).passed("dp", 7, range(4))
+    scene.passed("tp", 7, [2]).waits("tp", 8, [0, 1])
+    scene.rank(3, state=RankState.FINISHED, state_age=20, as_of_age=20)
+    assert named(scene.only()) == {2: Reason.CPU_STUCK}
+
+
+def test_a_rank_that_moves_elsewhere_is_named_with_less_confidence() -> None:
+    """Rank 2 is missing in dp, but keeps going through its own group with 3."""
+    scene = missing_two().group("pair", [2, 3]).passed("pair", 80, [3]).waits("pair", 81, [2], 0.2)
+    verdict = scene.only()
+    assert named(verdict) == {2: Reason.CPU_STUCK}
+    assert verdict.suspects[0].confidence is Confidence.MEDIUM
+    assert "progress" in verdict.suspects[0].evidence
+
+
+def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
+    """Rank 2 has nothing outstanding, but one of its watermarks rose a moment ago."""
+    assert missing_two(moved_age=0.5).only().suspects[0].confidence is Confidence.MEDIUM
+
+
+def test_a_mover_is_not_named_beside_a_rank_that_is_stuck() -> None:
+    """Ranks 1 and 2 are both missing; 1 makes progress elsewhere, 2 does nothing."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [1, 2]).waits("dp", 7, [0, 3])
+    scene.group("pair", [1, 3]).passed("pair", 80, [3]).waits("pair", 81, [1], 0.2)
+    verdict = scene.only()
+    assert named(verdict) == {2: Reason.CPU_STUCK}
+    assert verdict.missing == (1, 2)
+
+
+# -- missing telemetry -----------------------------------------------------------------------
+
+
+def test_an_agent_that_is_gone_makes_a_rank_unreachable() -> None:
+    """The stream of the missing rank's agent is down, and nobody else is to blame."""
+    verdict = missing_two(connected=False, as_of_age=30).only()
+    assert named(verdict) == {2: Reason.UNREACHABLE}
+    assert verdict.suspects[0].confidence is Confidence.MEDIUM
+
+
+def test_late_telemetry_makes_a_rank_unreachable_at_most() -> None:
+    """Nothing fresh came from the missing rank for 8 s, though its agent is connected."""
+    verdict = missing_two(as_of_age=8).only()
+    assert named(verdict) == {2: Reason.UNREACHABLE}
+    assert verdict.suspects[0].confidence is Confidence.LOW
+
+
+@pytest.mark.parametrize(
+    "standing",
+    [
+        pytest.param({"gap": True}, id="gap"),
+        pytest.param({"declared": False}, id="never seen"),
+    ],
+)
+def test_a_rank_of_which_too_little_is_known_is_unknown(standing: dict[str, object]) -> None:
+    """The missing rank's telemetry has a gap, or no agent ever reported the rank."""
+    verdict = missing_two(**standing).only()
+    assert verdict.suspects == ()
+    assert verdict.unknown == (2,)
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_absence_older_than_the_wait_is_no_absence() -> None:
+    """The last word of rank 2 is fresh enough, but from before the others began to wait."""
+    scene = Scene(4, threshold_s=1.0).group("dp", range(4))
+    scene.passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], age=2.0).rank(2, as_of_age=3.0)
+    verdict = scene.only()
+    assert (verdict.suspects, verdict.unknown) == ((), (2,))
+
+
+def test_an_unknown_rank_lowers_the_confidence_in_others() -> None:
+    """Ranks 1 and 2 are missing; 2 is provably stuck, of 1 nothing is known."""
+    scene = missing_two().passed("dp", 6, [1]).rank(1, declared=False)
+    verdict = scene.only()
+    assert named(verdict) == {2: Reason.CPU_STUCK}
+    assert verdict.suspects[0].confidence is Confidence.MEDIUM
+    assert verdict.unknown == (1,)
+
+
+# -- more than one group ---------------------------------------------------------------------
+
+
+def test_a_cascade_over_two_layers_of_groups_leads_to_its_root() -> None:
+    """5 is missing in tp1, whose ranks are missing in dp, in which everybody else waits."""
+    scene = Scene(8).group("tp0", range(4)).group("tp1", range(4, 8)).group("dp", range(8))
+    scene.passed("tp0", 4, range(4)).passed("dp", 1, range(8)).passed("tp1", 3, [5])
+    scene.waits("tp1", 4, [4, 6, 7], age=12).waits("dp", 2, range(4), age=11.8)
+    verdict = scene.only()
+    assert named(verdict) == {5: Reason.CPU_STUCK}
+    assert verdict.instance == Instance(1, 4)
+    assert verdict.stalled == ((1, 4), (2, 2))
+    assert verdict.victims == (0, 1, 2, 3, 4, 6, 7)
+
+
+def test_a_culprit_outside_the_groups_that_most_wait_in() -> None:
+    """0-3 wait in a for 4, which waits in b for 5, which waits in c for 6: only 6 is named."""
+    scene = Scene(7).group("a", [0, 1, 2, 3, 4]).group("b", [4, 5]).group("c", [5, 6])
+    scene.waits("a", 1, range(4), 10).waits("b", 1, [4], 11).waits("c", 1, [5], 12)
+    verdict = scene.only()
+    assert named(verdict) == {6: Reason.CPU_STUCK}
+    assert verdict.victims == (0, 1, 2, 3, 4, 5)
+    assert verdict.instance == Instance(2, 1)
+
+
+def test_two_independent_roots_are_two_incidents() -> None:
+    """Two disjoint groups wait, each for a rank of its own."""
+    scene = Scene(4).group("a", [0, 1]).group("b", [2, 3]).waits("a", 1, [0]).waits("b", 9, [3], 20)
+    first, second = scene.find()
+    assert named(first) == {2: Reason.CPU_STUCK}
+    assert (first.victims, second.victims) == ((3,), (0,))
+    assert named(second) == {1: Reason.CPU_STUCK}
+
+
+def test_two_roots_of_one_wait_are_one_incident_by_onset() -> None:
+    """Everybody waits for 1 and 2; something was missing of 2 first."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 3], 10)
+    scene.group("pair", [2, 3]).group("other", [0, 1]).waits("dp", 7, [0, 3], 10)
+    scene.rank(2, state=RankState.EXITED, state_age=14)
+    verdict = scene.only()
+    assert [blame.rank for blame in verdict.suspects] == [2, 1]
+
+
+def test_a_member_still_in_an_earlier_collective_holds_up_the_later_one() -> None:
+    """0 and 1 are in seq 8; 2 has enqueued it too, but is still inside seq 7 of the group."""
+    scene = Scene(3).group("dp", range(3)).waits("dp", 8, [0, 1], 10)
+    scene.waits("dp", 7, [2], 12, ahead=1)
+    assert named(scene.only()) == {2: Reason.IN_COLLECTIVE_ALONE}
+
+
+# -- wrong order -----------------------------------------------------------------------------
+
+
+def test_two_ranks_in_opposite_order_are_a_cycle() -> None:
+    """0 entered a before b, and 1 entered b before a; 2 waits in a too and is a victim."""
+    scene = Scene(3).group("a", [0, 1, 2], s3="broadcast").group("b", [0, 1])
+    scene.passed("a", 2, [1]).waits("a", 3, [0, 2]).passed("b", 4, [0]).waits("b", 5, [1], 11)
+    verdict = scene.only()
+    assert verdict.kind is Kind.ORDER
+    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert verdict.victims == (2,)
+    evidence = {blame.rank: blame.evidence for blame in verdict.suspects}
+    assert evidence[0] == "is in broadcast #3 on a, and has not joined all_reduce #5 on b"
+    assert evidence[1] == "is in all_reduce #5 on b, and has not joined broadcast #3 on a"
+
+
+def test_three_ranks_in_a_circle() -> None:
+    """0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c."""
+    scene = Scene(3).group("a", [0, 1]).group("b", [1, 2]).group("c", [0, 2])
+    scene.waits("a", 1, [0]).waits("b", 1, [1]).waits("c", 1, [2])
+    verdict = scene.only()
+    assert verdict.kind is Kind.ORDER
+    assert named(verdict) == dict.fromkeys(range(3), Reason.ORDER)
+    assert verdict.victims == ()
+
+
+def test_opposite_order_among_enqueued_collectives() -> None:
+    """Both ranks enqueued both collectives, but the devices run them in opposite orders."""
+    scene = Scene(2).group("a", [0, 1]).group("b", [0, 1])
+    scene.waits("a", 1, [0], 12).waits("b", 1, [0], 11)
+    scene.waits("b", 1, [1], 12).waits("a", 1, [1], 11)
+    verdict = scene.only()
+    assert verdict.kind is Kind.ORDER
+    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert "which it entered before all_reduce #1 on b" in verdict.suspects[0].evidence
+
+
+def test_two_ranks_that_only_send_to_each_other_are_a_cycle() -> None:
+    """0 and 1 each wait in a send that the other has posted no receive for."""
+    scene = Scene(2).group("pp", [0, 1])
+    scene.flying(0, "pp", 1, send=True).flying(1, "pp", 0, send=True)
+    verdict = scene.only()
+    assert verdict.kind is Kind.ORDER
+    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
+
+
+def test_a_receive_posted_long_ahead_does_not_make_a_circle() -> None:
+    """0 has posted a receive from 1 long ago and is stuck in b for 2; 1 waits for 0 in a."""
+    scene = Scene(3).group("pp", [0, 1]).group("a", [0, 1]).group("b", [0, 2])
+    scene.flying(0, "pp", 1, send=False, age=14).waits("b", 1, [0], 12).waits("a", 1, [1], 11)
+    verdict = scene.only()
+    assert verdict.kind is Kind.STALL
+    assert named(verdict) == {2: Reason.CPU_STUCK}
+    assert verdict.victims == (0, 1)
+
+
+# -- everybody joined ------------------------------------------------------------------------
+
+
+def test_a_rank_inside_what_its_peers_completed_is_named_alone() -> None:
+    """1-3 completed seq 7 and wait in seq 8 for 0, which never came out of seq 7."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2, 3], 12)
+    verdict = scene.only()
+    assert named(verdict) == {0: Reason.IN_COLLECTIVE_ALONE}
+    assert verdict.suspects[0].confidence is Confidence.HIGH
+    assert verdict.suspects[0].evidence == (
+        "still inside all_reduce #7 on dp, which ranks 1-3 completed"
+    )
+    assert verdict.victims == (1, 2, 3)
+
+
+def test_most_of_a_group_left_behind_is_a_weaker_claim() -> None:
+    """Only 3 completed seq 7; three ranks that are left inside are hardly three local faults."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 2], 13).waits("dp", 8, [3], 12)
+    verdict = scene.only()
+    assert set(named(verdict)) == {0, 1, 2}
+    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
+
+
+def test_an_op_that_does_not_synchronize_lets_its_root_go() -> None:
+    """0 and 1 completed a broadcast that 2 and 3 are inside of: nobody can be named for that."""
+    scene = Scene(4).group("dp", range(4), s7="broadcast").passed("dp", 7, [0, 1])
+    verdict = scene.waits("dp", 7, [2, 3]).only()
+    assert verdict.suspects == ()
+    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_a_device_that_never_started_what_its_peers_started() -> None:
+    """With timing on: all joined, the devices of 0, 1 and 3 started, the one of 2 did not."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
+    verdict = scene.only()
+    assert named(verdict) == {2: Reason.DEVICE_STUCK}
+    assert verdict.suspects[0].confidence is Confidence.HIGH
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_without_timing_nobody_is_device_stuck() -> None:
+    """2's recorder tells no starts at all: that it has not started proves nothing."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).started("dp", 7, [0, 1, 3])
+    verdict = scene.only()
+    assert verdict.suspects == ()
+    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_a_device_busy_with_another_op_leads_on_to_that() -> None:
+    """The device of 2 has not started dp because it is in tp, where it waits for 4."""
+    scene = Scene(5).group("dp", range(4)).group("tp", [2, 4]).waits("dp", 7, range(4), 11)
+    scene.started("dp", 7, [0, 1, 3]).waits("tp", 1, [2], 12).started("tp", 1, [2])
+    verdict = scene.only()
+    assert named(verdict) == {4: Reason.CPU_STUCK}
+    assert verdict.victims == (0, 1, 2, 3)
+
+
+def test_all_joined_and_nobody_completes_is_nobodys_fault() -> None:
+    """All four ranks are inside seq 7: network or device, and no suspect is invented."""
+    verdict = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).only()
+    assert (verdict.suspects, verdict.victims) == ((), (0, 1, 2, 3))
+    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_a_late_comer_has_just_arrived() -> None:
+    """Three ranks waited for long, the fourth came a moment ago: the op is on its way."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 3]).waits("dp", 7, [2], 0.3)
+    assert scene.find() == []
+
+
+# -- P2P -------------------------------------------------------------------------------------
+
+
+def test_a_chain_of_pipeline_stages_leads_to_the_one_that_does_nothing() -> None:
+    """Stage 0 sends to 1, 1 to 2, 2 to 3; 3 posted no receive and is in no collective."""
+    scene = Scene(4).group("pp", range(4))
+    for stage in (0, 1, 2):
+        scene.flying(stage, "pp", stage + 1, send=True, age=10 + stage)
+    verdict = scene.only()
+    assert named(verdict) == {3: Reason.CPU_STUCK}
+    assert verdict.victims == (0, 1, 2)
+    assert verdict.op == "send 2->3"
+    assert verdict.suspects[0].evidence == "has posted no recv that matches rank 2 on pp"
+
+
+def test_a_paired_receive_leads_to_what_its_rank_is_stuck_in() -> None:
+    """1 has posted the receive for 0's send, but its oldest op waits for 2 in tp."""
+    scene = Scene(3).group("pp", [0, 1]).group("tp", [1, 2])
+    scene.flying(0, "pp", 1, send=True, age=11).flying(1, "pp", 0, send=False, age=11)
+    scene.waits("tp", 4, [1], 12)
+    verdict = scene.only()
+    assert named(verdict) == {2: Reason.CPU_STUCK}
+    assert verdict.victims == (0, 1)
+
+
+def test_a_receive_from_any_source_names_nobody() -> None:
+    """1 receives from whoever sends: nobody in particular is missing."""
+    verdict = Scene(3).group("pp", range(3)).flying(1, "pp", -1, send=False).only()
+    assert verdict.suspects == ()
+    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_a_receive_from_any_source_matches_a_send() -> None:
+    """0's send to 1 is met by 1's receive from any source."""
+    scene = Scene(2).group("pp", [0, 1])
+    scene.flying(0, "pp", 1, send=True).flying(1, "pp", -1, send=False)
+    assert all(verdict.suspects == () for verdict in scene.find())
+
+
+# -- mismatch --------------------------------------------------------------------------------
+
+
+def test_the_minority_of_a_mismatch_is_named() -> None:
+    """Three ranks passed all_reduce, 2 passed broadcast: 2 is the suspect, the others victims."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    fact = MismatchFact(0, 7, [all_reduce(0, 1, 3), broadcast(2)], "ops differ", complete=True)
+    verdict = scene.mismatch(fact).only()
+    assert verdict.kind is Kind.MISMATCH
+    assert named(verdict) == {2: Reason.MISMATCH}
+    assert verdict.suspects[0].confidence is Confidence.HIGH
+    assert verdict.victims == (0, 1, 3)
+    assert verdict.suspects[0].evidence == "passed broadcast; ops differ"
+
+
+def test_a_tie_names_everybody() -> None:
+    """Two ranks, two ops: no majority can be wrong about the other."""
+    scene = Scene(2).group("dp", [0, 1]).waits("dp", 7, [0, 1])
+    scene.mismatch(MismatchFact(0, 7, [all_reduce(0), broadcast(1)], "ops differ", complete=True))
+    verdict = scene.only()
+    assert named(verdict) == {0: Reason.MISMATCH, 1: Reason.MISMATCH}
+    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
+
+
+def test_a_mismatch_outranks_the_absence_that_follows_from_it() -> None:
+    """2 mismatched in tp, so 2 and 3 never came to dp: one incident, and it is the mismatch."""
+    scene = Scene(4).group("dp", range(4)).group("tp", [1, 2, 3]).waits("dp", 7, [0], 10)
+    scene.waits("tp", 3, [1, 2, 3], 12)
+    fact = MismatchFact(1, 3, [all_reduce(1, 3), broadcast(2)], "ops differ", complete=True)
+    verdict = scene.mismatch(fact).only()
+    assert verdict.kind is Kind.MISMATCH
+    assert named(verdict) == {2: Reason.MISMATCH}
+    assert verdict.victims == (0, 1, 3)
+    assert verdict.instance == Instance(1, 3)
+
+
+def test_only_the_first_mismatch_of_a_group_counts() -> None:
+    """After one skipped call nothing of the group matches any more; the first says it all."""
+    scene = Scene(3).group("dp", range(3)).passed("dp", 9, range(3))
+    for seq in (9, 8, 7):
+        fact = MismatchFact(0, seq, [all_reduce(0, 2), broadcast(1)], "ops", complete=True)
+        scene.mismatch(fact)
+    assert scene.only().instance == Instance(0, 7)
+
+
+def test_sums_that_do_not_balance_name_all_with_little_confidence() -> None:
+    """An all_to_all whose members all look alike but put in more than they take out."""
+    scene = Scene(2).group("ep", [0, 1]).waits("ep", 1, [0, 1])
+    verdict = scene.mismatch(MismatchFact(0, 1, [all_reduce(0, 1)], "+8", complete=True)).only()
+    assert set(named(verdict)) == {0, 1}
+    assert {blame.confidence for blame in verdict.suspects} == {Confidence.LOW}
+
+
+# -- nothing to tell -------------------------------------------------------------------------
+
+
+def test_no_confirmed_wait_is_no_incident() -> None:
+    """Ranks that have waited for less than the threshold are no stall."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 4.0)
+    assert scene.find() == []
+
+
+def test_a_job_without_groups() -> None:
+    """Nothing was declared yet."""
+    assert Scene(2).find() == []
+    assert Scene(0).find() == []
+
+
+def test_a_group_without_known_members() -> None:
+    """No member ever told who belongs to the group, and none has shown up."""
+    assert Scene(2).group("x", []).group("dp", [0, 1]).waits("dp", 1, [0]).only().suspects
+
+
+def test_sixteen_thousand_ranks_waiting_for_one() -> None:
+    """Size alone changes nothing: one missing rank of 16,384 is found, all others are victims."""
+    scene = Scene(16_384).group("world", range(16_384)).passed("world", 6, [7_777])
+    others = np.delete(np.arange(16_384), 7_777).tolist()
+    verdict = scene.waits("world", 7, others).only()
+    assert named(verdict) == {7_777: Reason.CPU_STUCK}
+    assert len(verdict.victims) == 16_383
