@@ -1,0 +1,80 @@
+"""`frd dump` of a job that hangs: PyTorch's own analyzer reads it, and the dead rank is listed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytest.importorskip("torch")
+
+
+def frd(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "frd", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
+    """Dump a hanging job with one frozen rank; kill it all; fetch the finding's own dump."""
+    with Stage(SCENARIOS["missing_rank"], 4, 3.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+        deadline = time.monotonic() + 50
+        found = None
+        while time.monotonic() < deadline and not (found and "dump" in found):
+            time.sleep(0.3)
+            found = next(iter(client.get("/api/v1/findings")["findings"]), None)
+        assert found is not None
+        stage.ranks[3].send_signal(signal.SIGSTOP)
+
+        now = tmp_path / "now"
+        result = frd("dump", "--http", addresses.http, "--stacks", "-o", str(now))
+        assert result.returncode == 0, result.stderr
+        summary = json.loads((now / "summary.json").read_text())
+        assert set(summary["answered"]) >= {0, 1, 2}
+        files = sorted(path.name for path in (now / stage.job).iterdir())
+        assert {"rank_0", "rank_1", "rank_2"} <= set(files)
+        about = now / f"{stage.job}.meta"
+        assert json.loads((about / "rank_0.json").read_text())["rank"] == 0
+        assert "load_batch" in (about / "rank_2.stack.txt").read_text()
+        again = frd("dump", "--http", addresses.http, "-o", str(now))
+        assert again.returncode == 1
+        assert "exists" in again.stderr
+
+        read = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+            + ["--allow-incomplete-ranks", str(now / stage.job)],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"LOGLEVEL": "INFO"},
+            check=False,
+        )
+        assert read.returncode == 0, read.stderr
+        assert "all_reduce" in read.stdout + read.stderr
+
+        for rank in stage.ranks:
+            rank.kill()
+            rank.wait()
+        later = tmp_path / "later"
+        result = frd("dump", "--http", addresses.http, "--finding", found["id"], "-o", str(later))
+        assert result.returncode == 0, result.stderr
+        assert (later / stage.job / "rank_2").exists()
+        assert "load_batch" in (later / f"{stage.job}.meta" / "rank_2.stack.txt").read_text()
