@@ -318,4 +318,4 @@ class Attempt:
 
 def _check_members(field: str, pair: Int32s) -> None:
     if pair.min() < 0:
-        raise WireError(field, "member", f"row {int(pair.argmin())}: the rank is not in the group")
+        raise WireError(field, "disagree", f"row {int(pair.argmin())}: the rank is not in the group")

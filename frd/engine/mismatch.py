@@ -89,8 +89,7 @@ class Mismatches:
             if len(self._groups) >= MOST_GROUPS:
                 return None
             known = self._groups[group] = _OfGroup()
-        if seq >= known.refused_low:
-            known.refuse(seq)
+        if known.refused_low <= seq <= known.refused_high:
             return None
         if seq not in known.facts:
             known.facts[seq] = _Disagreement(first)

@@ -135,7 +135,7 @@ def _by_pair(pair: Int32s) -> npt.NDArray[np.intp] | None:
     low, high = int(pair.min()), int(pair.max())
     if low < 0:
         raise WireError(
-            "entries.group", "member", f"row {pair.argmin()}: the rank is not in the group"
+            "entries.group", "disagree", f"row {pair.argmin()}: the rank is not in the group"
         )
     if low == high:
         return None

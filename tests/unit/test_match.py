@@ -1,0 +1,158 @@
+"""Which signatures may meet in one collective, and how a difference reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.engine import match
+from frd.errors import WireError
+from frd.model import Signature
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+def sig(
+    op: str,
+    given: Sizes = ((4, 4),),
+    taken: Sizes = ((4, 4),),
+    *,
+    dtypes: tuple[str, ...] = ("Float",),
+    out: tuple[str, ...] | None = None,
+    backend: str = "nccl",
+) -> Signature:
+    return Signature(backend, op, given, taken, dtypes, dtypes if out is None else out)
+
+
+def agree(one: Signature, other: Signature) -> bool:
+    return match.match_class(one) == match.match_class(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (sig("all_reduce"), sig("all_reduce")),
+        (sig("all_reduce", ((16,),), ((16,),)), sig("all_reduce", ((4, 4),), ((4, 4),))),
+        (sig("barrier", (), (), dtypes=()), sig("barrier", (), (), dtypes=())),
+        (sig("gather", ((4,),), ((3, 4),)), sig("gather", ((4,),), (), out=())),
+        (
+            sig("scatter", ((3, 4),), ((4,),)),
+            sig("scatter", (), ((4,),), dtypes=(), out=("Float",)),
+        ),
+        (sig("reduce", ((4,),), ((4,),)), sig("reduce", ((4,),), (), out=())),
+        (
+            sig("broadcast", ((4,),), ((4,),)),
+            sig("broadcast", (), ((4,),), dtypes=(), out=("Float",)),
+        ),
+        (sig("all_to_all", ((6,),), ((5,),)), sig("all_to_all", ((1,),), ((2,),))),
+        (sig("all_gather", ((3,),), ((3,), (5,))), sig("all_gather", ((5,),), ((3,), (5,)))),
+        (
+            sig("reduce_scatter", ((3,), (5,)), ((3,),)),
+            sig("reduce_scatter", ((3,), (5,)), ((5,),)),
+        ),
+        (sig("all_gather_v", ((3,),), ((8,),)), sig("all_gather_v", ((5,),), ((8,),))),
+        (sig("reduce_scatter_v", ((8,),), ((3,),)), sig("reduce_scatter_v", ((8,),), ((5,),))),
+        (sig("warp_shuffle", ((4,),)), sig("warp_shuffle", ((4,),))),
+    ],
+)
+def test_members_may_differ_where_their_op_permits(one: Signature, other: Signature) -> None:
+    """Roots, uneven shares and reshaped tensors are legitimate differences."""
+    assert agree(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (sig("all_reduce"), sig("all_gather"), "op all_reduce and all_gather"),
+        (
+            sig("all_reduce"),
+            sig("all_reduce", backend="gloo"),
+            "op nccl:all_reduce and gloo:all_reduce",
+        ),
+        (
+            sig("all_reduce", ((4,),), ((4,),)),
+            sig("all_reduce", ((8,),), ((8,),)),
+            "input sizes [[4]] and [[8]]",
+        ),
+        (
+            sig("_all_gather_base", ((4,),), ((8,),)),
+            sig("_all_gather_base", ((4,),), ((9,),)),
+            "output sizes [[8]] and [[9]]",
+        ),
+        (
+            sig("all_reduce"),
+            sig("all_reduce", dtypes=("Half",)),
+            "input dtypes Float and Half",
+        ),
+        (
+            sig("broadcast", ((1,),), ((4,),)),
+            sig("broadcast", ((2,),), ((5,),)),
+            "output sizes [[4]] and [[5]]",
+        ),
+        (
+            sig("all_to_all", ((6,),), ((6,),)),
+            sig("all_to_all", ((9,),), ((9,),), dtypes=("Long",)),
+            "input dtypes Float and Long",
+        ),
+        (
+            sig("warp_shuffle", ((2, 2),)),
+            sig("warp_shuffle", ((4,),)),
+            "shapes [[2, 2]] and [[4]]",
+        ),
+    ],
+)
+def test_a_difference_that_matters_is_named(one: Signature, other: Signature, words: str) -> None:
+    """Members whose op, sizes or dtypes cannot meet are told apart, and the text says in what."""
+    assert not agree(one, other)
+    assert match.difference(one, other) == words
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        (sig("_all_gather_base", ((4,),), ((8,),)), ""),
+        (
+            sig("_all_gather_base", ((4,),), ((5,),)),
+            "5 output elements are not 2 times 4",
+        ),
+        (sig("all_gather", ((4,),), ((2, 4),)), ""),
+        (sig("_reduce_scatter_base", ((8,),), ((4,),)), ""),
+        (
+            sig("reduce_scatter_tensor_coalesced", ((8,), (4,)), ((4,), (3,))),
+            "12 input elements are not 2 times 7",
+        ),
+        (sig("all_reduce", ((4,),), ((5,),)), ""),
+    ],
+)
+def test_gathers_and_scatters_check_themselves(signature: Signature, words: str) -> None:
+    """A gather gives back its input once per member; a reduce_scatter takes in as much."""
+    assert match.self_contradiction(signature, 2) == words
+    assert match.self_contradiction(signature, 0) == ""
+
+
+def test_what_an_all_to_all_puts_in_is_weighed() -> None:
+    """Only an all_to_all has a balance, and an absurd one cannot overflow a sum."""
+    assert match.balance(sig("all_to_all_single", ((6,),), ((4,),))) == 2
+    assert match.balance(sig("all_reduce", ((6,),), ((4,),))) == 0
+    assert match.balance(sig("all_to_all", ((2**62, 2**62),), ())) == 2**53
+
+
+def test_signatures_are_interned_up_to_the_limit() -> None:
+    """Equal signatures share a handle, matching ones a class, and too many are refused."""
+    signatures = match.Signatures(limit=2)
+    one = signatures.handle(sig("all_reduce", ((4,),), ((4,),)))
+    other = signatures.handle(sig("all_reduce", ((2, 2),), ((2, 2),)))
+    assert one != other
+    assert signatures.match_class[one] == signatures.match_class[other]
+    assert signatures.handle(sig("all_reduce", ((4,),), ((4,),))) == one
+    with pytest.raises(WireError, match=r"^signatures: 2: raise policy\.max_signatures"):
+        signatures.handle(sig("barrier"))
+
+
+def test_op_names_do_not_become_labels_without_end() -> None:
+    """Beyond the first few dozen op names, all others share one histogram."""
+    signatures = match.Signatures(limit=1000)
+    for number in range(100):
+        signatures.handle(sig(f"op{number}"))
+    assert len(signatures.ops) == match.MAX_OPS + 1
+    assert signatures.ops[-1] == match.OTHER_OP
+    assert signatures.ops[signatures.op[99]] == match.OTHER_OP

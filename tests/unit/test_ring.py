@@ -1,0 +1,154 @@
+"""Accumulator slots: the sliding window, growth, eviction, and what a closed slot tells."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frd.engine.ring import FIRST_CAPACITY, Closed, Rings
+from frd.model import Int32s, Int64s
+
+
+def rings(limit: int = 1 << 20, limit_per_group: int = 1 << 13, groups: int = 2) -> Rings:
+    made = Rings(limit, limit_per_group)
+    made.windows.reserve(groups)
+    return made
+
+
+def i64(*values: int) -> Int64s:
+    return np.array(values, np.int64)
+
+
+def join(
+    ring: Rings, group: int, seqs: range | list[int], signature: int = 0, created: int = 100
+) -> Int64s:
+    """One member joins these seqs, one after the other in time; returns its slots."""
+    seq = i64(*seqs)
+    if not ring.admit(group, int(seq[0]), int(seq[-1])):
+        ring.make_room(group, int(seq[0]), int(seq[-1]))
+    slot = ring.locate(np.full(len(seq), group, np.int32), seq)
+    inside = slot >= 0
+    signatures: Int32s = np.full(len(seq), signature, np.int32)
+    ring.merge(slot[inside], seq[inside], signatures[inside], (created + seq)[inside])
+    return slot
+
+
+def take(ring: Rings, group: int, upto: int) -> Closed:
+    return ring.take(np.array([group]), i64(upto))
+
+
+def test_members_meet_in_one_slot() -> None:
+    """Two members join the same seqs at different times: counts add up, times merge."""
+    ring = rings()
+    join(ring, 0, range(1, 4), created=100)
+    join(ring, 0, range(1, 3), created=50)
+    closed = take(ring, 0, 3)
+    assert closed.seq.tolist() == [1, 2, 3]
+    assert closed.joined.tolist() == [2, 2, 1]
+    assert closed.first_created.tolist() == [51, 52, 103]
+    assert closed.last_created.tolist() == [101, 102, 103]
+    assert ring.open == 0
+
+
+def test_another_signature_is_pointed_out() -> None:
+    """The first signature of a slot stays; a row with another one is reported, row by row."""
+    ring = rings()
+    slot = join(ring, 0, range(1, 4), signature=7)
+    other = ring.merge(slot, i64(1, 2, 3), np.array([7, 8, 7], np.int32), i64(1, 1, 1))
+    assert other.tolist() == [False, True, False]
+    assert take(ring, 0, 3).signature.tolist() == [7, 7, 7]
+
+
+def test_a_chunk_grows_with_what_is_open() -> None:
+    """A fast member runs far ahead: the chunk grows and nothing that was merged is lost."""
+    ring = rings()
+    join(ring, 0, range(1, 10))
+    join(ring, 1, range(1, 10))
+    join(ring, 0, range(10, 1000))
+    join(ring, 0, range(1, 1000))
+    closed = take(ring, 0, 10_000)
+    assert closed.seq.tolist() == list(range(1, 1000))
+    assert (closed.joined == 2).all()
+    assert take(ring, 1, 9).joined.tolist() == [1] * 9
+
+
+def test_a_freed_chunk_is_used_again() -> None:
+    """The small chunk that a growing group leaves behind serves the next group."""
+    ring = rings(groups=3)
+    join(ring, 0, range(1, 2 * FIRST_CAPACITY))
+    before = ring.slots.count
+    join(ring, 1, [5])
+    join(ring, 2, range(1, FIRST_CAPACITY + 1))
+    assert ring.slots.count <= before + 2 * FIRST_CAPACITY
+    assert take(ring, 2, FIRST_CAPACITY).joined.tolist() == [1] * FIRST_CAPACITY
+
+
+def test_the_oldest_gives_way_at_the_limit() -> None:
+    """One member never comes: the window slides on, what it leaves behind is counted."""
+    ring = rings(limit_per_group=16)
+    join(ring, 0, range(1, 101))
+    assert ring.slots.count <= 1 + 16
+    assert ring.open == 16
+    join(ring, 0, range(101, 111))
+    assert ring.open == 16
+    assert ring.evicted == 10
+    assert take(ring, 0, 110).seq.tolist() == list(range(95, 111))
+
+
+def test_rows_of_what_is_over_find_no_slot() -> None:
+    """A row of a collective that was retired or evicted must not open it again."""
+    ring = rings()
+    join(ring, 0, range(1, 6))
+    take(ring, 0, 3)
+    assert join(ring, 0, range(2, 6)).tolist()[:2] == [-1, -1]
+    assert take(ring, 0, 5).joined.tolist() == [2, 2]
+
+
+def test_an_earlier_seq_widens_the_window_downwards() -> None:
+    """A member whose ring reaches further back tells of collectives before the first known."""
+    ring = rings()
+    join(ring, 0, range(50, 60))
+    join(ring, 0, range(40, 55))
+    closed = take(ring, 0, 100)
+    assert closed.seq.tolist() == list(range(40, 60))
+
+
+def test_no_room_for_another_group() -> None:
+    """All slots are taken: another group has no accumulators, and no harm is done."""
+    ring = rings(limit=FIRST_CAPACITY + 1)
+    join(ring, 0, range(1, 5))
+    assert join(ring, 1, range(1, 5)).tolist() == [-1] * 4
+    assert ring.open == 4
+    assert len(take(ring, 1, 10)) == 0
+    assert take(ring, 0, 10).seq.tolist() == [1, 2, 3, 4]
+
+
+def test_an_absurd_seq_costs_no_memory() -> None:
+    """A seq near the end of its type moves the window there and evicts the rest."""
+    ring = rings()
+    join(ring, 0, range(1, 5))
+    join(ring, 0, [2**62])
+    assert ring.slots.count < 1 << 14
+    assert ring.evicted == 4
+    assert take(ring, 0, 2**62).seq.tolist() == [2**62]
+
+
+def test_completion_times_go_where_their_seq_still_is() -> None:
+    """The last completion of an open collective is kept; one of a closed slot is ignored."""
+    ring = rings()
+    join(ring, 0, range(1, 3))
+    group = np.zeros(3, np.int32)
+    for late in (30, 20):
+        seq = i64(1, 2, 3)
+        ring.complete(ring.locate(group, seq), seq, i64(late, late + 1, late + 2))
+    assert take(ring, 0, 3).last_completed.tolist() == [30, 31]
+
+
+def test_a_dropped_group_starts_anew() -> None:
+    """After a member was replaced, low seqs open collectives again."""
+    ring = rings()
+    join(ring, 0, range(1, 20))
+    take(ring, 0, 10)
+    ring.drop(np.array([0]))
+    assert ring.open == 0
+    join(ring, 0, range(1, 3))
+    assert take(ring, 0, 5).seq.tolist() == [1, 2]
