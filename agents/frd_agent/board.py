@@ -8,7 +8,7 @@ those of the dictionary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from frd.model import ChannelColumns, NodeNs, RankStatus, WatermarkColumns
 from frd.wire import Statuses, Watermarks
 from frd_agent.progress import Marks
 
-_STATUSES_A_MESSAGE = 256
+_STATUSES_A_MESSAGE: Final = 256
+_SLOW_NS: Final = 1_000_000_000
+_LONG_KNOWN_NS: Final = 60_000_000_000
 
 Pair: TypeAlias = tuple[int, int]
 """Rank index, group index."""
@@ -30,6 +32,8 @@ class Board:
         self._as_of: dict[int, NodeNs] = {}
         self._status: dict[int, RankStatus] = {}
         self._channels: dict[int, ChannelColumns] = {}
+        self._waiting: set[Pair] = set()
+        """Pairs with something outstanding."""
         self._untold_marks: dict[Pair, None] = {}
         self._untold_as_of: dict[int, None] = {}
         self._untold_status: dict[int, None] = {}
@@ -42,6 +46,7 @@ class Board:
         if self._marks.get(pair) != marks:
             self._marks[pair] = marks
             self._untold_marks[pair] = None
+            (self._waiting.add if marks.head_created_ns else self._waiting.discard)(pair)
 
     def expect(self, rank: int, group: int) -> None:
         """The rank is in the group; nothing is known of what it did there."""
@@ -74,6 +79,7 @@ class Board:
         for pair in [pair for pair in self._marks if pair[0] == rank]:
             del self._marks[pair]
             self._untold_marks.pop(pair, None)
+            self._waiting.discard(pair)
         for untold in (self._untold_as_of, self._untold_status, self._untold_channels):
             untold.pop(rank, None)
 
@@ -119,6 +125,11 @@ class Board:
     def is_told(self, rank: int) -> bool:
         """The stream has been given the rank's last status."""
         return rank not in self._untold_status
+
+    def someone_waits(self, now_ns: int) -> bool:
+        """A collective is slow enough that its end or its age is news, and not long known."""
+        oldest = min((self._marks[pair].head_created_ns for pair in self._waiting), default=now_ns)
+        return _SLOW_NS < now_ns - oldest < _LONG_KNOWN_NS
 
     @property
     def has_news(self) -> bool:

@@ -47,7 +47,7 @@ class Config(BaseSettings):
     """Where /metrics listens, HOST:PORT, or ``off``."""
     job: Annotated[str, Field(min_length=1, max_length=1024)] = "dumps"
     """What to call the job of ranks that are known from dump files only."""
-    poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.5
+    poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.25
     """How often the taps' counters are looked at."""
     outbox_rows: Annotated[int, Field(ge=1_000)] = 400_000
     """Transitions kept for a service that does not acknowledge."""

@@ -12,12 +12,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Final
 
 from frd.model import EntryColumns, NodeNs
 from frd.wire import AgentEvent
 from frd_agent.board import Board
 from frd_agent.dictionary import About, Dictionary, Told
 from frd_agent.outbox import Outbox, part
+
+_ROUND_S: Final = 0.9
+"""Between two rounds of watermarks; the taps publish once a second."""
+_ROUND_WAITING_S: Final = 0.4
 
 
 class Dispatch:
@@ -57,6 +62,10 @@ class Dispatch:
         """By stream index."""
         ranks = {self._told.rank_of(index): revision for index, revision in revisions.items()}
         self._outbox.ack({rank: n for rank, n in ranks.items() if rank is not None})
+
+    def round_s(self, now_ns: NodeNs) -> float:
+        """How often watermarks are due: more often while a stall may be about to be found."""
+        return _ROUND_WAITING_S if self._board.someone_waits(now_ns) else _ROUND_S
 
     def rank_of(self, stream_index: int) -> int | None:
         return self._told.rank_of(stream_index)

@@ -26,7 +26,6 @@ from frd.model import NodeNs
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_stream
 from frd.wire import (
     Ack,
-    AgentEvent,
     Goodbye,
     Hello,
     Refusal,
@@ -47,16 +46,12 @@ BACKOFF_MAX_S: Final = 15.0
 _HANDSHAKE_S: Final = 10.0
 _PROVEN_S: Final = 5.0
 """A stream that lived this long was no failure."""
-_ROUND_S: Final = 0.9
-"""Between two rounds of watermarks; the taps publish once a second."""
 _REFUSALS: Final = 2
 
 # Every attempt is a channel of its own: a shared one would add its own back-off to ours.
 _OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 log = logging.getLogger(__name__)
-
-Write = Callable[[AgentEvent], "asyncio.Future[None]"]
 
 
 class _Lost(ServiceUnavailable):
@@ -172,6 +167,8 @@ class Stream:
         knows_nothing = event.instance != self._instance
         self._instance = event.instance
         self.dispatch.open(knows_nothing=knows_nothing)
+        while not self._parts.empty():
+            self._parts.get_nowait()  # answers to questions of a stream that is gone
         self._round_at = 0.0
         self.stats.connected = True
         self.stats.streams += 1
@@ -203,9 +200,10 @@ class Stream:
 
     async def _write(self, call: StreamCall) -> None:
         while True:
-            now = time.monotonic()
-            due = now - self._round_at >= _ROUND_S or self._closing
-            events = self.dispatch.next(NodeNs(time.time_ns()), watermarks_due=due)
+            now, now_ns = time.monotonic(), NodeNs(time.time_ns())
+            round_s = self.dispatch.round_s(now_ns)
+            due = now - self._round_at >= round_s or self._closing
+            events = self.dispatch.next(now_ns, watermarks_due=due)
             if not events and not self._parts.empty():
                 events = self.dispatch.tell(self._parts.get_nowait())
             for event in events:
@@ -221,7 +219,7 @@ class Stream:
             if self.dispatch.must_reopen:
                 raise _Lost("all that one stream may declare is declared: opening another")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _ROUND_S)
+                await asyncio.wait_for(self._wake.wait(), round_s)
             self._wake.clear()
 
     # -- what goes wrong -----------------------------------------------------------------------

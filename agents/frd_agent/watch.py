@@ -69,6 +69,9 @@ class Watch:
         self._age_s = float("inf")
         self._stale_s = policy.stale_s
         self._asked_at: float | None = None
+        self._asked_raw: Raw = {}
+        self._known_raw: Raw = {}
+        """Counters that a dump is known to cover, because they were seen before it."""
         self._dumped_raw: Raw = {}
         self._entries = 0
         self._ring = policy.ring_entries
@@ -98,11 +101,13 @@ class Watch:
     def asked(self, now: float) -> None:
         """A dump is being asked for; that counts whether it comes or not."""
         self._asked_at = now
+        self._asked_raw = self._raw
         self._retry = False
 
     def dumped(self, raw: Raw, entries: int) -> None:
         """It came: with these counters, and with `entries` in its largest ring."""
         self._dumped_raw = raw
+        self._known_raw = self._asked_raw
         self._entries = entries
         self._ring = max(self._ring, entries)
 
@@ -132,7 +137,7 @@ class Watch:
             return Why.RETRY
         if self.is_stale:
             return Why.STALE if since >= policy.stale_every_s else None
-        if self._raw == self._dumped_raw:
+        if self._raw in (self._dumped_raw, self._known_raw):
             return Why.REFRESH if not self._exact and since >= self._refresh_s else None
         if self._fresh >= policy.fill * self._ring:
             return Why.FILL
