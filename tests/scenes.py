@@ -59,7 +59,6 @@ class Standing:
 class Scene:
     world: int
     threshold_s: float = 5.0
-    key: AttemptKey = AttemptKey("job", 0)
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     ops: dict[tuple[str, int], str] = field(default_factory=dict)
     marks: dict[tuple[str, int], Mark] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class Scene:
         seen = [self.standings[r] for r in ranks]
         names = list(self.groups)
         return Picture(
-            key=self.key,
+            key=AttemptKey("job", 0),
             now=NOW,
             world_size=self.world,
             rank=np.array(ranks, np.int32),
@@ -132,7 +131,9 @@ class Scene:
             detail=[s.detail for s in seen],
             connected=np.array([s.connected for s in seen], np.bool_),
             gap=np.array([s.gap for s in seen], np.bool_),
-            info={r: RankInfo(r, self.world, f"node{r // 8}", f"boot{r // 8}", r + 1) for r in ranks},
+            info={
+                r: RankInfo(r, self.world, f"node{r // 8}", f"boot{r // 8}", r + 1) for r in ranks
+            },
             groups=[self._group_picture(name) for name in names],
             channels=self._channel_picture(names),
             mismatches=self.facts,
@@ -143,12 +144,12 @@ class Scene:
         members = self.groups[name]
         marks = [self.marks[name, rank] for rank in members]
         return GroupPicture(
-            GroupInfo(name, name, members),
-            np.array(members, np.int32),
-            *(
-                np.array([getattr(mark, column) for mark in marks], np.int64)
-                for column in ("enqueued", "started", "completed", "since")
-            ),
+            info=GroupInfo(name, name, members),
+            members=np.array(members, np.int32),
+            enqueued=np.array([mark.enqueued for mark in marks], np.int64),
+            started=np.array([mark.started for mark in marks], np.int64),
+            completed=np.array([mark.completed for mark in marks], np.int64),
+            head_since=np.array([mark.since for mark in marks], np.int64),
             ops=lambda seq: self.ops.get((name, seq), "all_reduce"),
         )
 
@@ -179,9 +180,7 @@ class Scene:
         ]
         late = [row for row in rows if self._confirmed(row[1], row[3])]
         table = np.array(late, np.int64).reshape(len(late), 4).T
-        return StallTable(
-            table[0].astype(np.int32), table[1].astype(np.int32), table[2], table[3]
-        )
+        return StallTable(table[0].astype(np.int32), table[1].astype(np.int32), table[2], table[3])
 
     def _confirmed(self, rank: int, since: int) -> bool:
         standing = self.standings[rank]

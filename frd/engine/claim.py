@@ -212,6 +212,9 @@ class Claim:
         if finding.kind is not Kind.RANK_LOST:
             self.since = verdict.since
         ref = compose.collective_of(picture, verdict, (picture.now - verdict.since) / 1e9)
+        old = finding.collective
+        if old is not None and not ref.op and (old.group_id, old.seq) == (ref.group_id, ref.seq):
+            ref = replace(ref, op=old.op)  # entries that were forgotten told it
         return replace(finding, collective=ref, groups_held_up=compose.labels_of(picture, verdict))
 
     def _tell(self, finding: Finding, now: AlignedNs) -> list[FindingEvent]:

@@ -86,4 +86,4 @@ def _hurts_others(picture: Picture, found: list[Exit], first: list[Exit], grace_
     others = [one for one in found if one.rank not in ranks]
     if not others:
         return False
-    return any(one.left_record for one in others) or others[0].at - first[0].at > _TOGETHER_NS
+    return any(one.left_record for one in found) or others[0].at - first[0].at > _TOGETHER_NS

@@ -16,7 +16,7 @@ from frd.model import Finding, Kind, Reason, Suspect, fold_ranks
 
 _TEXT_LIMIT = 300
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_FRAME = re.compile(r"^(?P<file>.*):(?P<line>\d+)\s+(?:in\s+)?(?P<function>\S.*)$")
+_FRAME = re.compile(r"^(?:.*[/\\])?(?P<place>[^/\\]*:[\d?]+)\s+(?:in\s+)?(?P<function>\S.*)$")
 _NAMED_ONE_BY_ONE = 3
 """Up to this many suspects are listed with the place of each."""
 
@@ -37,14 +37,11 @@ def clean(text: str, limit: int = _TEXT_LIMIT) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def place(frame: str) -> str:
-    """The place that a stack frame names, without its folders: ``train.py:88 load_batch``."""
+def place(frame: str, between: str = " ") -> str:
+    """Where a stack frame is, without its folders: ``train.py:88 load_batch``."""
     frame = clean(frame)
     match = _FRAME.match(frame)
-    if match is None:
-        return frame
-    file = re.split(r"[/\\]", match["file"])[-1]
-    return f"{file}:{match['line']} {match['function']}"
+    return f"{match['place']}{between}{match['function']}" if match is not None else frame
 
 
 def collective(op: str, seq: int, label: str) -> str:

@@ -34,7 +34,9 @@ def last_seqs(dump: Dump) -> dict[str, int]:
     the names, which are numbers of the job.
     """
     names = sorted(dump.groups, key=int)
-    status = {name: dump.status[at].enqueued for name, at in zip(names, sorted(dump.status), strict=True)}
+    status = {
+        name: dump.status[at].enqueued for name, at in zip(names, sorted(dump.status), strict=True)
+    }
     for entry in dump.entries:
         status[entry.group_name] = entry.collective_seq_id
     return status
@@ -68,8 +70,9 @@ def picture_of(ranks: dict[int, Dump]) -> tuple[Picture, StallTable]:
                 channels.append((rank, at, peer, src == rank, len(times), min(times)))
                 stalled.append((at, rank, UNKNOWN_SEQ, min(times)))
         members = np.array(info.ranks, np.int32)
-        columns = np.array(rows, np.int64).T
-        groups.append(GroupPicture(info, members, *columns, ops=op_lookup(ranks, info)))
+        enqueued, started, completed, since_head = np.array(rows, np.int64).T
+        ops = op_lookup(ranks, info)
+        groups.append(GroupPicture(info, members, enqueued, started, completed, since_head, ops))
     table = np.array(channels, np.int64).T
     rank, group, peer, is_send, in_flight, since_column = table
     picture = Picture(

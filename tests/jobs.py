@@ -1,0 +1,191 @@
+"""A scripted job under a real `Engine`, on a clock of its own.
+
+Ranks join and complete collectives; every half second all ranks that report do so and the engine
+advances. Nothing sleeps, nothing is replaced by a mock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    AttemptKey,
+    Change,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Flags,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+)
+
+START = AlignedNs(1_700_000_000_000_000_000)
+STEP_S = 0.5
+
+
+class Job:
+    def __init__(
+        self,
+        world: int = 4,
+        policy: Policy | None = None,
+        *,
+        attempt: int = 0,
+        engine: Engine | None = None,
+        now: AlignedNs = START,
+        name: str = "job",
+    ) -> None:
+        self.now = now
+        self.world = world
+        self.key = AttemptKey(name, attempt)
+        self.engine = engine or Engine(policy or Policy(stall_after_s=5.0))
+        self.events: list[FindingEvent] = []
+        self.groups: dict[str, GroupInfo] = {}
+        self.marks: dict[tuple[str, int], list[int]] = {}
+        """(group, rank) -> enqueued, started, completed, head created."""
+        self.statuses: dict[int, RankStatus] = {}
+        self.reporting = set(range(world))
+        self._declare(range(world))
+
+    # -- declarations ------------------------------------------------------------------------
+
+    def _declare(self, ranks: Iterable[int]) -> None:
+        self.attempt = self.engine.attempt(self.key, self.world, self.now)
+        self.handles = {name: self.attempt.group(info) for name, info in self.groups.items()}
+        for rank in ranks:
+            info = RankInfo(rank, self.world, f"node{rank // 2}", f"boot{rank // 2}", 100 + rank)
+            self.attempt.rank(info, self.now)
+            if rank in self.statuses:
+                self._tell(self.statuses[rank])
+        self.engine.connection(self.attempt, list(ranks), True, self.now)
+
+    def group(self, name: str, ranks: Iterable[int]) -> Job:
+        self.groups[name] = GroupInfo(name, name, tuple(ranks))
+        self.handles[name] = self.attempt.group(self.groups[name])
+        for rank in self.groups[name].ranks:
+            self.marks[name, rank] = [UNKNOWN_SEQ, UNKNOWN_SEQ, UNKNOWN_SEQ, 0]
+        return self
+
+    # -- what ranks do -----------------------------------------------------------------------
+
+    def join(self, name: str, ranks: Iterable[int], seq: int, op: str = "all_reduce") -> Job:
+        for rank in ranks:
+            mark = self.marks[name, rank]
+            mark[0] = seq
+            mark[3] = mark[3] or self.now
+            self._entry(name, rank, seq, Flags.JOINED, op)
+        return self
+
+    def complete(self, name: str, ranks: Iterable[int], seq: int, op: str = "all_reduce") -> Job:
+        for rank in ranks:
+            mark = self.marks[name, rank]
+            mark[2] = seq
+            mark[3] = 0 if mark[0] == seq else self.now
+            self._entry(name, rank, seq, Flags.COMPLETED, op)
+        return self
+
+    def all_reduce(self, name: str, seq: int) -> Job:
+        ranks = self.groups[name].ranks
+        return self.join(name, ranks, seq).complete(name, ranks, seq)
+
+    def status(self, rank: int, state: RankState, detail: str = "", gap: int = 0) -> Job:
+        """The rank's agent says so, of now; who is not live does not report any more."""
+        if state is not RankState.LIVE:
+            self.reporting.discard(rank)
+        self.statuses[rank] = RankStatus(rank, state, NodeNs(self.now), detail, gap)
+        self._tell(self.statuses[rank])
+        return self
+
+    def _tell(self, status: RankStatus) -> None:
+        at = AlignedNs(status.at_ns)
+        self.engine.observe_status(self.attempt, status.rank, status, at, self.now)
+
+    def _entry(self, name: str, rank: int, seq: int, flags: Flags, op: str) -> None:
+        signature = self.attempt.signature(Signature("gloo", op, ((4,),), ((4,),)))
+        zeros = np.zeros(1, np.int64)
+        self.engine.observe_entries(
+            self.attempt,
+            rank,
+            np.array([self.attempt.pair(rank, self.handles[name])], np.int32),
+            np.array([seq], np.int64),
+            np.array([signature], np.int32),
+            np.array([flags], np.uint8),
+            np.array([self.now], np.int64),
+            zeros,
+            zeros,
+            replay=False,
+            now=self.now,
+        )
+
+    # -- time --------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> list[FindingEvent]:
+        """Let time pass; returns what became of findings, which `events` collects."""
+        news: list[FindingEvent] = []
+        for _ in range(round(seconds / STEP_S)):
+            self.now = AlignedNs(self.now + round(STEP_S * 1e9))
+            self.report()
+            news += self.engine.advance(self.now)
+        self.events += news
+        return news
+
+    def report(self) -> None:
+        rows = [
+            (self.attempt.pair(rank, self.handles[name]), *mark)
+            for (name, rank), mark in self.marks.items()
+            if rank in self.reporting
+        ]
+        table = np.array(rows, np.int64).reshape(len(rows), 5).T
+        seen = np.array(sorted(self.reporting), np.int32)
+        as_of = np.full(len(seen), self.now - 100_000_000, np.int64)
+        self.engine.observe_watermarks(
+            self.attempt,
+            table[0].astype(np.int32),
+            table[1],
+            table[2],
+            table[3],
+            table[4],
+            seen,
+            as_of,
+            self.now,
+        )
+
+    def restart_service(self) -> None:
+        """Another engine, which gets the open findings back; nobody has reported to it yet."""
+        kept = self.open()
+        self.engine = Engine(self.engine.policy)
+        self.engine.restore(kept, self.now)
+        self.reporting = set()
+
+    def reconnect(self, ranks: Iterable[int]) -> None:
+        """Agents of these ranks resync."""
+        ranks = list(ranks)
+        self._declare(ranks)
+        self.reporting |= set(ranks) - {
+            rank for rank, status in self.statuses.items() if status.state is not RankState.LIVE
+        }
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def findings(self) -> list[Finding]:
+        return list(self.engine.snapshot(self.now).findings)
+
+    def open(self) -> list[Finding]:
+        return [f for f in self.findings() if f.state is FindingState.OPEN]
+
+    def only(self) -> Finding:
+        (finding,) = self.open()
+        return finding
+
+
+def changes(events: Iterable[FindingEvent]) -> list[Change]:
+    return [event.change for event in events]

@@ -1,0 +1,442 @@
+"""The life of findings in scripted jobs: one incident, one finding, one id."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.engine.policy import Policy
+from frd.errors import WireError
+from frd.model import AlignedNs, Change, Confidence, Kind, RankState, Reason
+from tests.jobs import Job, changes
+
+OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
+
+
+def hanging() -> Job:
+    """Four ranks; rank 2 never comes to seq 1."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    return job.join("dp", [0, 1, 3], 1)
+
+
+# -- stalls ----------------------------------------------------------------------------------
+
+
+def test_a_stall_opens_within_two_seconds_of_the_threshold_and_closes_when_it_is_over() -> None:
+    """Rank 2 comes 9 s late; the finding opens once, names it, and closes with its id."""
+    job = hanging()
+    assert job.run(4.5) == []
+    assert changes(job.run(2)) == [OPENED]
+    finding = job.only()
+    assert (finding.kind, finding.suspects[0].rank) == (Kind.STALL, 2)
+    assert finding.suspects[0].reason is Reason.CPU_STUCK
+    assert finding.victims == (0, 1, 3)
+    assert finding.groups_held_up == ("dp",)
+    assert finding.collective is not None
+    assert finding.collective.missing_ranks == (2,)
+    assert finding.summary == (
+        f"all_reduce #1 on dp has waited {finding.collective.waited_s:.1f} s "
+        "for rank 2 (alive, but never came)"
+    )
+    job.run(3)
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    (event,) = job.run(3)
+    assert (event.change, event.finding.id) == (CLOSED, finding.id)
+    assert event.finding.close_reason == "the job moved on"
+    assert event.finding.closed_at is not None
+    assert job.open() == []
+    assert [f.id for f in job.findings()] == [finding.id]
+
+
+def test_waiting_longer_is_no_news() -> None:
+    """A minute of the same stall: one event, but the snapshot's waiting time goes on."""
+    job = hanging()
+    job.run(60)
+    assert changes(job.events) == [OPENED]
+    ref = job.only().collective
+    assert ref is not None
+    assert ref.waited_s == pytest.approx(60, abs=1)
+
+
+def test_one_incident_over_two_layers_of_groups_is_one_finding() -> None:
+    """Rank 3 is missing in tp; 2 therefore in dp; more groups stall later under the same id."""
+    job = Job(4).group("tp", [2, 3]).group("dp", [0, 1, 2]).group("late", [0, 1])
+    job.all_reduce("tp", 0).all_reduce("dp", 0).all_reduce("late", 0)
+    job.run(1)
+    job.join("tp", [2], 1).join("dp", [0], 1)
+    job.run(4)
+    job.join("late", [1], 1)
+    job.run(8)
+    finding = job.only()
+    assert changes(job.events)[0] is OPENED
+    assert OPENED not in changes(job.events)[1:]
+    assert finding.groups_held_up == ("tp", "dp", "late")
+    assert [s.rank for s in finding.suspects] == [3]
+    assert finding.victims == (0, 1, 2)
+
+
+def test_two_incidents_are_two_findings() -> None:
+    """Disjoint groups, each with a missing rank of its own."""
+    job = Job(4).group("a", [0, 1]).group("b", [2, 3])
+    job.join("a", [0], 0).join("b", [3], 0)
+    job.run(8)
+    assert {finding.suspects[0].rank for finding in job.open()} == {1, 2}
+    assert len({finding.id for finding in job.open()}) == 2
+
+
+def test_findings_that_turn_out_to_be_one_incident_become_one() -> None:
+    """a waits for 1 and b for 2; then 1 and 2 turn out to wait for 3 themselves."""
+    job = Job(5).group("a", [0, 1]).group("b", [2, 4]).group("c", [1, 2, 3])
+    job.join("a", [0], 0).join("b", [4], 0)
+    job.run(6)
+    assert len(job.open()) == 2
+    first = min(job.open(), key=lambda finding: finding.opened_at)
+    job.join("c", [1, 2], 0)
+    job.run(12)
+    finding = job.only()
+    assert [s.rank for s in finding.suspects] == [3]
+    assert finding.opened_at == first.opened_at
+    closed = [event.finding for event in job.events if event.change is CLOSED]
+    assert [f.close_reason for f in closed] == [f"part of finding {finding.id}"]
+
+
+def test_a_suspect_is_not_exchanged_on_a_passing_sight() -> None:
+    """The late rank comes; for half a second its peers completed and one has not yet."""
+    job = hanging()
+    job.run(8)
+    job.join("dp", [2], 1).complete("dp", [0, 1, 2], 1)
+    job.run(0.5)
+    job.complete("dp", [3], 1)
+    job.run(3)
+    assert changes(job.events) == [OPENED, CLOSED]
+    assert [s.rank for s in job.events[-1].finding.suspects] == [2]
+
+
+def test_a_stuck_suspect_that_exits_is_told_so_in_the_same_finding() -> None:
+    """Somebody kills the rank that a stall names: reason `exited`, no second finding."""
+    job = hanging()
+    job.run(8)
+    before = job.only()
+    job.status(2, RankState.EXITED, "killed")
+    job.run(5)
+    finding = job.only()
+    assert finding.id == before.id
+    assert [(s.rank, s.reason) for s in finding.suspects] == [(2, Reason.EXITED)]
+    assert finding.kind is Kind.STALL
+
+
+def test_late_telemetry_takes_no_certainty_away() -> None:
+    """After the finding opened, the suspect's agent goes away: it stays `cpu_stuck`, high."""
+    job = hanging()
+    job.run(8)
+    job.reporting.discard(2)
+    job.engine.connection(job.attempt, [2], False, job.now)
+    job.run(20)
+    (suspect,) = job.only().suspects
+    assert (suspect.reason, suspect.confidence) == (Reason.CPU_STUCK, Confidence.HIGH)
+
+
+def test_who_finished_early_is_named() -> None:
+    """Rank 2 ended its program cleanly while the others still count on it."""
+    job = hanging()
+    job.status(2, RankState.FINISHED)
+    job.run(8)
+    assert [(s.rank, s.reason) for s in job.only().suspects] == [(2, Reason.EXITED)]
+    assert job.only().kind is Kind.STALL
+
+
+def test_healthy_steps_open_nothing() -> None:
+    """A minute of steps, with a pause of 4 s in the middle of it."""
+    job = Job(4).group("dp", range(4)).group("tp", [0, 1])
+    for seq in range(60):
+        job.all_reduce("dp", seq).all_reduce("tp", seq)
+        job.run(4 if seq == 30 else 0.5)
+    assert job.events == []
+
+
+# -- evidence --------------------------------------------------------------------------------
+
+
+def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
+    """The agent's stack arrives: evidence and summary name the line, and both survive looks."""
+    job = hanging()
+    job.run(6)
+    frames = ("/srv/app/train.py:88 in load_batch", "/srv/app/train.py:120 in main")
+    (event,) = job.engine.attach(job.only().id, rank=2, stack=frames)
+    assert event.change is UPDATED
+    job.run(5)
+    finding = job.only()
+    (suspect,) = finding.suspects
+    assert suspect.stack == frames
+    assert suspect.evidence == ("last joined seq 0 of dp; main thread at train.py:88 in load_batch")
+    assert finding.summary.endswith("for rank 2 (train.py:88 load_batch)")
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    (closed,) = job.run(3)
+    assert closed.finding.suspects == finding.suspects
+
+
+def test_a_dump_is_named_even_after_the_finding_closed() -> None:
+    """The dump took long; the job had moved on by then."""
+    job = hanging()
+    job.run(6)
+    finding = job.only()
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    job.run(3)
+    (event,) = job.engine.attach(finding.id, dump="20261120-1")
+    assert event.finding.dump == "20261120-1"
+    assert job.findings()[0].dump == "20261120-1"
+    assert job.engine.attach("0123456789abcdef", dump="x") == []
+
+
+def test_texts_survive_hostile_names() -> None:
+    """A group whose name holds control characters, a right-to-left override and a surrogate."""
+    name = "dp\x1b[31m\n\u202eevil\udcff"
+    job = Job(2).group(name, [0, 1]).join(name, [0], 0, op="all\x00reduce")
+    job.run(6)
+    finding = job.only()
+    job.engine.attach(finding.id, rank=1, stack=("tr\udc80ain.py:8 in f\x07",), note="odd\x1b")
+    finding = job.only()
+    texts = [finding.summary, *finding.groups_held_up, finding.suspects[0].evidence]
+    assert finding.collective is not None
+    texts += [finding.collective.group, finding.collective.op, *finding.suspects[0].stack]
+    assert all(text.encode() and text.isprintable() for text in texts)
+
+
+# -- mismatch --------------------------------------------------------------------------------
+
+
+def test_a_mismatch_is_found_live_and_is_one_finding() -> None:
+    """Rank 2 calls broadcast where the others call all_reduce, and all hang: no stall beside."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    job.join("dp", [0, 1, 3], 1).join("dp", [2], 1, op="broadcast")
+    job.run(2)
+    finding = job.only()
+    assert finding.kind is Kind.MISMATCH
+    assert [(s.rank, s.reason) for s in finding.suspects] == [(2, Reason.MISMATCH)]
+    job.run(10)
+    assert job.only().id == finding.id
+    assert job.only().victims == (0, 1, 3)
+    assert "rank 2 joined" in job.only().summary
+
+
+def test_a_mismatch_without_all_members_is_told_after_a_grace() -> None:
+    """Ranks 0 and 1 do not agree and 2 has not come: not at once, but before a stall."""
+    job = Job(3).group("dp", range(3)).all_reduce("dp", 0)
+    job.run(1)
+    job.join("dp", [0], 1).join("dp", [1], 1, op="broadcast")
+    assert job.run(0.5) == []
+    job.run(2)
+    assert job.only().kind is Kind.MISMATCH
+    assert {s.rank for s in job.only().suspects} == {0, 1}
+
+
+# -- lost ranks ------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_lost_while_others_live() -> None:
+    """2 is killed, the others wait: one finding from beginning to end, and it is `rank_lost`."""
+    job = hanging()
+    job.status(2, RankState.EXITED, "process 102 is gone")
+    job.run(3)
+    finding = job.only()
+    assert finding.kind is Kind.RANK_LOST
+    assert [(s.rank, s.reason) for s in finding.suspects] == [(2, Reason.EXITED)]
+    assert finding.victims == (0, 1, 3)
+    job.run(10)
+    assert OPENED not in changes(job.events[1:])
+    assert job.only().id == finding.id
+    assert job.only().groups_held_up == ("dp",)
+
+
+def test_ranks_that_vanish_together_just_ended() -> None:
+    """The scheduler ends the job: all processes are gone within 50 ms and left no word."""
+    job = hanging()
+    for rank in range(4):
+        job.status(rank, RankState.EXITED, "process is gone")
+    job.run(10)
+    assert job.events == []
+
+
+def test_exceptions_of_peers_do_not_hide_who_was_killed() -> None:
+    """2 is killed; the others raise because of it and are seen gone a little earlier."""
+    job = hanging()
+    for rank in (0, 1, 3):
+        job.status(rank, RankState.EXITED, "RuntimeError: Connection closed by peer [::1]:4711")
+    job.run(0.5)
+    job.status(2, RankState.EXITED, "process 102 is gone")
+    job.run(5)
+    finding = job.only()
+    assert finding.kind is Kind.RANK_LOST
+    assert [s.rank for s in finding.suspects] == [2]
+
+
+def test_an_exception_of_its_own_speaks_before_who_was_terminated() -> None:
+    """1 raises; the launcher kills the rest, whose exits are seen a little earlier."""
+    job = hanging()
+    job.status(0, RankState.EXITED).status(2, RankState.EXITED).status(3, RankState.EXITED)
+    job.now = AlignedNs(job.now + 200_000_000)
+    job.status(1, RankState.EXITED, "ValueError: loss is NaN")
+    job.run(5)
+    assert [s.rank for s in job.only().suspects] == [1]
+
+
+def test_the_same_exception_everywhere_at_once_is_no_lost_rank() -> None:
+    """A wrong option makes every rank raise within 50 ms: none of them began it."""
+    job = hanging()
+    for rank in range(4):
+        job.status(rank, RankState.EXITED, "ValueError: unknown option")
+    job.run(10)
+    assert job.events == []
+
+
+def test_an_exception_while_others_run_on() -> None:
+    """1 raises and is gone; the others are alive a second later."""
+    job = hanging()
+    job.status(1, RankState.EXITED, "ValueError: loss is NaN")
+    job.run(3)
+    assert [s.rank for s in job.only().suspects] == [1]
+    assert "ValueError: loss is NaN" in job.only().suspects[0].evidence
+
+
+def test_ranks_that_a_stall_tore_down_are_not_lost_again() -> None:
+    """A stall is open; its victims time out and exit: the stall tells it all, until the end."""
+    job = hanging()
+    job.run(8)
+    stall = job.only()
+    job.status(0, RankState.EXITED, "RuntimeError: timed out")
+    job.run(5)
+    assert job.only().id == stall.id
+    for rank in (1, 2, 3):
+        job.status(rank, RankState.EXITED, "RuntimeError: timed out")
+    events = job.run(5)
+    assert changes(events)[-1] is CLOSED
+    assert events[-1].finding.close_reason == "the attempt ended"
+    assert job.open() == []
+
+
+def test_a_lost_rank_stays_told_until_a_new_attempt() -> None:
+    """After the crash everybody is gone; the finding is open until the job comes back."""
+    job = hanging()
+    job.status(2, RankState.EXITED)
+    job.run(3)
+    for rank in (0, 1, 3):
+        job.status(rank, RankState.EXITED)
+    job.run(60)
+    lost = job.only()
+    again = Job(4, attempt=1, engine=job.engine, now=job.now)
+    (event,) = again.run(0.5)
+    assert (event.change, event.finding.id) == (CLOSED, lost.id)
+    assert event.finding.close_reason == "attempt 1 of the job started"
+
+
+def test_a_lost_rank_of_a_job_that_never_comes_back_is_closed_in_the_end() -> None:
+    """Nobody restarts the job; after `lost_close_after_s` the finding closes."""
+    job = Job(2, Policy(stall_after_s=5, lost_close_after_s=30)).group("dp", [0, 1])
+    job.all_reduce("dp", 0).run(1)
+    job.status(1, RankState.EXITED)
+    job.run(25)
+    assert len(job.open()) == 1
+    job.run(15)
+    assert job.open() == []
+
+
+# -- attempts and restarts -------------------------------------------------------------------
+
+
+def test_a_new_attempt_closes_the_stall_of_the_old_one_and_is_clean() -> None:
+    """The job is restarted during a stall; the old attempt's late words change nothing."""
+    job = hanging()
+    job.run(8)
+    again = Job(4, attempt=1, engine=job.engine, now=job.now)
+    again.group("dp", range(4)).all_reduce("dp", 0)
+    assert changes(again.run(1)) == [CLOSED]
+    job.now = again.now
+    job.run(20)
+    assert job.open() == []
+
+
+def test_other_jobs_are_not_concerned() -> None:
+    """Two jobs stall; one is restarted; the other's finding stays."""
+    one = hanging()
+    other = Job(2, engine=one.engine, now=one.now, name="other").group("dp", [0, 1])
+    other.join("dp", [0], 0)
+    other.run(1)
+    one.run(1)
+    for _ in range(16):
+        one.run(0.5)
+        other.now = one.now
+        other.report()
+    assert {finding.job for finding in one.open()} == {"job", "other"}
+    Job(4, attempt=1, engine=one.engine, now=one.now).run(1)
+    assert {finding.job for finding in one.open()} == {"other"}
+
+
+def test_a_restarted_service_goes_on_with_the_same_finding() -> None:
+    """Killed during a stall; agents resync one by one: same id, no duplicate, no other suspect."""
+    job = hanging()
+    job.run(8)
+    before = job.only()
+    job.restart_service()
+    assert job.only().id == before.id
+    job.reconnect([0, 1])
+    job.run(4)
+    job.reconnect([2, 3])
+    job.run(10)
+    finding = job.only()
+    assert finding.id == before.id
+    assert [(s.rank, s.reason) for s in finding.suspects] == [(2, Reason.CPU_STUCK)]
+    assert [f.id for f in job.findings()] == [before.id]
+
+
+def test_a_restored_finding_closes_when_the_job_has_moved_on() -> None:
+    """The job went on while the service was down; only when all who waited have reported."""
+    job = hanging()
+    job.run(8)
+    before = job.only()
+    job.restart_service()
+    job.marks.update({("dp", rank): [5, -1, 5, 0] for rank in range(4)})
+    job.reconnect([0, 1])
+    job.run(5)
+    assert job.only().id == before.id
+    job.reconnect([2, 3])
+    (event,) = job.run(3)
+    assert (event.change, event.finding.id) == (CLOSED, before.id)
+
+
+def test_a_restored_finding_of_a_job_that_is_gone_is_closed_in_the_end() -> None:
+    """No agent ever tells of the job again."""
+    job = hanging()
+    job.run(8)
+    job.restart_service()
+    job.run(10)
+    assert len(job.open()) == 1
+    job.now = AlignedNs(job.now + 1_000_000_000_000)
+    (event,) = job.run(0.5)
+    assert event.finding.close_reason == "nothing new for 900 s"
+
+
+# -- limits ----------------------------------------------------------------------------------
+
+
+def test_no_more_attempts_than_allowed_but_old_ones_make_room() -> None:
+    """Two live attempts fill a policy of two; a third job is refused until one has ended."""
+    job = Job(1, Policy(max_attempts=2), name="a")
+    other = Job(1, engine=job.engine, name="b")
+    with pytest.raises(WireError, match="max_attempts"):
+        Job(1, engine=job.engine, name="c")
+    other.status(0, RankState.FINISHED)
+    other.run(1)
+    Job(1, engine=job.engine, name="c")
+    keys = [view.key.job for view in job.engine.snapshot(job.now).attempts]
+    assert keys == ["a", "c"]
+
+
+def test_remembered_findings_are_bounded() -> None:
+    """Ten stalls in a row with room for three: the oldest are forgotten, and counted."""
+    job = Job(2, Policy(stall_after_s=1, max_findings=3))
+    for name in map(str, range(10)):
+        job.group(name, [0, 1]).join(name, [0], 0).run(3)
+        job.join(name, [1], 0).complete(name, [0, 1], 0).run(3)
+    assert len(job.findings()) == 3
+    assert job.engine.snapshot(job.now).evicted["findings"] >= 7
