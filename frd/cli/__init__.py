@@ -1,7 +1,7 @@
 """The `frd` command: a table of commands, each a file of its own that is imported when it is run.
 
 This module knows how every command ends and none of what it does: 0 fine, 1 failed, 2 wrong
-usage, 3 findings present, one `frd: error:` line on stderr for whatever went wrong.
+usage or configuration, 3 findings present, one `frd: error:` line on stderr for what went wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import cast
 import click
 
 from frd import __version__
-from frd.errors import FrdError
+from frd.errors import ConfigError, FrdError
 
 FAILED, USAGE, FINDINGS_PRESENT, INTERRUPTED = 1, 2, 3, 130
 
@@ -68,6 +68,8 @@ def run(arguments: Sequence[str]) -> int:
         code = cli.main(list(arguments), prog_name="frd", standalone_mode=False)
     except click.ClickException as error:
         return _complain(_told(error), USAGE)
+    except ConfigError as error:
+        return _complain(str(error), USAGE)
     except FrdError as error:
         return _complain(str(error), FAILED)
     except click.Abort:

@@ -19,6 +19,7 @@ from frd.cli import COMMANDS, cli
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.model import Confidence, Kind, Reason
 from frd.service.metric_table import METRICS
+from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
 from frd_agent.metrics import AgentCollector
 from frd_agent.outbox import Outbox
@@ -31,6 +32,10 @@ RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
 METRIC = re.compile(r"\bfrd_[a-z_]+\b")
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
 NOT_METRICS = {"frd_agent"}
+LINES = [
+    *(f"frd {name}" for name in COMMANDS),
+    *(f"frd-agent {name}" for name in agent_cli.commands),
+]
 
 
 def text(page: Path) -> str:
@@ -43,9 +48,12 @@ def sections(page: Path) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def command(name: str) -> click.Command:
-    found = cli.get_command(click.Context(cli), name)
-    assert found is not None
+def command(line: str) -> click.Command:
+    """The command that ``frd findings`` or ``frd-agent run`` is."""
+    program, _, name = line.partition(" ")
+    group = {"frd": cli, "frd-agent": agent_cli}[program]
+    found = group.get_command(click.Context(group), name)
+    assert found is not None, line
     return found
 
 
@@ -62,24 +70,21 @@ def written_options(page_text: str) -> set[str]:
 
 def test_every_command_has_its_section() -> None:
     """docs/commands.md and the command table list the same commands in the same order."""
-    documented = [title for title in sections(DOCS / "commands.md") if title.startswith("frd ")]
-    assert documented == [f"frd {name}" for name in COMMANDS]
+    assert list(sections(DOCS / "commands.md")) == LINES
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_commands_options_are_those_of_its_section(name: str) -> None:
+@pytest.mark.parametrize("line", LINES)
+def test_a_commands_options_are_those_of_its_section(line: str) -> None:
     """The first column of the section's table names every option of the command and no other."""
-    rows = re.findall(
-        r"^\| (`-.*?) \|", sections(DOCS / "commands.md")[f"frd {name}"], re.MULTILINE
-    )
-    assert written_options(" ".join(rows)) == options(command(name))
+    rows = re.findall(r"^\| (`-.*?) \|", sections(DOCS / "commands.md")[line], re.MULTILINE)
+    assert written_options(" ".join(rows)) == options(command(line))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_explains_itself(name: str) -> None:
+@pytest.mark.parametrize("line", LINES)
+def test_a_command_explains_itself(line: str) -> None:
     """Each option has a help text, and the command's own begins with a sentence."""
-    assert re.match(r"[A-Z].*?[.;:]", command(name).help or "")
-    for option in command(name).params:
+    assert re.match(r"[A-Z].*?[.;:]", command(line).help or "")
+    for option in command(line).params:
         if isinstance(option, click.Option):
             assert option.help, option.opts
 
@@ -107,13 +112,12 @@ def test_every_shell_line_of_the_docs_could_be_typed() -> None:
     for page, (program, *words) in shell_lines():
         line = f"{page}: {program} {' '.join(words)}"
         match Path(program).name, words:
-            case "frd", [name, *rest]:
-                allowed = options(command(name)) | {"--help"}
-                assert {w for w in rest if w.startswith("-")} <= allowed, line
+            case ("frd" | "frd-agent") as name, [sub, *rest]:
+                own = rest[: rest.index("--")] if "--" in rest else rest
+                allowed = options(command(f"{name} {sub}")) | {"--help"}
+                assert {word for word in own if word.startswith("-")} <= allowed, line
             case "make", [target]:
                 assert target in targets, line
-            case "frd-agent", [name, *_]:
-                assert name in ("run", "exec"), line
             case (("export" | "pip" | "pytest"), _):
                 continue
             case _:
