@@ -1,0 +1,607 @@
+"""The state of one attempt: what observations do to it, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from frd.engine.attempt import Applied, Attempt
+from frd.engine.mismatch import MOST_FACTS_PER_GROUP
+from frd.engine.policy import Policy
+from frd.errors import WireError
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    AttemptKey,
+    Flags,
+    GroupInfo,
+    Int32s,
+    Int64s,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+)
+
+S = 1_000_000_000
+BOTH = Flags.JOINED | Flags.COMPLETED
+
+
+def at(seconds: float) -> AlignedNs:
+    return AlignedNs(round((1_000 + seconds) * S))
+
+
+def i32(*values: int) -> Int32s:
+    return np.array(values, np.int32)
+
+
+def i64(*values: int) -> Int64s:
+    return np.array(values, np.int64)
+
+
+def info(rank: int, pid: int | None = None, world: int = 4) -> RankInfo:
+    return RankInfo(rank, world, f"node{rank}", f"boot{rank}", pid or 100 + rank)
+
+
+class Job:
+    """An attempt whose ranks are all declared and members of ``default_pg``."""
+
+    def __init__(self, world: int = 4, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self.attempt = Attempt(AttemptKey("job", 0), world, self.policy, at(0))
+        self.ranks = [self.attempt.rank(info(r, world=world), at(0)) for r in range(world)]
+        self.group = self.attempt.group(GroupInfo("0", "default_pg", tuple(range(world))))
+        self.attempt.connection(self.ranks, True, at(0))
+
+    def entries(
+        self,
+        rank: int,
+        seqs: Sequence[int],
+        flags: int = BOTH,
+        *,
+        created: float = 0.0,
+        completed: float | None = None,
+        op: str = "all_reduce",
+        size: int = 4,
+        group: int | None = None,
+        replay: bool = False,
+        now: float = 0.0,
+    ) -> Applied:
+        """Rows of one rank, enqueued a millisecond apart from `created` on."""
+        n = len(seqs)
+        handle = self.attempt.signature(
+            Signature("nccl", op, ((size,),), ((size,),), ("Float",), ("Float",))
+        )
+        pair = self.attempt.pair(rank, self.group if group is None else group)
+        return self.attempt.observe_entries(
+            rank,
+            np.full(n, pair, np.int32),
+            i64(*seqs),
+            np.full(n, handle, np.int32),
+            np.full(n, int(flags), np.uint8),
+            at(created) + np.arange(n) * (S // 1000),
+            np.zeros(n, np.int64),
+            np.full(n, 0 if completed is None else at(completed), np.int64),
+            replay=replay,
+            now=at(now),
+        )
+
+    def stands(
+        self,
+        rank: int,
+        enqueued: int,
+        completed: int,
+        head: float | None = None,
+        *,
+        group: int | None = None,
+        as_of: float = 0.0,
+    ) -> None:
+        """A watermark row of one rank, known to be true up to `as_of`."""
+        self.attempt.observe_watermarks(
+            i32(self.attempt.pair(rank, self.group if group is None else group)),
+            i64(enqueued),
+            i64(UNKNOWN_SEQ),
+            i64(completed),
+            i64(0 if head is None else at(head)),
+            i32(rank),
+            i64(at(as_of)),
+            at(as_of),
+        )
+
+    def hears(self, as_of: float, ranks: Sequence[int] | None = None) -> None:
+        """Nothing changed, but the ranks are heard of."""
+        seen = i32(*(self.ranks if ranks is None else ranks))
+        none = i64()
+        self.attempt.observe_watermarks(
+            i32(), none, none, none, none, seen, np.full(len(seen), at(as_of)), at(as_of)
+        )
+
+    def status(self, rank: int, state: RankState, when: float, *, gap: int = 0) -> None:
+        status = RankStatus(rank, state, NodeNs(at(when)), f"rank {rank} is {state}", gap)
+        self.attempt.observe_status(rank, status, at(when), at(when))
+
+    def stalled(self, now: float) -> list[tuple[int, int]]:
+        """(rank, seq) of the stalls."""
+        table = self.attempt.stalls(at(now))
+        return sorted(zip(table.rank.tolist(), table.seq.tolist(), strict=True))
+
+
+# -- declarations --------------------------------------------------------------------------------
+
+
+def test_handles_are_stable() -> None:
+    """The same rank, group, signature and pair declared again by another stream are the same."""
+    job = Job()
+    again = job.attempt.group(GroupInfo("0", "other words", (0, 1, 2, 3)))
+    assert again == job.group
+    assert job.attempt.rank(info(2), at(1)) == 2
+    assert job.attempt.pair(2, job.group) == job.attempt.pair(2, again) >= 0
+
+
+def test_a_stranger_is_no_member() -> None:
+    """A rank outside a group of known membership has no row in it."""
+    job = Job()
+    group = job.attempt.group(GroupInfo("1", "pair", (0, 2)))
+    assert job.attempt.pair(1, group) == -1
+    with pytest.raises(WireError, match="row 0: the rank is not in the group"):
+        job.entries(1, [1], group=group)
+
+
+def test_a_group_of_unknown_membership_learns_its_members() -> None:
+    """Nobody told who is in the group: whoever shows up is, and others are no suspects."""
+    job = Job()
+    group = job.attempt.group(GroupInfo("9", "unknown"))
+    job.entries(3, [1, 2], group=group)
+    other = job.attempt.group(GroupInfo("10", "", (0, 1)))
+    job.entries(0, [1], Flags.JOINED, group=group)
+    job.entries(0, [7], group=other)
+    picture = job.attempt.picture(at(0))
+    assert picture.groups[group].members.tolist() == [0, 3]
+    assert picture.groups[group].enqueued.tolist() == [1, 2]
+    assert picture.groups[other].enqueued.tolist() == [7, -1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "declare", "words"),
+    [
+        (Policy(), lambda a: a.rank(info(4), at(0)), "ranks.rank: 4: the attempt has ranks 0..3"),
+        (
+            Policy(),
+            lambda a: a.group(GroupInfo("x", "", (2, 9))),
+            "groups.ranks: 'x': rank 9 is not in the world",
+        ),
+        (Policy(max_groups=1), lambda a: a.group(GroupInfo("x", "", (2, 3))), "max_groups"),
+        (Policy(max_pairs=5), lambda a: a.group(GroupInfo("x", "", (2, 3))), "max_pairs"),
+        (
+            Policy(max_pairs=4),
+            lambda a: a.pair(1, a.group(GroupInfo("x", ""))),
+            "max_pairs",
+        ),
+    ],
+)
+def test_declarations_have_limits(
+    policy: Policy, declare: Callable[[Attempt], object], words: str
+) -> None:
+    """What is outside the world or beyond a limit is refused with the field's name."""
+    job = Job(policy=policy)
+    with pytest.raises(WireError) as refusal:
+        declare(job.attempt)
+    assert words in str(refusal.value)
+
+
+def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
+    """The rank came back as another process: its seqs begin anew, and it is live."""
+    job = Job()
+    for rank in job.ranks:
+        job.entries(rank, [1, 2, 3])
+    job.stands(1, 3, 2, head=0, as_of=5)
+    job.status(1, RankState.EXITED, 6)
+    job.attempt.rank(info(1, pid=4711), at(7))
+    picture = job.attempt.picture(at(7))
+    assert picture.groups[job.group].enqueued.tolist() == [3, -1, 3, 3]
+    assert picture.state[1] is RankState.LIVE
+    assert picture.as_of[1] == 0
+    assert job.entries(1, [1]).joined == 1
+
+
+# -- watermarks and stalls -----------------------------------------------------------------------
+
+
+def test_only_waiting_that_telemetry_confirms_is_a_stall() -> None:
+    """Three ranks wait; the one whose telemetry is late does not count until it is heard of."""
+    job = Job()
+    for rank in (0, 1, 3):
+        job.stands(rank, 7, 6, head=0.0, as_of=1)
+    job.stands(2, 6, 6, as_of=1)
+    job.hears(9.9)
+    assert job.stalled(60) == []
+    job.hears(10.0, [0, 1])
+    assert job.stalled(60) == [(0, 7), (1, 7)]
+    job.hears(60.0)
+    assert job.stalled(60) == [(0, 7), (1, 7), (3, 7)]
+
+
+def test_as_of_does_not_run_ahead_of_the_service() -> None:
+    """An agent whose clock is misjudged cannot confirm waiting that has not happened yet."""
+    job = Job()
+    job.stands(0, 7, 6, head=0.0)
+    job.attempt.observe_watermarks(i32(), i64(), i64(), i64(), i64(), i32(0), i64(at(50)), at(5))
+    assert job.attempt.picture(at(5)).as_of[0] == at(5)
+
+
+def test_the_gone_wait_no_more() -> None:
+    """A rank that exited while it waited is not stalled; a silent one still is."""
+    job = Job()
+    for rank in job.ranks:
+        job.stands(rank, 1, 0, head=0.0)
+    job.hears(20)
+    job.status(0, RankState.EXITED, 20)
+    job.status(1, RankState.FINISHED, 20)
+    job.status(2, RankState.SILENT, 20)
+    assert job.stalled(21) == [(2, 1), (3, 1)]
+    assert [(rank, state) for rank, state, _ in job.attempt.lost] == [
+        (0, RankState.EXITED),
+        (2, RankState.SILENT),
+    ]
+
+
+def test_an_attempt_ends_with_its_last_rank() -> None:
+    """Clean and unclean exits of all declared ranks end the attempt, silence does not."""
+    job = Job(world=2)
+    job.status(0, RankState.EXITED, 1)
+    job.status(1, RankState.SILENT, 1)
+    assert not job.attempt.ended(at(2))
+    job.status(1, RankState.FINISHED, 3)
+    assert job.attempt.ended(at(3))
+
+
+def test_a_program_that_runs_ahead_is_not_stalled() -> None:
+    """All ops were enqueued long ago, and the device works through them: nothing is stuck."""
+    job = Job()
+    for second in range(60):
+        job.stands(0, 100, second, head=0.0, as_of=second)
+        assert job.stalled(second) == []
+    job.hears(75)
+    assert job.stalled(75) == [(0, 60)]
+
+
+def test_marks_only_rise() -> None:
+    """A watermark row that is behind what entries told changes neither marks nor the head."""
+    job = Job()
+    job.entries(0, [1, 2, 3], created=1)
+    job.entries(0, [4], Flags.JOINED, created=2)
+    job.stands(0, 2, 2)
+    group = job.attempt.picture(at(5)).groups[job.group]
+    assert (group.enqueued[0], group.completed[0]) == (4, 3)
+    assert group.head_since[0] == at(2)
+
+
+def test_the_first_collective_of_a_group_has_its_number() -> None:
+    """A job hangs in its very first collective, which this backend numbers 1."""
+    job = Job()
+    for rank in (0, 1, 2):
+        job.entries(rank, [1], Flags.JOINED)
+        job.stands(rank, 1, UNKNOWN_SEQ, head=0.0, as_of=1)
+    job.hears(30)
+    assert job.stalled(30) == [(0, 1), (1, 1), (2, 1)]
+    group = job.attempt.picture(at(30)).groups[job.group]
+    assert group.completed.tolist() == [0, 0, 0, -1]
+    assert group.ops(1) == "all_reduce"
+
+
+def test_p2p_waits_are_stalls_too() -> None:
+    """A pipeline stage waits in a recv longer than the threshold; a later word clears it."""
+    job = Job()
+    job.attempt.observe_channels(
+        3,
+        i32(job.group, job.group),
+        i32(2, 1),
+        np.array([0, 1], np.uint8),
+        np.array([2, 0], np.uint32),
+        i64(at(1), at(0)),
+        at(1),
+    )
+    job.hears(10.5)
+    assert job.stalled(10.5) == []
+    job.hears(11)
+    assert job.stalled(11) == [(3, UNKNOWN_SEQ)]
+    assert job.attempt.picture(at(11)).channels.in_flight.tolist() == [2]
+    nothing = i32()
+    job.attempt.observe_channels(
+        3, nothing, nothing, np.empty(0, np.uint8), np.empty(0, np.uint32), i64(), at(12)
+    )
+    assert job.stalled(12) == []
+
+
+def test_a_gap_lasts_until_the_whole_is_known_again() -> None:
+    """Rows were lost: absence proves less until the rank's numbers are exact again."""
+    job = Job()
+    job.hears(1)
+    job.status(2, RankState.LIVE, 2, gap=40)
+    assert job.attempt.picture(at(2)).gap.tolist() == [False, False, True, False]
+    job.hears(3)
+    assert not job.attempt.picture(at(3)).gap.any()
+    job.status(2, RankState.LIVE, 4, gap=45)
+    assert job.attempt.gap_entries == 45
+
+
+# -- entries -------------------------------------------------------------------------------------
+
+
+def test_what_all_members_completed_is_matched() -> None:
+    """Four ranks complete three collectives, 20 ms apart; the last arrival made the skew."""
+    job = Job()
+    for rank in job.ranks:
+        job.entries(rank, [1, 2, 3], created=0.02 * rank, completed=0.5)
+    view = job.attempt.view(at(1))
+    assert view.groups[0].matched == 3
+    assert view.groups[0].open_collectives == 0
+    skew = view.skew["all_reduce"]
+    assert sum(skew.counts) == 3
+    assert skew.total == pytest.approx(3 * 0.06)
+    assert view.duration["all_reduce"].total == pytest.approx(0.5 + 0.499 + 0.498)
+
+
+def test_unknown_completion_times_make_no_duration() -> None:
+    """Gloo never tells when an op completed: skew is known, duration is not."""
+    job = Job()
+    for rank in job.ranks:
+        job.entries(rank, [1])
+    view = job.attempt.view(at(1))
+    assert sum(view.skew["all_reduce"].counts) == 1
+    assert view.duration == {}
+
+
+def test_joining_and_completing_may_come_apart() -> None:
+    """A batch joins 1..3 and completes 1..2 in rows of their own, interleaved over groups."""
+    job = Job(world=2)
+    other = job.attempt.group(GroupInfo("1", "other", (0, 1)))
+    a, b = job.attempt.pair(0, job.group), job.attempt.pair(0, other)
+    signature = job.attempt.signature(Signature("nccl", "barrier"))
+    J, C = int(Flags.JOINED), int(Flags.COMPLETED)
+    rows = [(a, 1, J), (b, 1, J), (a, 1, C), (a, 2, J), (b, 2, J), (a, 2, C), (a, 3, J), (b, 1, C)]
+    pair, seq, flags = (np.array(column) for column in zip(*rows, strict=True))
+    created = at(0) + seq * S
+    applied = job.attempt.observe_entries(
+        0,
+        pair.astype(np.int32),
+        seq,
+        np.full(len(rows), signature, np.int32),
+        flags.astype(np.uint8),
+        created,
+        np.zeros(len(rows), np.int64),
+        np.zeros(len(rows), np.int64),
+        replay=False,
+        now=at(9),
+    )
+    assert applied == Applied(rows=8, duplicates=0, joined=5, completed=3)
+    groups = job.attempt.picture(at(9)).groups
+    assert (groups[0].enqueued[0], groups[0].completed[0]) == (3, 2)
+    assert (groups[1].enqueued[0], groups[1].completed[0]) == (2, 1)
+    assert groups[0].head_since[0] == at(3)
+    assert groups[1].head_since[0] == at(2)
+
+
+def test_a_replay_changes_nothing() -> None:
+    """An agent was restarted and sends what it had sent before, and a little more."""
+    job = Job()
+    for rank in job.ranks:
+        job.entries(rank, range(1, 10))
+    job.entries(0, [10], Flags.JOINED)
+    assert job.entries(0, range(5, 11), replay=True) == Applied(6, 5, 0, 1)
+    assert job.entries(0, range(5, 13), replay=True) == Applied(8, 6, 2, 2)
+    assert job.attempt.view(at(1)).groups[0].matched == 9
+
+
+@pytest.mark.parametrize("seqs", [[3], [2, 3], [5, 4], [6, 6], [1]])
+def test_seqs_that_go_backwards_are_refused_whole(seqs: list[int]) -> None:
+    """Fresh rows repeat a seq or step back: the batch is refused and leaves no trace."""
+    job = Job()
+    job.entries(0, [1, 2, 3])
+    before = job.attempt.view(at(1)).groups[0], job.attempt.revision
+    with pytest.raises(WireError) as refusal:
+        job.entries(0, seqs)
+    assert (refusal.value.field, refusal.value.reason) == ("entries.seq", "backwards")
+    assert (job.attempt.view(at(1)).groups[0], job.attempt.revision) == before
+    assert job.entries(0, [4]).joined == 1
+
+
+def test_a_failed_op_is_not_complete() -> None:
+    """The watchdog gave up on an op: the rank left it, and nobody may think it was done."""
+    job = Job()
+    job.entries(0, [1], Flags.JOINED)
+    job.entries(0, [1], Flags.COMPLETED | Flags.FAILED)
+    assert job.attempt.picture(at(1)).groups[0].completed[0] <= 0
+
+
+def test_started_rows_raise_their_mark() -> None:
+    """With timing on, the highest op that the device began is known."""
+    job = Job()
+    job.entries(0, [1, 2, 3], Flags.JOINED)
+    job.entries(0, [1, 2], Flags.STARTED)
+    group = job.attempt.picture(at(1)).groups[0]
+    assert (group.started[0], group.started[1]) == (2, UNKNOWN_SEQ)
+
+
+def test_a_member_that_never_reports_costs_bounded_memory() -> None:
+    """One rank's agent is down for good: accumulators reach their limit and the rest is counted."""
+    job = Job(policy=Policy(max_open_collectives_per_group=64))
+    for start in range(1, 1000, 50):
+        for rank in (0, 1, 2):
+            job.entries(rank, range(start, start + 50))
+        job.attempt.stalls(at(0))
+    assert job.attempt.evicted["collectives"] > 0
+    assert job.attempt.view(at(1)).groups[0].matched == 0
+    for start in range(1, 1000, 50):
+        job.entries(3, range(start, start + 50))
+    assert job.attempt.view(at(1)).groups[0].matched == 64
+    assert job.attempt.evicted["rows"] > 0
+
+
+# -- mismatches ----------------------------------------------------------------------------------
+
+
+def test_the_minority_is_told_from_the_majority() -> None:
+    """Rank 2 passes another size; it does not matter that its rows came first."""
+    job = Job()
+    job.entries(2, [1], Flags.JOINED, size=8)
+    assert job.attempt.mismatch_facts(at(0)) == []
+    job.entries(0, [1], Flags.JOINED)
+    (early,) = job.attempt.mismatch_facts(at(0))
+    assert not early.complete
+    job.entries(1, [1], Flags.JOINED)
+    job.entries(3, [1], Flags.JOINED)
+    (fact,) = job.attempt.picture(at(1)).mismatches
+    assert fact.complete
+    assert [ranks for _, ranks in fact.classes] == [(0, 1, 3), (2,)]
+    assert [signature.input_sizes for signature, _ in fact.classes] == [((4,),), ((8,),)]
+    assert fact.detail == "input sizes [[4]] and [[8]]"
+
+
+def test_a_mismatch_that_completed_is_told_for_a_while() -> None:
+    """The collective went through in spite of it: the fact stays some seconds, then it goes."""
+    job = Job(world=2)
+    job.entries(0, [1], size=4)
+    job.entries(1, [1], op="broadcast")
+    assert len(job.attempt.mismatch_facts(at(1))) == 1
+    assert len(job.attempt.mismatch_facts(at(10))) == 1
+    assert job.attempt.mismatch_facts(at(12)) == []
+
+
+def test_only_the_first_mismatches_of_a_group_are_kept() -> None:
+    """One extra call shifts everything after it: the first few disagreements say it all."""
+    job = Job(world=2)
+    job.entries(0, range(1, 500), Flags.JOINED, size=4)
+    job.entries(1, range(20, 500), Flags.JOINED, size=8)
+    facts = job.attempt.mismatch_facts(at(1))
+    assert [fact.seq for fact in facts] == list(range(20, 20 + MOST_FACTS_PER_GROUP))
+    assert job.attempt.evicted["mismatches"] > 400
+
+
+def test_an_all_to_all_must_add_up() -> None:
+    """Uneven splits are fine as long as the totals are equal."""
+    job = Job(world=2)
+    handles = [
+        job.attempt.signature(
+            Signature("nccl", "all_to_all", ((given,),), ((taken,),), ("Float",), ("Float",))
+        )
+        for given, taken in ((6, 2), (2, 6), (2, 7))
+    ]
+    for rank, (first, second) in enumerate(((0, 0), (1, 2))):
+        pair = job.attempt.pair(rank, job.group)
+        zeros = np.zeros(2, np.int64)
+        job.attempt.observe_entries(
+            rank,
+            i32(pair, pair),
+            i64(1, 2),
+            i32(handles[first], handles[second]),
+            np.full(2, int(BOTH), np.uint8),
+            i64(at(0), at(0)),
+            zeros,
+            zeros,
+            replay=False,
+            now=at(0),
+        )
+    (fact,) = job.attempt.mismatch_facts(at(1))
+    assert fact.seq == 2
+    assert fact.detail == "all members together put in -1 elements more than they take out"
+
+
+# -- the threshold -------------------------------------------------------------------------------
+
+
+def test_a_wait_becomes_usual_by_happening_again() -> None:
+    """Everybody waits 30 s for rank 0's checkpoint: twice a stall, from then on the custom."""
+    job = Job()
+
+    def checkpoint(seq: int, start: float) -> None:
+        for rank in job.ranks:
+            job.entries(rank, [seq], created=start if rank else start + 30, now=start + 31)
+        job.attempt.stalls(at(start + 31))
+
+    checkpoint(1, 0)
+    assert job.attempt.threshold_s(job.group) == 10
+    checkpoint(2, 600)
+    assert job.attempt.threshold_s(job.group) == 150
+    job.attempt.stalls(at(24 * 3600))
+    assert job.attempt.threshold_s(job.group) == 10
+
+
+def test_buckets_of_one_wait_are_one_wait() -> None:
+    """A late rank is late for ten buckets of the same step: that happened once."""
+    job = Job()
+    for rank in job.ranks:
+        job.entries(rank, range(1, 11), created=0 if rank else 30, now=31)
+    job.attempt.stalls(at(31))
+    assert job.attempt.threshold_s(job.group) == 10
+
+
+def test_the_threshold_has_a_ceiling() -> None:
+    """However slow a group is, it cannot hide a stall for ever."""
+    job = Job(policy=Policy(stall_after_max_s=60))
+    for seq, start in ((1, 0), (2, 100)):
+        for rank in job.ranks:
+            job.entries(rank, [seq], created=start if rank else start + 30)
+    job.attempt.stalls(at(131))
+    assert job.attempt.threshold_s(job.group) == 60
+
+
+# -- what people see -----------------------------------------------------------------------------
+
+
+def test_a_view_says_who_waits_where() -> None:
+    """Rank 2 is missing from all_reduce #7; the view names the waits and counts what is open."""
+    job = Job()
+    for rank in job.ranks:
+        job.entries(rank, range(1, 7))
+    for rank in (0, 1, 3):
+        job.entries(rank, [7], Flags.JOINED, created=1)
+    job.hears(21)
+    view = job.attempt.view(at(21))
+    (group,) = view.groups
+    assert group.label == "default_pg"
+    assert (group.enqueued, group.completed, group.matched) == (7, 6, 6)
+    assert (group.open_collectives, group.stalled_collectives) == (1, 1)
+    assert group.stall_s == pytest.approx(20)
+    assert [rank.waiting_in for rank in view.ranks] == [
+        "all_reduce #7 on default_pg",
+        "all_reduce #7 on default_pg",
+        "",
+        "all_reduce #7 on default_pg",
+    ]
+    assert view.ranks[0].waiting_s == pytest.approx(20)
+    assert view.ranks[-1].info.rank == 3
+    assert [rank.info.rank for rank in view.ranks[1:3]] == [1, 2]
+
+
+def test_a_view_does_not_change_afterwards() -> None:
+    """Whoever holds a view sees the moment it was taken, whatever comes later."""
+    job = Job()
+    job.entries(0, [1], Flags.JOINED)
+    view, picture = job.attempt.view(at(1)), job.attempt.picture(at(1))
+    job.entries(0, [1], Flags.COMPLETED)
+    job.entries(0, range(2, 40))
+    job.status(0, RankState.EXITED, 2)
+    job.attempt.group(GroupInfo("1", "", (0, 1)))
+    assert view.groups[0].enqueued == 1
+    assert len(view.groups) == 1
+    assert view.ranks[0].waiting_in == "all_reduce #1 on default_pg"
+    assert view.ranks[0].status.state is RankState.LIVE
+    assert picture.groups[0].enqueued[0] == 1
+    assert picture.groups[0].ops(1) == "all_reduce"
+    assert picture.groups[0].ops(2) == ""
+
+
+def test_a_member_nobody_told_of_opens_nothing() -> None:
+    """The agent of rank 1 is not up yet: its silence is not a heap of open collectives."""
+    job = Job(world=1)
+    attempt = Attempt(AttemptKey("job", 1), 2, Policy(), at(0))
+    attempt.rank(info(0, world=2), at(0))
+    attempt.group(GroupInfo("0", "", (0, 1)))
+    job.attempt, job.group = attempt, 0
+    job.entries(0, range(1_000, 1_100))
+    (group,) = job.attempt.view(at(0)).groups
+    assert (group.open_collectives, group.completed, group.size) == (0, -1, 2)
