@@ -1,0 +1,234 @@
+"""Laws of the engine's state: order does not matter, replay changes nothing, memory is bounded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frd.engine.attempt import Applied, Attempt
+from frd.engine.policy import Policy
+from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, Int64s, RankInfo, Signature
+
+NOW = AlignedNs(1_000_000_000_000_000_000)
+JOINED, COMPLETED = int(Flags.JOINED), int(Flags.COMPLETED)
+SIGNATURES = (
+    Signature("nccl", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",)),
+    Signature("nccl", "all_reduce", ((2, 2),), ((2, 2),), ("Float",), ("Float",)),
+    Signature("nccl", "all_reduce", ((8,),), ((8,),), ("Float",), ("Float",)),
+    Signature("nccl", "broadcast", ((4,),), ((4,),), ("Half",), ("Half",)),
+    Signature("nccl", "all_to_all", ((6,),), ((5,),), ("Float",), ("Float",)),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    group: int
+    seq: int
+    flags: int
+    signature: int
+    created: int
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the ranks of a small job told: batches of rows by rank."""
+
+    world: int
+    groups: tuple[tuple[int, ...], ...]
+    batches: tuple[tuple[tuple[Row, ...], ...], ...]
+
+    def joined(self, group: int) -> set[int]:
+        return {row.seq for row in self._rows() if row.group == group and row.flags & JOINED}
+
+    def completed(self, group: int) -> set[int]:
+        """Seqs that every member completed."""
+        by_rank = [
+            {
+                r.seq
+                for b in self.batches[rank]
+                for r in b
+                if r.group == group and r.flags & COMPLETED
+            }
+            for rank in self.groups[group]
+        ]
+        return set.intersection(*by_rank)
+
+    def _rows(self) -> list[Row]:
+        return [row for batches in self.batches for batch in batches for row in batch]
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    """The shape of the job is hypothesis's to shrink, the detail of its rows comes from a seed."""
+    world = draw(st.integers(2, 4))
+    members = st.sets(st.integers(0, world - 1), min_size=1).map(lambda s: tuple(sorted(s)))
+    groups = (tuple(range(world)), *draw(st.lists(members, max_size=2)))
+    base = draw(st.sampled_from([0, 1, 5_000]))
+    dice = Random(draw(st.integers(0, 2**32 - 1)))
+    batches = []
+    for rank in range(world):
+        queues = []
+        for group in (group for group, ranks in enumerate(groups) if rank in ranks):
+            count = draw(st.integers(0, 25))
+            queues.append(_recorded(dice, group, base, count, draw(st.integers(0, count))))
+        rows = _interleaved(dice, queues)
+        cuts = sorted(dice.randint(0, len(rows)) for _ in range(draw(st.integers(0, 4))))
+        edges = pairwise([0, *cuts, len(rows)])
+        batches.append(tuple(tuple(rows[start:end]) for start, end in edges))
+    return Story(world, groups, tuple(batches))
+
+
+def _recorded(dice: Random, group: int, base: int, count: int, done: int) -> list[Row]:
+    """Rows of one rank in one group: joins in order, completions in order and after their join."""
+    odd = dice.randrange(40)
+    rows: list[Row] = []
+    late: list[Row] = []
+    for n in range(count):
+        signature = dice.randrange(len(SIGNATURES)) if n == odd else n % 2
+        row = Row(group, base + n, JOINED, signature, NOW + dice.randrange(10**10))
+        if n < done and not late and dice.random() < 0.5:
+            rows.append(replace(row, flags=JOINED | COMPLETED))
+            continue
+        rows.append(row)
+        if n < done:
+            late.append(replace(row, flags=COMPLETED))
+        while late and dice.random() < 0.5:
+            rows.append(late.pop(0))
+    return rows + late
+
+
+def _interleaved(dice: Random, queues: list[list[Row]]) -> list[Row]:
+    rows: list[Row] = []
+    while left := [queue for queue in queues if queue]:
+        rows.append(dice.choice(left).pop(0))
+    return rows
+
+
+def new_attempt(story: Story, policy: Policy | None = None) -> Attempt:
+    attempt = Attempt(AttemptKey("job", 0), story.world, policy or Policy(), NOW)
+    for rank in range(story.world):
+        attempt.rank(RankInfo(rank, story.world, "node", "boot", rank + 1), NOW)
+    for number, members in enumerate(story.groups):
+        attempt.group(GroupInfo(str(number), f"group {number}", members))
+    return attempt
+
+
+def feed(attempt: Attempt, rank: int, rows: tuple[Row, ...], *, replay: bool = False) -> Applied:
+    def column(values: list[int], dtype: type[np.generic] = np.int64) -> Any:
+        return np.array(values, dtype)
+
+    zeros: Int64s = np.zeros(len(rows), np.int64)
+    return attempt.observe_entries(
+        rank,
+        column([attempt.pair(rank, row.group) for row in rows], np.int32),
+        column([row.seq for row in rows]),
+        column([attempt.signature(SIGNATURES[row.signature]) for row in rows], np.int32),
+        column([row.flags for row in rows], np.uint8),
+        column([row.created for row in rows]),
+        zeros,
+        zeros,
+        replay=replay,
+        now=NOW,
+    )
+
+
+def told(attempt: Attempt) -> tuple[object, ...]:
+    """All that does not depend on when the attempt was asked.
+
+    Skew is summed over ops: a collective whose members disagree on the op has the first one's.
+    """
+    picture, view = attempt.picture(NOW), attempt.view(NOW)
+    skew = view.skew.values()
+    return (
+        [(g.members.tolist(), g.enqueued.tolist(), g.completed.tolist()) for g in picture.groups],
+        [(g.matched, g.open_collectives, g.enqueued, g.completed) for g in view.groups],
+        [sum(column) for column in zip(*(of.counts for of in skew), strict=True)],
+        round(sum(of.total for of in skew), 6),
+        [
+            (fact.group, fact.seq, [ranks for _, ranks in fact.classes], fact.complete)
+            for fact in picture.mismatches
+        ],
+        [attempt.threshold_s(group) for group in range(len(view.groups))],
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(stories(), st.integers(0, 2**32 - 1).map(Random))
+def test_order_across_ranks_does_not_matter(story: Story, dice: Random) -> None:
+    """Batches of different ranks arrive in any order, with questions in between: same state."""
+    straight = new_attempt(story)
+    for rank, batches in enumerate(story.batches):
+        for batch in batches:
+            feed(straight, rank, batch)
+    shuffled = new_attempt(story)
+    left = {rank: list(batches) for rank, batches in enumerate(story.batches)}
+    while left := {rank: batches for rank, batches in left.items() if batches}:
+        rank = dice.choice(sorted(left))
+        feed(shuffled, rank, left[rank].pop(0))
+        if dice.random() < 0.5:
+            shuffled.stalls(NOW)
+    assert told(shuffled) == told(straight)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stories(), st.floats(0, 1))
+def test_replay_changes_nothing(story: Story, part: float) -> None:
+    """After any part of the story, anything told before may be told again, from any row on."""
+    attempt = new_attempt(story)
+    for rank, batches in enumerate(story.batches):
+        known: tuple[Row, ...] = ()
+        for batch in batches:
+            feed(attempt, rank, batch)
+            known += batch
+        before = told(attempt)
+        again = known[round(part * len(known)) :]
+        applied = feed(attempt, rank, again, replay=True)
+        assert (applied.joined, applied.completed) == (0, 0)
+        assert applied.duplicates == len(again)
+        assert told(attempt) == before
+
+
+@settings(max_examples=60, deadline=None)
+@given(stories())
+def test_matched_and_open_add_up(story: Story) -> None:
+    """Each collective that anybody joined is either matched by all members or still open."""
+    attempt = new_attempt(story)
+    for rank, batches in enumerate(story.batches):
+        for batch in batches:
+            feed(attempt, rank, batch)
+    for group, view in enumerate(attempt.view(NOW).groups):
+        joined, completed = story.joined(group), story.completed(group)
+        assert view.matched == len(completed)
+        assert view.open_collectives == len(joined - completed)
+        assert view.enqueued == max(joined, default=-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stories(), st.integers(16, 64), st.integers(16, 32))
+def test_nothing_grows_past_its_limit(story: Story, limit: int, per_group: int) -> None:
+    """With room for hardly anything, everything is still accepted, and what was dropped counted."""
+    policy = Policy(max_open_collectives=limit, max_open_collectives_per_group=per_group)
+    attempt = new_attempt(story, policy)
+    for rank, batches in enumerate(story.batches):
+        for batch in batches:
+            feed(attempt, rank, batch)
+    rings = attempt._collectives.rings
+    assert rings.slots.count <= limit
+    assert int((rings.slots.seq >= 0).sum()) == rings.open <= limit
+    generous = new_attempt(story)
+    for rank, batches in enumerate(story.batches):
+        for batch in batches:
+            feed(generous, rank, batch)
+    view, whole = attempt.view(NOW), generous.view(NOW)
+    assert [g.completed for g in view.groups] == [g.completed for g in whole.groups]
+    matched = [g.matched for g in view.groups]
+    lost = attempt.evicted["collectives"] + attempt.evicted["rows"]
+    if lost == 0:
+        assert matched == [g.matched for g in whole.groups]
+    assert all(m <= w.matched for m, w in zip(matched, whole.groups, strict=True))
