@@ -1,8 +1,10 @@
 """Dump folders that the service keeps: what every rank recorded when an incident opened.
 
-A dump is a folder ``<id>/`` with ``summary.json`` and ``<job>/rank_<rank>``, ``rank_<rank>.json``
-and ``rank_<rank>.stack.txt`` in it, the layout that `frd dump` writes and torchfrtrace reads. It
-is filled under a hidden name and appears whole by one rename; nothing is ever overwritten. The
+A dump is a folder ``<id>/`` with ``summary.json``, ``<job>/rank_<rank>`` and, apart from these,
+``<job>.meta/rank_<rank>.json`` and ``<job>.meta/rank_<rank>.stack.txt``: torchfrtrace takes every
+file below its folder whose name has ``rank_`` in it for a dump, so nothing else may stand beside
+them. This is the layout that `frd dump` writes and ``torchfrtrace DIR/<job>`` reads. A dump is
+filled under a hidden name and appears whole by one rename; nothing is ever overwritten. The
 folder is bounded by count and bytes, and the oldest dumps go first. Contents come from agents and
 are never looked into; job names come from users and never become paths unchecked.
 """
@@ -147,9 +149,10 @@ class DumpWriter:
         self._incomplete: set[Path] = set()
         self._root = store.folder / f"{_UNFINISHED}{dump_id}"
         self._job_folder = self._root / safe_name(key.job)
+        self._meta_folder = self._root / f"{self._job_folder.name}.meta"
         try:
-            self._root.mkdir(mode=0o700)
-            self._job_folder.mkdir(mode=0o700)
+            for folder in (self._root, self._job_folder, self._meta_folder):
+                folder.mkdir(mode=0o700)
         except OSError as error:
             raise _failed(store.folder, error) from None
 
@@ -159,7 +162,8 @@ class DumpWriter:
         Raises:
             StoreError: the dump would exceed the store's bound, or the disk refuses.
         """
-        path = self._job_folder / f"rank_{int(rank)}{_SUFFIXES[part]}"
+        folder = self._job_folder if part is Part.DUMP else self._meta_folder
+        path = folder / f"rank_{int(rank)}{_SUFFIXES[part]}"
         self._incomplete.add(path)
         self._reserve(len(data))
         try:

@@ -117,7 +117,7 @@ class Part(IntEnum):
     DUMP = 1
     """PyTorch's own pickle layout, membership filled in."""
     IDENTITY = 2
-    """JSON: ``rank_<rank>.json`` of a dump folder."""
+    """JSON: ``rank_<rank>.json`` of a dump."""
     STACK = 3
     """UTF-8 text."""
 

@@ -301,8 +301,8 @@ def test_the_suspect_is_asked_where_it_is(serve: Callable[..., Service]) -> None
     with urllib.request.urlopen(f"http://{service.http}/api/v1/dumps/{finding['dump']}") as tar:
         texts = untar(tar.read())
     assert texts["job/rank_2"] == b"onetwo"
-    assert texts["job/rank_2.stack.txt"] == STACK
-    identity = json.loads(texts["job/rank_2.json"])
+    assert texts["job.meta/rank_2.stack.txt"] == STACK
+    identity = json.loads(texts["job.meta/rank_2.json"])
     assert (identity["pid"], identity["source"]) == (102, "fr_trace_json")
     assert identity["clock_offset_s"] < 1
     summary = json.loads(texts["summary.json"])

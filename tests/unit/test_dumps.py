@@ -64,12 +64,13 @@ def test_parts_become_files(tmp_path: Path) -> None:
     }
     assert files == {
         "train/rank_0": b"pickle",
-        "train/rank_0.json": b"{}",
-        "train/rank_1.stack.txt": "stück".encode(),
+        "train.meta/rank_0.json": b"{}",
+        "train.meta/rank_1.stack.txt": "stück".encode(),
     }
     on_disk = {
         str(path.relative_to(tmp_path / dump_id)): path.read_bytes()
-        for path in (tmp_path / dump_id / "train").iterdir()
+        for folder in ("train", "train.meta")
+        for path in (tmp_path / dump_id / folder).iterdir()
     }
     assert on_disk == files
 
