@@ -74,14 +74,15 @@ class GroupInfo:
     desc: str
     ranks: tuple[int, ...] = ()
 
-    @property
-    def group_id(self) -> str:
-        """Stable id, equal on every member: names alone repeat across disjoint groups."""
+    group_id: str = field(init=False, compare=False, repr=False)
+    """Stable id, equal on every member: names alone repeat across disjoint groups."""
+
+    def __post_init__(self) -> None:
         digest = hashlib.blake2b(digest_size=8)
         digest.update(self.name.encode("utf-8", "surrogatepass"))
         digest.update(b"\0")
         digest.update(np.asarray(self.ranks, dtype="<i4").tobytes())
-        return digest.hexdigest()
+        object.__setattr__(self, "group_id", digest.hexdigest())
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ Pairs and signatures are resolved when a batch first needs them, then looked up.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -61,8 +62,8 @@ class AttemptHandles:
         self.attempt = attempt
         self.ranks: list[tuple[RankInfo, int]] = []
         """Per row: who it is, and the engine's handle."""
-        self.groups: list[tuple[GroupInfo, int]] = []
-        """Per column."""
+        self.groups: list[tuple[str, int]] = []
+        """Per column: its label, and the engine's handle."""
         self._pairs: Int32s = np.full((8, 16), _UNRESOLVED, np.int32)
         self._signatures = Column(_UNRESOLVED)
 
@@ -74,7 +75,7 @@ class AttemptHandles:
 
     def add_group(self, info: GroupInfo, handle: int) -> int:
         """The column of a group from now on."""
-        self.groups.append((info, handle))
+        self.groups.append((sys.intern(info.label), handle))
         self._grow()
         return len(self.groups) - 1
 
@@ -103,11 +104,11 @@ class AttemptHandles:
     def _resolve(self, field: str, rows: npt.NDArray[Any], columns: Int32s) -> None:
         for row, column in sorted(set(zip(rows.tolist(), columns.tolist(), strict=True))):
             info, rank = self.ranks[row]
-            group, handle = self.groups[column]
+            label, handle = self.groups[column]
             pair = self.attempt.pair(rank, handle)
             if pair == _NOT_A_MEMBER:
                 raise WireError(
-                    field, "disagree", f"rank {info.rank} is no member of group {group.label!r}"
+                    field, "disagree", f"rank {info.rank} is no member of group {label!r}"
                 )
             self._pairs[row, column] = pair
 

@@ -7,16 +7,18 @@ Declarations are rare and small, so they are checked one by one; what batches ne
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import AttemptKey, GroupInfo, Int32s, RankInfo, Signature
+from frd.model import AttemptKey, GroupInfo, RankInfo, Signature
 from frd.v1 import stream_pb2 as pb
 from frd.wire.encode import MAX_TEXT_BYTES
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, SignatureDecl
+from frd.wire.ranks import unpack_ranks
 
 MAX_WORLD_SIZE: Final = 1 << 20
 MAX_ATTEMPTS: Final = 4096
@@ -158,23 +160,16 @@ class Dictionary:
     def _group(self, m: pb.Group) -> GroupDecl:
         _check_next("declare.groups.index", m.index, self._groups.count, MAX_GROUPS)
         self.check_attempt("declare.groups.attempt_index", m.attempt_index)
-        if len(m.ranks) % 4:
-            raise WireError("declare.groups.ranks", "length", "send whole items of 4 bytes")
-        ranks: Int32s = np.frombuffer(m.ranks, "<i4") if m.ranks else np.empty(0, np.int32)
-        if len(ranks):
-            if int(ranks[0]) < 0 or (np.diff(ranks) <= 0).any():
-                raise WireError("declare.groups.ranks", "range", "send sorted distinct ranks")
-            self.check_world("declare.groups.ranks", int(ranks[-1]), m.attempt_index)
-        self._members += len(ranks)
+        check_text("declare.groups.name", m.name)
+        check_text("declare.groups.desc", m.desc)
+        info = _group_info(m.name, m.desc, m.ranks)
+        if info.ranks:
+            self.check_world("declare.groups.ranks", info.ranks[-1], m.attempt_index)
+        self._members += len(info.ranks)
         if self._members > MAX_MEMBERS:
             raise WireError(
                 "declare.groups.ranks", "limit", f"more than {MAX_MEMBERS} on one stream"
             )
-        info = GroupInfo(
-            name=check_text("declare.groups.name", m.name),
-            desc=check_text("declare.groups.desc", m.desc),
-            ranks=tuple(ranks.tolist()),
-        )
         self._groups.append(m.attempt_index)
         return GroupDecl(m.index, m.attempt_index, info)
 
@@ -194,6 +189,13 @@ class Dictionary:
         )
         self.signature_count += 1
         return SignatureDecl(m.index, signature)
+
+
+@lru_cache(maxsize=128)
+def _group_info(name: str, desc: str, runs: bytes) -> GroupInfo:
+    """Every agent declares the large groups: one object, checked once, serves all streams."""
+    ranks = unpack_ranks("declare.groups.ranks", runs, MAX_WORLD_SIZE)
+    return GroupInfo(name, desc, tuple(ranks.tolist()))
 
 
 def _check_known(field: str, index: int, count: int) -> None:

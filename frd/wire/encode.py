@@ -30,6 +30,7 @@ from frd.wire.messages import (
     Watermarks,
     Welcome,
 )
+from frd.wire.ranks import pack_ranks
 
 MAX_TEXT_BYTES: Final = 4096
 """Longest string that the wire carries, in UTF-8."""
@@ -177,7 +178,7 @@ def _declare(m: pb.Declare, event: Declare) -> None:
             attempt_index=group.attempt_index,
             name=text(group.info.name),
             desc=text(group.info.desc),
-            ranks=_bytes(np.asarray(group.info.ranks), "<i4"),
+            ranks=pack_ranks(group.info.ranks),
         )
     for declared in event.signatures:
         signature = declared.signature

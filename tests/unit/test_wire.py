@@ -256,6 +256,38 @@ def test_columns_of_unequal_length() -> None:
     assert refusal(declared(), raw_entries(seq=bytes(15))) == ("entries.seq", "length")
 
 
+@pytest.mark.parametrize(
+    ("runs", "reason"),
+    [
+        (b"1234", "length"),
+        (np.array([0, 0, 1], "<i4").tobytes(), "range"),
+        (np.array([0, 2, 0], "<i4").tobytes(), "range"),
+        (np.array([-1, 2, 1], "<i4").tobytes(), "range"),
+        (np.array([0, 2, 1, 1, 1, 1], "<i4").tobytes(), "range"),
+        (np.array([0, 2**31 - 1, 1], "<i4").tobytes(), "too_large"),
+    ],
+)
+def test_members_that_are_no_runs(runs: bytes, reason: str) -> None:
+    """A group's members in broken, empty, overlapping or endless runs are refused."""
+    message = pb.AgentMessage()
+    message.declare.groups.add(index=2, attempt_index=0, name="g", ranks=runs)
+    assert refusal(declared(), message.SerializeToString()) == ("declare.groups.ranks", reason)
+
+
+def test_a_large_group_is_small_on_the_wire() -> None:
+    """Every agent declares the group of the whole world: 16,384 ranks in a hundred bytes."""
+    ranks = tuple(range(16_384))
+    declare = Declare(
+        attempts=(AttemptDecl(2, AttemptKey("job", 2), 16_384),),
+        groups=(GroupDecl(2, 2, GroupInfo("0", "default_pg", ranks)),),
+    )
+    data = encode_agent(declare)
+    assert len(data) < 100
+    event = declared().decode(data)
+    assert isinstance(event, Declare)
+    assert event.groups[0].info.ranks == ranks
+
+
 def test_not_a_message() -> None:
     """Bytes that are no message, or one of no known kind, are refused whole."""
     assert refusal(Decoder(), b"\xff" * 40) == ("message", "parse")
