@@ -124,7 +124,7 @@ def _look(path: Path, known: dict[Path, TapFile]) -> TapFile | None:
 
 _Name = Annotated[str, msgspec.Meta(max_length=4096)]
 _UInt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-_Time = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class _Exit(msgspec.Struct):

@@ -1,0 +1,77 @@
+"""A rank on strings: does what each line on stdin says and answers `done` when it is done.
+
+An ordinary torch script that knows nothing of frd; the tests of the tap pull the strings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+
+class Threads:
+    """A data set of the names of the threads in the worker that loads it."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> str:
+        return ",".join(thread.name for thread in threading.enumerate())
+
+
+def init() -> None:
+    dist.init_process_group("gloo")
+
+
+def destroy() -> None:
+    dist.destroy_process_group()
+
+
+def reduce(times: str = "1") -> None:
+    for _ in range(int(times)):
+        dist.all_reduce(torch.ones(8))
+
+
+def group(desc: str) -> None:
+    ranks = list(range(dist.get_world_size()))
+    dist.barrier(dist.new_group(ranks, group_desc=desc))
+
+
+def load() -> None:
+    """In forked workers, as a training script's data loader does it."""
+    names = list(DataLoader(Threads(), num_workers=2, multiprocessing_context="fork"))
+    print(f"workers {names}", flush=True)
+
+
+def fork() -> None:
+    """A child that leaves through the end of the interpreter, not through os._exit."""
+    if (pid := os.fork()) == 0:
+        sys.exit(0)
+    print(f"child {os.waitpid(pid, 0)[1]}", flush=True)
+
+
+def hold(seconds: str) -> None:
+    """Holds the GIL."""
+    sys.setswitchinterval(1000)
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        pass
+    sys.setswitchinterval(0.005)
+
+
+def fail(text: str) -> None:
+    raise RuntimeError(text)
+
+
+COMMANDS = {f.__name__: f for f in (init, destroy, reduce, group, load, fork, hold, fail)}
+
+for line in sys.stdin:
+    command, *arguments = line.split()
+    COMMANDS[command](*arguments)
+    print("done", flush=True)

@@ -1,0 +1,318 @@
+"""The tap in real gloo ranks: what it publishes, and that the ranks do not notice it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import pytest
+
+from frd_agent import taps
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
+
+PUPPET = Path(__file__).parent / "jobs" / "puppet.py"
+EXEC = "import sys; from frd_agent.exec import exec_command; exec_command(sys.argv[1:])"
+T = TypeVar("T")
+
+
+def until(said: Callable[[], T], within_s: float = 5.0) -> T:
+    deadline = time.monotonic() + within_s
+    while not (value := said()):
+        assert time.monotonic() < deadline, f"nothing within {within_s} s"
+        time.sleep(0.05)
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Puppet:
+    """One rank. With a run directory it is started by `exec`, without one as it is."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        port: int,
+        run_dir: Path | None,
+        stderr: int | IO[Any] = subprocess.PIPE,
+        **environ: str,
+    ) -> None:
+        command = [sys.executable, str(PUPPET)]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("FRD_", "SLURM_"))}
+        env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        if run_dir is not None:
+            env["FRD_RUN_DIR"] = str(run_dir)
+            command = [sys.executable, "-c", EXEC, *command]
+        self.process = subprocess.Popen(
+            command, env=env | environ, stdin=-1, stdout=-1, stderr=stderr, text=True
+        )
+
+    def send(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        """What it printed before its `done`."""
+        assert self.process.stdout is not None
+        printed = []
+        while (line := self.process.stdout.readline()) != "done\n":
+            assert line, f"rank is gone: {self.process.communicate()[1]}"
+            printed.append(line)
+        return "".join(printed)
+
+    def do(self, command: str) -> str:
+        self.send(command)
+        return self.answer()
+
+    def leave(self, command: str = "") -> tuple[int, str, str]:
+        """Its last command, at whose end it ends; returns exit code, stdout and stderr.
+
+        Process groups are destroyed first: torch alone, without the tap, now and then aborts at the
+        end of an interpreter that still has some.
+        """
+        self.do("destroy")
+        if command:
+            self.send(command)
+        return self.end()
+
+    def end(self) -> tuple[int, str, str]:
+        stdout, stderr = self.process.communicate(timeout=30)
+        return self.process.returncode, stdout, stderr or ""
+
+
+@contextlib.contextmanager
+def puppets(world: int, run_dir: Path | None, **more: Any) -> Iterator[list[Puppet]]:
+    port = free_port()
+    ranks = [Puppet(rank, world, port, run_dir, **more) for rank in range(world)]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+            rank.process.communicate()
+
+
+def everywhere(ranks: list[Puppet], command: str) -> list[str]:
+    for rank in ranks:
+        rank.send(command)
+    return [rank.answer() for rank in ranks]
+
+
+def identities(run_dir: Path, count: int) -> list[taps.TapIdentity]:
+    """By rank, once there are `count`."""
+
+    def whole() -> list[taps.TapIdentity]:
+        found = taps.scan(run_dir)
+        assert not [file.problem for file in found if file.problem]
+        who = [file.identity for file in found if file.identity is not None]
+        return sorted(who, key=lambda i: i.info.rank) if len(who) == count else []
+
+    return until(whole)
+
+
+def identity(run_dir: Path) -> taps.TapIdentity:
+    return identities(run_dir, 1)[0]
+
+
+def ask(address: str, handler: str) -> bytes:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5)
+        client.connect(address)
+        head = f"POST /handler/{handler} HTTP/1.1\r\nHost: localhost\r\n"
+        client.sendall(f"{head}Connection: close\r\nContent-Length: 0\r\n\r\n".encode())
+        received = b""
+        while chunk := client.recv(65536):
+            received += chunk
+        return received.partition(b"\r\n\r\n")[2]
+
+
+def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
+    """Two ranks of a script that knows no frd: identity, groups, counters, socket, all private."""
+    run_dir = tmp_path / "run"
+    with puppets(2, run_dir, FRD_JOB="job-7", TORCHELASTIC_RESTART_COUNT="3") as ranks:
+        everywhere(ranks, "init")
+        everywhere(ranks, "reduce 5")
+        for rank, who in enumerate(identities(run_dir, 2)):
+            assert (who.attempt.job, who.attempt.attempt) == ("job-7", 3)
+            assert (who.info.rank, who.info.local_rank, who.info.world_size) == (rank, rank, 2)
+            assert who.info.pid == ranks[rank].process.pid
+            assert who.info.backends == ("gloo",)
+            assert [g.info.ranks for g in who.groups] == [(0, 1)]
+            assert (who.groups[0].info.name, who.groups[0].info.desc) == ("0", "default_pg")
+            assert who.exit is None
+            with taps.TapShm(run_dir / f"{who.token}.shm") as shm:
+                until(lambda shm=shm: (sample := shm.read()) is not None and sample.rows)  # type: ignore[misc]
+                sample = shm.read()
+                assert sample is not None
+                assert [(row.enqueued, row.completed) for row in sample.rows] == [(5, 5)]
+                assert sample.allocator is None
+                assert abs(sample.published_at_ns - time.time_ns()) < 5e9
+            dump = json.loads(ask(str(run_dir / f"{who.token}.sock"), "fr_trace_json"))
+            assert len(dump["entries"]) == 5
+        modes = {path.stat().st_mode & 0o777 for path in run_dir.iterdir() if path.is_file()}
+        assert modes == {0o600}
+        assert run_dir.stat().st_mode & 0o777 == 0o700
+        sockets = [path.stat().st_mode & 0o777 for path in run_dir.glob("*.sock")]
+        assert sockets == [0o600, 0o600]
+
+
+def test_groups_and_attempts_are_followed(tmp_path: Path) -> None:
+    """New groups, their end, and a re-initialization appear within two seconds."""
+    with puppets(1, tmp_path) as [rank]:
+        rank.do("init")
+        assert identity(tmp_path).attempt.attempt == 0
+        rank.do("group tail")
+        until(lambda: [g.info.label for g in identity(tmp_path).groups][1:] == ["tail"], 2)
+        rank.do("destroy")
+        until(lambda: identity(tmp_path).groups == (), 2)
+        rank.do("init")
+        until(lambda: identity(tmp_path).attempt.attempt == 1, 2)
+        assert [g.info.desc for g in identity(tmp_path).groups] == ["default_pg"]
+
+
+def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
+    """A rank that holds the GIL stops publishing, and its recorder can be read all the same."""
+    with puppets(1, tmp_path) as [rank]:
+        rank.do("init")
+        who = identity(tmp_path)
+        with taps.TapShm(tmp_path / f"{who.token}.shm") as shm:
+            until(shm.read)
+            rank.send("hold 4")
+            time.sleep(2.5)
+            sample = shm.read()
+            assert sample is not None
+            assert time.time_ns() - sample.published_at_ns > 1.3e9
+            assert json.loads(ask(str(tmp_path / f"{who.token}.sock"), "fr_trace_json"))
+        rank.answer()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "kind", "detail"),
+    [("", 0, "clean", ""), ("fail boom", 1, "exception", "RuntimeError: boom")],
+)
+def test_an_end_leaves_a_record(
+    tmp_path: Path, command: str, code: int, kind: str, detail: str
+) -> None:
+    """The program's end, by itself or by an exception, is on record, and its socket is gone."""
+    with puppets(1, tmp_path) as [rank]:
+        rank.do("init")
+        identity(tmp_path)
+        assert rank.leave(command)[0] == code
+        who = identity(tmp_path)
+        assert who.exit is not None
+        assert (who.exit.kind, who.exit.detail) == (kind, detail)
+        assert who.socket is None
+        assert not list(tmp_path.glob("*.sock"))
+
+
+def test_a_killed_rank_leaves_none(tmp_path: Path) -> None:
+    """SIGKILL leaves the identity as it was, without an exit record."""
+    with puppets(1, tmp_path) as [rank]:
+        rank.do("init")
+        identity(tmp_path)
+        rank.process.send_signal(signal.SIGKILL)
+        assert rank.end()[0] == -signal.SIGKILL
+        assert identity(tmp_path).exit is None
+        assert list(tmp_path.glob("*.sock"))
+
+
+def test_forked_children_are_not_ranks(tmp_path: Path) -> None:
+    """Data loader workers run no tap; a child's end takes neither server nor record from a rank."""
+    with puppets(1, tmp_path) as [rank]:
+        rank.do("init")
+        who = identity(tmp_path)
+        assert "frd-tap" not in rank.do("load")
+        rank.do("destroy")  # torch itself cannot end a forked child that inherits a process group
+        assert rank.do("fork") == "child 0\n"
+        assert ask(str(tmp_path / f"{who.token}.sock"), "ping")
+        assert identity(tmp_path).exit is None
+        assert rank.end()[0] == 0
+
+
+def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
+    """A handler that needs the GIL, asked without pause while the interpreter ends: exit code 0."""
+    over = threading.Event()
+
+    def pester(address: str) -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                ask(address, "dump_traceback")
+
+    with puppets(1, tmp_path) as [rank]:
+        rank.do("init")
+        address = str(tmp_path / f"{identity(tmp_path).token}.sock")
+        until(lambda: Path(address).exists())
+        threads = [threading.Thread(target=pester, args=(address,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        try:
+            code, _, stderr = rank.leave()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert code == 0, stderr
+
+
+def test_a_run_directory_with_a_long_name(tmp_path: Path) -> None:
+    """A path too long for a unix socket changes nothing: both sides go by the directory."""
+    run_dir = tmp_path / ("long" * 30) / "run"
+    with puppets(1, run_dir) as [rank]:
+        rank.do("init")
+        who = identity(run_dir)
+        assert who.socket is not None
+        sockets = taps.SocketDir(run_dir)
+        assert ask(sockets.address(run_dir / who.socket), "ping")
+        sockets.close()
+
+
+@pytest.mark.parametrize("last", ["", "fail x"])
+def test_an_unusable_run_directory_changes_nothing_but_stderr(tmp_path: Path, last: str) -> None:
+    """Output and exit code are those of a run without frd; each part says one line."""
+
+    def run(run_dir: Path | None) -> tuple[int, str, list[str]]:
+        with puppets(1, run_dir) as [rank]:
+            said = rank.do("init") + rank.do("reduce 3")
+            time.sleep(1)  # the tap's chance to fail
+            code, stdout, stderr = rank.leave(last)
+            return code, said + stdout, [li for li in stderr.splitlines() if "frd:" in li]
+
+    (tmp_path / "file").touch()
+    code, stdout, lines = run(tmp_path / "file" / "run")
+    assert (code, stdout, []) == run(None)
+    assert [" ".join(line.split()[:3]) for line in lines] == [
+        "frd: warning: exec:",
+        "frd: warning: tap:",
+    ]
+
+
+def test_a_full_disk_and_a_full_stderr(tmp_path: Path) -> None:
+    """Nothing can be written anywhere, not even the one line: the rank ends as ever."""
+    (tmp_path / "file").touch()
+    with (
+        open("/dev/full", "w") as full,
+        puppets(1, tmp_path / "file" / "run", stderr=full) as [rank],
+    ):
+        rank.do("init")
+        time.sleep(1)
+        rank.do("reduce 3")
+        assert rank.leave()[0] == 0

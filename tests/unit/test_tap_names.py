@@ -1,0 +1,73 @@
+"""How a rank names its job and attempt, and where it looks for the agent."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from frd_agent import tap
+
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("environ", "init_method", "job"),
+    [
+        ({"FRD_JOB": "a", "TORCHELASTIC_RUN_ID": "b", "SLURM_JOB_ID": "c"}, None, "a"),
+        ({"FRD_JOB": " ", "TORCHELASTIC_RUN_ID": "b", "SLURM_JOB_ID": "c"}, None, "b"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "17"}, None, "17"),
+        ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "n1", "MASTER_PORT": "9"}, None, "n1:9"),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "9"}, "env://", f"{HOST}:9"),
+        ({"MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "9"}, None, f"{HOST}:9"),
+        ({}, "tcp://10.0.0.1:2345", "10.0.0.1:2345"),
+        ({"MASTER_ADDR": "n1", "MASTER_PORT": "9"}, "tcp://[::1]:23?x=1", f"{HOST}:23"),
+        ({}, "file:///nfs/rendezvous", f"{HOST}:/nfs/rendezvous"),
+        ({}, None, HOST),
+    ],
+)
+def test_job(environ: dict[str, str], init_method: str | None, job: str) -> None:
+    """A name given by people wins; else launchers and rendezvous give one equal on all ranks."""
+    assert tap.job_of(environ, init_method) == job
+
+
+@pytest.mark.parametrize(
+    ("environ", "attempt"),
+    [
+        ({}, 0),
+        ({"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
+        ({"FRD_ATTEMPT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}, 5),
+        ({"FRD_ATTEMPT": "first", "SLURM_RESTART_COUNT": "1"}, 1),
+    ],
+)
+def test_attempt(environ: dict[str, str], attempt: int) -> None:
+    """Restarts are counted by whoever restarts; what is no number is passed over."""
+    assert tap.attempt_of(environ) == attempt
+
+
+def test_run_dir(tmp_path: Path) -> None:
+    """Given, else under the session's runtime directory, else one of one's own in the temporary."""
+    assert tap.run_dir({"FRD_RUN_DIR": str(tmp_path / "a" / ".." / "b")}) == str(tmp_path / "b")
+    assert tap.run_dir({"XDG_RUNTIME_DIR": "/run/user/1"}) == "/run/user/1/frd"
+    assert tap.run_dir({"XDG_RUNTIME_DIR": "run"}).endswith(f"/frd-{os.getuid()}")
+
+
+def test_the_default_directory_must_be_private(tmp_path: Path) -> None:
+    """One that others may write to, or a link to elsewhere, is refused; a given one is trusted."""
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    default = tmp_path / "frd"
+    tap.make_run_dir(str(default), environ)
+    assert default.stat().st_mode & 0o777 == 0o700
+    tap.make_run_dir(str(default), environ)
+
+    default.chmod(0o777)
+    with pytest.raises(PermissionError, match="FRD_RUN_DIR"):
+        tap.make_run_dir(str(default), environ)
+    tap.make_run_dir(str(default), {})
+
+    default.rename(tmp_path / "elsewhere")
+    default.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError):
+        tap.make_run_dir(str(default), environ)

@@ -1,0 +1,161 @@
+"""How the tap gets into a process: real interpreters, none of them with torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import frd_agent
+from frd.errors import FrdError
+from frd_agent.exec import environment, exec_command
+
+PACKAGE = Path(frd_agent.__file__).parent
+SITE = PACKAGE / "_site"
+EXEC = "import sys; from frd_agent.exec import exec_command; exec_command(sys.argv[1:])"
+
+
+def python(code: str, *path: Path, executable: str = sys.executable) -> str:
+    """What an interpreter prints that has `path` in PYTHONPATH."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    env |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def older_python() -> str:
+    """A Python 3.9 of this machine, or else a skip."""
+    places = [shutil.which("python3.9"), *Path.home().glob(".pyenv/versions/3.9.*/bin/python")]
+    for place in filter(None, places):
+        version = python("import sys; print(*sys.version_info[:2])", executable=str(place))
+        if version.split() == ["3", "9"]:  # and not a shim that says it is not chosen
+            return str(place)
+    pytest.skip("no Python 3.9 on this machine")
+
+
+@pytest.fixture
+def fake_torch(tmp_path: Path) -> Path:
+    """A torch that can be imported, and whose process groups never come."""
+    package = tmp_path / "torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "distributed" / "__init__.py").touch()
+    return tmp_path
+
+
+LOADED = "import sys, threading; print([t.name for t in threading.enumerate()])"
+
+
+def test_without_torch_nothing_is_there() -> None:
+    """No thread, no tap, no import, no trace in sys.path."""
+    code = "import sys; print('_frd_tap' in sys.modules, 'threading' in sys.modules)"
+    code += "; print([p for p in sys.path if 'frd_agent' in p])"
+    assert python(code, SITE).split() == ["False", "False", "[]"]
+
+
+def test_torch_brings_the_tap(fake_torch: Path) -> None:
+    """The import of torch.distributed starts the one thread, and frd itself is not imported."""
+    code = f"import torch.distributed; {LOADED}; print('frd_agent' in sys.modules)"
+    assert python(code, SITE, fake_torch).splitlines() == ["['MainThread', 'frd-tap']", "False"]
+
+
+def test_by_hand_and_by_exec_is_once(fake_torch: Path) -> None:
+    """`install()` may be called again, and from another copy of the module."""
+    code = "import torch.distributed, frd_agent.tap as t; t.install(); t.install(); " + LOADED
+    said = python(code, SITE, fake_torch, PACKAGE.parent)
+    assert said.strip() == "['MainThread', 'frd-tap']"
+
+
+def test_python_39_takes_it(fake_torch: Path) -> None:
+    """The oldest supported Python, without frd or its dependencies."""
+    code = f"import torch.distributed; {LOADED}"
+    said = python(code, SITE, fake_torch, executable=older_python())
+    assert said.strip() == "['MainThread', 'frd-tap']"
+
+
+def test_a_tap_that_cannot_be_loaded_is_one_line(fake_torch: Path, tmp_path: Path) -> None:
+    """Half an installation: torch is imported all the same."""
+    lone = tmp_path / "agent" / "_site"
+    shutil.copytree(SITE, lone, ignore=shutil.ignore_patterns("__pycache__"))
+    said = python("import torch.distributed; print('on')", lone, fake_torch).splitlines()
+    assert "on" in said
+    assert [line for line in said if line.startswith("frd: warning: tap: ")]
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    "shadowed",
+    ["print('theirs')", "raise RuntimeError('theirs')", "import no_such_module", None],
+)
+def test_a_shadowed_sitecustomize_is_imported(tmp_path: Path, shadowed: str | None) -> None:
+    """What it prints, raises or sets is what it would without the tap."""
+    other = tmp_path / "other"
+    other.mkdir()
+    if shadowed is not None:
+        (other / "sitecustomize.py").write_text(shadowed)
+    code = "import sys; m = sys.modules.get('sitecustomize')"
+    code += f"; print(sys.path, getattr(m, '__file__', '').startswith({str(other)!r}))"
+    without = python(code, other)
+    assert python(code, SITE, other) == without
+
+
+def test_exec_leaves_what_the_user_has_set(tmp_path: Path) -> None:
+    """Of two names for one setting, the user's choice goes to both."""
+    base = {
+        "PYTHONPATH": f"mine:{SITE}::yours",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "50",
+        "TORCH_FR_DUMP_TEMP_FILE": "/elsewhere/r",
+    }
+    env = environment(base, str(tmp_path / "run"))
+    assert env["PYTHONPATH"].split(":") == [str(SITE), "mine", "", "yours"]
+    assert env["TORCH_FR_BUFFER_SIZE"] == env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "50"
+    assert env["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/elsewhere/r"
+    assert "TORCH_NCCL_ENABLE_TIMING" not in env
+    assert "FRD_JOB" not in env
+
+
+def test_exec_sets_what_the_user_has_not(tmp_path: Path) -> None:
+    """Ring, dump files beside the taps, timing and job on request."""
+    run_dir = tmp_path / "run"
+    env = environment({}, str(run_dir), timing=True, job="j")
+    assert env["PYTHONPATH"] == str(SITE)
+    assert env["TORCH_FR_BUFFER_SIZE"] == env["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert env["TORCH_FR_DUMP_TEMP_FILE"] == str(run_dir / "dumps" / "rank_")
+    assert (run_dir / "dumps").stat().st_mode & 0o777 == 0o700
+    assert (env["TORCH_NCCL_ENABLE_TIMING"], env["FRD_JOB"]) == ("1", "j")
+    assert env["FRD_RUN_DIR"] == str(run_dir)
+
+
+def test_exec_becomes_the_command(tmp_path: Path) -> None:
+    """Same pid, its exit code, its standard streams, and SIGPIPE as in any shell."""
+    script = "echo $$; yes | head -n 1; echo ${PIPESTATUS[0]}; exit 7"
+    process = subprocess.Popen(
+        [sys.executable, "-c", EXEC, "bash", "-c", script],
+        env=os.environ | {"FRD_RUN_DIR": str(tmp_path / "run")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    stdout, stderr = process.communicate(timeout=30)
+    assert stdout.split() == [str(process.pid), "y", "141"]
+    assert (process.returncode, stderr) == (7, "")
+
+
+def test_a_command_that_is_none(tmp_path: Path) -> None:
+    """The error names it; nothing was started."""
+    with pytest.raises(FrdError, match=r"exec: no command"):
+        exec_command([])
+    done = subprocess.run(
+        [sys.executable, "-c", EXEC, "/no/such/program"],
+        env=os.environ | {"FRD_RUN_DIR": str(tmp_path / "run")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "FrdError: exec: '/no/such/program': No such file" in done.stderr

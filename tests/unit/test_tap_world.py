@@ -1,0 +1,213 @@
+"""What the tap reads from torch, on stand-ins of the few attributes that it touches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frd_agent import tap
+
+
+class Group:
+    """A ProcessGroup, as far as the tap looks."""
+
+    def __init__(self, rank: int, size: int, desc: str, devices: tuple[str, ...]) -> None:
+        self.rank, self.size, self.group_desc = lambda: rank, lambda: size, desc
+        self._device_types = [SimpleNamespace(type=device) for device in devices]
+
+
+class World:
+    """torch's `_world`."""
+
+    def __init__(self) -> None:
+        self.default_pg: Group | None = None
+        self.pg_names: dict[Any, str] = {}
+        self.pg_group_ranks: dict[Any, dict[int, int]] = {}
+        self.pg_backend_config: dict[Any, str] = {}
+
+    def add(
+        self,
+        name: str,
+        desc: str,
+        ranks: list[int],
+        config: str = "cpu:gloo",
+        devices: tuple[str, ...] = ("cpu",),
+    ) -> Group:
+        group = Group(1, len(ranks), desc, devices)
+        self.pg_names[group] = name
+        self.pg_backend_config[group] = config
+        self.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}
+        return group
+
+    def init(self, **more: Any) -> None:
+        self.default_pg = self.add("0", "default_pg", [0, 1, 2, 3], **more)
+
+    def destroy(self) -> None:
+        self.default_pg = None
+        self.pg_names.clear()
+        self.pg_group_ranks.clear()
+        self.pg_backend_config.clear()
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.init()
+    return world
+
+
+def membership(world: World) -> tap.Membership:
+    return tap.Membership(SimpleNamespace(_world=world))
+
+
+def test_groups_are_written_as_they_are(world: World) -> None:
+    """Name, description, sorted global ranks and backend of every group."""
+    world.add("5", "tail", [3, 1])
+    known = membership(world)
+    assert (known.rank, known.world_size, known.backends) == (1, 4, ["gloo"])
+    assert json.loads(known.text()) == [
+        {"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3], "backend": "gloo"},
+        {"name": "5", "desc": "tail", "ranks": [1, 3], "backend": "gloo"},
+    ]
+
+
+def test_changes_are_noticed_once(world: World) -> None:
+    """A new group is one change, a destroyed one another; in between there is none."""
+    known = membership(world)
+    assert not known.changed()
+    group = world.add("1", "both", [0, 1])
+    assert known.changed()
+    assert not known.changed()
+    del world.pg_names[group], world.pg_group_ranks[group]
+    assert known.changed()
+    assert len(json.loads(known.text())) == 1
+
+
+def test_a_group_half_destroyed_is_left_out(world: World) -> None:
+    """torch forgets the name before the ranks; caught in between, the group is no more."""
+    known = membership(world)
+    group = world.add("1", "both", [0, 1])
+    del world.pg_names[group]
+    assert known.changed()
+    assert [g["name"] for g in json.loads(known.text())] == ["0"]
+
+
+def test_reinitialization_is_another_generation(world: World) -> None:
+    """Destroyed and made anew with the very same members, even between two looks."""
+    known = membership(world)
+    world.destroy()
+    assert known.changed()
+    assert (known.text(), known.generation) == ("[]", 0)
+    world.init()
+    assert known.changed()
+    assert known.generation == 1
+    world.destroy()
+    world.init()
+    assert known.changed()
+    assert known.generation == 2
+
+
+def test_no_process_group_is_kept_alive(world: World) -> None:
+    """What torch has destroyed is gone, whatever the tap remembers."""
+    known = membership(world)
+    group = world.add("1", "both", [0, 1])
+    known.changed()
+    del world.pg_names[group], world.pg_group_ranks[group], world.pg_backend_config[group]
+    assert sys.getrefcount(group) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "backends"),
+    [
+        ("cpu:gloo,cuda:nccl", ("cpu", "cuda"), ["gloo", "nccl"]),
+        ("cpu:gloo,cuda:gloo", ("cpu", "cuda"), ["gloo"]),
+        ("cpu:gloo,cuda:nccl", ("cpu",), ["gloo"]),
+        ("cpu:gloo,cuda:nccl", (), ["gloo", "nccl"]),
+        ("nccl", ("cuda",), ["nccl"]),
+        ("", (), []),
+    ],
+)
+def test_backends_in_use(config: str, devices: tuple[str, ...], backends: list[str]) -> None:
+    """Of what is configured for every device, what is registered."""
+    world = World()
+    world.init(config=config, devices=devices)
+    assert membership(world).backends == backends
+
+
+def test_counters_of_both_recorders() -> None:
+    """Strings become numbers; a recorder that this torch has not is passed over."""
+    status = {
+        "3": {
+            "last_enqueued_collective": "12",
+            "last_started_collective": "-1",
+            "last_completed_collective": "11",
+        }
+    }
+
+    def dump(includeCollectives: bool) -> bytes:
+        assert not includeCollectives
+        return json.dumps({"version": "2.10", "pg_status": status}).encode()
+
+    ext = SimpleNamespace(_dump_fr_trace_json=dump)
+    assert tap.Counters(ext).read() == [(tap.GENERIC, 3, 12, -1, 11)]
+    both = SimpleNamespace(_dump_fr_trace_json=dump, _dump_nccl_trace_json=dump)
+    assert [row[0] for row in tap.Counters(both).read()] == [tap.GENERIC, tap.NCCL]
+    assert tap.Counters(None).read() == []
+
+
+class Cuda:
+    """torch.cuda of a rank that sees two devices and uses the second."""
+
+    def __init__(self) -> None:
+        self.initialized = False
+        self.asked: list[int] = []
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def device_count(self) -> int:
+        return 2
+
+    def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
+        assert self.initialized, "asking would initialize CUDA"
+        self.asked.append(device)
+        return {
+            "allocated_bytes": {"all": {"current": 10 * device, "peak": 30 * device}},
+            "reserved_bytes": {"all": {"current": 20 * device, "peak": 40 * device}},
+            "num_ooms": device,
+        }
+
+    def get_device_properties(self, device: int) -> Any:
+        return SimpleNamespace(uuid=f"uuid-{device}")
+
+
+def test_allocator_is_asked_only_where_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing before the program initializes CUDA; afterwards the devices that the rank uses."""
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    allocator = tap.Allocator()
+    assert allocator.read() == tap.NO_ALLOCATOR
+    assert allocator.devices() == []
+    cuda.initialized = True
+    assert allocator.read() == (10, 20, 30, 1)
+    assert allocator.devices() == ["GPU-uuid-1"]
+    cuda.asked.clear()
+    assert allocator.read() == (10, 20, 30, 1)
+    assert cuda.asked == [1]
+
+
+def test_an_allocator_without_counters_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pluggable allocator raises; it is asked once and then left alone."""
+    cuda = Cuda()
+    cuda.initialized = True
+    monkeypatch.setattr(cuda, "memory_stats_as_nested_dict", lambda device: {})
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    allocator = tap.Allocator()
+    assert allocator.read() == tap.NO_ALLOCATOR
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    assert allocator.read() == tap.NO_ALLOCATOR

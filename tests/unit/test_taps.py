@@ -1,0 +1,176 @@
+"""The agent's view of the run directory, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.model import AttemptKey, GroupInfo, NodeNs
+from frd_agent import tap, taps
+
+TOKEN = "0123456789ab"
+
+
+def identity(**changes: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "token": TOKEN,
+        "job": "j",
+        "attempt": 2,
+        "rank": 1,
+        "local_rank": 1,
+        "world_size": 4,
+        "pid": 4711,
+        "host": "n1",
+        "boot_id": "b",
+        "torch_version": "2.13.0",
+        "backends": ["gloo"],
+        "devices": ["GPU-x"],
+        "started_at_ns": 5,
+        "socket": f"{TOKEN}.sock",
+        "shm": f"{TOKEN}.shm",
+        "groups": [{"name": "0", "desc": "default_pg", "ranks": [0, 1, 2, 3], "backend": "gloo"}],
+        "exit": None,
+    } | changes
+
+
+def write(directory: Path, **changes: Any) -> Path:
+    path = directory / f"{TOKEN}.json"
+    path.write_text(json.dumps(identity(**changes)))
+    return path
+
+
+def test_an_identity_is_read(tmp_path: Path) -> None:
+    """Everything that the contract names arrives in the words of the model."""
+    path = write(tmp_path, exit={"kind": "exception", "detail": "E: x", "at_ns": 9}, future=1)
+    (file,) = taps.scan(tmp_path)
+    who = file.identity
+    assert who is not None, file.problem
+    assert who.attempt == AttemptKey("j", 2)
+    assert (who.info.rank, who.info.world_size, who.info.pid, who.info.node) == (1, 4, 4711, "n1")
+    assert (who.info.backends, who.info.devices) == (("gloo",), ("GPU-x",))
+    assert who.groups == (taps.TapGroup(GroupInfo("0", "default_pg", (0, 1, 2, 3)), "gloo"),)
+    assert who.exit == taps.ExitRecord("exception", "E: x", NodeNs(9))
+    assert file.socket_path == path.with_suffix(".sock")
+    assert file.shm_path == path.with_suffix(".shm")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"schema": 2}, "schema"),
+        ({"token": "ba9876543210"}, "token"),
+        ({"rank": 4}, "rank"),
+        ({"rank": "1"}, "rank"),
+        ({"pid": -1}, "pid"),
+        ({"job": ""}, "job"),
+        ({"socket": "../../run/docker.sock"}, "socket"),
+        ({"shm": "/etc/passwd"}, "shm"),
+        ({"groups": [{"name": "0", "ranks": [1, 0]}]}, "groups.ranks"),
+        ({"groups": [{"name": "0", "ranks": [0, 4]}]}, "groups.ranks"),
+        ({"exit": {"kind": "tired", "at_ns": 1}}, "exit"),
+        ({"started_at_ns": 2**70}, "started_at_ns"),
+    ],
+)
+def test_absurd_identities_are_problems(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    """Each names the file and the field."""
+    path = write(tmp_path, **changes)
+    (file,) = taps.scan(tmp_path)
+    assert file.identity is None
+    assert file.problem.startswith(f"{path}: ")
+    assert named in file.problem
+
+
+def test_foreign_files_are_problems(tmp_path: Path) -> None:
+    """Links, pipes, folders, others' JSON, half a file: named, and nothing waits for them."""
+    (tmp_path / "package.json").write_text("{}")
+    (tmp_path / "000000000001.json").symlink_to("/etc/hostname")
+    os.mkfifo(tmp_path / "000000000002.json")
+    (tmp_path / "000000000003.json").mkdir()
+    (tmp_path / "000000000004.json").write_text('{"schema": 1, "tok')
+    (tmp_path / "000000000005.json").write_bytes(b"\xff\xfe")
+    (tmp_path / ".0123456789ab.tmp").write_text("half")
+    (tmp_path / "dumps").mkdir()
+    files = taps.scan(tmp_path)
+    assert len(files) == 6
+    assert all(file.identity is None and str(file.path) in file.problem for file in files)
+    assert all(file.socket_path is None for file in files)
+
+
+def test_no_directory_has_no_taps(tmp_path: Path) -> None:
+    """An agent that comes before its first rank."""
+    assert taps.scan(tmp_path / "none") == []
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
+    """The same object comes back until the file is replaced."""
+    write(tmp_path)
+    first = taps.scan(tmp_path)
+    assert taps.scan(tmp_path, first)[0] is first[0]
+    replacement = tmp_path / "new"
+    replacement.write_text(json.dumps(identity(attempt=3)))
+    replacement.replace(tmp_path / f"{TOKEN}.json")
+    (second,) = taps.scan(tmp_path, first)
+    assert second.identity is not None
+    assert second.identity.attempt.attempt == 3
+
+
+def test_counters_arrive_as_written(tmp_path: Path) -> None:
+    """What the tap's writer writes, the reader reads; the newest publication wins."""
+    files = tap.Files(str(tmp_path), TOKEN)
+    with taps.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
+        assert shm.read() is None
+        files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
+        sample = shm.read()
+        assert sample is not None
+        assert (sample.published_at_ns, sample.published_mono_ns) == (1, 2)
+        assert sample.rows == [taps.StatusRow(0, 0, 9, -1, 8)]
+        assert (sample.allocator, sample.overflowed) == (None, False)
+        files.write_counters(3, 4, [], (1, 2, 3, 0))
+        sample = shm.read()
+        assert sample is not None
+        assert (sample.published_at_ns, sample.rows) == (3, [])
+        assert sample.allocator == taps.AllocatorCounters(1, 2, 3, 0)
+
+
+def test_more_groups_than_rows_are_marked(tmp_path: Path) -> None:
+    """The file has a fixed size: the rest is left out, and the sample says so."""
+    files = tap.Files(str(tmp_path), TOKEN)
+    files.write_counters(1, 2, [(tap.NCCL, i, 1, 1, 1) for i in range(tap.CAPACITY + 1)])
+    path = tmp_path / f"{TOKEN}.shm"
+    assert path.stat().st_size == tap.SHM_SIZE
+    sample = taps.parse_counters(path.read_bytes())
+    assert sample is not None
+    assert sample.overflowed
+    assert len(sample.rows) == tap.CAPACITY
+
+
+def test_torn_and_foreign_counters_are_none(tmp_path: Path) -> None:
+    """A byte of another publication, a writer in the middle, a truncated file, another's file."""
+    files = tap.Files(str(tmp_path), TOKEN)
+    files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
+    path = tmp_path / f"{TOKEN}.shm"
+    whole = path.read_bytes()
+    assert taps.parse_counters(whole) is not None
+    end = tap.HEADER_SIZE + tap.ROW.size
+    checked = [*range(8), *range(tap.PREFIX.size, tap.HEADER_SIZE - 4), tap.HEADER_SIZE, end - 1]
+    for position in checked:
+        torn = bytearray(whole)
+        torn[position] ^= 1
+        assert taps.parse_counters(bytes(torn)) is None, position
+    writing = whole[:8] + struct.pack("<Q", 3) + whole[16:]
+    assert taps.parse_counters(writing) is None
+    assert taps.parse_counters(whole[: end - 1]) is None
+    with taps.TapShm(path) as shm:
+        assert shm.read() is not None
+        os.truncate(path, 10)
+        assert shm.read() is None
+    assert taps.TapShm(tmp_path / "none").read() is None
+    assert taps.TapShm(tmp_path).read() is None
