@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -56,8 +56,7 @@ class Why(Enum):
     UNPROVEN = "its telemetry is older than the wait"
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """All ranks whose head is one instance: of a collective, those whose device has (not) started
     it; of a P2P channel, the rank at one end."""
 
@@ -66,18 +65,17 @@ class Wait:
     rank: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(NamedTuple):
     rank: int
     why: Why
 
 
 Node: TypeAlias = Wait | Member | Doubt
+"""Tuples, for a big job has tens of thousands; of different lengths, so that none are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +99,11 @@ class Graph:
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
     """Of every node without edges."""
+    _gone: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ranks = zip(self.picture.rank.tolist(), self.picture.state, strict=True)
+        self._gone = frozenset(rank for rank, state in ranks if state in GONE_STATES)
 
     @property
     def picture(self) -> Picture:
@@ -188,7 +191,7 @@ class Graph:
 
     def younger_waits(self, rank: int) -> list[Wait]:
         """What else a rank has in flight that somebody provably has not come to."""
-        waits = [wait_of(rank, op) for op in list(self.waits.ops(rank))[1:]]
+        waits = [wait_of(rank, op) for op in self.waits.ops(rank)[1:]]
         return [
             wait for wait in waits if any(isinstance(t, Member) for t in self._absent_from(wait))
         ]
@@ -243,8 +246,7 @@ class Graph:
         return last + self.rules.threshold_s(wait.instance.group) * 1e9 <= self.picture.now
 
     def is_gone(self, rank: int) -> bool:
-        row = self.waits.row(rank)
-        return row >= 0 and self.picture.state[row] in GONE_STATES
+        return rank in self._gone
 
     def why_unknown(self, rank: int) -> Why | None:
         """Why the telemetry of a rank proves nothing just now; None when it does."""

@@ -36,6 +36,8 @@ from frd.model import (
 
 _LOOK_AGAIN_NS = 1_000_000_000
 """How often to look although nobody reported: telemetry gets late, claims get confirmed."""
+_PAUSE_NS_PER_RANK = 125_000
+"""The least time between two looks, by ranks: a look costs about as long as its ranks are many."""
 
 
 @dataclass(slots=True)
@@ -222,8 +224,9 @@ class Engine:
         facts = attempt.mismatch_facts(now)
         events: list[FindingEvent] = []
         quiet = not (len(stalled) or facts or attempt.lost or len(case.incidents))
-        same = attempt.revision == case.looked_revision and now - case.looked_at < _LOOK_AGAIN_NS
-        if not quiet and not same:
+        since_look_ns = now - case.looked_at
+        same = attempt.revision == case.looked_revision and since_look_ns < _LOOK_AGAIN_NS
+        if not quiet and not same and since_look_ns >= attempt.world_size * _PAUSE_NS_PER_RANK:
             case.looked_at, case.looked_revision = now, attempt.revision
             picture = replace(
                 attempt.picture(now), mismatches=self._ripe(case, facts, stalled, now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,7 @@ _UNTOLD = np.int64(np.iinfo(np.int64).max)
 """Sort key of an op in flight whose age nobody told: any op of known age is taken for older."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Instance:
+class Instance(NamedTuple):
     """What a rank can wait in: one collective of a group, or one direction of a P2P channel."""
 
     group: int
@@ -86,6 +86,8 @@ class Waits:
         groups = picture.groups
         self.picture = picture
         self._attendances: dict[Instance, Attendance] = {}
+        self._ops: dict[int, tuple[Op, ...]] = {}
+        self._row = {rank: at for at, rank in enumerate(picture.rank.tolist())}
         self._first = np.zeros(len(groups) + 1, dtype=np.int64)
         np.cumsum([len(g.members) for g in groups], out=self._first[1:])
         self._group = np.repeat(np.arange(len(groups), dtype=np.int64), np.diff(self._first))
@@ -111,7 +113,10 @@ class Waits:
         self._op_source = source[order]
         self._op_since = since[order]
         self._op_rank, self._op_first = np.unique(rank[order], return_index=True)
-        self._op_last = np.append(self._op_first[1:], len(order))
+        bounds = [*self._op_first.tolist(), len(order)]
+        self._op_rows = dict(
+            zip(self._op_rank.tolist(), map(range, bounds, bounds[1:]), strict=True)
+        )
         self._is_head = np.zeros(len(self._rank) + len(channels.rank), dtype=np.bool_)
         self._is_head[self._op_source[self._op_first]] = True
 
@@ -119,14 +124,18 @@ class Waits:
 
     def head(self, rank: int) -> Op | None:
         """The oldest op that the rank has in flight."""
-        return next(self.ops(rank), None)
+        ops = self.ops(rank)
+        return ops[0] if ops else None
 
-    def ops(self, rank: int) -> Iterator[Op]:
+    def ops(self, rank: int) -> tuple[Op, ...]:
         """All that the rank waits in, oldest first: its head in each group, each channel."""
-        at = int(np.searchsorted(self._op_rank, rank))
-        if at < len(self._op_rank) and self._op_rank[at] == rank:
-            for row in range(self._op_first[at], self._op_last[at]):
-                yield self._op(int(self._op_source[row]), int(self._op_since[row]))
+        known = self._ops.get(rank)
+        if known is None:
+            rows = self._op_rows.get(rank, range(0))
+            known = self._ops[rank] = tuple(
+                self._op(int(self._op_source[row]), int(self._op_since[row])) for row in rows
+            )
+        return known
 
     def by_head(self, ranks: Int32s) -> Iterator[tuple[Instance, bool, Int32s]]:
         """Ranks with something in flight, by their head and whether their device started it."""
@@ -207,9 +216,7 @@ class Waits:
 
     def row(self, rank: int) -> int:
         """The row of a rank in the picture's rank arrays, -1 when it was never declared."""
-        ranks = self.picture.rank
-        at = int(np.searchsorted(ranks, rank))
-        return at if at < len(ranks) and ranks[at] == rank else -1
+        return self._row.get(rank, -1)
 
 
 def _column(groups: Sequence[GroupPicture], parts: Sequence[npt.NDArray[np.integer]]) -> Int64s:
