@@ -145,14 +145,11 @@ class Progress:
         is over: a group works in order, so this one is over too, or was given up.
         """
         settled = []
-        while self.open:
-            seq = next(iter(self.open))
-            item = self.open[seq]
+        last_done = max((seq for seq, item in self.open.items() if item.done), default=-1)
+        for seq, item in list(self.open.items()):
             if item.done:
                 settled.append((seq, item))
-            elif not (item.failed or item.overwritten) or not any(
-                later.done for later in self.open.values()
-            ):
+            elif not (item.failed or item.overwritten) or seq > last_done:
                 break
             del self.open[seq]
         return settled

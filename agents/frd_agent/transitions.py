@@ -336,17 +336,11 @@ def _finder(entries: Sequence[Entry]) -> _Find:
 
 def _is_done(entry: Entry) -> bool:
     """Gloo tells the end by `retired` alone; a recorder that judges calls that given up."""
-    if entry.state == "completed":
-        return True
-    return entry.retired and not _is_failed(entry)
+    return entry.state == "completed" or (entry.retired and not _judges(entry))
 
 
-def _is_failed(entry: Entry) -> bool:
-    return (
-        entry.retired
-        and entry.state != "completed"
-        and entry.profiling_name.partition(":")[0] in _JUDGES
-    )
+def _judges(entry: Entry) -> bool:
+    return parse_profiling_name(entry.profiling_name).backend in _JUDGES
 
 
 def _update(item: Item, entry: Entry) -> int:
@@ -360,7 +354,7 @@ def _update(item: Item, entry: Entry) -> int:
         item.done = True
         item.completed_ns = entry.time_discovered_completed_ns
         return 0
-    if not item.failed and _is_failed(entry):
+    if entry.retired and not item.failed:
         item.failed = True
         flags |= _FAILED
     return flags

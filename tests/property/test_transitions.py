@@ -1,0 +1,142 @@
+"""However a ring is cut into dumps, each transition is told exactly once, in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frd.flight import Dump, Entry
+from frd.model import Flags
+from frd_agent.dictionary import Dictionary
+from frd_agent.naming import KnownGroup, Naming, Signatures
+from frd_agent.transitions import Ring
+
+T0 = 1_700_000_000_000_000_000
+LATER = T0 + 10**15
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), st.integers(0, 2)),
+        st.tuples(st.just("finish"), st.integers(0, 7)),
+        st.tuples(st.just("dump"), st.just(0)),
+    ),
+    max_size=120,
+)
+
+
+@dataclass
+class Recorder:
+    """Three groups on one ring; ops may finish in any order."""
+
+    capacity: int
+    entries: list[Entry] = field(default_factory=list)
+    seqs: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def enter(self, group: int) -> None:
+        self.seqs[group] += 1
+        self.entries.append(
+            Entry(
+                record_id=len(self.entries),
+                process_group=(str(group), ""),
+                profiling_name="gloo:all_reduce",
+                collective_seq_id=self.seqs[group],
+                op_id=self.seqs[group],
+                pg_id=group,
+                time_created_ns=T0 + len(self.entries),
+            )
+        )
+
+    def finish(self, nth: int) -> None:
+        waiting = [i for i, entry in enumerate(self.entries) if not entry.retired]
+        if waiting:
+            i = waiting[min(nth, len(waiting) - 1)]
+            fields = {name: getattr(self.entries[i], name) for name in Entry.__struct_fields__}
+            self.entries[i] = Entry(**fields | {"retired": True})
+
+    def dump(self) -> Dump:
+        ring = self.entries[-self.capacity :]
+        return Dump(source="", version="2.10", entries=tuple(ring))
+
+
+def naming() -> Naming:
+    dictionary = Dictionary()
+    names = Naming(dictionary, Signatures(dictionary), 0)
+    names.replace({str(g): KnownGroup("", (0, 1)) for g in range(3)})
+    return names
+
+
+@given(steps=STEPS, capacity=st.integers(1, 40))
+@settings(max_examples=150, deadline=None)
+def test_every_transition_is_told_once_and_in_order(
+    steps: list[tuple[str, int]], capacity: int
+) -> None:
+    """Ops of three groups start and end in any order; dumps are taken at any time, and overrun."""
+    recorder, ring, names = Recorder(capacity), Ring(), naming()
+    joined: defaultdict[int, list[int]] = defaultdict(list)
+    completed: defaultdict[int, list[int]] = defaultdict(list)
+    lost = 0
+    before: int | None = None  # the first dump came
+    for what, n in [*steps, ("dump", 0)]:
+        if what == "enter":
+            recorder.enter(n)
+        elif what == "finish":
+            recorder.finish(n)
+        else:
+            dump = recorder.dump()
+            if before is None and dump.entries:
+                before = dump.entries[0].record_id
+            diff = ring.apply(dump, LATER, names)
+            lost += diff.lost
+            for group, seq, _, flags, *_ in diff.rows:
+                if flags & Flags.JOINED:
+                    joined[group].append(seq)
+                if flags & Flags.COMPLETED:
+                    completed[group].append(seq)
+    for told in (*joined.values(), *completed.values()):
+        assert told == sorted(set(told)), "once, in order"
+    assert sum(map(len, joined.values())) + lost + (before or 0) == len(recorder.entries)
+    for group, seqs in completed.items():
+        assert set(seqs) <= set(joined[group])
+    for progress in ring.groups:
+        marks = progress.marks
+        assert marks.completed <= marks.enqueued
+        assert (marks.completed < marks.enqueued) == (marks.head_created_ns > 0)
+
+
+@given(steps=STEPS)
+@settings(max_examples=80, deadline=None)
+def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> None:
+    """The ring is large enough: all that happened is told, however it was cut into dumps."""
+    recorder, ring, names = Recorder(10_000), Ring(), naming()
+    told: defaultdict[tuple[str, int], Flags] = defaultdict(lambda: Flags(0))
+    for what, n in [*steps, ("dump", 0)]:
+        if what == "enter":
+            recorder.enter(n)
+        elif what == "finish":
+            recorder.finish(n)
+        else:
+            for group, seq, _, flags, *_ in ring.apply(recorder.dump(), LATER, names).rows:
+                name = names._dictionary.groups[group].info.name
+                assert not told[name, seq] & flags
+                told[name, seq] |= Flags(flags)
+    by_group: defaultdict[str, list[Entry]] = defaultdict(list)
+    for entry in recorder.entries:
+        by_group[entry.group_name].append(entry)
+    for name, entries in by_group.items():
+        in_order = True
+        for entry in entries:
+            in_order = in_order and entry.retired
+            expected = Flags.JOINED | (Flags.COMPLETED if in_order else Flags(0))
+            assert told[name, entry.collective_seq_id] == expected
+
+
+def test_a_dump_taken_twice_tells_nothing_new() -> None:
+    """The same dump again, under another source, tells nothing."""
+    recorder, ring, names = Recorder(100), Ring(), naming()
+    recorder.enter(0)
+    dump = recorder.dump()
+    assert ring.apply(dump, LATER, names).rows
+    assert not ring.apply(replace(dump, source="again"), LATER + 1, names).rows

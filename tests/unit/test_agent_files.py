@@ -1,0 +1,146 @@
+"""Dump files that torch writes: found when finished, refused when hostile, kept in memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.errors import DumpError
+from frd.flight import Dump, Entry, write_pickle
+from frd.model import AttemptKey, RankState
+from frd_agent.board import Board
+from frd_agent.dictionary import Dictionary
+from frd_agent.file_rank import FileRank
+from frd_agent.files import DumpFiles
+from frd_agent.naming import Signatures
+from frd_agent.outbox import Outbox
+from frd_agent.rank import Shared
+from frd_agent.stats import Stats
+from frd_agent.watch import WatchPolicy
+
+
+def a_dump(entries: int, done: bool = True) -> bytes:
+    return write_pickle(
+        Dump(
+            source="",
+            version="2.10",
+            entries=tuple(
+                Entry(
+                    record_id=i,
+                    process_group=("0", "default_pg"),
+                    profiling_name="nccl:all_reduce",
+                    collective_seq_id=i + 1,
+                    pg_id=0,
+                    op_id=i + 1,
+                    time_created_ns=1_700_000_000_000_000_000 + i,
+                    state="completed" if done else "scheduled",
+                    retired=done,
+                )
+                for i in range(entries)
+            ),
+        ),
+        {"0": ("default_pg", (0, 1))},
+    )
+
+
+def test_a_file_is_read_once_it_has_stopped_changing(tmp_path: Path) -> None:
+    """torch writes a file in two pieces: it is read after the second, and then left alone."""
+    files = DumpFiles([tmp_path])
+    path = tmp_path / "rank_3"
+    data = a_dump(2)
+    path.write_bytes(data[:10])
+    assert files.changed() == []
+    path.write_bytes(data)
+    assert files.changed() == []
+    assert files.changed() == [path]
+    file = files.read(path)
+    assert (file.rank, len(file.dump.entries)) == (3, 2)
+    assert files.changed() == []
+    assert files.kept(path) is file
+
+
+def test_an_overwritten_file_is_read_again(tmp_path: Path) -> None:
+    """The next timeout overwrites the dump of the first one."""
+    files = DumpFiles([tmp_path, tmp_path / "not there"])
+    path = tmp_path / "trace12"
+    for entries in (1, 2):
+        path.write_bytes(a_dump(entries))
+        os.utime(path, ns=(entries, entries))
+        files.changed()
+        assert files.changed() == [path]
+        file = files.read(path)
+        assert (file.rank, file.written_at_ns, len(file.dump.entries)) == (12, entries, entries)
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+def test_a_hostile_pickle_is_refused_and_not_tried_again(tmp_path: Path) -> None:
+    """A pickle that would run a command is refused by name; the next poll leaves it alone."""
+    files = DumpFiles([tmp_path])
+    path = tmp_path / "rank_0"
+    path.write_bytes(pickle.dumps(Hostile()))
+    files.changed()
+    assert files.changed() == [path]
+    with pytest.raises(DumpError, match="rank_0"):
+        files.read(path)
+    assert files.changed() == []
+
+
+def test_links_pipes_and_other_names_are_passed_by(tmp_path: Path) -> None:
+    """Only regular files whose name ends in a number are dumps."""
+    (tmp_path / "elsewhere").write_bytes(a_dump(1))
+    (tmp_path / "rank_1").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".rank_2").write_bytes(a_dump(1))
+    os.mkfifo(tmp_path / "rank_3")
+    files = DumpFiles([tmp_path])
+    files.changed()
+    assert files.changed() == []
+
+
+def shared() -> Shared:
+    import asyncio
+
+    dictionary = Dictionary()
+    return Shared(
+        dictionary=dictionary,
+        signatures=Signatures(dictionary),
+        outbox=Outbox(1000, 100_000),
+        board=Board(lambda rank: dictionary.ranks[rank].attempt),
+        stats=Stats(),
+        policy=WatchPolicy(),
+        dumping=asyncio.Semaphore(1),
+        wake=lambda: None,
+    )
+
+
+def test_a_rank_without_a_tap_is_told_from_its_file(tmp_path: Path) -> None:
+    """Rows, watermarks, membership and the moment of writing all come from the file."""
+    files, common = DumpFiles([tmp_path]), shared()
+    (tmp_path / "rank_1").write_bytes(a_dump(3, done=False))
+    files.changed()
+    (path,) = files.changed()
+    file = files.read(path)
+    rank = FileRank(file.rank, AttemptKey("dumps", 0), "node", "boot", common)
+    rank.take(file)
+    rank.take(file)
+    assert common.outbox.rows == 3
+    assert common.dictionary.groups[0].info.ranks == (0, 1)
+    statuses = common.board.next_statuses()
+    assert statuses is not None
+    (status,) = statuses.statuses
+    assert (status.state, status.detail) == (
+        RankState.LIVE,
+        "known from rank_1 only: it runs without a tap",
+    )
+    watermarks = common.board.next_watermarks(file.written_at_ns)
+    assert watermarks is not None
+    assert watermarks.columns.enqueued.tolist() == [3]
+    assert watermarks.columns.completed.tolist() == [0]
+    assert watermarks.columns.as_of_ns.tolist() == [file.written_at_ns]

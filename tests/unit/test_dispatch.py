@@ -1,0 +1,222 @@
+"""The agent's half of the protocol against the service's real decoder: no stream, no time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from frd.model import (
+    AttemptKey,
+    ChannelColumns,
+    EntryColumns,
+    Flags,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+)
+from frd.wire import (
+    PROTOCOL,
+    AgentEvent,
+    Declare,
+    Decoder,
+    Hello,
+    Statuses,
+    Watermarks,
+    encode_agent,
+)
+from frd_agent.board import Board
+from frd_agent.dictionary import Dictionary, Told
+from frd_agent.dispatch import Dispatch
+from frd_agent.outbox import Outbox
+from frd_agent.progress import Marks
+
+NOW = NodeNs(1_700_000_000_000_000_000)
+
+
+class Agent:
+    """Two ranks of one attempt in one group."""
+
+    def __init__(self) -> None:
+        self.dictionary = Dictionary()
+        self.attempt = self.dictionary.attempt(AttemptKey("job", 0), 2)
+        self.ranks = [
+            self.dictionary.rank(self.attempt, RankInfo(rank, 2, "node", "boot", 100 + rank))
+            for rank in (0, 1)
+        ]
+        self.group = self.dictionary.group(self.attempt, GroupInfo("0", "default_pg", (0, 1)))
+        self.outbox = Outbox(1000, 100_000)
+        self.board = Board(lambda rank: self.dictionary.ranks[rank].attempt)
+        self.open: list[EntryColumns] = []
+        self.dispatch = Dispatch(self.dictionary, self.outbox, self.board, lambda: self.open)
+
+    def rows(self, rank: int, *seqs: int, flags: int = Flags.JOINED) -> EntryColumns:
+        n = len(seqs)
+        signature = self.dictionary.signature(Signature("gloo", "all_reduce"))
+        return EntryColumns(
+            rank=self.ranks[rank],
+            first_revision=0,
+            group=np.full(n, self.group, np.uint32),
+            seq=np.array(seqs, np.int64),
+            signature=np.full(n, signature, np.uint32),
+            flags=np.full(n, flags, np.uint8),
+            created_ns=np.full(n, NOW, np.int64),
+            started_ns=np.zeros(n, np.int64),
+            completed_ns=np.zeros(n, np.int64),
+        )
+
+
+class Service:
+    """What a service reads, as its own codec reads it."""
+
+    def __init__(self) -> None:
+        self.decoder = Decoder()
+        self.decoder.decode(encode_agent(Hello(PROTOCOL, "0", "node", "boot", "session", NOW)))
+        self.heard: list[AgentEvent] = []
+
+    def listen(self, dispatch: Dispatch, *, watermarks_due: bool = True) -> list[AgentEvent]:
+        """All that the agent has to say, declarations aside."""
+        heard: list[AgentEvent] = []
+        while events := dispatch.next(NOW, watermarks_due=watermarks_due):
+            heard += [self.decoder.decode(encode_agent(event)) for event in events]
+        self.heard += heard
+        return [event for event in heard if not isinstance(event, Declare)]
+
+
+def kinds(events: Iterable[AgentEvent]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def test_rows_come_before_watermarks_and_statuses_last() -> None:
+    """All is new on a first stream: the order is what watermarks and statuses rely on."""
+    agent, service = Agent(), Service()
+    agent.board.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
+    agent.board.set_marks(agent.ranks[0], agent.group, Marks(2, -1, 1, NOW))
+    agent.board.set_as_of(agent.ranks[0], NOW)
+    agent.outbox.record(agent.rows(0, 1, 2))
+    agent.dispatch.open(knows_nothing=True)
+    assert kinds(service.listen(agent.dispatch)) == ["EntryColumns", "Watermarks", "Statuses"]
+    assert service.listen(agent.dispatch) == []
+
+
+def test_watermarks_wait_for_their_round_but_not_behind_a_status() -> None:
+    """Nothing urgent: watermarks keep to their pace. A rank dies: all is said at once."""
+    agent, service = Agent(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    agent.board.set_as_of(agent.ranks[0], NOW)
+    assert service.listen(agent.dispatch, watermarks_due=False) == []
+    agent.board.set_status(RankStatus(agent.ranks[0], RankState.EXITED, NOW))
+    heard = service.listen(agent.dispatch, watermarks_due=False)
+    assert kinds(heard) == ["Watermarks", "Statuses"]
+
+
+def test_a_reconnect_resends_what_is_not_acknowledged_and_no_replay() -> None:
+    """The same service process, another stream: unacknowledged rows and all that is true now."""
+    agent, first, second = Agent(), Service(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    agent.outbox.record(agent.rows(1, 1, 2, 3))
+    first.listen(agent.dispatch)
+    agent.dispatch.ack({0: 2})
+    agent.open = [agent.rows(1, 2, 3)]
+    agent.dispatch.open(knows_nothing=False)
+    (rows,) = second.listen(agent.dispatch)
+    assert isinstance(rows, EntryColumns)
+    assert (rows.first_revision, rows.seq.tolist()) == (3, [3])
+
+
+def test_a_restarted_service_hears_of_open_collectives_first() -> None:
+    """Seq 4 is open and was acknowledged, 5 and 6 wait: 4 is replayed, then 5 and 6 are sent."""
+    agent, first, second = Agent(), Service(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    agent.outbox.record(agent.rows(0, 4))
+    first.listen(agent.dispatch)
+    agent.dispatch.ack({0: 1})
+    agent.outbox.record(agent.rows(0, 5, 6))
+    agent.open = [agent.rows(0, 4, 5, 6)]
+    agent.dispatch.open(knows_nothing=True)
+    replay, rows = second.listen(agent.dispatch)
+    assert isinstance(replay, EntryColumns)
+    assert isinstance(rows, EntryColumns)
+    assert (replay.first_revision, replay.seq.tolist()) == (0, [4])
+    assert (rows.first_revision, rows.seq.tolist()) == (2, [5, 6])
+
+
+def test_a_resync_repeats_what_is_true_on_the_same_stream() -> None:
+    """Nothing is declared twice: the stream's dictionary is still there."""
+    agent, service = Agent(), Service()
+    agent.board.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
+    agent.board.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
+    agent.dispatch.open(knows_nothing=True)
+    service.listen(agent.dispatch)
+    agent.dispatch.resync()
+    assert kinds(service.listen(agent.dispatch)) == ["Watermarks", "Statuses"]
+
+
+def test_only_what_changed_is_said_again() -> None:
+    """Marks and statuses that stay the same are no news; channels replace one another."""
+    agent, service = Agent(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    status = RankStatus(agent.ranks[0], RankState.LIVE, NOW)
+    channels = ChannelColumns(
+        rank=agent.ranks[0],
+        group=np.array([agent.group], np.uint32),
+        peer=np.array([1], np.int32),
+        is_send=np.array([1], np.uint8),
+        in_flight=np.array([1], np.uint32),
+        head_created_ns=np.array([NOW], np.int64),
+    )
+    for _ in range(2):
+        agent.board.set_status(status)
+        agent.board.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
+        agent.board.set_as_of(agent.ranks[0], NOW)
+        agent.board.set_channels(channels)
+    assert kinds(service.listen(agent.dispatch)) == ["ChannelColumns", "Watermarks", "Statuses"]
+    agent.board.set_as_of(agent.ranks[0], NodeNs(NOW - 1))
+    assert service.listen(agent.dispatch) == []
+
+
+def test_a_stream_is_told_of_a_rank_only_when_it_is_spoken_of() -> None:
+    """A rank of long ago is forgotten: a new stream never hears of it."""
+    agent, service = Agent(), Service()
+    for rank in agent.ranks:
+        agent.board.set_status(RankStatus(rank, RankState.LIVE, NOW))
+    agent.board.forget(agent.ranks[0])
+    agent.dispatch.open(knows_nothing=True)
+    (statuses,) = service.listen(agent.dispatch)
+    assert isinstance(statuses, Statuses)
+    declared = [r.info.rank for e in service.heard if isinstance(e, Declare) for r in e.ranks]
+    assert declared == [1]
+    assert agent.dispatch.rank_of(0) == agent.ranks[1]
+
+
+def test_attempts_are_told_apart() -> None:
+    """One node runs two jobs: a watermark message speaks of one."""
+    agent, service = Agent(), Service()
+    other = agent.dictionary.attempt(AttemptKey("other", 0), 1)
+    stranger = agent.dictionary.rank(other, RankInfo(0, 1, "node", "boot", 7))
+    for rank in (*agent.ranks, stranger):
+        agent.board.set_as_of(rank, NOW)
+    agent.dispatch.open(knows_nothing=True)
+    heard = [event for event in service.listen(agent.dispatch) if isinstance(event, Watermarks)]
+    assert [(event.attempt_index, len(event.columns.seen_rank)) for event in heard] == [
+        (0, 2),
+        (1, 1),
+    ]
+
+
+def test_a_stream_that_has_been_told_much_is_reopened() -> None:
+    """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
+    agent = Agent()
+    told = Told(agent.dictionary, max_signatures=3)
+    for size in range(3):
+        agent.dictionary.signature(Signature("gloo", "all_reduce", ((size,),)))
+        rows = agent.rows(0, size + 1)
+        told.tell(replace(rows, first_revision=1, signature=np.array([size], np.uint32)))
+    assert told.full
+    agent.dictionary.keep_signatures([2])
+    assert list(agent.dictionary.signatures) == [2]
+    assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2

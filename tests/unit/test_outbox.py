@@ -1,0 +1,91 @@
+"""Rows are kept until acknowledged, sent again after a reconnect, and dropped oldest first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frd.model import EntryColumns, Flags
+from frd_agent.outbox import ROW_BYTES, Outbox
+
+
+def rows(rank: int, *seqs: int, group: int = 0, flags: int = Flags.JOINED) -> EntryColumns:
+    n = len(seqs)
+    return EntryColumns(
+        rank=rank,
+        first_revision=0,
+        group=np.full(n, group, np.uint32),
+        seq=np.array(seqs, np.int64),
+        signature=np.zeros(n, np.uint32),
+        flags=np.full(n, flags, np.uint8),
+        created_ns=np.zeros(n, np.int64),
+        started_ns=np.zeros(n, np.int64),
+        completed_ns=np.zeros(n, np.int64),
+    )
+
+
+def drain(outbox: Outbox) -> list[tuple[int, int, list[int]]]:
+    sent = []
+    while (batch := outbox.next_batch()) is not None:
+        sent.append((batch.rank, batch.first_revision, batch.seq.tolist()))
+    return sent
+
+
+def test_rows_are_numbered_per_rank_and_sent_once() -> None:
+    """Two ranks record: each counts from 1, and a stream gets every row once."""
+    outbox = Outbox(100, 10_000)
+    outbox.record(rows(0, 1, 2))
+    outbox.record(rows(1, 7))
+    outbox.record(rows(0, 3))
+    assert drain(outbox) == [(0, 1, [1, 2]), (0, 3, [3]), (1, 1, [7])]
+    assert drain(outbox) == []
+
+
+def test_a_new_stream_gets_what_is_not_acknowledged() -> None:
+    """The stream breaks after an acknowledgement in the middle of a batch."""
+    outbox = Outbox(100, 10_000)
+    outbox.record(rows(0, 1, 2, 3))
+    drain(outbox)
+    outbox.ack({0: 2, 9: 5})
+    outbox.rewind()
+    assert drain(outbox) == [(0, 3, [3])]
+    assert (outbox.rows, outbox.bytes) == (1, ROW_BYTES)
+
+
+def test_the_oldest_rows_go_when_space_runs_out() -> None:
+    """Five rows fit: the first two of the rank that recorded first are dropped and counted."""
+    outbox = Outbox(1_000, 5 * ROW_BYTES)
+    outbox.record(rows(0, 1, 2, 3))
+    outbox.record(rows(1, 1, 2, 3, 4))
+    assert (outbox.rows, outbox.dropped, outbox.dropped_total) == (5, {0: 2}, 2)
+    assert drain(outbox) == [(0, 3, [3]), (1, 1, [1, 2, 3, 4])]
+
+
+def test_rows_that_a_service_refuses_can_be_dropped() -> None:
+    """Everything that waits is cleared; what comes next goes on counting."""
+    outbox = Outbox(100, 10_000)
+    outbox.record(rows(0, 1, 2))
+    assert outbox.clear() == 2
+    outbox.record(rows(0, 3))
+    outbox.rewind()
+    assert drain(outbox) == [(0, 3, [3])]
+
+
+def test_the_first_joined_row_that_waits_is_known_by_group() -> None:
+    """A replay must stop short of the rows that will tell the rest."""
+    outbox = Outbox(100, 10_000)
+    outbox.record(rows(0, 4, flags=Flags.COMPLETED))
+    outbox.record(rows(0, 5, 6))
+    outbox.record(rows(0, 9, group=3))
+    assert outbox.first_joined(0) == {0: 5, 3: 9}
+    outbox.ack({0: 2})
+    assert outbox.first_joined(0) == {0: 6, 3: 9}
+
+
+def test_a_forgotten_rank_takes_its_rows_along() -> None:
+    """A rank is superseded: nothing of it is sent any more."""
+    outbox = Outbox(100, 10_000)
+    outbox.record(rows(0, 1))
+    outbox.record(rows(1, 1))
+    outbox.forget(0)
+    assert drain(outbox) == [(1, 1, [1])]
+    assert outbox.rows == 1

@@ -1,0 +1,105 @@
+"""Real processes: there, stopped, dead, zombie, and a number that is used again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from frd.model import NodeNs
+from frd_agent.process import Listener, Process, Stat, Vital, listener, read_stat, started_at
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """The kernel takes a moment to deliver a signal."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_a_process_runs_stops_and_goes(child: subprocess.Popen[bytes]) -> None:
+    """SIGSTOP makes it stopped, SIGCONT running, SIGKILL a zombie, which counts as gone."""
+    process = Process.pin(child.pid)
+    assert process is not None
+    assert process.look() is Vital.RUNNING
+    child.send_signal(signal.SIGSTOP)
+    until(lambda: process.look() is Vital.STOPPED)
+    assert process.describe() == f"process {child.pid} is stopped (state T)"
+    child.send_signal(signal.SIGCONT)
+    until(lambda: process.look() is Vital.RUNNING)
+    child.kill()
+    until(lambda: process.look() is Vital.GONE)
+    stat = read_stat(child.pid)
+    assert stat is not None
+    assert stat.state == "Z"
+    assert Process.pin(child.pid) is None
+    child.wait()
+    assert process.describe() == f"process {child.pid} is gone"
+    process.close()
+
+
+def test_the_pidfd_becomes_readable_at_the_end(child: subprocess.Popen[bytes]) -> None:
+    """Who waits on the pidfd hears of the death at once, without being the parent."""
+    import select
+
+    process = Process.pin(child.pid)
+    assert process is not None
+    if process.pidfd is None:
+        pytest.skip("this kernel has no pidfd")
+    assert select.select([process.pidfd], [], [], 0)[0] == []
+    child.kill()
+    assert select.select([process.pidfd], [], [], 10)[0] == [process.pidfd]
+    process.close()
+    assert process.pidfd is None
+
+
+def test_a_used_again_number_is_another_process(child: subprocess.Popen[bytes]) -> None:
+    """The tap of the former owner ran before this process was started: it is not taken for it."""
+    before = NodeNs(time.time_ns() - 3_600_000_000_000)
+    assert Process.pin(child.pid, before) is None
+    now = Process.pin(child.pid, NodeNs(time.time_ns()))
+    assert now is not None
+    now.close()
+
+
+def test_the_start_of_a_process_on_the_wall_clock(child: subprocess.Popen[bytes]) -> None:
+    """It was started just now, to within the kernel's ticks."""
+    stat = read_stat(child.pid)
+    assert stat is not None
+    assert abs(started_at(stat) - time.time_ns()) < 5e9
+
+
+def test_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
+    """The command's name is in /proc/<pid>/stat as it is, whatever it contains."""
+    (tmp_path / "7").mkdir()
+    fields = ["R", "1", *["0"] * 17, "4242", "0"]
+    (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
+    assert read_stat(7, tmp_path) == Stat("R", 4242)
+    assert read_stat(8, tmp_path) is None
+
+
+def test_who_listens_on_a_socket(tmp_path: Path) -> None:
+    """The kernel names the listener, in our own pid namespace; nobody is nobody."""
+    path = str(tmp_path / "rank.sock")
+    assert listener(path) is Listener.NOBODY
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen(1)
+        assert listener(path) == os.getpid()
+    assert listener(path) is Listener.NOBODY

@@ -1,0 +1,279 @@
+"""The diff of two dumps: each change once, in order, and nothing invented."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from frd.flight import Dump, Entry, Status
+from frd.model import Flags
+from frd_agent.dictionary import Dictionary
+from frd_agent.naming import KnownGroup, Naming, Signatures
+from frd_agent.progress import Marks
+from frd_agent.transitions import Diff, Ring, columns
+
+J, S, C, F = Flags.JOINED, Flags.STARTED, Flags.COMPLETED, Flags.FAILED
+T0 = 1_700_000_000_000_000_000
+LATER = T0 + 10**12
+
+
+def naming(*names: str, ranks: Sequence[int] = (0, 1, 2, 3)) -> Naming:
+    dictionary = Dictionary()
+    known = Naming(dictionary, Signatures(dictionary), 0)
+    known.replace({name: KnownGroup(f"group {name}", tuple(ranks)) for name in names or ("0",)})
+    return known
+
+
+def gloo(record_id: int, seq: int, *, done: bool = True, pg_id: int = 0, **more: Any) -> Entry:
+    fields: dict[str, Any] = {
+        "record_id": record_id,
+        "process_group": (str(pg_id), ""),
+        "profiling_name": "gloo:all_reduce",
+        "collective_seq_id": seq,
+        "pg_id": pg_id,
+        "op_id": seq,
+        "time_created_ns": T0 + record_id * 1000,
+        "retired": done,
+    }
+    return Entry(**fields | more)
+
+
+def nccl(record_id: int, seq: int, state: str = "completed", **more: Any) -> Entry:
+    more = {"profiling_name": "nccl:all_reduce", "state": state} | more
+    return gloo(record_id, seq, done=state == "completed", **more)
+
+
+def dump(entries: Iterable[Entry], **status: tuple[int, int, int]) -> Dump:
+    return Dump(
+        source="test",
+        version="2.10",
+        entries=tuple(entries),
+        status={int(key[1:]): Status(*numbers) for key, numbers in status.items()},
+    )
+
+
+def told(diff: Diff) -> list[tuple[int, Flags]]:
+    return [(row[1], Flags(row[3])) for row in diff.rows]
+
+
+def marks(ring: Ring) -> list[Marks]:
+    return [progress.marks for progress in ring.groups]
+
+
+def test_a_first_dump_tells_each_entry_once() -> None:
+    """A ring is seen for the first time: done entries are joined and completed in one row."""
+    ring, names = Ring(), naming()
+    entries = [gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]
+    assert told(ring.apply(dump(entries), LATER, names)) == [(1, J | C), (2, J | C), (3, J)]
+    assert told(ring.apply(dump(entries), LATER, names)) == []
+    assert marks(ring) == [Marks(3, -1, 2, T0 + 2000)]
+
+
+def test_a_completion_comes_as_a_row_of_its_own() -> None:
+    """An entry is open in one dump and retired in the next."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1, done=False)]), LATER, names)
+    diff = ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    assert told(diff) == [(1, C), (2, J | C)]
+    assert marks(ring) == [Marks(2, -1, 2)]
+
+
+def test_completions_wait_for_their_turn() -> None:
+    """Gloo's second thread finishes seq 2 first: it is told after seq 1, and only then."""
+    ring, names = Ring(), naming()
+    first = ring.apply(dump([gloo(0, 1, done=False), gloo(1, 2)]), LATER, names)
+    assert told(first) == [(1, J), (2, J)]
+    assert marks(ring) == [Marks(2, -1, 0, T0)]
+    assert told(ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)) == [(1, C), (2, C)]
+
+
+def test_an_overrun_is_a_counted_loss_and_no_transition() -> None:
+    """Two thousand entries pass between two dumps of a ring of three: what is lost is counted."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]), LATER, names)
+    diff = ring.apply(dump([gloo(i, i + 1) for i in range(2000, 2003)]), LATER, names)
+    assert diff.lost == 1997
+    assert told(diff) == [(2001, J | C), (2002, J | C), (2003, J | C)]
+    assert marks(ring) == [Marks(2003, -1, 2003)]
+
+
+def test_an_open_collective_outlives_its_place_in_the_ring() -> None:
+    """A hanging op is overwritten by the traffic of another group: it hangs all the same."""
+    ring, names = Ring(), naming("0", "1")
+    ring.apply(dump([gloo(0, 1, done=False), gloo(1, 1, pg_id=1)]), LATER, names)
+    others = [gloo(i, i, pg_id=1) for i in range(2, 5)]
+    ring.apply(dump(others, g0=(1, -1, 0), g1=(4, -1, 4)), LATER, names)
+    assert marks(ring)[0] == Marks(1, -1, 0, T0)
+    rows = ring.apply(dump(others, g0=(1, -1, 1), g1=(4, -1, 4)), LATER, names)
+    assert told(rows) == [(1, C)]
+
+
+def test_a_reset_recorder_is_a_new_epoch_and_no_loss() -> None:
+    """torchft resets the recorder: ids start again at 0, seqs go on."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(5, 6), gloo(6, 7)]), LATER, names)
+    diff = ring.apply(dump([gloo(0, 8, time_created_ns=T0 + 10**9)]), LATER, names)
+    assert (diff.reset, diff.lost, told(diff)) == (True, 0, [(8, J | C)])
+
+
+def test_a_reset_is_seen_even_when_the_ids_have_caught_up() -> None:
+    """After a reset more was recorded than before it: the last record is another one now."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    again = [gloo(i, i + 3, time_created_ns=T0 + 10**9 + i) for i in range(4)]
+    diff = ring.apply(dump(again), LATER, names)
+    assert diff.reset
+    assert told(diff) == [(3, J | C), (4, J | C), (5, J | C), (6, J | C)]
+
+
+def test_nccl_retired_without_completed_has_failed() -> None:
+    """NCCL's watchdog gives an op up: it is told as failed once and stays open."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([nccl(0, 1), nccl(1, 2, "scheduled")]), LATER, names)
+    given_up = dump([nccl(0, 1), nccl(1, 2, "scheduled", retired=True)])
+    assert told(ring.apply(given_up, LATER, names)) == [(2, F)]
+    assert told(ring.apply(given_up, LATER, names)) == []
+    assert marks(ring) == [Marks(2, -1, 1, T0 + 1000)]
+
+
+def test_starts_are_told_where_timing_is_on() -> None:
+    """With timing the device's start of an op is a transition, and a watermark."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([nccl(0, 1, "scheduled")]), LATER, names)
+    started = nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)
+    diff = ring.apply(dump([started]), LATER, names)
+    assert told(diff) == [(1, S)]
+    assert columns(7, 1, diff.rows).started_ns.tolist() == [T0 + 5]
+    assert marks(ring) == [Marks(1, 1, 0, T0)]
+
+
+def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
+    """Two broadcasts are issued as one: one row, whose end is the end of the closing entry."""
+    ring, names = Ring(), naming()
+    parts = [
+        nccl(0, 1, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((4,),)),
+        nccl(1, 1, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),)),
+    ]
+    end = nccl(2, 1, profiling_name="nccl:coalesced")
+    diff = ring.apply(dump([*parts, end]), LATER, names)
+    assert told(diff) == [(1, J | C)]
+    signature = names._dictionary.signatures[diff.rows[0][2]]
+    assert signature.op == "coalesced(_broadcast_oop,_broadcast_oop)"
+    assert signature.input_sizes == ((4,), (5,))
+
+
+def test_an_op_that_may_still_grow_is_read_with_the_next_dump() -> None:
+    """A dump cuts a coalesced collective in two: no half of it is told."""
+    ring, names = Ring(), naming()
+    now = T0 + 2000
+    part = nccl(1, 2, "scheduled", time_created_ns=now - 1000)
+    assert told(ring.apply(dump([nccl(0, 1, time_created_ns=T0 - 10**9), part]), now, names)) == [
+        (1, J | C)
+    ]
+    assert ring.held
+    assert ring.taken_at_ns == now - 1001
+    assert told(ring.apply(dump([part]), LATER, names)) == [(2, J)]
+    assert not ring.held
+
+
+def test_a_recorder_that_shows_active_entries_only() -> None:
+    """Entries that are missing from such a dump are over, and nothing was lost."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([nccl(3, 4, "scheduled"), nccl(7, 8, "scheduled")]), LATER, names)
+    diff = ring.apply(dump([nccl(7, 8, "scheduled"), nccl(30, 31, "scheduled")]), LATER, names)
+    assert diff.lost == 0
+    assert told(diff) == [(4, C), (31, J)]
+
+
+def test_a_group_that_is_set_up_again_is_another_group() -> None:
+    """A name comes back under another pg_id: its seqs start anew and the old group is closed."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1, done=False)]), LATER, names)
+    reborn = gloo(1, 1, pg_id=4, process_group=("0", ""))
+    assert ring.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
+    diff = ring.apply(dump([gloo(0, 1, done=False), reborn]), LATER, names)
+    assert told(diff) == [(1, J | C)]
+    former, latter = ring.groups
+    assert former.marks == Marks(1, -1, 1)
+    assert names._dictionary.groups[latter.group].info.name == "0~1"
+
+
+def test_entries_of_an_earlier_attempt_are_not_of_this_one() -> None:
+    """The process has set up all groups again: what the ring still shows of before is passed by."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    ring.begin_attempt()
+    names = naming()
+    again = gloo(2, 1, pg_id=3, process_group=("0", ""))
+    diff = ring.apply(dump([gloo(0, 1), gloo(1, 2), again]), LATER, names)
+    assert told(diff) == [(1, J | C)]
+    assert names._dictionary.groups[diff.rows[0][0]].info.name == "0"
+
+
+def test_a_late_agent_takes_the_last_of_several_groups_of_one_name() -> None:
+    """The ring shows two lives of group 0 at first sight: only the later one is of now."""
+    ring, names = Ring(), naming()
+    entries = [gloo(0, 1), gloo(1, 2), gloo(2, 1, pg_id=3, process_group=("0", ""))]
+    assert told(ring.apply(dump(entries), LATER, names)) == [(1, J | C)]
+
+
+def test_two_backends_of_one_group_count_apart() -> None:
+    """cpu:gloo,cuda:nccl: both count their own seqs, so the service sees two groups."""
+    ring, names = Ring(), naming()
+    names.replace({"0": KnownGroup("default_pg", (0, 1), ("gloo", "nccl"))})
+    diff = ring.apply(
+        dump([gloo(0, 1), nccl(1, 1, pg_id=1, process_group=("0", ""))]), LATER, names
+    )
+    told_names = {names._dictionary.groups[row[0]].info.name for row in diff.rows}
+    assert told_names == {"0/gloo", "0/nccl"}
+
+
+def test_p2p_ops_become_channels() -> None:
+    """A send and two receives are in flight between members of a group of ranks 4 to 7."""
+    ring, names = Ring(), naming(ranks=(4, 5, 6, 7))
+    p2p: dict[str, Any] = {"is_p2p": True, "state": "scheduled"}
+    entries = [
+        nccl(0, 0, profiling_name="nccl:send 0->3", **p2p),
+        nccl(1, 0, profiling_name="nccl:recv 0<-1", **p2p),
+        nccl(2, 0, profiling_name="nccl:recv 0<-1", **p2p),
+        nccl(3, 0, profiling_name="nccl:recv 0<-?", **p2p),
+    ]
+    ring.apply(dump(entries), LATER, names)
+    seen = ring.channels.columns(9)
+    rows = zip(seen.peer.tolist(), seen.is_send.tolist(), seen.in_flight.tolist(), strict=True)
+    assert sorted(rows) == [(-1, 0, 1), (5, 0, 2), (7, 1, 1)]
+    entries[1] = nccl(1, 0, "completed", is_p2p=True, profiling_name="nccl:recv 0<-1")
+    ring.apply(dump(entries), LATER, names)
+    assert ring.channels.columns(9).in_flight.tolist() == [1, 1, 1]
+
+
+def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
+    """batch_isend_irecv: only the closing entry ever completes, and it speaks for all."""
+    ring, names = Ring(), naming()
+    p2p: dict[str, Any] = {"is_p2p": True, "p2p_seq_id": 5}
+    ops = [
+        nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", **p2p),
+        nccl(1, 0, "scheduled", profiling_name="nccl:recv 0<-1", **p2p),
+    ]
+    end = nccl(2, 0, "scheduled", profiling_name="nccl:coalesced", **p2p)
+    ring.apply(dump([*ops, end]), LATER, names)
+    assert len(ring.channels.columns(0).group) == 2
+    end = nccl(2, 0, "completed", profiling_name="nccl:coalesced", **p2p)
+    ring.apply(dump([*ops, end]), LATER, names)
+    assert len(ring.channels.columns(0).group) == 0
+
+
+def test_a_destroyed_group_has_nothing_outstanding() -> None:
+    """The tap no longer lists a group in which an op was open: nobody waits there any more."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1, done=False)]), LATER, names)
+    ring.close(lambda name: name == "0")
+    assert marks(ring) == [Marks(1, -1, 1)]
+    assert ring.in_flight() == []
+
+
+def test_times_that_the_wire_cannot_carry_are_cut() -> None:
+    """A recorder's clock is absurd: its rows still fit the wire."""
+    rows = columns(0, 1, [[0, 1, 0, 1, 2**63 - 1, -5, 0]])
+    assert rows.created_ns.tolist() == [7_258_118_399_000_000_000]
+    assert rows.started_ns.tolist() == [0]

@@ -1,0 +1,159 @@
+"""When a rank is asked for its ring: one scene a test, with time as a number."""
+
+from __future__ import annotations
+
+from frd.flight import Status
+from frd_agent.watch import Raw, Watch, WatchPolicy, Why
+
+POLICY = WatchPolicy(ring_entries=1000)
+
+
+def raw(enqueued: int, completed: int | None = None, group: int = 0) -> Raw:
+    return {(0, group): Status(enqueued, -1, enqueued if completed is None else completed)}
+
+
+def dumped(watch: Watch, counters: Raw, now: float, entries: int = 100) -> None:
+    watch.asked(now)
+    watch.dumped(counters, entries)
+
+
+def watch_of(counters: Raw, now: float = 0.0) -> Watch:
+    """A watch whose first dump has just come."""
+    watch = Watch(POLICY)
+    watch.see(counters, 0.1, exact=False, now=now)
+    assert watch.due(now) is Why.FIRST
+    dumped(watch, counters, now)
+    watch.see(counters, 0.1, exact=True, now=now)
+    return watch
+
+
+def test_a_rank_at_rest_is_left_alone() -> None:
+    """Nothing happens for a minute (a checkpoint): no dump is asked for."""
+    watch = watch_of(raw(10))
+    for second in range(1, 60):
+        watch.see(raw(10), 0.5, exact=True, now=float(second))
+        assert watch.due(float(second)) is None
+
+
+def test_half_a_ring_of_new_entries_is_read() -> None:
+    """Five hundred of a thousand entries are new: the ring is read before it overruns."""
+    watch = watch_of(raw(10))
+    watch.see(raw(509), 0.1, exact=True, now=1.5)
+    assert watch.due(1.5) is None
+    watch.see(raw(510), 0.1, exact=True, now=1.6)
+    assert watch.due(1.6) is Why.FILL
+
+
+def test_entries_of_all_groups_fill_the_same_ring() -> None:
+    """Two groups of one recorder share its ring; another recorder has its own."""
+    watch = watch_of(raw(0))
+    moved = {(0, 0): Status(300, -1, 300), (0, 1): Status(201, -1, 201), (1, 5): Status(9, -1, 9)}
+    watch.see(moved, 0.1, exact=True, now=1.5)
+    assert watch.due(1.5) is Why.FILL
+
+
+def test_rest_over_an_op_in_flight_is_read_once() -> None:
+    """A rank enters a collective and stays: after a second it is read, and then not again."""
+    watch = watch_of(raw(10))
+    watch.see(raw(11, 10), 0.2, exact=True, now=1.2)
+    assert watch.due(1.2) is None
+    watch.see(raw(11, 10), 0.9, exact=True, now=2.1)
+    assert watch.due(2.1) is Why.STILL
+    dumped(watch, raw(11, 10), 2.1)
+    for second in range(4, 60):
+        watch.see(raw(11, 10), 0.5, exact=True, now=float(second))
+        assert watch.due(float(second)) is None
+
+
+def test_a_dump_without_counters_covers_what_was_seen_before_it() -> None:
+    """A recorder's dump holds no pg_status: rest is read once all the same."""
+    watch = watch_of(raw(10))
+    watch.see(raw(11, 10), 0.2, exact=True, now=3.0)
+    assert watch.due(4.0) is Why.STILL
+    dumped(watch, {}, 4.0)
+    watch.see(raw(11, 10), 0.5, exact=True, now=9.0)
+    assert watch.due(9.0) is None
+
+
+def test_rest_is_read_when_counters_do_not_tell_all() -> None:
+    """Nothing is in flight, but the counters cannot be turned into seqs: only a dump is exact."""
+    watch = watch_of(raw(10))
+    watch.see(raw(12), 0.1, exact=False, now=1.5)
+    assert watch.due(2.5) is Why.STILL
+
+
+def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
+    """Refreshing takes half a percent of a core: 6.4 s for 2,000 entries, 2 s for few."""
+    small, large = watch_of(raw(10)), watch_of(raw(10))
+    dumped(large, raw(10), 0.0, entries=2000)
+    for watch in (small, large):
+        watch.see(raw(20), 0.1, exact=True, now=1.9)
+        assert watch.due(1.9) is None
+        watch.see(raw(21), 0.1, exact=True, now=2.0)
+    assert small.due(2.0) is Why.REFRESH
+    assert large.due(2.0) is None
+    large.see(raw(30), 0.1, exact=True, now=6.4)
+    assert large.due(6.4) is Why.REFRESH
+
+
+def test_a_moving_rank_that_cannot_be_translated_is_read_more_often() -> None:
+    """P2P makes the counters useless: four seconds are the most between two exact answers."""
+    watch = watch_of(raw(10))
+    dumped(watch, raw(10), 0.0, entries=2000)
+    watch.see(raw(30), 0.1, exact=False, now=3.9)
+    assert watch.due(3.9) is None
+    watch.see(raw(31), 0.1, exact=False, now=4.0)
+    assert watch.due(4.0) is Why.REFRESH
+
+
+def test_stale_counters_send_us_to_the_socket_every_few_seconds() -> None:
+    """The GIL is held: the tap is silent, the socket is asked at once and then now and again."""
+    watch = watch_of(raw(10))
+    watch.see(raw(10), 2.9, exact=True, now=2.9)
+    assert watch.due(2.9) is None
+    watch.see(raw(10), 3.1, exact=True, now=3.1)
+    assert watch.is_stale
+    assert watch.due(3.1) is Why.STALE
+    watch.asked(3.1)
+    assert watch.due(6.0) is None
+    assert watch.due(6.2) is Why.STALE
+
+
+def test_a_tap_that_publishes_rarely_is_not_stale_between_two_publications() -> None:
+    """With a thousand groups publishing takes long, so the tap does it every four seconds."""
+    watch = watch_of(raw(10))
+    watch.see(raw(10), 5.0, exact=True, now=5.0, every_s=4.0)
+    assert not watch.is_stale
+
+
+def test_a_rank_without_counters_is_stale() -> None:
+    """The counters file cannot be read: the socket is all there is."""
+    watch = watch_of(raw(10))
+    watch.see(None, 0.0, exact=False, now=4.0)
+    assert watch.due(4.0) is Why.STALE
+
+
+def test_never_twice_within_a_second() -> None:
+    """Whatever happens, a rank is asked at most once a second."""
+    watch = watch_of(raw(10))
+    watch.retry()
+    watch.see(raw(900), 9.0, exact=False, now=0.9)
+    assert watch.due(0.9) is None
+    assert watch.due(1.0) is Why.RETRY
+
+
+def test_a_recorder_without_counters_is_read_regularly() -> None:
+    """nccl2 publishes no counters: nothing says when something is new."""
+    watch = watch_of(raw(10))
+    watch.see(raw(10), 0.1, exact=False, now=2.0)
+    assert watch.due(2.0) is Why.REFRESH
+
+
+def test_a_ring_larger_than_the_default_is_learnt_from_its_dumps() -> None:
+    """A user gave the recorder 20,000 entries: half of that is the mark."""
+    watch = watch_of(raw(10))
+    dumped(watch, raw(10), 0.0, entries=20_000)
+    watch.see(raw(9_000), 0.1, exact=True, now=5.0)
+    assert watch.due(5.0) is None
+    watch.see(raw(10_010), 0.1, exact=True, now=5.5)
+    assert watch.due(5.5) is Why.FILL
