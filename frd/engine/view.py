@@ -108,7 +108,10 @@ def _oldest_waits(ranks: Ranks, groups: Groups, pairs: Pairs, collectives: Colle
     row = np.flatnonzero(busy)
     since = np.full(ranks.count, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(since, pairs.rank[row], pairs.head[row])
-    row = row[pairs.head[row] == since[pairs.rank[row]]]
+    oldest = row[pairs.head[row] == since[pairs.rank[row]]]
+    of_rank = np.full(ranks.count, -1, np.int64)
+    of_rank[pairs.rank[oldest]] = oldest
+    row = of_rank[of_rank >= 0]
     group, seq, signature = np.full((3, ranks.count), -1, np.int64)
     rank, of, inside = pairs.rank[row], pairs.group[row], cut.completed(groups, pairs, row) + 1
     group[rank], seq[rank], signature[rank] = of, inside, collectives.signature_of(of, inside)
