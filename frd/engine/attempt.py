@@ -86,6 +86,7 @@ class Attempt:
             if known is not None:
                 self._collectives.forget(np.unique(self._pairs.group[self._pairs.reset(info.rank)]))
                 self._channels.forget(info.rank)
+        self._ranks.infos[info.rank] = info
         return info.rank
 
     def group(self, info: GroupInfo) -> int:
@@ -318,4 +319,6 @@ class Attempt:
 
 def _check_members(field: str, pair: Int32s) -> None:
     if pair.min() < 0:
-        raise WireError(field, "disagree", f"row {int(pair.argmin())}: the rank is not in the group")
+        raise WireError(
+            field, "disagree", f"row {int(pair.argmin())}: the rank is not in the group"
+        )

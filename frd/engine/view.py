@@ -47,7 +47,8 @@ def groups(
     table: Groups, ranks: Ranks, pairs: Pairs, stalls: StallTable, now: AlignedNs
 ) -> Sequence[GroupView]:
     """By group handle."""
-    infos, matched = tuple(table.infos), table.matched[: table.count].copy()
+    infos, ids = tuple(table.infos), tuple(table.ids)
+    matched = table.matched[: table.count].copy()
     highest, lowest, open_count = _progress(table, ranks, pairs)
     oldest = np.full(table.count, now, np.int64)
     np.minimum.at(oldest, stalls.group, stalls.since)
@@ -57,7 +58,7 @@ def groups(
     def make(group: int) -> GroupView:
         info = infos[group]
         return GroupView(
-            group_id=info.group_id,
+            group_id=ids[group],
             label=info.label,
             size=len(info.ranks),
             open_collectives=int(open_count[group]),
@@ -124,7 +125,7 @@ def ranks(
     """Declared ranks, ascending."""
     rank, as_of = table.sorted(), table.as_of.copy()
     infos, statuses = dict(table.infos), dict(table.statuses)
-    labels = tuple(info.label for info in group_table.infos)
+    groups = tuple(group_table.infos)
     waits = _oldest_waits(table, group_table, pairs, collectives)
 
     def make(at: int) -> RankView:
@@ -135,7 +136,7 @@ def ranks(
             info=infos[r],
             status=statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0)),
             as_of=AlignedNs(int(as_of[r])),
-            waiting_in=f"{op} #{waits.seq[r]} on {labels[group]}" if group >= 0 else "",
+            waiting_in=f"{op} #{waits.seq[r]} on {groups[group].label}" if group >= 0 else "",
             waiting_s=max(0.0, float(now - waits.since[r]) / 1e9) if group >= 0 else 0.0,
         )
 
