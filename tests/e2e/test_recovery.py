@@ -116,7 +116,7 @@ def test_restarted_job_starts_clean() -> None:
         job = subprocess.Popen(
             [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(stage.run_dir), "--"]
             + [*torchrun, "--max-restarts", "1", "--rdzv-id", "phoenix"]
-            + ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+            + ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
             + [str(JOBS / "restarts.py")],
             stderr=subprocess.DEVNULL,
         )

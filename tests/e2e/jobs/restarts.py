@@ -9,8 +9,13 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    # Gloo finds the addresses of the first attempt in torchrun's store, unless told apart.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    own = dist.PrefixStore(attempt, store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=world)
+    first = attempt == "0"
     for step in range(400):
         dist.all_reduce(torch.ones(64))
         if first and dist.get_rank() == 1 and step == 100:
