@@ -123,7 +123,8 @@ class StallTable:
     seq: Int64s
     """The collective it waits in, `UNKNOWN_SEQ` for a P2P op."""
     since: Int64s
-    """Aligned ns at which it enqueued that op."""
+    """Aligned ns from which its wait counts: the enqueue of that op, or, if that is later, the last
+    moment at which the op before it was known to be incomplete."""
 
     def __len__(self) -> int:
         return len(self.rank)

@@ -138,6 +138,26 @@ def feed(attempt: Attempt, rank: int, rows: tuple[Row, ...], *, replay: bool = F
     )
 
 
+def stands(attempt: Attempt, rank: int, rows: list[Row]) -> None:
+    """A watermark message that is true after these rows of the rank."""
+    groups = sorted({row.group for row in rows})
+
+    def highest(group: int, flag: int) -> int:
+        return max((r.seq for r in rows if r.group == group and r.flags & flag), default=-1)
+
+    enqueued = np.array([highest(group, JOINED) for group in groups], np.int64)
+    attempt.observe_watermarks(
+        np.array([attempt.pair(rank, group) for group in groups], np.int32),
+        enqueued,
+        np.full(len(groups), -1, np.int64),
+        np.array([highest(group, COMPLETED) for group in groups], np.int64),
+        np.full(len(groups), NOW, np.int64),
+        np.array([rank], np.int32),
+        np.array([NOW], np.int64),
+        NOW,
+    )
+
+
 def told(attempt: Attempt) -> tuple[object, ...]:
     """All that does not depend on when the attempt was asked.
 
@@ -161,16 +181,22 @@ def told(attempt: Attempt) -> tuple[object, ...]:
 @settings(max_examples=80, deadline=None)
 @given(stories(), st.integers(0, 2**32 - 1).map(Random))
 def test_order_across_ranks_does_not_matter(story: Story, dice: Random) -> None:
-    """Batches of different ranks arrive in any order, with questions in between: same state."""
+    """Batches of different ranks arrive in any order, with watermarks that run ahead of them and
+    questions in between: same state."""
     straight = new_attempt(story)
     for rank, batches in enumerate(story.batches):
         for batch in batches:
             feed(straight, rank, batch)
     shuffled = new_attempt(story)
+    heard: list[list[Row]] = [[] for _ in story.batches]
     left = {rank: list(batches) for rank, batches in enumerate(story.batches)}
     while left := {rank: batches for rank, batches in left.items() if batches}:
         rank = dice.choice(sorted(left))
-        feed(shuffled, rank, left[rank].pop(0))
+        batch = left[rank].pop(0)
+        heard[rank] += batch
+        if dice.random() < 0.3:
+            stands(shuffled, rank, heard[rank])
+        feed(shuffled, rank, batch)
         if dice.random() < 0.5:
             shuffled.stalls(NOW)
     assert told(shuffled) == told(straight)
