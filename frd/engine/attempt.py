@@ -206,10 +206,13 @@ class Attempt:
             head_known = (head_created_ns > 0) | (enqueued <= completed)
             newest = (enqueued >= was_enqueued) & (completed >= was_completed) & head_known
             rank = pairs.rank[pair]
-            pairs.head[pair] = np.where(newest, head_created_ns, pairs.head[pair])
+            enqueued = np.maximum(enqueued, was_enqueued)
+            completed = np.maximum(completed, was_completed)
+            head = np.where(newest, head_created_ns, pairs.head[pair])
+            head[(head == 0) & (enqueued > completed)] = now  # at the latest: nobody told when
+            pairs.head[pair] = head
             pairs.idle_until[pair] = np.where(advanced, ranks.as_of[rank], pairs.idle_until[pair])
-            pairs.enqueued[pair] = np.maximum(enqueued, was_enqueued)
-            pairs.completed[pair] = np.maximum(completed, was_completed)
+            pairs.enqueued[pair], pairs.completed[pair] = enqueued, completed
             pairs.started[pair] = np.maximum(started, pairs.started[pair])
             ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
         if len(seen_rank):

@@ -279,6 +279,16 @@ def test_marks_only_rise() -> None:
     assert group.head_since[0] == at(2)
 
 
+def test_a_wait_of_unknown_age_counts_from_when_it_was_told() -> None:
+    """Only counters are known of a rank, no entry: it waits at least since they said so."""
+    job = Job()
+    job.stands(0, 7, 6, as_of=5)
+    job.hears(14)
+    assert job.stalled(14) == []
+    job.hears(15)
+    assert job.stalled(15) == [(0, 7)]
+
+
 def test_the_first_collective_of_a_group_has_its_number() -> None:
     """A job hangs in its very first collective, which this backend numbers 1."""
     job = Job()
