@@ -75,6 +75,7 @@ class Collectives:
             self._compare(groups[other], slot[other], seq[other], signature[other], rank)
         if self.signatures.any_balanced:
             self.rings.slots.balance[slot] += self.signatures.balance[signature]
+            self._weigh(np.repeat(group, runs.count)[rows], slot, seq)
         self._pairs.joined_row[runs.pair] = runs.last
 
     def _admit(self, runs: Runs, group: Int32s, now: AlignedNs) -> Int64s:
@@ -103,6 +104,15 @@ class Collectives:
             self._mismatches.differs(
                 int(group[at]), int(seq[at]), int(first[at]), rank, int(signature[at])
             )
+
+    def _weigh(self, group: Int32s, slot: Int64s, seq: Int64s) -> None:
+        """Find the all_to_alls that all have joined and that do not add up."""
+        slots = self.rings.slots
+        off = (slots.joined[slot] == self._groups.size[group]) & (slots.balance[slot] != 0)
+        off &= self.signatures.balanced[slots.signature[slot]]
+        for at in np.flatnonzero(off).tolist():
+            first, surplus = slots.signature.item(slot[at]), slots.balance.item(slot[at])
+            self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus)
 
     def complete(self, runs: Runs, completed_ns: Int64s) -> None:
         """Note when a rank's collectives completed (a column of the batch, 0 where unknown)."""
@@ -156,8 +166,6 @@ class Collectives:
         slow = full & (skew * self._policy.stall_tail_factor > self._policy.stall_after_s * 1e9)
         if slow.any():
             self._remember(closed, np.flatnonzero(slow), now)
-        if signatures.any_balanced:
-            self._weigh(closed, full & signatures.balanced[closed.signature])
 
     def _remember(self, closed: Closed, slow: Int64s, now: AlignedNs) -> None:
         """Waits that were long enough to move their group's threshold."""
@@ -172,15 +180,6 @@ class Collectives:
             usual_s = self._tails[group].usual_ns(now) * policy.stall_tail_factor / 1e9
             threshold_s = max(policy.stall_after_s, min(usual_s, policy.stall_after_max_s))
             self._groups.threshold_ns[group] = round(threshold_s * 1e9)
-
-    def _weigh(self, closed: Closed, balanced: Bools) -> None:
-        for at in np.flatnonzero(balanced & (closed.balance != 0)).tolist():
-            self._mismatches.unbalanced(
-                int(closed.group[at]),
-                int(closed.seq[at]),
-                int(closed.signature[at]),
-                int(closed.balance[at]),
-            )
 
     # -- answers -----------------------------------------------------------------------------
 

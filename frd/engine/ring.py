@@ -47,6 +47,7 @@ class Slots(Columns):
     last_completed: Int64s
     """0 when no member's backend tells."""
     balance: Int64s
+    """Elements that the members put in beyond those they take out (all_to_all)."""
 
     def clear(self, slot: Int64s) -> None:
         for name, (_, fill) in self._fill.items():
@@ -85,7 +86,6 @@ class Closed:
     first_created: Int64s
     last_created: Int64s
     last_completed: Int64s
-    balance: Int64s
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -220,7 +220,6 @@ class Rings:
             s.first_created[slot],
             s.last_created[slot],
             s.last_completed[slot],
-            s.balance[slot],
         )
         s.clear(slot)
         self.open -= len(slot)

@@ -492,7 +492,7 @@ def test_only_the_first_mismatches_of_a_group_are_kept() -> None:
 
 
 def test_an_all_to_all_must_add_up() -> None:
-    """Uneven splits are fine as long as the totals are equal."""
+    """Uneven splits are fine as long as the totals are equal; it shows once all have joined."""
     job = Job(world=2)
     handles = [
         job.attempt.signature(
@@ -508,7 +508,7 @@ def test_an_all_to_all_must_add_up() -> None:
             i32(pair, pair),
             i64(1, 2),
             i32(handles[first], handles[second]),
-            np.full(2, int(BOTH), np.uint8),
+            np.full(2, int(Flags.JOINED), np.uint8),
             i64(at(0), at(0)),
             zeros,
             zeros,
