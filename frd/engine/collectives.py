@@ -16,7 +16,7 @@ import numpy as np
 from frd.engine.histogram import OpHistograms
 from frd.engine.match import Signatures
 from frd.engine.mismatch import Mismatches
-from frd.engine.picture import Bools, MismatchFact
+from frd.engine.picture import MismatchFact
 from frd.engine.policy import Policy
 from frd.engine.ring import Closed, Rings
 from frd.engine.rows import Places, Runs
