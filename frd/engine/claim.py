@@ -32,6 +32,7 @@ from frd.model import (
 _CHANGE_OF_MIND_NS = 1_500_000_000
 """How long other suspects must be seen before a finding names them instead."""
 _STACK_LINES = 64
+_ABSENT = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 
 
 @dataclass(slots=True)
@@ -169,9 +170,9 @@ class Claim:
         return self._tell(finding, picture.now)
 
     def exited(self, picture: Picture, lost: Sequence[Exit]) -> list[FindingEvent]:
-        """Suspects of this finding have exited: that is now what is known of them."""
+        """Suspects of this finding have exited: where only their absence was known, that is why."""
         gone = {s.rank: s for s in compose.suspects_of_exits(picture, lost, len(lost))}
-        self.bare = tuple(gone.get(s.rank, s) for s in self.bare)
+        self.bare = tuple(gone.get(s.rank, s) if s.reason in _ABSENT else s for s in self.bare)
         return self._tell(self.finding, picture.now)
 
     def attach(

@@ -1,21 +1,17 @@
 """The engine: attempts, their incidents, and the only way to change either.
 
 Observations go straight to the attempt they concern; `advance` looks at every attempt and is the
-only place where findings come out. A look costs one cheap question when all is well; a picture is
-cut, and causes are sought, only while something is stuck, lost, mismatched or open. Time enters as
-an argument everywhere, so that a journal replays to the same findings.
+only place where findings come out. Time enters as an argument everywhere, so that a journal
+replays to the same findings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
 from frd.engine.attempt import Applied, Attempt
-from frd.engine.cause import find
+from frd.engine.case import Case
 from frd.engine.claim import Claim
-from frd.engine.incident import Incidents
-from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
@@ -27,33 +23,11 @@ from frd.model import (
     FindingState,
     Int32s,
     Int64s,
-    Kind,
     RankStatus,
     Snapshot,
     UInt8s,
     UInt32s,
 )
-
-_LOOK_AGAIN_NS = 1_000_000_000
-"""How often to look although nobody reported: telemetry gets late, claims get confirmed."""
-_PAUSE_NS_PER_RANK = 125_000
-"""The least time between two looks, by ranks: a look costs about as long as its ranks are many."""
-
-
-@dataclass(slots=True)
-class _Case:
-    """One attempt under observation."""
-
-    incidents: Incidents
-    attempt: Attempt | None = None
-    """None while only findings of an earlier process of the service tell of it."""
-    superseded_at: AlignedNs | None = None
-    """A newer attempt of the job came; this one is not looked at any more."""
-    ended_at: AlignedNs | None = None
-    looked_at: AlignedNs = field(default=AlignedNs(0))
-    looked_revision: int = -1
-    facts: dict[tuple[int, int], AlignedNs] = field(default_factory=dict)
-    """(group, seq) of the mismatches that are known, and since when."""
 
 
 class Engine:
@@ -61,7 +35,7 @@ class Engine:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._cases: dict[AttemptKey, _Case] = {}
+        self._cases: dict[AttemptKey, Case] = {}
         self._closed: dict[str, Finding] = {}
         """Remembered, oldest first."""
         self._pending: list[FindingEvent] = []
@@ -76,22 +50,18 @@ class Engine:
         Raises:
             WireError: when there are too many attempts that are still alive.
         """
-        case = self._case(key)
-        if case.attempt is None:
-            try:
-                self._make_room()
-            except WireError:
-                if not len(case.incidents):
-                    del self._cases[key]
-                raise
-            case.attempt = Attempt(key, world_size, self.policy, now)
-            self._supersede(key, now)
-        elif not case.attempt.world_size:
-            case.attempt.world_size = world_size
-        return case.attempt
+        known = self._cases.get(key)
+        if known is not None and known.attempt is not None:
+            known.attempt.world_size = known.attempt.world_size or world_size
+            return known.attempt
+        self._make_room()
+        attempt = Attempt(key, world_size, self.policy, now)
+        self._case(key).attempt = attempt
+        self._supersede(key, now)
+        return attempt
 
-    def _case(self, key: AttemptKey) -> _Case:
-        return self._cases.setdefault(key, _Case(Incidents(key, self.policy)))
+    def _case(self, key: AttemptKey) -> Case:
+        return self._cases.setdefault(key, Case(key, self.policy))
 
     def _supersede(self, key: AttemptKey, now: AlignedNs) -> None:
         of_job = [k for k, c in self._cases.items() if k.job == key.job and c.attempt is not None]
@@ -105,11 +75,7 @@ class Engine:
     def _make_room(self) -> None:
         """Forget what is over, oldest first, when there are too many attempts."""
         alive = [key for key, case in self._cases.items() if case.attempt is not None]
-        over = [
-            key
-            for key in alive
-            if self._cases[key].superseded_at is not None or self._cases[key].ended_at is not None
-        ]
+        over = [key for key in alive if self._cases[key].over_at is not None]
         if len(alive) < self.policy.max_attempts:
             return
         if not over:
@@ -208,56 +174,10 @@ class Engine:
         events, self._pending = self._pending, []
         for case in self._cases.values():
             events += case.incidents.expire(now)
-            if case.attempt is not None and case.superseded_at is None:
-                events += self._look(case, case.attempt, now)
+            events += case.look(now, room=self._room())
         self._remember(events)
         self._forget(now)
         return events
-
-    def _look(self, case: _Case, attempt: Attempt, now: AlignedNs) -> list[FindingEvent]:
-        ended = attempt.ended(now)
-        if not ended:
-            case.ended_at = None
-        elif case.ended_at is None:
-            case.ended_at = now
-        stalled = attempt.stalls(now)
-        facts = attempt.mismatch_facts(now)
-        events: list[FindingEvent] = []
-        quiet = not (len(stalled) or facts or attempt.lost or len(case.incidents))
-        since_look_ns = now - case.looked_at
-        same = attempt.revision == case.looked_revision and since_look_ns < _LOOK_AGAIN_NS
-        if not quiet and not same and since_look_ns >= attempt.world_size * _PAUSE_NS_PER_RANK:
-            case.looked_at, case.looked_revision = now, attempt.revision
-            picture = replace(
-                attempt.picture(now), mismatches=self._ripe(case, facts, stalled, now)
-            )
-            verdicts = find(
-                picture,
-                stalled,
-                threshold_s=attempt.threshold_s,
-                late_s=self.policy.telemetry_late_s,
-            )
-            events = case.incidents.update(picture, stalled, verdicts, room=self._room())
-        if case.ended_at is not None and now - case.ended_at > 1.5 * self.policy.loss_grace_s * 1e9:
-            events += case.incidents.close_all(now, "the attempt ended", but=Kind.RANK_LOST)
-        return events
-
-    def _ripe(
-        self, case: _Case, facts: Sequence[MismatchFact], stalled: StallTable, now: AlignedNs
-    ) -> list[MismatchFact]:
-        """Mismatches that can be told: all members are there, or it has been waited for them."""
-        case.facts = {
-            (fact.group, fact.seq): case.facts.get((fact.group, fact.seq), now) for fact in facts
-        }
-        stuck = set(zip(stalled.group.tolist(), stalled.seq.tolist(), strict=True))
-        grace_ns = self.policy.mismatch_grace_s * 1e9
-        return [
-            fact
-            for fact in facts
-            if fact.complete
-            or (fact.group, fact.seq) in stuck
-            or now - case.facts[fact.group, fact.seq] >= grace_ns
-        ]
 
     def _room(self) -> int:
         return self.policy.max_findings - sum(len(c.incidents) for c in self._cases.values())
@@ -273,10 +193,9 @@ class Engine:
     def _forget(self, now: AlignedNs) -> None:
         retention_ns = self.policy.attempt_retention_s * 1e9
         for key, case in list(self._cases.items()):
-            over = [at for at in (case.ended_at, case.superseded_at) if at is not None]
             if case.attempt is None and not len(case.incidents):
                 del self._cases[key]
-            elif over and now - min(over) >= retention_ns:
+            elif case.over_at is not None and now - case.over_at >= retention_ns:
                 self._drop(key)
 
     def attach(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
-from frd.engine.lost import Exit, exits, first_lost
+from frd.engine.lost import Exit, exits, first_lost, judged_after_s
 from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy
 from frd.model import (
@@ -73,12 +73,15 @@ class Incidents:
         stalled: StallTable,
         verdicts: Sequence[Verdict],
         *,
+        old_news: AlignedNs,
         room: int,
     ) -> list[FindingEvent]:
-        """What one look at the attempt changes. At most `room` findings open."""
+        """What one look at the attempt changes.
+
+        At most `room` findings open, and none of them about an exit before `old_news`.
+        """
         gone = exits(picture)
-        events = self._lose(picture) if gone and room > 0 else []
-        room -= len(events)
+        events: list[FindingEvent] = []
         taken: set[str] = set()
         unconfirmed = self._unconfirmed
         self._unconfirmed = {}
@@ -96,6 +99,8 @@ class Incidents:
                 taken.add(claim.finding.id)
                 events.append(claim.opened())
                 room -= 1
+        if gone and room > 0:
+            events += self._lose(picture, old_news)
         self._see(picture, stalled, taken)
         return events + self._close_passed(picture, {e.rank for e in gone})
 
@@ -125,10 +130,12 @@ class Incidents:
         unconfirmed: dict[tuple[str, int], AlignedNs],
     ) -> bool:
         """Whom it names is not an exit that is still being judged; and it has stood for a while,
-        if it is of a kind that should."""
+        if it is of a kind that should. A mismatch outranks all that."""
+        if verdict.kind is Kind.MISMATCH:
+            return True
         named = {blame.rank for blame in verdict.suspects}
-        judged_ns = round(self._policy.loss_grace_s * 1e9) + _CONFIRM_NS
-        if any(e.rank in named and now - e.at < judged_ns for e in gone):
+        judged_ns = judged_after_s(self._policy) * 1e9
+        if any(e.rank in named and now - e.at <= judged_ns for e in gone):
             return False
         reasons = {blame.reason for blame in verdict.suspects}
         if verdict.reason is not None or (reasons and not reasons & _PASSING):
@@ -139,9 +146,13 @@ class Incidents:
 
     # -- lost ranks --------------------------------------------------------------------------
 
-    def _lose(self, picture: Picture) -> list[FindingEvent]:
+    def _lose(self, picture: Picture, old_news: AlignedNs) -> list[FindingEvent]:
         """A rank went away that no open finding knows of."""
-        lost = [e for e in first_lost(picture, self._policy) if (e.rank, e.at) not in self._told]
+        lost = [
+            e
+            for e in first_lost(picture, self._policy)
+            if e.at >= old_news and (e.rank, e.at) not in self._told
+        ]
         if not lost or any(c.finding.kind is Kind.RANK_LOST for c in self._open.values()):
             return []
         self._told.update((e.rank, e.at) for e in lost)

@@ -20,6 +20,8 @@ from frd.model import AlignedNs, RankState
 
 _TOGETHER_NS = 50_000_000
 """Exits closer than this have no order."""
+_SEEN_LATE_NS = 2_000_000_000
+"""How much later than an exception the exit of a killed process may be seen and told."""
 
 _RECORD = re.compile(r"\b[\w.]*(?:Error|Exception)\b")
 """An exception that ended a process, as agents quote it from the tap's exit record."""
@@ -29,6 +31,11 @@ _OF_A_PEER = re.compile(
     r"connection|\bpeer\b|\bremote\b|\bsocket\b|broken pipe|timed? ?out|\babort", re.IGNORECASE
 )
 """What exceptions say when it was somebody else who went away."""
+
+
+def judged_after_s(policy: Policy) -> float:
+    """How long after an exit it is known for good whether a rank was lost."""
+    return policy.loss_grace_s + _SEEN_LATE_NS / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,10 @@ def first_lost(picture: Picture, policy: Policy) -> list[Exit]:
     grace_ns = round(policy.loss_grace_s * 1e9)
     if not found or picture.now - found[0].at < grace_ns:
         return []
-    early = [one for one in found if one.at <= found[0].at + grace_ns]
+    early = [one for one in found if one.at <= found[0].at + grace_ns + _SEEN_LATE_NS]
     least = min(one.culpability for one in early)
+    if least == 2 and picture.now - found[0].at < judged_after_s(policy) * 1e9:
+        return []  # all blame a peer, and no agent has told of that one yet
     likely = [one for one in early if one.culpability == least]
     first = [one for one in likely if one.at <= likely[0].at + _TOGETHER_NS]
     return first if _hurts_others(picture, found, first, grace_ns) else []

@@ -231,6 +231,20 @@ def test_a_mismatch_without_all_members_is_told_after_a_grace() -> None:
     assert {s.rank for s in job.only().suspects} == {0, 1}
 
 
+def test_a_mismatch_that_ends_in_exceptions_stays_the_mismatch() -> None:
+    """The ranks do not agree, and at once all of them raise and exit: one finding, the mismatch."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    job.join("dp", [0, 1, 3], 1).join("dp", [2], 1, op="broadcast")
+    for rank in range(4):
+        job.status(rank, RankState.EXITED, "RuntimeError: op.preamble.length <= op.nbytes")
+    job.run(8)
+    opened = [event.finding for event in job.events if event.change is OPENED]
+    assert [finding.kind for finding in opened] == [Kind.MISMATCH]
+    assert [(s.rank, s.reason) for s in job.findings()[0].suspects] == [(2, Reason.MISMATCH)]
+    assert job.findings()[0].close_reason == "the attempt ended"
+
+
 # -- lost ranks ------------------------------------------------------------------------------
 
 
@@ -259,16 +273,17 @@ def test_ranks_that_vanish_together_just_ended() -> None:
 
 
 def test_exceptions_of_peers_do_not_hide_who_was_killed() -> None:
-    """2 is killed; the others raise because of it and are seen gone a little earlier."""
+    """2 is killed; the others raise because of it, and its own exit is told a second later."""
     job = hanging()
     for rank in (0, 1, 3):
         job.status(rank, RankState.EXITED, "RuntimeError: Connection closed by peer [::1]:4711")
-    job.run(0.5)
-    job.status(2, RankState.EXITED, "process 102 is gone")
+    assert job.run(1.5) == []
+    job.status(2, RankState.EXITED, "killed: no exit record")
     job.run(5)
     finding = job.only()
     assert finding.kind is Kind.RANK_LOST
     assert [s.rank for s in finding.suspects] == [2]
+    assert finding.victims == (0, 1, 3)
 
 
 def test_an_exception_of_its_own_speaks_before_who_was_terminated() -> None:
@@ -414,6 +429,18 @@ def test_a_restored_finding_of_a_job_that_is_gone_is_closed_in_the_end() -> None
     job.now = AlignedNs(job.now + 1_000_000_000_000)
     (event,) = job.run(0.5)
     assert event.finding.close_reason == "nothing new for 900 s"
+
+
+def test_a_restarted_service_does_not_tell_of_an_old_loss_again() -> None:
+    """A rank was lost, told, and closed with it; later the service restarts and agents resync."""
+    job = Job(4, Policy(stall_after_s=5, lost_close_after_s=30)).group("dp", range(4))
+    job.all_reduce("dp", 0).run(1)
+    job.status(2, RankState.EXITED)
+    job.run(60)
+    assert changes(job.events) == [OPENED, CLOSED]
+    job.restart_service()
+    job.reconnect(range(4))
+    assert job.run(10) == []
 
 
 # -- limits ----------------------------------------------------------------------------------

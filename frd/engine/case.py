@@ -1,0 +1,98 @@
+"""One attempt under observation: when to look at it, and with what.
+
+A look costs one cheap question when all is well; a picture is cut, and causes are sought, only
+while something is stuck, lost, mismatched or open. Looks at a big job are spaced by its size, so
+that a hanging job of 16,384 ranks does not take the processor from those who report on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from frd.engine.attempt import Attempt
+from frd.engine.cause import find
+from frd.engine.incident import Incidents
+from frd.engine.lost import judged_after_s
+from frd.engine.picture import MismatchFact, StallTable
+from frd.engine.policy import Policy
+from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
+
+_LOOK_AGAIN_NS = 1_000_000_000
+"""How often to look although nobody reported: telemetry gets late, claims get confirmed."""
+_PAUSE_NS_PER_RANK = 125_000
+"""The least time between two looks, by ranks."""
+_OLD_NEWS_NS = 30_000_000_000
+"""A rank that went away this long before the service heard of the attempt was told of before."""
+
+
+class Case:
+    """An attempt, its incidents, and what looking at it needs to remember."""
+
+    def __init__(self, key: AttemptKey, policy: Policy) -> None:
+        self.incidents = Incidents(key, policy)
+        self.attempt: Attempt | None = None
+        """None while only findings of an earlier process of the service tell of it."""
+        self.superseded_at: AlignedNs | None = None
+        """A newer attempt of the job came; this one is not looked at any more."""
+        self.ended_at: AlignedNs | None = None
+        self._policy = policy
+        self._looked_at = AlignedNs(0)
+        self._looked_revision = -1
+        self._facts: dict[tuple[int, int], AlignedNs] = {}
+        """(group, seq) of the mismatches that are known, and since when."""
+
+    @property
+    def over_at(self) -> AlignedNs | None:
+        """Since when nothing is expected of the attempt any more."""
+        over = [at for at in (self.ended_at, self.superseded_at) if at is not None]
+        return min(over, default=None)
+
+    def look(self, now: AlignedNs, *, room: int) -> list[FindingEvent]:
+        """What becomes of the attempt's findings; at most `room` open."""
+        attempt = self.attempt
+        if attempt is None or self.superseded_at is not None:
+            return []
+        if not attempt.ended(now):
+            self.ended_at = None
+        elif self.ended_at is None:
+            self.ended_at = now
+        elif now - self.ended_at > (judged_after_s(self._policy) + 0.5) * 1e9:
+            return self.incidents.close_all(now, "the attempt ended", but=Kind.RANK_LOST)
+        stalled = attempt.stalls(now)
+        facts = attempt.mismatch_facts(now)
+        if not (len(stalled) or facts or attempt.lost or len(self.incidents)):
+            return []
+        since_ns = now - self._looked_at
+        if since_ns < attempt.world_size * _PAUSE_NS_PER_RANK or (
+            attempt.revision == self._looked_revision and since_ns < _LOOK_AGAIN_NS
+        ):
+            return []
+        self._looked_at, self._looked_revision = now, attempt.revision
+        ripe = self._ripe(facts, stalled, now)
+        picture = replace(attempt.picture(now), mismatches=ripe)
+        verdicts = find(
+            picture,
+            stalled,
+            threshold_s=attempt.threshold_s,
+            late_s=self._policy.telemetry_late_s,
+        )
+        old_news = AlignedNs(attempt.created_at - _OLD_NEWS_NS)
+        return self.incidents.update(picture, stalled, verdicts, old_news=old_news, room=room)
+
+    def _ripe(
+        self, facts: Sequence[MismatchFact], stalled: StallTable, now: AlignedNs
+    ) -> list[MismatchFact]:
+        """Mismatches that can be told: all members are there, or it has been waited for them."""
+        self._facts = {
+            (fact.group, fact.seq): self._facts.get((fact.group, fact.seq), now) for fact in facts
+        }
+        stuck = set(zip(stalled.group.tolist(), stalled.seq.tolist(), strict=True))
+        grace_ns = self._policy.mismatch_grace_s * 1e9
+        return [
+            fact
+            for fact in facts
+            if fact.complete
+            or (fact.group, fact.seq) in stuck
+            or now - self._facts[fact.group, fact.seq] >= grace_ns
+        ]
