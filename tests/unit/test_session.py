@@ -1,0 +1,294 @@
+"""One stream into a real engine: what is applied, acknowledged, cut off, replayed and refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.errors import FrdError, WireError
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    AttemptView,
+    ChannelColumns,
+    EntryColumns,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    RankView,
+    Signature,
+    WatermarkColumns,
+)
+from frd.service.clocks import Clocks
+from frd.service.ledger import Ledger
+from frd.service.owners import Owners
+from frd.service.session import Session
+from frd.wire import (
+    PROTOCOL,
+    AgentEvent,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    SignatureDecl,
+    Statuses,
+    Watermarks,
+    encode_agent,
+)
+
+S = 1_000_000_000
+NOW = 1_790_000_000 * S
+OFFSET = 100 * S
+"""The node's clock is a hundred seconds behind the service's."""
+KEY = AttemptKey("job", 0)
+GROUPS = (
+    GroupDecl(0, 0, GroupInfo("0", "default_pg", (0, 1, 2, 3))),
+    GroupDecl(1, 0, GroupInfo("7", "TENSOR", (0, 1))),
+)
+
+
+class Service:
+    """What all streams of one service share."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.engine = Engine(policy or Policy(stall_after_s=1.0))
+        self.clocks = Clocks()
+        self.ledger = Ledger()
+        self.now = NOW
+        self._streams = 0
+
+    def stream(self, session: str = "s", pid: int = 10) -> Stream:
+        self._streams += 1
+        return Stream(
+            self, Session(self.engine, self.clocks, self.ledger, self._streams), session, pid
+        )
+
+    def view(self) -> AttemptView:
+        (view,) = self.engine.snapshot(AlignedNs(self.now)).attempts
+        return view
+
+    def rank(self, rank: int) -> RankView:
+        return next(view for view in self.view().ranks if view.info.rank == rank)
+
+
+class Stream:
+    """An agent that hosts the ranks 0 and 3 of four."""
+
+    def __init__(self, service: Service, session: Session, name: str, pid: int) -> None:
+        self.service = service
+        self.session = session
+        infos = [RankInfo(rank, 4, "n", "boot", pid + rank) for rank in (0, 3)]
+        self.send(Hello(PROTOCOL, "0", "n", "boot", name, self.node_now()))
+        self.send(
+            Declare(
+                attempts=(AttemptDecl(0, KEY, 4),),
+                ranks=tuple(RankDecl(i, 0, info) for i, info in enumerate(infos)),
+                groups=GROUPS,
+                signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
+            )
+        )
+        self.send(Statuses(tuple(RankStatus(i, RankState.LIVE, self.node_now()) for i in (0, 1))))
+
+    def node_now(self) -> NodeNs:
+        return NodeNs(self.service.now - OFFSET)
+
+    def send(self, event: AgentEvent) -> None:
+        self.session.receive(encode_agent(event), AlignedNs(self.service.now))
+
+    def watermarks(self, enqueued: int, completed: int, since: NodeNs) -> None:
+        columns = WatermarkColumns(
+            rank=np.array([0], np.uint32),
+            group=np.array([0], np.uint32),
+            enqueued=np.array([enqueued], np.int64),
+            started=np.array([-1], np.int64),
+            completed=np.array([completed], np.int64),
+            head_created_ns=np.array([since], np.int64),
+            seen_rank=np.array([0, 1], np.uint32),
+            as_of_ns=np.full(2, self.node_now(), np.int64),
+        )
+        self.send(Watermarks(0, columns, self.node_now()))
+
+
+def entries(first_revision: int, seqs: range, *, rank: int = 0, group: int = 0) -> EntryColumns:
+    n = len(seqs)
+    return EntryColumns(
+        rank=rank,
+        first_revision=first_revision,
+        group=np.full(n, group, np.uint32),
+        seq=np.array(seqs, np.int64),
+        signature=np.zeros(n, np.uint32),
+        flags=np.full(n, 5, np.uint8),
+        created_ns=np.full(n, NOW - OFFSET, np.int64),
+        started_ns=np.zeros(n, np.int64),
+        completed_ns=np.zeros(n, np.int64),
+    )
+
+
+def test_rows_are_applied_and_acknowledged_once() -> None:
+    """Two batches of one rank, then one of another: each rank's last revision is acknowledged."""
+    stream = Service().stream()
+    stream.send(entries(1, range(5)))
+    stream.send(entries(6, range(5, 8)))
+    stream.send(entries(1, range(2), rank=1))
+    assert stream.session.take_acks() == {0: 8, 1: 2}
+    assert stream.session.take_acks() == {}
+    assert stream.session.entries == 10
+    assert max(group.enqueued for group in stream.service.view().groups) == 7
+
+
+def test_a_reconnect_resends_and_nothing_counts_twice() -> None:
+    """The same agent resends from revision 3 after a reconnect: only what is new is applied."""
+    service = Service()
+    service.stream().send(entries(1, range(5)))
+    again = service.stream()
+    again.send(entries(3, range(2, 9)))
+    assert (again.session.entries, again.session.duplicates) == (4, 0)
+    assert again.session.take_acks() == {0: 9}
+    again.send(entries(3, range(2, 9)))
+    assert again.session.entries == 4
+    assert again.session.take_acks() == {0: 9}
+
+
+def test_another_agent_process_tells_all_anew() -> None:
+    """The agent restarts and reads the ring from its start: known rows are duplicates."""
+    service = Service()
+    service.stream("first").send(entries(1, range(5)))
+    second = service.stream("second")
+    second.send(entries(1, range(7)))
+    assert (second.session.entries, second.session.duplicates) == (2, 5)
+    assert second.session.take_acks() == {0: 7}
+
+
+def test_unnumbered_rows_are_a_resync() -> None:
+    """In-flight entries sent again have no revision: applied once, never acknowledged."""
+    stream = Service().stream()
+    stream.send(entries(1, range(5)))
+    stream.session.take_acks()
+    stream.send(entries(0, range(4, 6)))
+    assert stream.session.entries == 6
+    assert stream.session.take_acks() == {}
+
+
+def test_a_restarted_rank_begins_again() -> None:
+    """Another process of the same rank, in the same attempt, counts from 0 and is believed."""
+    service = Service()
+    service.stream(pid=10).send(entries(1, range(5)))
+    restarted = service.stream(pid=20)
+    restarted.send(entries(1, range(3)))
+    assert restarted.session.entries == 3
+
+
+def test_backwards_is_refused_and_changes_nothing() -> None:
+    """Fresh rows whose seq does not rise are refused naming the field; no row of them counts."""
+    stream = Service().stream()
+    stream.send(entries(1, range(5, 8)))
+    with pytest.raises(WireError) as caught:
+        stream.send(entries(4, range(4, 9)))
+    assert (caught.value.field, caught.value.reason) == ("entries.seq", "backwards")
+    assert stream.session.entries == 3
+    assert stream.session.take_acks() == {0: 3}
+
+
+def test_a_rank_outside_the_group_is_refused() -> None:
+    """Rank 3 says that it joined a collective of a group of ranks 0 and 1."""
+    stream = Service().stream()
+    with pytest.raises(WireError, match=r"entries\.group: rank 3 is no member of group 'TENSOR'"):
+        stream.send(entries(1, range(2), rank=1, group=1))
+
+
+def test_limits_of_the_engine_end_the_stream() -> None:
+    """One attempt more than the policy allows is an error of frd's own kind."""
+    service = Service(Policy(max_attempts=1))
+    stream = service.stream()
+    with pytest.raises(FrdError):
+        stream.send(Declare(attempts=(AttemptDecl(1, AttemptKey("other", 0), 4),)))
+
+
+def test_node_times_become_aligned() -> None:
+    """The node's clock is 100 s behind: waiting and freshness come out on the service's clock."""
+    service = Service()
+    stream = service.stream()
+    since = stream.node_now()
+    service.now += 3 * S
+    stream.watermarks(7, 6, since)
+    view = service.rank(0)
+    assert view.as_of == service.now
+    assert view.waiting_s == pytest.approx(3.0, abs=0.01)
+
+
+def test_an_agent_cannot_know_the_future() -> None:
+    """A node whose clock runs wild claims to know the next hour: it is believed up to now."""
+    service = Service()
+    stream = service.stream()
+    columns = WatermarkColumns(
+        *(np.zeros(0, np.uint32),) * 2,
+        *(np.zeros(0, np.int64),) * 4,
+        seen_rank=np.array([0], np.uint32),
+        as_of_ns=np.array([stream.node_now() + 3600 * S], np.int64),
+    )
+    stream.send(Watermarks(0, columns, stream.node_now()))
+    assert service.rank(0).as_of == service.now
+
+
+def test_a_late_message_shows_as_lag() -> None:
+    """A message that was sent two seconds before it is applied counts as two seconds of lag."""
+    service = Service()
+    stream = service.stream()
+    sent = stream.node_now()
+    service.now += 2 * S
+    columns = WatermarkColumns(
+        *(np.zeros(0, np.uint32),) * 2,
+        *(np.zeros(0, np.int64),) * 4,
+        seen_rank=np.zeros(0, np.uint32),
+        as_of_ns=np.zeros(0, np.int64),
+    )
+    stream.send(Watermarks(0, columns, sent))
+    assert stream.session.lag_ns == 2 * S
+
+
+def test_statuses_and_channels_reach_the_engine() -> None:
+    """A killed rank is shown as exited under its global rank; its channels are taken."""
+    service = Service()
+    stream = service.stream()
+    stream.send(
+        ChannelColumns(
+            rank=1,
+            group=np.array([0], np.uint32),
+            peer=np.array([0], np.int32),
+            is_send=np.array([1], np.uint8),
+            in_flight=np.array([1], np.uint32),
+            head_created_ns=np.array([stream.node_now()], np.int64),
+        )
+    )
+    status = RankStatus(1, RankState.EXITED, stream.node_now(), "killed by signal 9")
+    stream.send(Statuses((status,)))
+    shown = service.rank(3).status
+    assert (shown.state, shown.detail) == (RankState.EXITED, "killed by signal 9")
+    assert shown.rank == 3
+
+
+def test_an_old_stream_that_ends_late_takes_nothing_away() -> None:
+    """The agent has reconnected before its old stream ends: its ranks have not lost it."""
+    service = Service()
+    owners = Owners()
+    old, new = service.stream(), service.stream()
+    owners.claim(old.session, 0)
+    owners.claim(new.session, 0)
+    assert owners.release(old.session) == []
+    assert owners.of(KEY, 3) == (new.session, 1)
+    assert [rank.info.rank for rank in owners.release(new.session)] == [0, 3]
+    assert owners.of(KEY, 3) is None
+
+
+def test_the_ledger_forgets_with_the_engine() -> None:
+    """When an attempt is forgotten, its revisions are too."""
+    service = Service()
+    service.stream().send(entries(1, range(5)))
+    assert service.ledger.ranks(KEY) == {0, 3}
+    service.ledger.keep(set())
+    assert service.ledger.ranks(KEY) == set()
