@@ -105,9 +105,6 @@ class Rings:
         """Occupied slots."""
         self.evicted = 0
 
-    def reserve(self, groups: int) -> None:
-        self.windows.reserve(groups)
-
     # -- the window --------------------------------------------------------------------------
 
     def admit(self, group: int, first: int, last: int) -> bool:
