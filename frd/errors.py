@@ -36,5 +36,9 @@ class StoreError(FrdError):
     """A data directory, database, journal or dump folder that cannot be used."""
 
 
+class ListenError(FrdError):
+    """An address that cannot be listened on; the message starts with the key's name."""
+
+
 class ServiceUnavailable(FrdError):
     """The service, an agent or a rank did not answer."""

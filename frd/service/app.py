@@ -59,7 +59,7 @@ class App:
 
     Raises:
         StoreError: from the constructor, when the data directory cannot be used.
-        ConfigError: from `start`, when an address cannot be listened on.
+        ListenError: from `start`, when an address cannot be listened on.
     """
 
     def __init__(self, config: Config) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from frd.address import join_address, split_address
-from frd.errors import ConfigError
+from frd.errors import ListenError
 from frd.rpc import SERVER_OPTIONS, StreamHandler, collector
 
 _GRACE_S: Final = 1.0
@@ -35,7 +35,7 @@ class GrpcServer:
         """The bound address.
 
         Raises:
-            ConfigError: naming the key, when the address cannot be listened on.
+            ListenError: naming the key, when the address cannot be listened on.
         """
         host, port = split_address(self._address)
         # gRPC does not say why it cannot bind, so the question is put to a socket first.
@@ -45,7 +45,7 @@ class GrpcServer:
         try:
             bound = server.add_insecure_port(self._address)
         except RuntimeError as error:
-            raise ConfigError(f"grpc: {self._address}: {error}: choose another address") from None
+            raise ListenError(f"grpc: {self._address}: {error}: choose another address") from None
         await server.start()
         self._server = server
         return join_address(host, bound or port)
@@ -66,7 +66,7 @@ class HttpServer:
         """The bound address.
 
         Raises:
-            ConfigError: naming the key, when the address cannot be listened on.
+            ListenError: naming the key, when the address cannot be listened on.
         """
         listener = _listen("http", self._address)
         self._server = _Uvicorn(
@@ -105,4 +105,4 @@ def _listen(key: str, address: str) -> socket.socket:
         return socket.create_server(resolved, family=family, backlog=_BACKLOG)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{key}: {address}: {why}: choose another address") from None
+        raise ListenError(f"{key}: {address}: {why}: choose another address") from None

@@ -353,7 +353,7 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     assert code == 1
     assert line.startswith(f"frd: error: data directory: {tmp_path / 'file'}: ")
     code, line = failure(tmp_path / "data", FRD_POLICY__STALL_AFTER="3")
-    assert code == 1
+    assert code == 2
     assert line.startswith("frd: error: policy.stall_after: unknown key")
 
 
