@@ -157,21 +157,30 @@ class Graph:
             return (), Ending.MISMATCH
         those = self.waits.attendance(wait.instance)
         targets = self._absent_from(wait)
-        if not any(isinstance(t, Member) for t in targets) and self._is_left(wait.instance, those):
-            left = self._all_present(those.inside[those.heads])
-            alone = any(isinstance(t, Member) and not self.is_gone(t.rank) for t in left)
-            return ((), Ending.ALONE) if alone else (tuple(left), None)
+        if not any(isinstance(target, Member) for target in targets):
+            if silent := self._silent_inside(those):
+                return tuple(targets + silent), None
+            if self._is_left(wait.instance, those):
+                if self.stuck_inside(those):
+                    return (), Ending.ALONE
+                return tuple(self._all_present(those.inside)), None
         targets += self._all_present(those.behind)
         unstarted = those.inside[those.timed & ~those.started]
         if wait.started:
             targets += self._all_present(unstarted)
         if not targets:
-            targets = self._all_present(m for m in those.inside if self.is_gone(int(m)))
-        if not targets:
             targets = self._all_present(those.inside[~those.heads])
         if targets:
             return tuple(targets), None
         return (), Ending.DEVICE if those.any_started and len(unstarted) else Ending.NOBODY
+
+    def _silent_inside(self, those: Attendance) -> list[Node]:
+        """Who is in it and provably gone; else who is not heard of while others are."""
+        gone = [rank for rank in those.inside.tolist() if self.is_gone(rank)]
+        if gone:
+            return [Member(rank) for rank in gone]
+        doubts = [n for n in self._all_present(those.inside) if isinstance(n, Doubt)]
+        return [*doubts] if len(doubts) < len(those.inside) else []
 
     def _is_left(self, collective: Instance, those: Attendance) -> bool:
         """Its inside was left behind: somebody completed what only all together can; or, of

@@ -87,6 +87,34 @@ def test_a_frozen_process_inside_an_op_is_the_cause_when_all_joined() -> None:
     assert named(scene.only()) == {2: Reason.UNREACHABLE}
 
 
+def test_a_frozen_process_speaks_before_those_it_left_inside() -> None:
+    """2 was stopped inside seq 7; its data still let 3 through, and 0 and 1 are left in it."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 2], 13).waits("dp", 8, [3], 12)
+    scene.rank(2, state=RankState.SILENT, detail="process 5 is stopped", state_age=11)
+    verdict = scene.only()
+    assert named(verdict) == {2: Reason.UNREACHABLE}
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_a_node_that_went_down_inside_an_op_is_unreachable() -> None:
+    """All joined seq 7; then the node of 2 and 3 went down with its agent."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    for rank in (2, 3):
+        scene.rank(rank, connected=False, as_of_age=11)
+    verdict = scene.only()
+    assert named(verdict) == {2: Reason.UNREACHABLE, 3: Reason.UNREACHABLE}
+    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
+    assert verdict.victims == (0, 1)
+
+
+def test_when_nobody_is_heard_of_nobody_is_unreachable() -> None:
+    """All joined seq 7, and then all agents were cut off: that is no cause of the stall."""
+    scene = Scene(2).group("dp", [0, 1]).waits("dp", 7, [0, 1], 30)
+    for rank in (0, 1):
+        scene.rank(rank, connected=False, as_of_age=11)
+    assert scene.only().suspects == ()
+
+
 def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
     """Rank 3 left after it completed seq 7; 2 is missing in seq 8 of a group without 3."""
     scene = Scene(4).group("tp", [0, 1, 2]).group("dp", range(4)).passed("dp", 7, range(4))
@@ -342,6 +370,13 @@ def test_a_late_comer_has_just_arrived() -> None:
     """Three ranks waited for long, the fourth came a moment ago: the op is on its way."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 3]).waits("dp", 7, [2], 0.3)
     assert scene.find() == []
+
+
+def test_a_rank_left_inside_that_is_not_heard_of_any_more() -> None:
+    """0 was left inside seq 7, but its agent is gone: perhaps it has come out since."""
+    scene = Scene(3).group("dp", range(3)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2], 12)
+    verdict = scene.rank(0, connected=False, as_of_age=7).only()
+    assert named(verdict) == {0: Reason.UNREACHABLE}
 
 
 # -- P2P -------------------------------------------------------------------------------------
