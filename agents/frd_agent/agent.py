@@ -83,6 +83,8 @@ class Agent:
         self._file_ranks: dict[int, FileRank] = {}
         """By global rank."""
         self._pidfds: dict[int, Rank] = {}
+        self._failing: set[int] = set()
+        """Numbers of ranks about which an unforeseen error has been logged."""
         self._answers: set[asyncio.Task[None]] = set()
         self._answering = asyncio.Semaphore(_CONCURRENT_ANSWERS)
         self._stop = asyncio.Event()
@@ -128,17 +130,27 @@ class Agent:
             self._follow_process(rank)
         now_s = time.monotonic()
         living = (rank for rank in self._roster if not rank.is_gone)
-        if vanished := [rank for rank in living if not rank.poll(now_s, now_ns)]:
+        if vanished := [rank for rank in living if not self._poll(rank, now_s, now_ns)]:
             # What a rank wrote just before it went may be newer than what was read above.
             for rank in self._roster.update(now_ns):
                 self._follow_process(rank)
             for rank in vanished:
-                rank.end(now_ns)
+                self._roster.end(rank, now_ns)
             self._unfollow_processes()
         self._roster.clear(now_ns)
         self._stats.ranks = sum(not rank.is_gone for rank in self._roster)
         if self._shared.board.has_news or self._shared.outbox.rows:
             self._wake()
+
+    def _poll(self, rank: Rank, now_s: float, now_ns: NodeNs) -> bool:
+        """One rank's turn; whatever is wrong with one, the others get theirs."""
+        try:
+            return rank.poll(now_s, now_ns)
+        except Exception:
+            if rank.number not in self._failing:
+                log.exception("%s: could not be looked at", rank)
+            self._failing.add(rank.number)
+            return True
 
     def _follow_process(self, rank: Rank) -> None:
         """The kernel says at once when the process exits."""
@@ -151,9 +163,10 @@ class Agent:
         self._turn.set()
 
     def _unfollow_processes(self) -> None:
-        for fd in [fd for fd, rank in self._pidfds.items() if rank.is_gone]:
-            asyncio.get_running_loop().remove_reader(fd)
-            self._pidfds.pop(fd).release_process()
+        for fd, rank in list(self._pidfds.items()):
+            if rank not in self._roster or rank.is_gone:
+                asyncio.get_running_loop().remove_reader(fd)
+                self._pidfds.pop(fd).release_process()
 
     # -- dump files ----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 from frd.model import ChannelColumns, NodeNs, RankStatus, WatermarkColumns
 from frd.wire import Statuses, Watermarks
 from frd_agent.progress import Marks
+from frd_agent.rows import LATEST_NS
 
 _STATUSES_A_MESSAGE: Final = 256
 _SLOW_NS: Final = 1_000_000_000
@@ -145,7 +146,7 @@ class Board:
             enqueued=np.array([m.enqueued for m in marks], np.int64),
             started=np.array([m.started for m in marks], np.int64),
             completed=np.array([m.completed for m in marks], np.int64),
-            head_created_ns=np.array([m.head_created_ns for m in marks], np.int64),
+            head_created_ns=np.array([min(m.head_created_ns, LATEST_NS) for m in marks], np.int64),
             seen_rank=np.array(seen, np.uint32),
             as_of_ns=np.array([self._as_of[rank] for rank in seen], np.int64),
         )

@@ -15,6 +15,7 @@ import numpy as np
 
 from frd.flight import Entry, Name
 from frd.model import ChannelColumns
+from frd_agent.rows import LATEST_NS
 
 Channel: TypeAlias = tuple[int, int, bool]
 """Group index, global rank of the peer (-1: any source), is a send."""
@@ -81,5 +82,7 @@ class Channels:
             peer=np.array([c[1] for c in channels], np.int32),
             is_send=np.array([c[2] for c in channels], np.uint8),
             in_flight=np.array([len(self._ops[c]) for c in channels], np.uint32),
-            head_created_ns=np.array([self._ops[c][0].created_ns for c in channels], np.int64),
+            head_created_ns=np.array(
+                [min(self._ops[c][0].created_ns, LATEST_NS) for c in channels], np.int64
+            ),
         )

@@ -38,6 +38,8 @@ from frd.wire import (
 
 MAX_SIGNATURES: Final = 60_000
 """Below the service's bound of 65,536 per stream."""
+MAX_WORLD_SIZE: Final = 1 << 20
+"""The service's own bound."""
 _MAX_TENSORS: Final = 1_024
 """Of one signature; the sub-ops of a coalesced one add up."""
 _MAX_DIMENSIONS: Final = 64
@@ -77,8 +79,14 @@ class Dictionary:
         self._group_of: dict[_Group, int] = {}
         self._signature_of: dict[Signature, int] = {}
         self._next_signature = 0
+        self.forgotten = 0
+        """Changes whenever numbers of signatures have been forgotten."""
 
     def attempt(self, key: AttemptKey, world_size: int) -> int:
+        """Two jobs of one name but of different size are told apart by it."""
+        known = self._attempt_of.get(key)
+        if known is not None and self.attempts[known].world_size != world_size:
+            key = replace(key, job=f"{key.job} (world size {world_size})")
         index = self._attempt_of.setdefault(key, len(self.attempts))
         if index == len(self.attempts):
             self.attempts.append(_Attempt(key, world_size))
@@ -110,6 +118,7 @@ class Dictionary:
         """Forget all others: a job whose shapes never repeat must not fill the memory."""
         self.signatures = {index: self.signatures[index] for index in set(used)}
         self._signature_of = {s: i for i, s in self.signatures.items()}
+        self.forgotten += 1
 
 
 class Told:

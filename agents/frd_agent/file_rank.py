@@ -11,7 +11,8 @@ from frd.model import AttemptKey, EntryColumns, NodeNs, RankInfo, RankState, Ran
 from frd_agent.files import DumpFile
 from frd_agent.naming import KnownGroup, Naming
 from frd_agent.rank import Shared
-from frd_agent.transitions import Ring, columns
+from frd_agent.rows import columns
+from frd_agent.transitions import Ring
 
 
 class FileRank:

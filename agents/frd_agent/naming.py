@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from frd.flight import Entry, signature
 from frd.model import GroupInfo, Signature
-from frd_agent.dictionary import Dictionary
+from frd_agent.dictionary import MAX_WORLD_SIZE, Dictionary
 
 _CACHED: Final = 65_536
 _END_OF_BATCH: Final = "coalesced"
@@ -34,6 +34,7 @@ class Signatures:
     def __init__(self, dictionary: Dictionary) -> None:
         self._dictionary = dictionary
         self._known: dict[tuple[Any, ...], int] = {}
+        self._forgotten = dictionary.forgotten
 
     def index(self, parts: tuple[Entry, ...]) -> int:
         if len(parts) > 1:
@@ -46,16 +47,13 @@ class Signatures:
             entry.input_dtypes,
             entry.output_dtypes,
         )
+        if self._forgotten != self._dictionary.forgotten or len(self._known) >= _CACHED:
+            self._forgotten = self._dictionary.forgotten
+            self._known.clear()
         index = self._known.get(key)
         if index is None:
-            if len(self._known) >= _CACHED:
-                self._known.clear()
             index = self._known[key] = self._dictionary.signature(signature(entry))
         return index
-
-    def clear(self) -> None:
-        """The dictionary has been renumbered."""
-        self._known.clear()
 
 
 class Naming:
@@ -71,12 +69,17 @@ class Naming:
     def learn(self, groups: Mapping[str, KnownGroup]) -> None:
         """What is known already stands: a rank's groups do not change under their name."""
         for name, group in groups.items():
-            if group.ranks:
+            if self._is_possible(group):
                 self._groups.setdefault(name, group)
 
     def replace(self, groups: Mapping[str, KnownGroup]) -> None:
         """The whole truth of a tap; names that it gave up may come back as something else."""
-        self._groups = {name: group for name, group in groups.items() if group.ranks}
+        self._groups = {name: group for name, group in groups.items() if self._is_possible(group)}
+
+    def _is_possible(self, group: KnownGroup) -> bool:
+        """Membership comes from recorders and files too, and the service refuses nonsense."""
+        world_size = self._dictionary.attempts[self._attempt].world_size or MAX_WORLD_SIZE
+        return bool(group.ranks) and group.ranks[0] >= 0 and group.ranks[-1] < world_size
 
     def knows(self, name: str) -> bool:
         return name in self._groups

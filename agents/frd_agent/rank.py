@@ -26,11 +26,11 @@ from frd_agent.naming import KnownGroup, Naming, Signatures
 from frd_agent.outbox import Outbox
 from frd_agent.process import Listener, Process, Vital, listener
 from frd_agent.recorders import KeptDump, Recorders
+from frd_agent.rows import columns
 from frd_agent.stacks import StackReader
 from frd_agent.standing import raw_of, stand
 from frd_agent.stats import Stats
 from frd_agent.taps import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
-from frd_agent.transitions import columns
 from frd_agent.watch import Raw, Watch, WatchPolicy
 
 DUMP_TIMEOUT_S: Final = 3.0
@@ -64,6 +64,8 @@ class Rank:
         self.identity = identity
         self.gone_at_ns: NodeNs | None = None
         self.files_removed = False
+        self.former: list[int] = []
+        """Numbers under which it was known in earlier attempts, the last one only."""
         self._shared = shared
         self._shm = TapShm(file.shm_path)
         self._socket = None if file.socket_path is None else sockets.address(file.socket_path)
@@ -124,18 +126,23 @@ class Rank:
         if self._recorders is not None:
             self._recorders.close(lambda name: name not in groups)
 
-    def renew(self, file: TapFile, identity: TapIdentity, now_ns: NodeNs) -> int | None:
-        """The tap has written another identity; the former number when that has become history."""
-        former = None
+    def renew(self, file: TapFile, identity: TapIdentity, now_ns: NodeNs) -> None:
+        """The tap has written another identity."""
         was = self.identity
         self.file, self.identity = file, identity
-        if (was.attempt, was.info.rank) != (identity.attempt, identity.info.rank):
-            former = self.number
-            self._tell(RankState.FINISHED, now_ns, f"went on as {self}")
-            self._begin_attempt()
-        else:
+        if (was.attempt, was.info.rank) == (identity.attempt, identity.info.rank):
             self._learn_groups()
-        return former
+            return
+        self._tell(RankState.FINISHED, now_ns, f"went on as {self}")
+        self.forget_former()
+        self.former.append(self.number)
+        self._begin_attempt()
+
+    def forget_former(self) -> None:
+        for number in self.former:
+            self._shared.board.forget(number)
+            self._shared.outbox.forget(number)
+        self.former.clear()
 
     @property
     def has_process(self) -> bool:
@@ -275,6 +282,10 @@ class Rank:
             pass  # gone or silent: the next turn judges
         except HandlerFailed as error:
             self._complain(str(error))
+        except Exception:
+            if not self._complained:
+                log.exception("%s: its recorder could not be read", self)
+            self._complained = True
         finally:
             self._task = None
         self._stand(time.monotonic())

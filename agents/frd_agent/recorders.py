@@ -22,8 +22,9 @@ from frd_agent import tap
 from frd_agent.channels import Channels
 from frd_agent.handlers import HandlerFailed, Handlers
 from frd_agent.naming import KnownGroup, Naming
+from frd_agent.rows import Row
 from frd_agent.standing import Recorder
-from frd_agent.transitions import Ring, Row
+from frd_agent.transitions import Ring
 
 _RECORDERS: Final = (
     Recorder("fr_trace_json", {}, tap.GENERIC),

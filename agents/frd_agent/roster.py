@@ -61,6 +61,27 @@ class Roster:
         new.sort(key=lambda rank: not rank.has_process)
         return [rank for rank in new if self._admit(rank, now_ns)]
 
+    def end(self, rank: Rank, now_ns: NodeNs) -> None:
+        """Its process is gone; that is news, unless another process has taken its place."""
+        if self._successor(rank) is None:
+            rank.end(now_ns)
+        else:
+            rank.close()
+            self._remove_files(rank)
+            self._forget(rank)
+
+    def _successor(self, rank: Rank) -> Rank | None:
+        me = rank.identity.attempt, rank.identity.info.rank, rank.identity.started_at_ns
+        for other in self:
+            key, number, started_at_ns = (
+                other.identity.attempt,
+                other.identity.info.rank,
+                other.identity.started_at_ns,
+            )
+            if (key, number) == me[:2] and started_at_ns > me[2]:
+                return other
+        return None
+
     def clear(self, now_ns: NodeNs) -> None:
         """Remove the files of ranks whose end has been told, and forget what is long over."""
         living = {rank.identity.attempt for rank in self if not rank.is_gone}
@@ -89,14 +110,11 @@ class Roster:
             rank.close()
             self._remove_files(rank)
             return False
-        key, number = rank.identity.attempt, rank.identity.info.rank
-        for former in self:
-            if former.is_gone and (former.identity.attempt, former.identity.info.rank) == (
-                key,
-                number,
-            ):
-                self._forget(former)  # its end would be taken for that of its successor
         self._ranks[rank.identity.token] = rank
+        for former in self:
+            if former.is_gone and self._successor(former) is not None:
+                self._remove_files(former)
+                self._forget(former)  # its end would be taken for that of its successor
         if rank.has_process:
             log.info("%s: found, pid %d on %s", rank, rank.pid, rank.identity.info.node)
         return True
@@ -131,3 +149,4 @@ class Roster:
         self._ranks.pop(rank.identity.token, None)
         self._shared.board.forget(rank.number)
         self._shared.outbox.forget(rank.number)
+        rank.forget_former()

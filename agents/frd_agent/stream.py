@@ -100,6 +100,8 @@ class Stream:
                 await self._live()
             except _Lost as error:
                 self._say_lost(error)
+            except Exception:
+                log.exception("service %s: unforeseen", self.address)
             finally:
                 self.stats.connected = False
             if time.monotonic() - began > _PROVEN_S:

@@ -15,30 +15,30 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
-
-import numpy as np
+from typing import Final, Protocol
 
 from frd.flight import Dump, Entry, Name, Status, parse_profiling_name
-from frd.model import EntryColumns, Flags
 from frd_agent.channels import Channels
 from frd_agent.progress import Item, Progress
+from frd_agent.rows import (
+    FAILED,
+    JOINED,
+    STARTED,
+    Find,
+    GroupKey,
+    Row,
+    finder,
+    group_key,
+    is_done,
+    record_id_of,
+    row_of,
+    settle,
+    update,
+)
 
-_JUDGES: Final = frozenset({"nccl", "ncclx", "nccl2", "rccl", "rcclx", "xccl"})
-"""Backends whose recorder knows completion, so that `retired` without it means: given up."""
 _COALESCES_NS: Final = 20_000_000
 """Younger entries may be the first of several of one coalesced collective: read next time."""
-_LATEST_NS: Final = 7_258_118_399_000_000_000
-"""The wire carries times up to the year 2200."""
-
-_Find: TypeAlias = Callable[[int], Entry | None]
-_Key: TypeAlias = tuple[int, str, str]
-"""pg_id, name and backend of a group: a name may have a group for every backend."""
-Row: TypeAlias = list[int]
-"""Group, seq, signature, flags, created_ns, started_ns, completed_ns."""
-
-_JOINED, _STARTED = int(Flags.JOINED), int(Flags.STARTED)
-_COMPLETED, _FAILED = int(Flags.COMPLETED), int(Flags.FAILED)
+_MANY_GROUPS: Final = 1_024
 
 
 class Names(Protocol):
@@ -61,22 +61,6 @@ class Diff:
     reset: bool
 
 
-def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns:
-    table = np.array(rows, dtype=np.int64).reshape(-1, 7)
-    times = np.clip(table[:, 4:7], 0, _LATEST_NS)
-    return EntryColumns(
-        rank=rank,
-        first_revision=first_revision,
-        group=table[:, 0].astype(np.uint32),
-        seq=table[:, 1].copy(),
-        signature=table[:, 2].astype(np.uint32),
-        flags=table[:, 3].astype(np.uint8),
-        created_ns=times[:, 0].copy(),
-        started_ns=times[:, 1].copy(),
-        completed_ns=times[:, 2].copy(),
-    )
-
-
 class Ring:
     """One recorder of one rank process."""
 
@@ -92,8 +76,8 @@ class Ring:
         self.channels = Channels()
         self._last_id = -1
         self._last_created_ns = 0
-        self._groups: dict[_Key, Progress] = {}
-        self._past: set[_Key] = set()
+        self._groups: dict[GroupKey, Progress] = {}
+        self._past: set[GroupKey] = set()
         """Groups of earlier attempts, whose entries the ring still shows."""
         self._present: dict[tuple[str, str], tuple[int, Progress]] = {}
         """By group name and backend: its generation, and the last one."""
@@ -111,7 +95,7 @@ class Ring:
         past = self._past | self._passed(fresh)
         return {
             key[1]: key[1:] in self._present
-            for key in {_key(entry) for entry in fresh} - past
+            for key in {group_key(entry) for entry in fresh} - past
             if reset or key not in self._groups
         }
 
@@ -133,9 +117,10 @@ class Ring:
         fresh, reset = self._unread(entries, taken_at_ns)
         if reset:
             self._forget()
+        self._prune()
         partial = self._is_partial(entries)
         self.capacity = max(self.capacity, len(entries))
-        find, absent_is_over = _finder(entries), partial and not dump.warnings
+        find, absent_is_over = finder(entries), partial and not dump.warnings
         self._revisit(find, absent_is_over, rows)
         if fresh:
             if self._last_id >= 0 and not partial:
@@ -144,7 +129,7 @@ class Ring:
         self._end_channels(entries, find, absent_is_over)
         self.held = self._last_id < entries[-1].record_id
         if self.held:
-            left = bisect_right(entries, self._last_id, key=_record_id)
+            left = bisect_right(entries, self._last_id, key=record_id_of)
             self.taken_at_ns = min(taken_at_ns, entries[left].time_created_ns - 1)
         return Diff(rows, lost, reset)
 
@@ -155,6 +140,13 @@ class Ring:
                 progress.close()
                 self.channels.close(progress.group)
 
+    def _prune(self) -> None:
+        """Groups that are gone take their numbers along, once there are many."""
+        if len(self._groups) > _MANY_GROUPS:
+            gone = {key for key, progress in self._groups.items() if progress.closed}
+            self._past |= gone
+            self._groups = {k: progress for k, progress in self._groups.items() if k not in gone}
+
     def in_flight(self) -> list[Row]:
         """What was joined and is not over: one row each, for a service that knows nothing yet."""
         return [
@@ -162,7 +154,7 @@ class Ring:
                 progress.group,
                 seq,
                 item.signature,
-                _JOINED | (_STARTED if item.started else 0) | (_FAILED if item.failed else 0),
+                JOINED | (STARTED if item.started else 0) | (FAILED if item.failed else 0),
                 item.created_ns,
                 item.started_ns,
                 0,
@@ -177,7 +169,7 @@ class Ring:
         if not entries:
             return (), False
         reset = self._is_reset(entries)
-        first = 0 if reset else bisect_right(entries, self._last_id, key=_record_id)
+        first = 0 if reset else bisect_right(entries, self._last_id, key=record_id_of)
         end = len(entries)
         while (
             end > first
@@ -193,7 +185,7 @@ class Ring:
             return False
         if entries[-1].record_id < self._last_id:
             return True
-        at = bisect_right(entries, self._last_id, key=_record_id) - 1
+        at = bisect_right(entries, self._last_id, key=record_id_of) - 1
         return (
             at >= 0
             and entries[at].record_id == self._last_id
@@ -214,13 +206,13 @@ class Ring:
 
     # -- entries seen before -------------------------------------------------------------------
 
-    def _revisit(self, find: _Find, absent_is_over: bool, rows: list[Row]) -> None:
+    def _revisit(self, find: Find, absent_is_over: bool, rows: list[Row]) -> None:
         """Open collectives that have started, failed or completed since."""
         for progress in self._groups.values():
             for seq, item in progress.open.items():
                 if (entry := find(item.record_id)) is not None:
-                    if flags := _update(item, entry):
-                        rows.append(_row(progress, seq, item, flags))
+                    if flags := update(item, entry):
+                        rows.append(row_of(progress, seq, item, flags))
                     if item.started:
                         progress.started = max(progress.started, seq)
                 elif absent_is_over:
@@ -228,20 +220,20 @@ class Ring:
                 else:
                     item.overwritten = True
                     item.done = progress.has_completed(seq, self.status)
-            _settle(progress, rows)
+            settle(progress, rows)
 
-    def _end_channels(self, entries: Sequence[Entry], find: _Find, absent_is_over: bool) -> None:
+    def _end_channels(self, entries: Sequence[Entry], find: Find, absent_is_over: bool) -> None:
         if not (waiting := self.channels.waiting()):
             return
         over = set()
         for record_id in waiting:
             entry = find(record_id)
-            if absent_is_over if entry is None else _is_done(entry):
+            if absent_is_over if entry is None else is_done(entry):
                 over.add(record_id)
         batches = {
             (entry.pg_id, entry.p2p_seq_id)
             for entry in entries
-            if entry.is_p2p and entry.profiling_name.endswith(":coalesced") and _is_done(entry)
+            if entry.is_p2p and entry.profiling_name.endswith(":coalesced") and is_done(entry)
         }
         self.channels.end(over, batches)
 
@@ -257,18 +249,18 @@ class Ring:
             seq = entry.collective_seq_id
             if entry.is_p2p or name.is_p2p_kind:
                 progress.counter.p2p()
-                if name.is_p2p_kind and not _is_done(entry):
+                if name.is_p2p_kind and not is_done(entry):
                     self.channels.begin(entry, name, progress.group, names.members(progress.group))
             elif seq > progress.joined:
                 signature = names.signature((entry,))
                 item = Item(entry.record_id, signature, entry.time_created_ns, len(rows))
-                rows.append(_row(progress, seq, item, _JOINED | _update(item, entry)))
+                rows.append(row_of(progress, seq, item, JOINED | update(item, entry)))
                 progress.join(seq, item, entry)
                 touched[id(progress)] = progress
             elif seq == progress.joined and (open_item := progress.open.get(seq)) is not None:
                 self._read_part(entry, progress, open_item, names, rows)
         for progress in touched.values():
-            _settle(progress, rows)
+            settle(progress, rows)
             progress.seal()
         self._last_id = fresh[-1].record_id
         self._last_created_ns = fresh[-1].time_created_ns
@@ -279,20 +271,20 @@ class Ring:
         """One more entry of a coalesced collective; its end is the end of them all."""
         item.record_id = entry.record_id
         item.done = False
-        flags = _update(item, entry)
+        flags = update(item, entry)
         if item.row >= 0:
             progress.parts += (entry,)
             rows[item.row][2] = item.signature = names.signature(progress.parts)
             rows[item.row][3] |= flags
         elif flags:
-            rows.append(_row(progress, entry.collective_seq_id, item, flags))
+            rows.append(row_of(progress, entry.collective_seq_id, item, flags))
 
-    def _passed(self, fresh: Sequence[Entry]) -> set[_Key]:
+    def _passed(self, fresh: Sequence[Entry]) -> set[GroupKey]:
         """At first sight of a ring, of several groups of one name only the last is of now."""
         if self._groups:
             return set()
         last: dict[tuple[str, str], int] = {}
-        keys = {_key(entry) for entry in fresh}
+        keys = {group_key(entry) for entry in fresh}
         for pg_id, name, backend in keys:
             last[name, backend] = max(pg_id, last.get((name, backend), pg_id))
         return {key for key in keys if key[0] < last[key[1:]]}
@@ -310,66 +302,3 @@ class Ring:
             self._groups[key] = progress
             self._present[key[1:]] = (generation + 1, progress)
         return progress
-
-
-def _key(entry: Entry) -> _Key:
-    return (
-        entry.pg_id,
-        entry.group_name,
-        parse_profiling_name(entry.profiling_name).backend,
-    )
-
-
-def _record_id(entry: Entry) -> int:
-    return entry.record_id
-
-
-def _finder(entries: Sequence[Entry]) -> _Find:
-    """Looks an entry up by record id; by position where the ids have no holes."""
-    if not entries:
-        return lambda record_id: None
-    first = entries[0].record_id
-    if entries[-1].record_id - first + 1 != len(entries):
-        return {entry.record_id: entry for entry in entries}.get
-    return lambda record_id: entries[record_id - first] if record_id >= first else None
-
-
-def _is_done(entry: Entry) -> bool:
-    """Gloo tells the end by `retired` alone; a recorder that judges calls that given up."""
-    return entry.state == "completed" or (entry.retired and not _judges(entry))
-
-
-def _judges(entry: Entry) -> bool:
-    return parse_profiling_name(entry.profiling_name).backend in _JUDGES
-
-
-def _update(item: Item, entry: Entry) -> int:
-    """Bring `item` up to date; the flags that are news, the end aside (see `_settle`)."""
-    flags = 0
-    if entry.state != "scheduled" and entry.time_discovered_started_ns and not item.started:
-        item.started = True
-        item.started_ns = entry.time_discovered_started_ns
-        flags |= _STARTED
-    if _is_done(entry):
-        item.done = True
-        item.completed_ns = entry.time_discovered_completed_ns
-        return 0
-    if entry.retired and not item.failed:
-        item.failed = True
-        flags |= _FAILED
-    return flags
-
-
-def _row(progress: Progress, seq: int, item: Item, flags: int) -> Row:
-    return [progress.group, seq, item.signature, flags, item.created_ns, item.started_ns, 0]
-
-
-def _settle(progress: Progress, rows: list[Row]) -> None:
-    """Completions in order, on the JOINED row where that is still to be sent."""
-    for seq, item in progress.settle():
-        if item.row < 0:
-            item.row = len(rows)
-            rows.append(_row(progress, seq, item, 0))
-        rows[item.row][3] |= _COMPLETED
-        rows[item.row][5] = item.started_ns
-        rows[item.row][6] = item.completed_ns

@@ -33,8 +33,8 @@ class WatchPolicy:
     """Share of the ring that may be new before it is read."""
     still_s: float = 1.0
     """Counters that have not moved for this long are at rest."""
-    stale_s: float = 3.0
-    """Counters older than this say nothing of now."""
+    stale_s: float = 2.0
+    """Counters older than this, or than two publications take, say nothing of now."""
     stale_every_s: float = 3.0
     min_interval_s: float = 1.0
     """Between two dumps of one rank, whatever happens."""
@@ -89,7 +89,7 @@ class Watch:
         dump, with a recorder that has no counters, or where counters cannot be turned into seqs.
         """
         self._exact = exact
-        self._stale_s = max(self._policy.stale_s, 2.5 * every_s)
+        self._stale_s = max(self._policy.stale_s, 2.0 * every_s)
         if raw is None:
             self._age_s = float("inf")
             return

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frd.flight import Dump, Entry
-from frd.model import Flags
+from frd.model import AttemptKey, Flags
 from frd_agent.dictionary import Dictionary
 from frd_agent.naming import KnownGroup, Naming, Signatures
 from frd_agent.transitions import Ring
 
 T0 = 1_700_000_000_000_000_000
+JOB = AttemptKey("job", 0)
 LATER = T0 + 10**15
 
 STEPS = st.lists(
@@ -63,7 +64,7 @@ class Recorder:
 
 def naming() -> Naming:
     dictionary = Dictionary()
-    names = Naming(dictionary, Signatures(dictionary), 0)
+    names = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
     names.replace({str(g): KnownGroup("", (0, 1)) for g in range(3)})
     return names
 

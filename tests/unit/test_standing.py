@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from frd.flight import Dump, Entry, Status
-from frd.model import NodeNs
+from frd.model import AttemptKey, NodeNs
 from frd_agent.dictionary import Dictionary
 from frd_agent.naming import KnownGroup, Naming, Signatures
 from frd_agent.progress import Marks
@@ -14,6 +14,7 @@ from frd_agent.standing import Recorder, Standing, stand
 from frd_agent.transitions import Ring
 
 T0 = 1_700_000_000_000_000_000
+JOB = AttemptKey("job", 0)
 DUMPED = NodeNs(T0 + 10**9)
 PUBLISHED = NodeNs(T0 + 2 * 10**9)
 GENERIC = Recorder("fr_trace_json", {}, 0)
@@ -37,7 +38,7 @@ def op(
 
 def ring_of(entries: Sequence[Entry], status: Status) -> Ring:
     dictionary = Dictionary()
-    names = Naming(dictionary, Signatures(dictionary), 0)
+    names = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
     names.replace({"0": KnownGroup("default_pg", (0, 1))})
     ring = Ring()
     ring.apply(Dump("", "2.10", entries=tuple(entries), status={0: status}), DUMPED, names)
@@ -83,7 +84,7 @@ def test_nccl_counts_seqs_until_it_counts_p2p() -> None:
     assert at(pure, Status(5, -1, 4), recorder).marks == [(0, Marks(5, -1, 4, PUBLISHED))]
     send = replace(Dump("", "2.10"), entries=(p2p(1),), status={0: Status(4, -1, 4)})
     dictionary = Dictionary()
-    names = Naming(dictionary, Signatures(dictionary), 0)
+    names = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
     names.replace({"0": KnownGroup("default_pg", (0, 1))})
     pure.apply(send, DUMPED, names)
     assert at(pure, Status(90, -1, 4), recorder).as_of_ns == DUMPED

@@ -6,20 +6,22 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from frd.flight import Dump, Entry, Status
-from frd.model import Flags
+from frd.model import AttemptKey, Flags
 from frd_agent.dictionary import Dictionary
 from frd_agent.naming import KnownGroup, Naming, Signatures
 from frd_agent.progress import Marks
-from frd_agent.transitions import Diff, Ring, columns
+from frd_agent.rows import columns
+from frd_agent.transitions import Diff, Ring
 
 J, S, C, F = Flags.JOINED, Flags.STARTED, Flags.COMPLETED, Flags.FAILED
 T0 = 1_700_000_000_000_000_000
+JOB = AttemptKey("job", 0)
 LATER = T0 + 10**12
 
 
 def naming(*names: str, ranks: Sequence[int] = (0, 1, 2, 3)) -> Naming:
     dictionary = Dictionary()
-    known = Naming(dictionary, Signatures(dictionary), 0)
+    known = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
     known.replace({name: KnownGroup(f"group {name}", tuple(ranks)) for name in names or ("0",)})
     return known
 

@@ -109,9 +109,9 @@ def test_a_moving_rank_that_cannot_be_translated_is_read_more_often() -> None:
 def test_stale_counters_send_us_to_the_socket_every_few_seconds() -> None:
     """The GIL is held: the tap is silent, the socket is asked at once and then now and again."""
     watch = watch_of(raw(10))
-    watch.see(raw(10), 2.9, exact=True, now=2.9)
+    watch.see(raw(10), 1.9, exact=True, now=2.9)
     assert watch.due(2.9) is None
-    watch.see(raw(10), 3.1, exact=True, now=3.1)
+    watch.see(raw(10), 2.1, exact=True, now=3.1)
     assert watch.is_stale
     assert watch.due(3.1) is Why.STALE
     watch.asked(3.1)

@@ -1,0 +1,389 @@
+"""The real agent process between ranks and a collector that writes down what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from frd.flight import Dump, Entry, parse, write_pickle
+from frd.model import EntryColumns, Flags, RankInfo, RankState, RankStatus
+from frd.rpc import SERVER_OPTIONS, Context, collector
+from frd.wire import (
+    PROTOCOL,
+    Ack,
+    AgentEvent,
+    Declare,
+    Decoder,
+    Goodbye,
+    Hello,
+    Part,
+    Refusal,
+    Request,
+    ResponsePart,
+    Statuses,
+    Watermarks,
+    Welcome,
+    encode_service,
+)
+from tests.scripted_rank import ScriptedRank
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(100)
+
+
+class Collector:
+    """One service process, as far as an agent can tell."""
+
+    def __init__(self, instance: str, refuse: int = 0) -> None:
+        self.instance = instance
+        self.refuse = refuse
+        self.hellos: list[Hello] = []
+        self.ranks: list[RankInfo] = []
+        """By index of the present stream."""
+        self.rows: list[EntryColumns] = []
+        self.marks: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """Enqueued, completed and head time, by global rank and group index."""
+        self.as_of: dict[int, int] = {}
+        self.statuses: dict[int, RankStatus] = {}
+        self.parts: dict[tuple[int, Part], ResponsePart] = {}
+        self.goodbye = ""
+        self.context: Context | None = None
+
+    async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
+        decoder = Decoder()
+        self.context = context
+        while isinstance(data := await context.read(), bytes):
+            event = decoder.decode(data)
+            if isinstance(event, Hello):
+                self.ranks = []
+                welcome = Welcome(PROTOCOL, "test", self.instance, 1 << 24)
+                await context.write(encode_service(welcome))
+            if isinstance(event, EntryColumns) and self.refuse:
+                self.refuse -= 1
+                refusal = Refusal("backwards", "entries.seq: as the test wants")
+                await context.write(encode_service(refusal))
+                return
+            if isinstance(event, EntryColumns) and event.first_revision:
+                last = event.first_revision + len(event) - 1
+                await context.write(encode_service(Ack({event.rank: last})))
+            self.hear(event)
+
+    def hear(self, event: AgentEvent) -> None:
+        match event:
+            case Hello():
+                self.hellos.append(event)
+            case Declare():
+                self.ranks += [rank.info for rank in event.ranks]
+            case EntryColumns():
+                self.rows.append(event)
+            case Watermarks():
+                c = event.columns
+                for i, rank in enumerate(c.rank.tolist()):
+                    pair = self.ranks[rank].rank, int(c.group[i])
+                    numbers = c.enqueued[i], c.completed[i], c.head_created_ns[i]
+                    self.marks[pair] = (int(numbers[0]), int(numbers[1]), int(numbers[2]))
+                for rank, at in zip(c.seen_rank.tolist(), c.as_of_ns.tolist(), strict=True):
+                    self.as_of[self.ranks[rank].rank] = at
+            case Statuses():
+                for status in event.statuses:
+                    self.statuses[self.ranks[status.rank].rank] = status
+            case ResponsePart():
+                self.parts[self.ranks[event.rank_index].rank, event.part] = event
+            case Goodbye():
+                self.goodbye = event.reason
+
+    def state(self, rank: int) -> RankState | None:
+        return self.statuses[rank].state if rank in self.statuses else None
+
+    async def ask(self, rank: int, *, stacks: bool = False) -> None:
+        assert self.context is not None
+        index = max(i for i, info in enumerate(self.ranks) if info.rank == rank)
+        self.parts.clear()
+        await self.context.write(encode_service(Request(1, (index,), True, stacks, 8.0)))
+        wanted = 3 if stacks else 2
+        await until(lambda: len(self.parts) == wanted, "the answer")
+
+
+@asynccontextmanager
+async def serving(service: Collector, port: int) -> AsyncIterator[Collector]:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((collector(service.handle),))
+    assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+    await server.start()
+    try:
+        yield service
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def agent(run_dir: Path, port: int, *flags: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "frd_agent", "run", "--service", f"127.0.0.1:{port}"]
+        + ["--run-dir", str(run_dir), *(flags or ("--metrics", "off"))],
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def until(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
+    try:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        pytest.fail(f"{what} did not come within {within_s} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def play(scene: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scene()
+
+    asyncio.run(main())
+
+
+@pytest.mark.torch
+def test_a_hanging_job_is_told_as_it_is(tmp_path: Path) -> None:
+    """Rank 1 of a real gloo job is stuck in its data loader: marks, dump, stack, then its death."""
+    pytest.importorskip("torch")
+    port, run_dir = free_port(), tmp_path / "run"
+    job = subprocess.Popen(
+        [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(run_dir), "--job", "j", "--"]
+        + [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        + ["--master-port", str(free_port())]
+        + [str(ROOT / "examples" / "missing_rank.py"), "--rank", "1", "--step", "20"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    async def scene() -> None:
+        async with serving(Collector("one"), port) as service, agent(run_dir, port) as process:
+            await until(
+                lambda: service.marks.get((0, 0), (0, 0, 0))[:2] == (21, 20), "the hang", 60
+            )
+            await until(lambda: service.marks.get((1, 0), (0, 0, 0))[:2] == (20, 20), "rank 1")
+            since = service.marks[0, 0][2]
+            await until(lambda: service.as_of[1] > since + 10**9, "proof of absence")
+            told = [
+                (service.ranks[batch.rank].rank, seq, flags)
+                for batch in service.rows
+                for seq, flags in zip(batch.seq.tolist(), batch.flags.tolist(), strict=True)
+            ]
+            for rank, last in ((0, 21), (1, 20)):
+                joined = [seq for r, seq, flags in told if r == rank and flags & Flags.JOINED]
+                assert joined == list(range(1, last + 1))
+            await service.ask(1, stacks=True)
+            dump = parse(service.parts[1, Part.DUMP].data, source="answer")
+            assert dump.groups["0"].ranks == (0, 1)
+            assert dump.entries[-1].collective_seq_id == 20
+            assert b"in load_batch" in service.parts[1, Part.STACK].data
+            identity = json.loads(service.parts[1, Part.IDENTITY].data)
+            assert (identity["job"], identity["rank"]) == ("j", 1)
+            os.kill(service.ranks[1].pid, signal.SIGKILL)
+            await until(lambda: service.state(1) is RankState.EXITED, "the death", 3)
+            assert service.statuses[1].detail == "killed: no exit record"
+            await service.ask(1)
+            assert "kept from" in service.parts[1, Part.DUMP].source
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, 10) == 0
+            assert service.goodbye
+
+    try:
+        play(scene)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:
+    """Everything was acknowledged by a service that is gone: the next one is told what is open."""
+    port = free_port()
+    rank = ScriptedRank(tmp_path)
+    for _ in range(5):
+        rank.enter()
+        rank.leave()
+    rank.enter()
+    rank.publish()
+
+    async def scene() -> None:
+        async with agent(tmp_path, port):
+            async with serving(Collector("one"), port) as first:
+                await until(lambda: first.marks.get((0, 0), (0, 0, 0))[:2] == (6, 5), "the marks")
+            async with serving(Collector("two"), port) as second:
+                await until(lambda: (0, 0) in second.marks, "the marks")
+                await until(lambda: second.state(0) is RankState.LIVE, "the status")
+                (replay,) = second.rows
+                assert (replay.first_revision, replay.seq.tolist()) == (0, [6])
+                assert second.marks[0, 0][:2] == (6, 5)
+                assert second.hellos[0].session == first.hellos[0].session
+
+    play(scene)
+    rank.close()
+
+
+def test_a_restarted_agent_is_another_session(tmp_path: Path) -> None:
+    """The agent is killed: its successor counts from 1 again, and says so by its session."""
+    port = free_port()
+    rank = ScriptedRank(tmp_path)
+    rank.enter()
+    rank.leave()
+    rank.publish()
+
+    async def scene() -> None:
+        async with serving(Collector("one"), port) as service:
+            async with agent(tmp_path, port):
+                await until(lambda: len(service.rows) == 1, "the rows")
+            async with agent(tmp_path, port):
+                await until(lambda: len(service.rows) == 2, "the rows again")
+            assert [batch.first_revision for batch in service.rows] == [1, 1]
+            assert len({hello.session for hello in service.hellos}) == 2
+
+    play(scene)
+    rank.close()
+
+
+def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
+    """SIGSTOP and SIGCONT: silent with the state of the process, then alive again."""
+    port = free_port()
+    ranks = subprocess.Popen(
+        [sys.executable, str(ROOT / "tests" / "scripted_rank.py")]
+        + ["--run-dir", str(tmp_path), "--ranks", "1", "--rate", "20"]
+    )
+
+    async def scene() -> None:
+        async with serving(Collector("one"), port) as service, agent(tmp_path, port):
+            await until(lambda: service.state(0) is RankState.LIVE, "the rank")
+            ranks.send_signal(signal.SIGSTOP)
+            await until(lambda: service.state(0) is RankState.SILENT, "silence", 8)
+            assert service.statuses[0].detail == f"process {ranks.pid} is stopped (state T)"
+            ranks.send_signal(signal.SIGCONT)
+            await until(lambda: service.state(0) is RankState.LIVE, "life", 8)
+            ranks.kill()
+            await until(lambda: service.state(0) is RankState.EXITED, "death", 3)
+            await until(lambda: not list(tmp_path.glob("*.json")), "cleared files", 12)
+
+    try:
+        play(scene)
+    finally:
+        ranks.kill()
+        ranks.wait()
+
+
+def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> None:
+    """A service refuses the same rows twice: they are dropped and counted, and the rest goes on."""
+    port, metrics = free_port(), free_port()
+    rank = ScriptedRank(tmp_path)
+    rank.enter()
+    rank.leave()
+    rank.publish()
+
+    async def scene() -> None:
+        service = Collector("one", refuse=2)
+        flags = ("--metrics", f"127.0.0.1:{metrics}")
+        async with serving(service, port), agent(tmp_path, port, *flags):
+            await until(lambda: (0, 0) in service.marks, "the marks")
+            assert service.rows == []
+            assert service.marks[0, 0][:2] == (1, 1)
+            said = await asyncio.to_thread(scrape, metrics)
+            assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in said
+            assert "frd_agent_connected 1.0" in said
+            await until(lambda: bool(service.statuses), "the status")
+            assert service.statuses[0].gap_entries == 1
+
+    play(scene)
+    rank.close()
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("true",)
+
+
+def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
+    """torch writes a dump of rank 5 at a timeout; a hostile file beside it is refused, counted."""
+    port, metrics = free_port(), free_port()
+    dumps = tmp_path / "elsewhere"
+    dumps.mkdir()
+    entry = Entry(
+        record_id=0,
+        process_group=("0", "default_pg"),
+        profiling_name="nccl:all_reduce",
+        collective_seq_id=1,
+        pg_id=0,
+        time_created_ns=1_700_000_000_000_000_000,
+    )
+    dump = Dump(source="", version="2.10", entries=(entry,))
+    (dumps / "trace_5").write_bytes(write_pickle(dump, {"0": ("default_pg", (4, 5))}))
+    (dumps / "trace_6").write_bytes(pickle.dumps(Hostile()))
+
+    async def scene() -> None:
+        flags = ("--metrics", f"127.0.0.1:{metrics}", "--dump-dir", str(dumps))
+        async with serving(Collector("one"), port) as service, agent(tmp_path, port, *flags):
+            await until(lambda: (5, 0) in service.marks, "the file")
+            assert service.marks[5, 0][:2] == (1, 0)
+            await service.ask(5)
+            assert service.parts[5, Part.DUMP].source == "file trace_5"
+            said = await asyncio.to_thread(scrape, metrics)
+            assert 'frd_agent_refused_files_total{kind="dump"} 1.0' in said
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--service", "nowhere"], 2, "service: 'nowhere'"),
+        (["--config", "/nowhere.toml"], 2, "config: /nowhere.toml"),
+        (["--metrics", "taken"], 1, "choose another --metrics, or off"),
+    ],
+)
+def test_a_start_that_cannot_be_is_one_line(flags: list[str], code: int, said: str) -> None:
+    """A bad address, a missing file, a port in use: one line that names it, and no traceback."""
+    with contextlib.ExitStack() as stack:
+        if "taken" in flags:
+            taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            flags = ["--metrics", f"127.0.0.1:{taken.getsockname()[1]}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "frd_agent", "run", *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == code
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("frd: error: ")
+    assert said in last
+    assert "Traceback" not in done.stderr
