@@ -26,6 +26,7 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 Int32s: TypeAlias = npt.NDArray[np.int32]
 UInt32s: TypeAlias = npt.NDArray[np.uint32]
 UInt8s: TypeAlias = npt.NDArray[np.uint8]
+Float64s: TypeAlias = npt.NDArray[np.float64]
 
 UNKNOWN_SEQ = -1
 """Watermark of a group in which a rank has enqueued (started, completed) nothing yet."""

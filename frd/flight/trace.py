@@ -1,0 +1,88 @@
+"""What a folder of dumps says, as columns: the offline counterpart of the wire's batches.
+
+A dump of 2,000 entries as Python objects costs milliseconds and megabytes; as numpy columns over
+shared dictionaries it costs a fraction. A `RankTrace` holds the rows of one rank in recording
+order; groups, names, signatures and stacks are indexes into the dictionaries of its `Trace`.
+Nothing is matched or judged here, and no column is invented: what a format does not tell is the
+value that its field's note names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from frd.flight.entry import Frame, Status
+from frd.flight.names import Name
+from frd.model import AttemptKey, Float64s, GroupInfo, Int32s, Int64s, RankInfo, Signature, UInt8s
+
+SCHEDULED, STARTED, COMPLETED = 0, 1, 2
+"""Values of the `state` column."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """One rank's recorder: parallel columns, one row an entry, in recording order."""
+
+    rank: int
+    source: str
+    """The file, for people."""
+    version: str
+    info: RankInfo | None
+    """Identity, where the folder tells it (`frd dump` folders do)."""
+    clock_offset_ns: int | None
+    """Service clock minus node clock, where the folder tells it."""
+    record_id: Int64s
+    group: Int32s
+    """Index into `Trace.groups`."""
+    pg_id: Int64s
+    """Process-local; the key of `status` and of nothing else."""
+    seq: Int64s
+    """`collective_seq_id`."""
+    p2p_seq: Int64s
+    op_id: Int64s
+    is_p2p: UInt8s
+    """1 when the entry, or its op's name, says so."""
+    name: Int32s
+    """Index into `Trace.names`."""
+    signature: Int32s
+    """Index into `Trace.signatures`."""
+    state: UInt8s
+    retired: UInt8s
+    created_ns: Int64s
+    started_ns: Int64s
+    """0 when unknown."""
+    completed_ns: Int64s
+    """0 when unknown."""
+    duration_ms: Float64s
+    """NaN when unknown."""
+    stack: Int32s
+    """Index into `Trace.stacks`, -1 for none."""
+    thread: Int32s
+    """Index into `Trace.threads`, -1 when unknown."""
+    timeout_ms: Int64s
+    status: Mapping[int, Status] = field(default_factory=dict)
+    """Raw `pg_status` by `pg_id`."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """All ranks of one job as one folder of dumps tells them."""
+
+    key: AttemptKey
+    ranks: Mapping[int, RankTrace]
+    """By global rank; a rank without a readable file is absent."""
+    groups: Sequence[GroupInfo]
+    """Told apart by name and ranks; `ranks` is empty where no dump tells the membership."""
+    names: Sequence[Name]
+    signatures: Sequence[Signature]
+    stacks: Sequence[tuple[Frame, ...]]
+    """Innermost first."""
+    threads: Sequence[str]
+    world_size: int
+    """Largest of what identities and groups tell; 0 when nothing does."""
+    warnings: Sequence[str] = ()
+    """What was left out, and why; each names a file."""
