@@ -37,7 +37,9 @@ class Prometheus:
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
             f"rule_files: ['{RULES}/*.yaml']\n"
             "scrape_configs:\n"
-            f"  - {{job_name: frd, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}\n"
+            "  - job_name: frd\n"
+            "    honor_labels: true\n"
+            f"    static_configs: [{{targets: ['{target}']}}]\n"
         )
         self.address = f"127.0.0.1:{free_port()}"
         self.log = (folder / "prometheus.log").open("wb")

@@ -40,8 +40,8 @@ def findings(client: Client) -> list[Mapping[str, Any]]:
 
 
 def group(client: Client, job: str, label: str = "default_pg") -> Mapping[str, Any]:
-    groups = client.get(f"/api/v1/jobs/{job}")["groups"]
-    (one,) = [g for g in groups if g["group"] == label]
+    groups: list[Mapping[str, Any]] = client.get(f"/api/v1/jobs/{job}")["groups"]
+    (one,) = (g for g in groups if g["group"] == label)
     return one
 
 
