@@ -74,7 +74,7 @@ def _end(rank: int) -> str:
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Blame:
     """High when the rank is provably in no collective, and was absent for long, not just now."""
     onset = _onset(graph, held_up)
-    words = [_last_joined(graph, rank, held_up)]
+    words = [_last_joined(graph, rank, held_up, fresh=True)]
     row = graph.waits.row(rank)
     if ending is Ending.MOVING:
         words.append("still makes progress elsewhere")
@@ -106,7 +106,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
                 confidence = Confidence.MEDIUM
         case _:
             words = [f"process exited{at}", detail]
-    words.append(_last_joined(graph, rank, held_up))
+    words.append(_last_joined(graph, rank, held_up, fresh=False))
     onset = since or _onset(graph, held_up)
     return Blame(rank, reason, confidence, "; ".join(filter(None, words)), onset)
 
@@ -124,7 +124,7 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
             assert_never(never)
     as_of = int(graph.picture.as_of[graph.waits.row(doubt.rank)])
     words = [f"{doubt.why.value}; nothing is known since {utc_text(as_of)}"]
-    words.append(_last_joined(graph, doubt.rank, held_up))
+    words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
     onset = _onset(graph, held_up)
     evidence = "; ".join(filter(None, words))
     return [Blame(doubt.rank, Reason.UNREACHABLE, confidence, evidence, onset)]
@@ -218,8 +218,8 @@ def _onset(graph: Graph, held_up: Sequence[Wait]) -> AlignedNs:
     return min((graph.since(wait) for wait in held_up), default=graph.picture.now)
 
 
-def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait]) -> str:
-    """How far the rank came in what waits for it the longest."""
+def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: bool) -> str:
+    """How far the rank came in what waits for it the longest, as far as that is known."""
     if not held_up:
         return ""
     instance = held_up[0].instance
@@ -227,8 +227,8 @@ def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait]) -> str:
     if instance.is_p2p:
         way = "recv" if rank == instance.dst else "send"
         other = instance.peer_of(rank)
-        return f"has posted no {way} that matches rank {other} on {label}"
+        return f"has posted no {way} that matches rank {other} on {label}" if fresh else ""
     enqueued = graph.waits.enqueued(instance.group, rank)
     if enqueued < 0:
-        return f"has joined nothing of {label} yet"
-    return f"last joined seq {enqueued} of {label}"
+        return f"has joined nothing of {label} yet" if fresh else ""
+    return f"last {'joined' if fresh else 'seen at'} seq {enqueued} of {label}"

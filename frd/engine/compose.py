@@ -41,7 +41,7 @@ class Attachments:
         stack = self.stacks.get(suspect.rank, suspect.stack)
         words = [suspect.evidence]
         if stack:
-            words.append(f"main thread at {summary.place(stack[0], ' in ')}")
+            words.append(summary.STANDS_AT + summary.place(stack[0], " in "))
         words += self.notes.get(suspect.rank, ())
         told: list[str] = []
         for word in words:

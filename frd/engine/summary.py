@@ -17,6 +17,8 @@ from frd.model import Finding, Kind, Reason, Suspect, fold_ranks
 _TEXT_LIMIT = 300
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _FRAME = re.compile(r"^(?:.*[/\\])?(?P<place>[^/\\]*:[\d?]+)\s+(?:in\s+)?(?P<function>\S.*)$")
+STANDS_AT = "main thread at "
+"""How evidence tells a stack's innermost frame."""
 _NAMED_ONE_BY_ONE = 3
 """Up to this many suspects are listed with the place of each."""
 
@@ -107,9 +109,11 @@ def _who(suspects: Sequence[Suspect]) -> str:
 
 
 def _held_up(finding: Finding) -> str:
-    if len(finding.groups_held_up) < 2:
+    groups, others = len(finding.groups_held_up), len(finding.victims)
+    if groups < 2 or not others:
         return ""
-    return f"; {len(finding.victims)} ranks wait in {len(finding.groups_held_up)} groups"
+    wait = "1 other rank waits" if others == 1 else f"{others} other ranks wait"
+    return f"; {wait}, {groups} groups are held up"
 
 
 def _mismatch(finding: Finding) -> str:
@@ -117,6 +121,7 @@ def _mismatch(finding: Finding) -> str:
     what = collective(ref.op, ref.seq, ref.group) if ref is not None else "a collective"
     who = _who(finding.suspects)
     evidence = finding.suspects[0].evidence if finding.suspects else ""
+    evidence = evidence.partition(f"; {STANDS_AT}")[0]  # `who` has said it
     told = f": {evidence}" if evidence else ""
     if finding.victims:
         return f"{who} joined {what} with something else than its peers{told}"
@@ -126,5 +131,4 @@ def _mismatch(finding: Finding) -> str:
 def _lost(finding: Finding) -> str:
     suspects = finding.suspects
     evidence = f": {suspects[0].evidence}" if suspects else ""
-    others = f"; {len(finding.victims)} other ranks are affected" if finding.victims else ""
-    return f"{ranks([s.rank for s in suspects])} lost{evidence}{others}"
+    return f"{ranks([s.rank for s in suspects])} lost{evidence}"

@@ -1,0 +1,134 @@
+"""Texts for people: one printable line each, whatever a job calls its things."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from frd.engine.summary import clean, place, summarize
+from frd.model import (
+    AlignedNs,
+    CollectiveRef,
+    Confidence,
+    Finding,
+    FindingState,
+    Kind,
+    Reason,
+    Suspect,
+)
+
+REF = CollectiveRef("dp", "0123456789abcdef", 4, 7, "all_reduce", (0, 1, 3), (2,), 12.44)
+STALL = Finding(
+    "00112233445566aa", Kind.STALL, FindingState.OPEN, "job", 0, AlignedNs(1), collective=REF
+)
+
+
+def suspect(rank: int, reason: Reason, *stack: str, evidence: str = "seen") -> Suspect:
+    return Suspect(rank, "node", reason, Confidence.HIGH, evidence, stack)
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        ("train.py:88 in load_batch", "train.py:88 load_batch"),
+        ("/srv/app/train.py:88 load_batch", "train.py:88 load_batch"),
+        ("C:\\job\\train.py:88 in load_batch", "train.py:88 load_batch"),
+        ("run.py:??? in <module>", "run.py:??? <module>"),
+        ("no frame at all", "no frame at all"),
+    ],
+)
+def test_the_place_that_a_frame_names(frame: str, told: str) -> None:
+    """Folders are left out; what is no frame is told as it is."""
+    assert place(frame) == told
+
+
+def test_nothing_unprintable_passes() -> None:
+    """Control characters, terminal escapes, direction overrides and surrogates are replaced."""
+    told = clean("a\x00b\x1b[31mc\u202ed\udcffe\nf\tg")
+    assert told == "a\ufffdb\ufffd[31mc\ufffdd\ufffde f g"
+    assert clean("x" * 1000).endswith("…")
+    assert len(clean("x" * 1000)) == 300
+
+
+@pytest.mark.parametrize(
+    ("finding", "told"),
+    [
+        (
+            replace(STALL, suspects=(suspect(2, Reason.CPU_STUCK, "train.py:88 in load_batch"),)),
+            "all_reduce #7 on dp has waited 12.4 s for rank 2 (train.py:88 load_batch)",
+        ),
+        (
+            replace(
+                STALL,
+                suspects=(suspect(2, Reason.EXITED),),
+                victims=(0, 1, 3),
+                groups_held_up=("dp", "tp"),
+            ),
+            "all_reduce #7 on dp has waited 12.4 s for rank 2 (its process exited); "
+            "3 other ranks wait, 2 groups are held up",
+        ),
+        (
+            replace(
+                STALL,
+                suspects=(suspect(2, Reason.CPU_STUCK, "a.py:1 in f"), suspect(5, Reason.EXITED)),
+            ),
+            "all_reduce #7 on dp has waited 12.4 s for rank 2 (a.py:1 f), "
+            "rank 5 (its process exited)",
+        ),
+        (
+            replace(STALL, suspects=tuple(suspect(r, Reason.CPU_STUCK) for r in range(8, 16))),
+            "all_reduce #7 on dp has waited 12.4 s for ranks 8-15",
+        ),
+        (
+            replace(STALL, suspects=(suspect(0, Reason.IN_COLLECTIVE_ALONE),)),
+            "all_reduce #7 on dp has waited 12.4 s for rank 0, "
+            "still inside an op that the peers completed",
+        ),
+        (
+            replace(STALL, suspects=(suspect(0, Reason.DEVICE_STUCK),)),
+            "all_reduce #7 on dp has waited 12.4 s for the device of rank 0, "
+            "which never started it",
+        ),
+        (
+            replace(STALL, reason=Reason.NETWORK_OR_DEVICE),
+            "all_reduce #7 on dp has waited 12.4 s although all of its ranks joined: "
+            "network or device",
+        ),
+        (
+            replace(STALL, unknown=(2,)),
+            "all_reduce #7 on dp has waited 12.4 s; too little is known of rank 2 to name anybody",
+        ),
+        (
+            replace(
+                STALL,
+                kind=Kind.ORDER,
+                suspects=(suspect(0, Reason.ORDER), suspect(1, Reason.ORDER)),
+            ),
+            "ranks 0-1 entered their groups in different orders and wait for each other: "
+            "all_reduce #7 on dp has waited 12.4 s",
+        ),
+        (
+            replace(
+                STALL,
+                kind=Kind.MISMATCH,
+                suspects=(suspect(2, Reason.MISMATCH, "t.py:3 in g", evidence="passed barrier"),),
+                victims=(0, 1, 3),
+            ),
+            "rank 2 (t.py:3 g) joined all_reduce #7 on dp with something else than its peers: "
+            "passed barrier",
+        ),
+        (
+            replace(
+                STALL,
+                kind=Kind.RANK_LOST,
+                collective=None,
+                suspects=(suspect(2, Reason.EXITED, evidence="killed: no exit record"),),
+            ),
+            "rank 2 lost: killed: no exit record",
+        ),
+    ],
+)
+def test_summaries(finding: Finding, told: str) -> None:
+    """One line for each kind of finding: what waits, for how long, for whom, and where that is."""
+    assert summarize(finding) == told
