@@ -16,7 +16,8 @@ excepthook, no setenv, nothing of torch replaced. What that demanded, each tried
   socket's name goes first, and a moment passes for questions already under way.
 - Counters are written with pwrite, not through a mapping: a full disk is then an error to report,
   not a SIGBUS, and a slow one is waited for without the GIL. Readers are guarded by a checksum,
-  which holds on any memory model.
+  which holds on any memory model. No descriptor stays open: a program that closes all that it does
+  not know would have its next file overwritten.
 - No reference to a process group is kept, so that none is ever destroyed late or on this thread.
 - Nothing is imported on the thread: a fork at that moment would leave an import lock held.
 - Forked children (DataLoader workers) have no thread, and the exit handler tells by the pid.
@@ -64,6 +65,9 @@ NO_ALLOCATOR = (-1, -1, -1, -1)
 
 Row = tuple[int, int, int, int, int]
 
+SOCKET_PATH_MAX = 107
+"""Bytes in the path of a unix socket."""
+
 # -- pace ----------------------------------------------------------------------------------
 
 WAIT_S = 0.3
@@ -79,6 +83,8 @@ SHARE = 1 / 500
 """Publishing slows down, as far as `PUBLISH_MAX_S`, to take no more than this of a core."""
 RESCAN_S = 30.0
 """How often devices that this rank has not used so far are looked at again."""
+REFRESH_S = 3600.0
+"""The identity is written again, lest whatever tidies temporary folders takes it for old."""
 PAUSE_S = 0.01
 """Between the removal of the socket's name and the end of the interpreter."""
 JOIN_S = 2.0
@@ -157,7 +163,7 @@ def _turn(tap: Tap, due: float) -> float:
     """Publish what is due; returns when counters are due next. A failing disk may come back."""
     now = time.monotonic()
     try:
-        tap.follow_groups()
+        tap.follow_groups(now)
         if now < due:
             return due
         before = time.thread_time()
@@ -369,14 +375,17 @@ class Files:
 
     def __init__(self, directory: str, token: str) -> None:
         self._json = os.path.join(directory, token + ".json")
+        self._shm = os.path.join(directory, token + ".shm")
         self._temporary = os.path.join(directory, "." + token + ".tmp")
         self._sequence = 0
-        shm = os.path.join(directory, token + ".shm")
-        self._fd = os.open(shm, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        os.ftruncate(self._fd, SHM_SIZE)
+        fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(fd, SHM_SIZE)
+        finally:
+            os.close(fd)
 
     def write_identity(self, text: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(self._temporary, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(self._temporary, self._json)
@@ -395,7 +404,12 @@ class Files:
         packed = b"".join([ROW.pack(*row) for row in rows])
         checksum = CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(body)))
         self._sequence += 2
-        os.pwrite(self._fd, PREFIX.pack(MAGIC, self._sequence) + body + checksum + packed, 0)
+        whole = PREFIX.pack(MAGIC, self._sequence) + body + checksum + packed
+        fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            os.pwrite(fd, whole, 0)
+        finally:
+            os.close(fd)
 
 
 class Tap:
@@ -405,7 +419,7 @@ class Tap:
         self._directory = run_dir(environ)
         self._token = os.urandom(6).hex()
         self._membership = Membership(c10d)
-        self._unpublished = True
+        self._publish_again_at = 0.0
         self._ext = sys.modules.get("torch._C._distributed_c10d")
         self._counters = Counters(self._ext)
         self._allocator = Allocator()
@@ -440,10 +454,13 @@ class Tap:
             self._identity["socket_error"] = str(error).partition("\n")[0][:300]
             _complain("worker server", error)
 
-    def follow_groups(self) -> None:
-        self._unpublished |= self._membership.changed()
-        if self._unpublished:
+    def follow_groups(self, now: float) -> None:
+        """`now` on the monotonic clock, in seconds."""
+        if self._membership.changed():
+            self._publish_again_at = now
+        if now >= self._publish_again_at:
             self.publish_identity()
+            self._publish_again_at = now + REFRESH_S
 
     def publish_identity(self) -> None:
         known = self._membership
@@ -455,7 +472,6 @@ class Tap:
         )
         text = json.dumps(self._identity)
         self._files.write_identity(f'{text[:-1]}, "groups": {known.text()}}}')
-        self._unpublished = False
 
     def publish_counters(self) -> None:
         at_ns, mono_ns = time.time_ns(), time.monotonic_ns()
@@ -481,7 +497,9 @@ class Tap:
 
 
 def _start_server(ext: Any, path: str) -> Any:
-    """Bound through the directory's descriptor, because a socket's path may have 107 bytes only."""
+    """A path too long for a socket is gone around, through a descriptor of its directory."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return ext._WorkerServer(path)
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         return ext._WorkerServer(f"/proc/self/fd/{directory}/{os.path.basename(path)}")

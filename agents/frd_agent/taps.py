@@ -26,7 +26,6 @@ from frd_agent import tap
 
 _IDENTITY_NAME = re.compile(r"(?P<token>[0-9a-f]{12})\.json")
 _MAX_IDENTITY_BYTES = 64 * 1024 * 1024
-_MAX_SOCKET_PATH = 107
 _TORN_READS = 5
 
 
@@ -253,12 +252,13 @@ class TapShm:
     """The counters file of one rank, kept open.
 
     Read with pread, not through a mapping: whoever truncates the file under us gets a None, not our
-    death by SIGBUS.
+    death by SIGBUS. One that has not moved is opened anew, for it may have been replaced.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
+        self._last_at_ns = NodeNs(0)
 
     def read(self) -> ShmSample | None:
         """None while there is nothing whole to read: not there, not published yet, corrupt."""
@@ -268,6 +268,9 @@ class TapShm:
                 self._fd = os.open(self._path, flags)
             for _ in range(_TORN_READS):
                 if (sample := parse_counters(os.pread(self._fd, tap.SHM_SIZE, 0))) is not None:
+                    if sample.published_at_ns == self._last_at_ns:
+                        self.close()
+                    self._last_at_ns = sample.published_at_ns
                     return sample
         except OSError:
             self.close()
@@ -313,7 +316,7 @@ def parse_counters(raw: bytes) -> ShmSample | None:
 
 
 class SocketDir:
-    """Makes paths of sockets short enough to connect to (a socket's path has 107 bytes at most)."""
+    """Makes paths of sockets short enough to connect to (`tap.SOCKET_PATH_MAX`)."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -325,7 +328,7 @@ class SocketDir:
         Raises:
             OSError: the run directory cannot be opened.
         """
-        if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
+        if len(os.fsencode(path)) <= tap.SOCKET_PATH_MAX:
             return str(path)
         if self._fd is None:
             self._fd = os.open(self._run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -28,7 +28,7 @@ EXEC = "import sys; from frd_agent.exec import exec_command; exec_command(sys.ar
 T = TypeVar("T")
 
 
-def until(said: Callable[[], T | None], within_s: float = 5.0) -> T:
+def until(said: Callable[[], T | None], within_s: float = 10.0) -> T:
     deadline = time.monotonic() + within_s
     while not (value := said()):
         assert time.monotonic() < deadline, f"nothing within {within_s} s"

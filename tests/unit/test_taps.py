@@ -140,6 +140,22 @@ def test_counters_arrive_as_written(tmp_path: Path) -> None:
         assert sample.allocator == taps.AllocatorCounters(1, 2, 3, 0)
 
 
+def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
+    """No descriptor that a program could close and reuse; a file swept away comes back."""
+    before = os.listdir("/proc/self/fd")
+    files = tap.Files(str(tmp_path), TOKEN)
+    files.write_counters(1, 2, [])
+    assert os.listdir("/proc/self/fd") == before
+    with taps.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
+        assert shm.read() is not None
+        (tmp_path / f"{TOKEN}.shm").unlink()
+        files.write_counters(3, 4, [(tap.GENERIC, 0, 9, -1, 8)])
+        shm.read()  # the old file, which has stopped to move
+        sample = shm.read()
+        assert sample is not None
+        assert sample.published_at_ns == 3
+
+
 def test_more_groups_than_rows_are_marked(tmp_path: Path) -> None:
     """The file has a fixed size: the rest is left out, and the sample says so."""
     files = tap.Files(str(tmp_path), TOKEN)
