@@ -51,7 +51,7 @@ MAX_STREAMS: Final = 16_384
 ABORTED: Final = "aborted"
 """A stream that ended without goodbye: agent killed, connection lost, or a message so large that
 gRPC itself refused it before anything here could see it."""
-_HELLO_WITHIN_S: Final = 10.0
+_HELLO_WITHIN_S: Final = 30.0
 _LAST_WORDS_S: Final = 2.0
 _MAX_INQUIRIES: Final = 64
 _TRAVEL_S: Final = 1.0

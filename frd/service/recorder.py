@@ -2,8 +2,7 @@
 
 Records gather on the loop and go to the thread a batch at a time, at every tick of the engine or
 when they grow large. What the thread cannot write in time is dropped, counted and never waited
-for; only what the meaning of later records rests on (streams, declarations, statuses) is always
-kept. The thread alone knows which streams are live *at its place in the journal*, so each new
+for; only what later records build on (streams, declarations) is always kept. The thread alone knows which streams are live *at its place in the journal*, so each new
 segment can open with their declarations.
 """
 
@@ -16,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from frd.model import AlignedNs, ChannelColumns, EntryColumns
+from frd.model import AlignedNs
 from frd.store.journal import Journal, JournalLimits, Record, RecordKind
-from frd.wire import AgentEvent, Declare, Hello, ResponsePart, Watermarks
+from frd.wire import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
@@ -71,18 +70,14 @@ class Recorder:
 
     def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
         """An accepted message; answers to requests change nothing that a replay could show."""
-        match event:
-            case ResponsePart():
-                return
-            case EntryColumns() | Watermarks() | ChannelColumns():
-                waiting = self._batch_bytes + self._sent_bytes - self._written_bytes
-                if waiting > MAX_WAITING_BYTES:
-                    self._overflowed += 1
-                    return
-            case _:
-                pass
-        record = Record(RecordKind.MESSAGE, at, stream, data)
-        self._put(record, preamble=isinstance(event, Hello | Declare))
+        if isinstance(event, ResponsePart):
+            return
+        declares = isinstance(event, Hello | Declare)
+        waiting = self._batch_bytes + self._sent_bytes - self._written_bytes
+        if waiting > MAX_WAITING_BYTES and not declares:
+            self._overflowed += 1
+            return
+        self._put(Record(RecordKind.MESSAGE, at, stream, data), preamble=declares)
 
     def closed(self, stream: int, at: AlignedNs) -> None:
         self._put(Record(RecordKind.CLOSED, at, stream, b""))

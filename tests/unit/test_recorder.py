@@ -72,7 +72,7 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
 def test_a_disk_that_is_too_slow_costs_rows_not_meaning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More waits than may: batches are dropped and counted, declarations and goodbyes are not."""
+    """More waits than may: messages are dropped and counted, what later ones build on is not."""
     monkeypatch.setattr(recorder, "MAX_WAITING_BYTES", -1)
     none = np.zeros(0, np.int64)
     index = np.zeros(0, np.uint32)
@@ -81,6 +81,10 @@ def test_a_disk_that_is_too_slow_costs_rows_not_meaning(
     journal.message(1, AlignedNs(2), b"watermarks", Watermarks(0, columns, NodeNs(1)))
     journal.message(1, AlignedNs(3), b"declare", Declare())
     journal.message(1, AlignedNs(4), b"goodbye", Goodbye(""))
+    journal.closed(1, AlignedNs(5))
     journal.close()
-    assert journal.dropped == 1
-    assert [r.payload for r in records(tmp_path)[1:]] == [b"declare", b"goodbye"]
+    assert journal.dropped == 2
+    assert [(r.kind, r.payload) for r in records(tmp_path)[1:]] == [
+        (RecordKind.MESSAGE, b"declare"),
+        (RecordKind.CLOSED, b""),
+    ]
