@@ -51,6 +51,8 @@ MAX_STREAMS: Final = 16_384
 ABORTED: Final = "aborted"
 """A stream that ended without goodbye: agent killed, connection lost, or a message so large that
 gRPC itself refused it before anything here could see it."""
+FAULT: Final = "fault"
+"""A stream on which this program, not the peer, went wrong."""
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WORDS_S: Final = 2.0
 _MAX_INQUIRIES: Final = 64
@@ -109,7 +111,7 @@ class Ingest:
     ) -> None:
         self.nodes = Nodes(clocks)
         self.refused: Counter[str] = Counter()
-        """Streams refused, by reason; `ABORTED` ended without a word."""
+        """Streams that ended badly, by reason: one of `REASONS`, `ABORTED` or `FAULT`."""
         self._engine = engine
         self._clocks = clocks
         self._recorder = recorder
@@ -137,10 +139,14 @@ class Ingest:
             try:
                 await self._read(stream, context)
             except FrdError as error:
-                self._refuse(stream, error, context)
+                reason = error.reason if isinstance(error, WireError) else "limit"
+                self._refuse(stream, reason, str(error), context)
             except asyncio.CancelledError:
                 self.refused[ABORTED] += 1
                 raise
+            except Exception:
+                log.exception("stream %d: a fault of frd, not of its agent", stream.id)
+                self._refuse(stream, FAULT, "stream: a fault of the service: see its log", context)
             finally:
                 self._close(stream)
             stream.close()
@@ -208,14 +214,13 @@ class Ingest:
         self.nodes.hosts(session.boot_id, ((rank.key, rank.info.rank) for rank in new))
         stream.adopted = len(session.ranks)
 
-    def _refuse(self, stream: _Stream, error: FrdError, context: Context) -> None:
-        reason = error.reason if isinstance(error, WireError) else "limit"
+    def _refuse(self, stream: _Stream, reason: str, message: str, context: Context) -> None:
         self.refused[reason] += 1
         hello = stream.session.hello
-        log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), error)
-        stream.send(Refusal(reason, str(error)))
+        log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), message)
+        stream.send(Refusal(reason, message))
         context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-        context.set_details(str(error))
+        context.set_details(message)
 
     def _close(self, stream: _Stream) -> None:
         session = stream.session
@@ -224,6 +229,7 @@ class Ingest:
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self._now()
+        self._owners.claim(session, stream.adopted)  # a declaration may have failed half way
         session.disconnect(self._owners.release(session), now)
         self.nodes.disconnected(session.boot_id, stream.id)
         self._recorder.closed(stream.id, now)

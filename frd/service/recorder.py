@@ -2,8 +2,9 @@
 
 Records gather on the loop and go to the thread a batch at a time, at every tick of the engine or
 when they grow large. What the thread cannot write in time is dropped, counted and never waited
-for; only what later records build on (streams, declarations) is always kept. The thread alone knows which streams are live *at its place in the journal*, so each new
-segment can open with their declarations.
+for; only what later records build on (streams, declarations) is always kept. The thread alone
+knows which streams are live *at its place in the journal*, so each new segment can open with
+their declarations.
 """
 
 from __future__ import annotations

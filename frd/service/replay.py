@@ -93,8 +93,10 @@ class _Player:
         except FrdError as error:
             # The live stream was fine: the journal lacks a record that this one builds on.
             self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
+            self._owners.claim(session, known)
             self._close(record.stream, record.at)
-        self._owners.claim(session, known)
+        else:
+            self._owners.claim(session, known)
 
     def _close(self, stream: int, now: AlignedNs) -> None:
         """The ranks for which no other stream speaks have lost their agent."""
