@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from frd.flight import Entry, signature
-from frd.model import GroupInfo, Signature
+from frd.flight import Entry, coalesced, signature
+from frd.model import GroupInfo
 from frd_agent.dictionary import MAX_WORLD_SIZE, Dictionary
 
 _CACHED: Final = 65_536
-_END_OF_BATCH: Final = "coalesced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Signatures:
 
     def index(self, parts: tuple[Entry, ...]) -> int:
         if len(parts) > 1:
-            return self._dictionary.signature(coalesced(parts))
+            return self._dictionary.signature(coalesced([signature(part) for part in parts]))
         entry = parts[0]
         key = (
             entry.profiling_name,
@@ -109,26 +108,3 @@ class Naming:
 
     def signature(self, parts: tuple[Entry, ...]) -> int:
         return self._signatures.index(parts)
-
-
-def coalesced(parts: Sequence[Entry]) -> Signature:
-    """Of all ops that were issued as one.
-
-    A backend that ends the series with an op of its own (``ALLGATHER_coalesced``) has the sizes of
-    the whole there. A bare ``coalesced`` has none: then the whole is its parts.
-    """
-    last = signature(parts[-1])
-    if last.op != _END_OF_BATCH and last.op.endswith(f"_{_END_OF_BATCH}"):
-        return last
-    ops = [signature(part) for part in parts]
-    ops = [op for op in ops if op.op != _END_OF_BATCH] or [last]
-    if len(ops) == 1:
-        return ops[0]
-    return Signature(
-        backend=last.backend,
-        op=f"{_END_OF_BATCH}({','.join(op.op for op in ops)})",
-        input_sizes=tuple(size for op in ops for size in op.input_sizes),
-        output_sizes=tuple(size for op in ops for size in op.output_sizes),
-        input_dtypes=tuple(dtype for op in ops for dtype in op.input_dtypes),
-        output_dtypes=tuple(dtype for op in ops for dtype in op.output_dtypes),
-    )

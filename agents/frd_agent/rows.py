@@ -10,12 +10,10 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from frd.flight import Entry, parse_profiling_name
+from frd.flight import Entry, judges, parse_profiling_name
 from frd.model import EntryColumns, Flags
 from frd_agent.progress import Item, Progress
 
-_JUDGES: Final = frozenset({"nccl", "ncclx", "nccl2", "rccl", "rcclx", "xccl"})
-"""Backends whose recorder knows completion, so that `retired` without it means: given up."""
 LATEST_NS: Final = 7_258_118_399_000_000_000
 """The wire carries times up to the year 2200."""
 
@@ -73,7 +71,7 @@ def is_done(entry: Entry) -> bool:
 
 
 def _judges(entry: Entry) -> bool:
-    return parse_profiling_name(entry.profiling_name).backend in _JUDGES
+    return judges(parse_profiling_name(entry.profiling_name).backend)
 
 
 def update(item: Item, entry: Entry) -> int:

@@ -208,7 +208,13 @@ class Graph:
     def _absent_from(self, wait: Wait) -> list[Node]:
         if not wait.instance.is_p2p:
             those = self.waits.attendance(wait.instance)
-            return [self.absentee(int(m), those.first_since) for m in those.absent]
+            hidden = set(those.hidden.tolist())
+            return [
+                Doubt(m, Why.GAP)
+                if m in hidden and not self.is_gone(m) and self.why_unknown(m) is None
+                else self.absentee(m, those.first_since)
+                for m in those.absent.tolist()
+            ]
         if wait.instance.peer_of(wait.rank) < 0 or self.waits.is_paired(wait.instance, wait.rank):
             return []
         return [self.absentee(wait.instance.peer_of(wait.rank), self.since(wait))]
@@ -291,7 +297,9 @@ def is_synchronizing(op: str) -> bool:
     """Nobody can complete such an op before every member has joined it.
 
     Names differ by backend and torch version: ``all_reduce``, ``_all_gather_base``,
-    ``ALLGATHER_coalesced``, ``allreduce_coalesced``.
+    ``ALLGATHER_coalesced``, ``allreduce_coalesced``. Ops issued as one are as strict as the
+    strictest of them: ``coalesced(broadcast,all_reduce x2)``.
     """
     plain = op.rpartition(":")[2].replace("_", "").lower()
-    return plain.startswith(_SYNCHRONIZING)
+    parts = plain.removeprefix("coalesced(").split(",")
+    return any(part.startswith(_SYNCHRONIZING) for part in parts)

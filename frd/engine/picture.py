@@ -47,6 +47,9 @@ class GroupPicture:
     """Aligned ns at which the member enqueued its oldest outstanding collective; 0 for none."""
     ops: Callable[[int], str] = field(default=lambda seq: "")
     """The op of a seq of this group, empty when unknown."""
+    hidden: Bools | None = None
+    """Members that may have come further than their marks say (a dump file may have lost all it
+    knew of a group): their absence proves nothing. None for nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,9 @@ class Attendance:
     """Members of one collective (global ranks) by how far they came with it."""
 
     absent: Int32s
-    """Never joined."""
+    """Never joined, as far as is known."""
+    hidden: Int32s
+    """Those of `absent` of whom nothing is known in this group."""
     behind: Int32s
     """Joined, but are still inside an earlier collective of the same group."""
     inside: Int32s
@@ -96,6 +98,10 @@ class Waits:
         self._started = _column(groups, [g.started for g in groups])
         self._completed = _column(groups, [g.completed for g in groups])
         self._since = _column(groups, [g.head_since for g in groups])
+        self._hidden = np.zeros(len(self._rank), np.bool_)
+        for at, group in enumerate(groups):
+            if group.hidden is not None:
+                self._hidden[self._first[at] : self._first[at + 1]] = group.hidden
         self._index_ops()
         timed_ranks = np.unique(self._rank[self._started > UNKNOWN_SEQ])
         self._timed = np.isin(self._rank, timed_ranks)
@@ -182,11 +188,13 @@ class Waits:
         enqueued, started = self._enqueued[rows], self._started[rows]
         completed, since = self._completed[rows], self._since[rows]
         done = completed >= seq
+        absent = (enqueued < seq) & ~done
         joined = (enqueued >= seq) & ~done
         inside = joined & (completed + 1 == seq)
         told = since[inside & (since > 0)]
         return Attendance(
-            absent=rank[(enqueued < seq) & ~done],
+            absent=rank[absent],
+            hidden=rank[absent & self._hidden[rows]],
             behind=rank[joined & ~inside],
             inside=rank[inside],
             done=rank[done],

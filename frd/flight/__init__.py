@@ -6,7 +6,7 @@ Knows PyTorch's formats and nothing of ranks, clocks or findings: a dump does no
 from frd.flight.decode import MAX_BYTES, parse
 from frd.flight.entry import Dump, Entry, Frame, Status
 from frd.flight.load import load_dump
-from frd.flight.names import Name, parse_profiling_name, signature
+from frd.flight.names import Name, coalesced, judges, parse_profiling_name, signature
 from frd.flight.write import Membership, write_pickle
 
 __all__ = [
@@ -17,6 +17,8 @@ __all__ = [
     "Membership",
     "Name",
     "Status",
+    "coalesced",
+    "judges",
     "load_dump",
     "parse",
     "parse_profiling_name",

@@ -7,14 +7,26 @@ a backend and an op. Names that nobody has seen yet are kept as they are: they m
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 from frd.flight.entry import Entry
 from frd.model import Signature
 
 _PEERS = re.compile(r"(?P<op>\S+) +(?P<left>\d{1,9}|\?) *(?P<way>->|<-) *(?P<right>\d{1,9}|\?)")
 _P2P_OPS = frozenset({"send", "recv", "isend", "irecv"})
+_END_OF_BATCH = "coalesced"
+_JUDGES = frozenset({"nccl", "ncclx", "nccl2", "rccl", "rcclx", "xccl"})
+
+
+def judges(backend: str) -> bool:
+    """The backend's recorder knows completion, so `retired` without it means: given up.
+
+    With any other, Gloo for one, `retired` is the only sign of the end, good or bad.
+    """
+    return backend in _JUDGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,4 +67,29 @@ def signature(entry: Entry) -> Signature:
         output_sizes=entry.output_sizes,
         input_dtypes=entry.input_dtypes,
         output_dtypes=entry.output_dtypes,
+    )
+
+
+def coalesced(parts: Sequence[Signature]) -> Signature:
+    """Of all ops that were issued as one, in order: ``coalesced(all_reduce x3)``.
+
+    The op that ends the series (``coalesced``, ``ALLGATHER_coalesced``) gives the whole its name;
+    its sizes are the parts' again, so they count only where it has no parts.
+    """
+    last = parts[-1]
+    is_end = last.op == _END_OF_BATCH or last.op.endswith(f"_{_END_OF_BATCH}")
+    ops = [op for op in parts[: -1 if is_end else None] if op.op != _END_OF_BATCH]
+    if not ops:
+        return last
+    if len(ops) == 1 and not (is_end and last.op != _END_OF_BATCH):
+        return ops[0]
+    runs = [(op, len(list(run))) for op, run in groupby(op.op for op in ops)]
+    names = ",".join(op if count == 1 else f"{op} x{count}" for op, count in runs)
+    return Signature(
+        backend=last.backend,
+        op=f"{last.op if is_end else _END_OF_BATCH}({names})",
+        input_sizes=tuple(size for op in ops for size in op.input_sizes),
+        output_sizes=tuple(size for op in ops for size in op.output_sizes),
+        input_dtypes=tuple(dtype for op in ops for dtype in op.input_dtypes),
+        output_dtypes=tuple(dtype for op in ops for dtype in op.output_dtypes),
     )

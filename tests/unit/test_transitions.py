@@ -160,7 +160,7 @@ def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
     diff = ring.apply(dump([*parts, end]), LATER, names)
     assert told(diff) == [(1, J | C)]
     signature = names._dictionary.signatures[diff.rows[0][2]]
-    assert signature.op == "coalesced(_broadcast_oop,_broadcast_oop)"
+    assert signature.op == "coalesced(_broadcast_oop x2)"
     assert signature.input_sizes == ((4,), (5,))
 
 
