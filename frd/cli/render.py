@@ -67,6 +67,8 @@ def _facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         yield "victims", Text(ranks_text(finding["victims"]))
     if (collective := finding.get("collective")) is not None:
         yield from _collective(collective, finding["victims"], [s["rank"] for s in suspects])
+    if (witness := finding.get("witness")) is not None:
+        yield "witness", _witness(witness)
     held_up = finding.get("groups_held_up", ())
     if len(held_up) > 1:
         yield "holds up", Text(_groups(held_up))
@@ -90,6 +92,12 @@ def _suspect(suspect: Mapping[str, Any]) -> Text:
     if len(stack) > MAX_STACK_LINES:
         text.append(f"\n  … {len(stack) - MAX_STACK_LINES} more frames", style="not bold dim")
     return text
+
+
+def _witness(witness: Mapping[str, Any]) -> Text:
+    """One of those who wait, and the line from which it entered the collective."""
+    text = Text(f"rank {witness['rank']} waits at ")
+    return text.append(plain(witness["stack"][0]), style="cyan")
 
 
 def _collective(

@@ -183,7 +183,7 @@ class Claim:
         note: str,
         dump: str | None,
     ) -> list[FindingEvent]:
-        """Better evidence; a stack or note of a rank that is no suspect is left out."""
+        """Better evidence: of a suspect, or of a victim, who may become the witness."""
         if rank is not None and stack:
             self.extras.stacks[rank] = tuple(summary.clean(line) for line in stack[:_STACK_LINES])
         if rank is not None and note:
@@ -222,7 +222,9 @@ class Claim:
         """The new version; an event when people see a difference."""
         before = self.finding
         self.finding = replace(
-            finding, suspects=tuple(self.extras.adorn(suspect) for suspect in self.bare)
+            finding,
+            suspects=tuple(self.extras.adorn(suspect) for suspect in self.bare),
+            witness=self.extras.witness(finding),
         )
         self.finding = self.timed(now)
         alike = compose.looks_alike(before, self.finding)

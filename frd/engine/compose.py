@@ -23,6 +23,7 @@ from frd.model import (
     Kind,
     Reason,
     Suspect,
+    Witness,
     utc_text,
 )
 
@@ -48,6 +49,14 @@ class Attachments:
             if word and not any(word in earlier for earlier in told):
                 told.append(word)
         return replace(suspect, stack=stack, evidence="; ".join(told))
+
+    def witness(self, finding: Finding) -> Witness | None:
+        """The first of those who wait in the finding's collective whose stack is known."""
+        ref = finding.collective
+        for rank in (*(ref.waiting_ranks if ref is not None else ()), *finding.victims):
+            if rank in self.stacks and rank in finding.victims:
+                return Witness(rank, self.stacks[rank])
+        return finding.witness
 
 
 def finding_id(key: AttemptKey, kind: Kind, about: str, opened_at: AlignedNs) -> str:

@@ -189,6 +189,7 @@ class App:
             ingest_lag_s=self._ingest.take_lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
             version=__version__,
+            expected_agents=self._config.expected_agents,
         )
 
     def _published(self, events: Sequence[FindingEvent]) -> None:

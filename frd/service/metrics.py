@@ -84,6 +84,7 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
         nodes.update(dict.fromkeys(((job, word) for word in NODE_STATES), 0))
         ranks.update(dict.fromkeys(((job, word.value) for word in RankState), 0))
         expected[job,] += 0
+        seen = 0
         reporting[job,] += 0
         gaps[job,] += view.gap_entries
         for rank_state, count in Counter(rank.status.state for rank in view.ranks).items():
@@ -91,8 +92,10 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
         for node in state.nodes:
             if view.key in node.ranks:
                 nodes[job, _node_state(node)] += 1
-                expected[job,] += not view.ended
+                seen += 1
                 reporting[job,] += node.reporting and not view.ended
+        if not view.ended:
+            expected[job,] += state.expected_agents.get(name, seen)
     yield _family("frd_nodes", nodes)
     yield _family("frd_ranks", ranks)
     yield _family("frd_agents_expected", expected)

@@ -1,9 +1,10 @@
 """What the service does by itself when a finding opens: ask the suspects where they are.
 
 The ranks involved, suspects first, are asked for dumps and stacks once per finding; a suspect that
-is named later is asked for its stack alone. A suspect's stack goes into the finding as soon as it
-comes, the dump's id when the dump is stored. All of it is better evidence for a finding that
-stands without it, so whatever goes wrong here is logged and the finding stays as it is.
+is named later is asked for its stack alone. Stacks go into the finding as they come, also of those
+who wait, one of whom becomes its witness; the dump's id when the dump is stored. All of it is
+better evidence for a finding that stands without it, so whatever goes wrong here is logged and the
+finding stays as it is.
 """
 
 from __future__ import annotations
@@ -84,8 +85,7 @@ class Responder:
         key = AttemptKey(finding.job, finding.attempt)
 
         def on_stack(rank: int, text: str) -> None:
-            suspected = rank in self._asked.get(finding.id, ())
-            if suspected and (frames := user_frames(text)):
+            if frames := user_frames(text):
                 self._attach(finding.id, rank=rank, stack=frames)
 
         try:

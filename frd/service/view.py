@@ -65,6 +65,8 @@ class ServiceState:
     """When the engine last advanced."""
     version: str = "unknown"
     """Of the running service."""
+    expected_agents: Mapping[str, int] = field(default_factory=dict)
+    """Configured number of agents by job; a job without one expects those it has seen."""
 
     def latest_attempts(self) -> dict[str, AttemptView]:
         """The newest attempt of every job: earlier ones are history and only confuse."""

@@ -175,6 +175,21 @@ def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
     assert closed.finding.suspects == finding.suspects
 
 
+def test_the_first_waiting_stack_is_the_witness() -> None:
+    """Stacks of two ranks that wait arrive, out of order: the lowest rank's line is told."""
+    job = hanging()
+    job.run(6)
+    finding = job.only()
+    assert finding.witness is None
+    job.engine.attach(finding.id, rank=3, stack=("train.py:95 in step",))
+    job.engine.attach(finding.id, rank=1, stack=("train.py:90 in step",))
+    job.engine.attach(finding.id, rank=2, stack=("train.py:88 in load_batch",))
+    job.run(3)
+    witness = job.only().witness
+    assert witness is not None
+    assert (witness.rank, witness.stack) == (1, ("train.py:90 in step",))
+
+
 def test_a_dump_is_named_even_after_the_finding_closed() -> None:
     """The dump took long; the job had moved on by then."""
     job = hanging()

@@ -274,6 +274,16 @@ def test_newest_attempt_only() -> None:
         assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
 
 
+def test_configured_agents_are_expected_before_they_were_seen() -> None:
+    """Four agents are configured for a job of which one reports: the service knows it is blind."""
+    state = dataclasses.replace(
+        service_state(attempt_view(), nodes=[node_view("a")]), expected_agents={"train": 4}
+    )
+    got = scraped(state)
+    assert value(got, "frd_agents_expected", job="train") == 4
+    assert value(got, "frd_agents_reporting", job="train") == 1
+
+
 def test_no_agents_are_expected_of_an_ended_attempt() -> None:
     """When an attempt has ended, its agents may go without anybody being blind."""
     got = scraped(service_state(attempt_view(ended=True), nodes=[node_view("node-a")]))

@@ -1,0 +1,40 @@
+"""PyTorch's own tutorial example: one rank does a collective more than the other."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import Scenario
+from frd.cli.demo.stage import Stage, examples
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
+pytest.importorskip("torch")
+
+
+def test_the_line_of_the_extra_call_is_told() -> None:
+    """Rank 0 calls all_reduce once more: rank 1 did not join, and rank 0's extra line is told."""
+    script = "extra_collective.py"
+    (line,) = (
+        number
+        for number, text in enumerate((examples() / script).read_text().splitlines(), 1)
+        if "torch.ones(1024, 1024)" in text
+    )
+    with Stage(Scenario("extra", "a collective more", script, lambda world: None), 2, 2.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+        deadline = time.monotonic() + 60
+        found = None
+        while time.monotonic() < deadline and not (found and "witness" in found):
+            time.sleep(0.3)
+            found = next(iter(client.get("/api/v1/findings")["findings"]), None)
+        assert found is not None
+        assert [s["rank"] for s in found["suspects"]] == [1]
+        assert found["collective"]["missing_ranks"] == [1]
+        assert found["collective"]["seq"] == 21
+        assert found["witness"]["rank"] == 0
+        assert found["witness"]["stack"][0] == f"{script}:{line} in main"
