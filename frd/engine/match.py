@@ -145,18 +145,30 @@ def balance(signature: Signature) -> int:
     return max(-_MOST_ELEMENTS, min(surplus, _MOST_ELEMENTS))
 
 
+def scales(op: str) -> bool:
+    """What the op takes and gives differs by the size of its group."""
+    return op in _GATHERS or op in _SCATTERS
+
+
 def self_contradiction(signature: Signature, group_size: int) -> str:
     """How a member's own sizes break the rule of its op, for people; empty when they do not.
 
     A gather-like op gives back its input once per member, a reduce_scatter-like op takes in its
-    output once per member. Says nothing of groups of unknown size (0).
+    output once per member; lists of one tensor a member may be uneven, if the member's own is among
+    them. Says nothing of groups of unknown size (0).
     """
-    taken, given = _total(signature.input_sizes), _total(signature.output_sizes)
-    if group_size and signature.op in _GATHERS and given != taken * group_size:
-        return f"{given} output elements are not {group_size} times {taken}"
-    if group_size and signature.op in _SCATTERS and taken != given * group_size:
-        return f"{taken} input elements are not {group_size} times {given}"
+    taken, given = _counts(signature.input_sizes), _counts(signature.output_sizes)
+    if group_size and signature.op in _GATHERS and not _is_times(group_size, taken, given):
+        return f"{sum(given)} output elements are not {group_size} times {sum(taken)}"
+    if group_size and signature.op in _SCATTERS and not _is_times(group_size, given, taken):
+        return f"{sum(taken)} input elements are not {group_size} times {sum(given)}"
     return ""
+
+
+def _is_times(group_size: int, one: tuple[int, ...], all_of_them: tuple[int, ...]) -> bool:
+    if sum(all_of_them) == sum(one) * group_size:
+        return True
+    return len(one) == 1 and len(all_of_them) == group_size > 1 and one[0] in all_of_them
 
 
 def difference(one: Signature, other: Signature) -> str:

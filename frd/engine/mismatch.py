@@ -9,6 +9,7 @@ is usually its consequence.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -17,7 +18,7 @@ import numpy as np
 from frd.engine import match
 from frd.engine.picture import MismatchFact
 from frd.engine.tables import Groups, Pairs
-from frd.model import AlignedNs, Int64s, Signature
+from frd.model import AlignedNs, Int32s, Int64s, Signature
 
 MOST_GROUPS: Final = 64
 MOST_FACTS_PER_GROUP: Final = 4
@@ -142,32 +143,62 @@ def _told(
     told = np.full(len(joined), fact.first, np.int64)
     for rank, handle in fact.other.items():
         told[np.searchsorted(joined, rank)] = handle
-    classes = _by_class(joined.tolist(), told.tolist(), signatures)
-    size = len(groups.infos[group].ranks)
+    return fact_of(
+        group,
+        seq,
+        joined.tolist(),
+        told.tolist(),
+        signatures.match_class,
+        signatures.known,
+        group_size=len(groups.infos[group].ranks),
+        surplus=fact.unbalanced,
+    )
+
+
+def fact_of(
+    group: int,
+    seq: int,
+    ranks: list[int],
+    handles: list[int],
+    match_class: Int32s,
+    known: Sequence[Signature],
+    *,
+    group_size: int,
+    surplus: int,
+) -> MismatchFact:
+    """What those who joined passed: `handles` are indexes into `known`, by rank.
+
+    `group_size` is 0 when unknown, `surplus` what an all_to_all put in beyond what it took out.
+    """
+    classes = _by_class(ranks, handles, match_class, known)
     return MismatchFact(
         group=group,
         seq=seq,
         classes=classes,
-        detail=_detail(classes, size, fact.unbalanced),
-        complete=size > 0 and len(joined) == size,
+        detail=_detail(classes, group_size, surplus),
+        complete=group_size > 0 and len(ranks) == group_size,
     )
 
 
-def _by_class(ranks: list[int], handles: list[int], signatures: match.Signatures) -> Classes:
+def _by_class(
+    ranks: list[int], handles: list[int], match_class: Int32s, known: Sequence[Signature]
+) -> Classes:
     """Largest first; of each class the signature that most of its ranks passed."""
     by_class: dict[int, list[int]] = {}
     told: dict[int, Counter[int]] = {}
     for rank, handle in zip(ranks, handles, strict=True):
-        of = signatures.match_class.item(handle)
+        of = match_class.item(handle)
         by_class.setdefault(of, []).append(rank)
         told.setdefault(of, Counter())[handle] += 1
     return [
-        (signatures.known[told[of].most_common(1)[0][0]], tuple(members))
+        (known[told[of].most_common(1)[0][0]], tuple(members))
         for of, members in sorted(by_class.items(), key=lambda item: (-len(item[1]), item[1][0]))
     ]
 
 
 def _detail(classes: list[tuple[Signature, tuple[int, ...]]], group_size: int, surplus: int) -> str:
+    if len(classes) < 2 and not surplus:
+        return match.self_contradiction(classes[0][0], group_size)
     if len(classes) < 2:
         return f"all members together put in {surplus:+d} elements more than they take out"
     parts = [match.difference(classes[0][0], classes[1][0])]
