@@ -31,7 +31,7 @@ _FREE_ELEMENTS = 1_000_000
 """Elements that a pickle may hold beyond its own size in bytes, see `_Budget`."""
 
 _GZIP = b"\x1f\x8b"
-_PICKLE = b"\x80"
+PICKLE = b"\x80"
 _TIMES = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _SIZED = (list, tuple, dict, str)
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
@@ -74,19 +74,26 @@ def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Dump:
         DumpError: no Flight Recorder dump, another major version, damaged, hostile, or larger
             than `max_bytes`.
     """
-    data = _unpack(data, source, max_bytes)
-    if data.startswith(_PICKLE):
-        return _lenient(load_plain(data, source=source), len(data), source)
+    data = unpack(data, source, max_bytes)
+    if data.startswith(PICKLE):
+        return lenient(load_plain(data, source=source), len(data), source)
     if not data.lstrip(b" \t\r\n").startswith((b"{", b"[")):
         raise DumpError(f"{source}: neither JSON nor a pickle: is it a Flight Recorder dump?")
     try:
         document = _document.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _lenient(_json(data, source), len(data), source)
+        return lenient(_json(data, source), len(data), source)
     return _dump(document, tuple(document.entries), [], source)
 
 
-def _unpack(data: bytes, source: str, max_bytes: int) -> bytes:
+def too_large(source: str, max_bytes: int) -> DumpError:
+    return DumpError(
+        f"{source}: more than {max_bytes} bytes: too large, use a smaller TORCH_FR_BUFFER_SIZE"
+    )
+
+
+def unpack(data: bytes, source: str, max_bytes: int) -> bytes:
+    """`data` itself, or what it holds when it is gzipped."""
     if data.startswith(_GZIP):
         unpacked = bytearray()
         while data.startswith(_GZIP) and len(unpacked) <= max_bytes:
@@ -98,9 +105,7 @@ def _unpack(data: bytes, source: str, max_bytes: int) -> bytes:
             data = member.unused_data
         data = bytes(unpacked)
     if len(data) > max_bytes:
-        raise DumpError(
-            f"{source}: more than {max_bytes} bytes: too large, use a smaller TORCH_FR_BUFFER_SIZE"
-        )
+        raise too_large(source, max_bytes)
     return data
 
 
@@ -111,7 +116,7 @@ def _json(data: bytes, source: str) -> Any:
         raise DumpError(f"{source}: damaged JSON ({error}): take the dump again") from error
 
 
-def _lenient(document: Any, size: int, source: str) -> Dump:
+def lenient(document: Any, size: int, source: str) -> Dump:
     """The second way: `document` is made of plain values of any shape."""
     if not isinstance(document, dict):
         raise DumpError(

@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 from frd.errors import DumpError
-from frd.flight.decode import MAX_BYTES, parse
+from frd.flight.columns import Dictionaries, FileColumns, parse_columns
+from frd.flight.decode import MAX_BYTES, parse, too_large
 from frd.flight.entry import Dump
 
 
@@ -19,12 +20,30 @@ def load_dump(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Du
             pipe that torch listens on would wait for ever, or order a dump).
     """
     path = Path(path)
+    return parse(_bytes(path, max_bytes), source=str(path), max_bytes=max_bytes)
+
+
+def load_columns(
+    path: str | os.PathLike[str], into: Dictionaries, *, max_bytes: int = MAX_BYTES
+) -> FileColumns:
+    """The dump in one file as columns over `into`.
+
+    Raises:
+        DumpError: as `load_dump`.
+    """
+    path = Path(path)
+    return parse_columns(_bytes(path, max_bytes), into, source=str(path), max_bytes=max_bytes)
+
+
+def _bytes(path: Path, max_bytes: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise DumpError(f"{path}: no regular file: name a dump file")
-            data = file.read(max_bytes + 1)
+            if status.st_size > max_bytes:
+                raise too_large(str(path), max_bytes)
+            return file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         raise DumpError(f"{path}: cannot be read ({error})") from error
-    return parse(data, source=str(path), max_bytes=max_bytes)

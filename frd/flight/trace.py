@@ -86,3 +86,6 @@ class Trace:
     """Largest of what identities and groups tell; 0 when nothing does."""
     warnings: Sequence[str] = ()
     """What was left out, and why; each names a file."""
+    standing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Where a rank's main thread stood when the dump was taken, innermost of the user's own frames
+    first; only ranks of which the folder tells it."""

@@ -1,0 +1,203 @@
+"""One dump as columns over dictionaries that many dumps share.
+
+Two thousand entries as objects take megabytes, as columns a fifth of one, and the values that
+repeat (groups, names, signatures, stacks, threads) repeat in every dump of a job. `Dictionaries`
+keeps each of them once; a column then holds its index there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.flight.decode import MAX_BYTES, parse
+from frd.flight.entry import Dump, Entry, Frame, Status
+from frd.flight.names import Name, parse_profiling_name
+from frd.flight.trace import COMPLETED, SCHEDULED, STARTED
+from frd.model import Float64s, GroupInfo, Int32s, Int64s, Signature, UInt8s
+
+STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
+"""Every other word counts as scheduled: it claims the least."""
+
+# Rows of the blocks of a `FileColumns`, by the names of `RankTrace`.
+WIDE = (
+    "record_id",
+    "pg_id",
+    "seq",
+    "p2p_seq",
+    "op_id",
+    "created_ns",
+    "started_ns",
+    "completed_ns",
+    "timeout_ms",
+)
+NARROW = ("group", "name", "signature", "stack", "thread")
+TINY = ("is_p2p", "state", "retired")
+
+FIELD_OF = {
+    "seq": "collective_seq_id",
+    "p2p_seq": "p2p_seq_id",
+    "created_ns": "time_created_ns",
+    "started_ns": "time_discovered_started_ns",
+    "completed_ns": "time_discovered_completed_ns",
+}
+"""What dumps call a column that has another name here."""
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+T = TypeVar("T")
+
+
+class Values(Generic[T]):
+    """Distinct values in order of first appearance."""
+
+    __slots__ = ("_index", "items")
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self._index: dict[Hashable, int] = {}
+
+    def index(self, value: T, key: Hashable = None) -> int:
+        """Where `value` is; values with an equal `key` (by default the value) are the same."""
+        key = value if key is None else key
+        found = self._index.setdefault(key, len(self.items))
+        if found == len(self.items):
+            self.items.append(value)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Dictionaries:
+    """What the index columns point into."""
+
+    groups: Values[GroupInfo] = field(default_factory=Values)
+    names: Values[Name] = field(default_factory=Values)
+    signatures: Values[Signature] = field(default_factory=Values)
+    stacks: Values[tuple[Frame, ...]] = field(default_factory=Values)
+    threads: Values[str] = field(default_factory=Values)
+
+    def group(self, info: GroupInfo) -> int:
+        return self.groups.index(info, (info.name, info.ranks))
+
+    def thread(self, name: str, thread_id: str) -> int:
+        """-1 when the dump tells neither."""
+        if not thread_id:
+            return self.threads.index(name) if name else -1
+        return self.threads.index(f"{name} ({thread_id})" if name else thread_id)
+
+    def stack(self, frames: tuple[Frame, ...]) -> int:
+        return self.stacks.index(frames) if frames else -1
+
+    def signature(self, name: Name, entry: Entry) -> int:
+        return self.signatures.index(
+            Signature(
+                backend=name.backend,
+                op=name.op,
+                input_sizes=entry.input_sizes,
+                output_sizes=entry.output_sizes,
+                input_dtypes=entry.input_dtypes,
+                output_dtypes=entry.output_dtypes,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FileColumns:
+    """The rows of one dump in recording order, in blocks: (column, row), C-contiguous.
+
+    Few big arrays rather than many small ones, because they travel between processes.
+    """
+
+    version: str
+    comm_lib_version: str
+    wide: Int64s
+    """Rows named by `WIDE`."""
+    narrow: Int32s
+    """Rows named by `NARROW`, indexes into the dictionaries; -1 for no stack and no thread."""
+    tiny: UInt8s
+    """Rows named by `TINY`."""
+    duration_ms: Float64s
+    status: Mapping[int, Status]
+    groups: tuple[int, ...]
+    """Groups that `pg_config` describes: the rank belongs to them whether it used them or not."""
+    warnings: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.duration_ms)
+
+
+def parse_columns(
+    data: bytes, into: Dictionaries, *, source: str, max_bytes: int = MAX_BYTES
+) -> FileColumns:
+    """The dump in `data`, as `parse` reads it.
+
+    Raises:
+        DumpError: as `parse`.
+    """
+    return columns_of(parse(data, source=source, max_bytes=max_bytes), into)
+
+
+def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
+    """The entries of a parsed dump."""
+    entries = dump.entries
+    known = known_groups(dump, into)
+    wide = np.empty((len(WIDE), len(entries)), np.int64)
+    for row, name in enumerate(WIDE):
+        field_name = FIELD_OF.get(name, name)
+        wide[row] = [getattr(entry, field_name) for entry in entries]
+    narrow, p2p_kind = _indexes(entries, known, into)
+    tiny = np.empty((len(TINY), len(entries)), np.uint8)
+    tiny[0] = p2p_kind | np.array([entry.is_p2p for entry in entries], np.bool_)
+    tiny[1] = [STATES.get(entry.state, SCHEDULED) for entry in entries]
+    tiny[2] = [entry.retired for entry in entries]
+    durations = [np.nan if e.duration_ms is None else e.duration_ms for e in entries]
+    return FileColumns(
+        version=dump.version,
+        comm_lib_version=dump.comm_lib_version,
+        wide=wide,
+        narrow=narrow,
+        tiny=tiny,
+        duration_ms=np.array(durations, np.float64),
+        status=dump.status,
+        groups=tuple(known.values()),
+        warnings=dump.warnings,
+    )
+
+
+def known_groups(dump: Dump, into: Dictionaries) -> dict[str, int]:
+    """Indexes, by name, of the groups whose members the dump tells."""
+    return {name: into.group(info) for name, info in dump.groups.items()}
+
+
+def group_index(group: tuple[str, str], known: Mapping[str, int], into: Dictionaries) -> int:
+    """Index of the group that an entry names; `known` as by `known_groups`."""
+    name, desc = group
+    index = known.get(name)
+    return into.group(GroupInfo(name, desc)) if index is None else index
+
+
+def _indexes(
+    entries: Sequence[Entry], known: Mapping[str, int], into: Dictionaries
+) -> tuple[Int32s, Bools]:
+    """The dictionary columns, and whether the op's name says that it involves two ranks."""
+    groups: dict[tuple[str, str], int] = {}
+    names: dict[str, tuple[Name, int]] = {}
+    signatures: dict[Hashable, int] = {}
+    rows = []
+    for e in entries:
+        if (group := groups.get(e.process_group)) is None:
+            group = groups[e.process_group] = group_index(e.process_group, known, into)
+        if (named := names.get(e.profiling_name)) is None:
+            name = parse_profiling_name(e.profiling_name)
+            named = names[e.profiling_name] = (name, into.names.index(name))
+        shape = (named[1], e.input_sizes, e.output_sizes, e.input_dtypes, e.output_dtypes)
+        if (signature := signatures.get(shape)) is None:
+            signature = signatures[shape] = into.signature(named[0], e)
+        stack, thread = into.stack(e.frames), into.thread(e.thread_name, e.thread_id)
+        rows.append((group, named[1], signature, stack, thread, named[0].is_p2p_kind))
+    columns = np.array(rows, np.int32).reshape(-1, len(NARROW) + 1).T
+    return np.ascontiguousarray(columns[:-1]), columns[-1].astype(np.bool_)
