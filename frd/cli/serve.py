@@ -48,6 +48,7 @@ def command(
     # gRPC's own lines on stderr would bury ours; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import asyncio
+    import gc
 
     from frd import config
     from frd.service import logs
@@ -60,6 +61,9 @@ def command(
     }
     effective = config.load(path, flags)
     logs.configure(effective.log)
+    # A full collection walks every rank of every job: 0.2 s and more in which no message is
+    # read. What lives long here holds no cycles, so it can wait until very much has changed.
+    gc.set_threshold(10_000, 20, 1_000)
     asyncio.run(_serve(effective))
 
 

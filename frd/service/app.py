@@ -29,6 +29,7 @@ from frd.service.evaluator import Evaluator
 from frd.service.http import create_app
 from frd.service.ingest import ACK_EVERY_S, Ingest
 from frd.service.looplag import LoopLag
+from frd.service.marks import Marks
 from frd.service.recorder import Recorder
 from frd.service.responder import Responder
 from frd.service.servers import GrpcServer, HttpServer
@@ -69,6 +70,7 @@ class App:
         self._now = now = RealTime()
         self._lock = _lock(config.data_dir)
         self._engine = Engine(config.policy)
+        self._marks = Marks(self._engine)
         self._clocks = Clocks()
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
         self._dumps = DumpStore(
@@ -84,6 +86,7 @@ class App:
         )
         self._ingest = Ingest(
             self._engine,
+            self._marks,
             self._clocks,
             self._recorder,
             now=now,
@@ -92,6 +95,7 @@ class App:
         )
         self._evaluator = Evaluator(
             self._engine,
+            self._marks,
             self._findings,
             self._recorder,
             now=now,
@@ -170,7 +174,7 @@ class App:
     # -- what is published ---------------------------------------------------------------------
 
     def _project(self, snapshot: Snapshot) -> ServiceState:
-        self._ingest.keep({view.key for view in snapshot.attempts})
+        self._ingest.keep(frozenset(view.key for view in snapshot.attempts))
         recorder = self._recorder
         return ServiceState(
             snapshot=snapshot,

@@ -17,6 +17,7 @@ from typing import Final
 from frd.engine.engine import Engine
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, FindingEvent, Kind, Snapshot
+from frd.service.marks import Marks
 from frd.service.recorder import Recorder
 from frd.service.view import ServiceState
 from frd.store.findings import FindingStore
@@ -42,6 +43,7 @@ class Evaluator:
     def __init__(
         self,
         engine: Engine,
+        marks: Marks,
         store: FindingStore,
         recorder: Recorder,
         *,
@@ -53,6 +55,7 @@ class Evaluator:
         self.opened: Counter[tuple[str, Kind]] = Counter()
         self.store_errors = 0
         self._engine = engine
+        self._marks = marks
         self._store = store
         self._recorder = recorder
         self._now = now
@@ -102,6 +105,7 @@ class Evaluator:
             events += self._engine.attach(
                 item.finding_id, rank=item.rank, stack=item.stack, dump=item.dump
             )
+        self._marks.flush(now)
         events += self._engine.advance(now)
         self._recorder.tick(now)
         if not events and now - self.state.snapshot.at < PUBLISH_EVERY_S * 1e9:

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Final
 
 import grpc
@@ -23,6 +23,7 @@ from frd.model import AlignedNs, AttemptKey, EntryColumns
 from frd.rpc import Context
 from frd.service.clocks import Clocks
 from frd.service.ledger import Ledger
+from frd.service.marks import Marks
 from frd.service.nodes import Nodes
 from frd.service.owners import Owners
 from frd.service.recorder import Recorder
@@ -102,6 +103,7 @@ class Ingest:
     def __init__(
         self,
         engine: Engine,
+        marks: Marks,
         clocks: Clocks,
         recorder: Recorder,
         *,
@@ -113,6 +115,7 @@ class Ingest:
         self.refused: Counter[str] = Counter()
         """Streams that ended badly, by reason: one of `REASONS`, `ABORTED` or `FAULT`."""
         self._engine = engine
+        self._marks = marks
         self._clocks = clocks
         self._recorder = recorder
         self._now = now
@@ -125,6 +128,7 @@ class Ingest:
         self._owners = Owners()
         self._inquiries: dict[int, Inquiry] = {}
         self._request_ids = itertools.count(1)
+        self._kept: frozenset[AttemptKey] = frozenset()
         self._entries_of_closed = 0
         self._lag_ns = 0
 
@@ -132,8 +136,9 @@ class Ingest:
 
     async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until either side ends it."""
-        session = Session(self._engine, self._clocks, self._ledger, next(self._stream_ids))
-        stream = _Stream(session)
+        stream = _Stream(
+            Session(self._engine, self._marks, self._clocks, self._ledger, next(self._stream_ids))
+        )
         writer = asyncio.create_task(stream.write(context))
         try:
             try:
@@ -260,8 +265,11 @@ class Ingest:
             stream.wake.set()
         self._acking.clear()
 
-    def keep(self, attempts: Collection[AttemptKey]) -> None:
+    def keep(self, attempts: frozenset[AttemptKey]) -> None:
         """Forget what concerns other attempts than these: the engine has forgotten them too."""
+        if attempts == self._kept:
+            return
+        self._kept = attempts
         self._ledger.keep(attempts)
         self.nodes.keep(attempts)
 

@@ -15,6 +15,7 @@ from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks import Clocks
 from frd.service.ledger import Ledger
+from frd.service.marks import Marks
 from frd.service.owners import Owners
 from frd.service.session import Session
 from frd.service.settings import Settings
@@ -64,7 +65,7 @@ class _Player:
                 self.advance(record.at)
             case RecordKind.OPENED:
                 self._streams[record.stream] = Session(
-                    self._engine, self._clocks, self._ledger, record.stream
+                    self._engine, self._marks, self._clocks, self._ledger, record.stream
                 )
             case RecordKind.CLOSED:
                 self._close(record.stream, record.at)
@@ -72,10 +73,12 @@ class _Player:
                 self._begin(Settings.decode(record.payload), record.at)
 
     def advance(self, now: AlignedNs) -> None:
+        self._marks.flush(now)
         self._keep(self._engine.advance(now))
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         self._engine = Engine(settings.policy)
+        self._marks = Marks(self._engine)
         self._clocks = Clocks()
         self._ledger = Ledger()
         self._streams: dict[int, Session] = {}

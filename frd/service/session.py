@@ -24,14 +24,18 @@ from frd.model import (
     AttemptKey,
     ChannelColumns,
     EntryColumns,
+    Int32s,
     NodeNs,
     RankInfo,
     RankStatus,
     Signature,
+    UInt32s,
+    WatermarkColumns,
 )
 from frd.service.clocks import Clocks
 from frd.service.handles import AttemptHandles, Column
 from frd.service.ledger import Ledger, Progress
+from frd.service.marks import Marks
 from frd.wire import (
     AgentEvent,
     AttemptDecl,
@@ -62,9 +66,12 @@ class DeclaredRank:
 class Session:
     """One stream, numbered `stream`."""
 
-    def __init__(self, engine: Engine, clocks: Clocks, ledger: Ledger, stream: int) -> None:
+    def __init__(
+        self, engine: Engine, marks: Marks, clocks: Clocks, ledger: Ledger, stream: int
+    ) -> None:
         self.stream = stream
         self._engine = engine
+        self._marks = marks
         self._clocks = clocks
         self._ledger = ledger
         self._decoder = Decoder()
@@ -76,6 +83,8 @@ class Session:
         self._rank_handle = Column()
         self._group_column = Column()
         self._group_handle = Column()
+        self._rows: tuple[UInt32s, UInt32s, Int32s] | None = None
+        """Ranks and groups of the last watermarks, and their pairs: mostly the next ones' too."""
         self._acks: dict[int, int] = {}
         self.entries = 0
         """Entry rows applied; duplicates and rows known from before are not."""
@@ -122,6 +131,7 @@ class Session:
 
     def disconnect(self, ranks: Iterable[DeclaredRank], now: AlignedNs) -> None:
         """The stream ended: `ranks`, those for which no other stream speaks, lost their agent."""
+        self._marks.flush(now)
         by_attempt: dict[AttemptKey, list[DeclaredRank]] = {}
         for rank in ranks:
             by_attempt.setdefault(rank.key, []).append(rank)
@@ -132,6 +142,7 @@ class Session:
     # -- what the messages do ------------------------------------------------------------------
 
     def _declare(self, event: Declare, now: AlignedNs) -> None:
+        self._marks.flush(now)
         self._signatures.extend(declared.signature for declared in event.signatures)
         for attempt in event.attempts:
             self._declare_attempt(attempt, now)
@@ -193,22 +204,27 @@ class Session:
         self.lag_ns = self._clocks.sample(self.boot_id, batch.sent_at_ns, now)
         handles = self._attempts[batch.attempt_index]
         columns = batch.columns
-        self._engine.observe_watermarks(
+        self._marks.add(
             handles.attempt,
-            handles.pairs(
-                "watermarks.group",
-                self._rank_row.take(columns.rank),
-                self._group_column.take(columns.group),
-            ),
-            columns.enqueued,
-            columns.started,
-            columns.completed,
-            self._aligned(columns.head_created_ns),
+            self._pairs_of(handles, columns),
             self._rank_handle.take(columns.seen_rank),
-            # An agent cannot have seen what has not happened yet, whatever its clock says.
-            np.minimum(self._aligned(columns.as_of_ns), now),
-            now,
+            columns,
+            self._clocks.offset_ns(self.boot_id) or 0,
         )
+
+    def _pairs_of(self, handles: AttemptHandles, columns: WatermarkColumns) -> Int32s:
+        """The decoder gives the same arrays again when an agent names the same rows again."""
+        if self._rows is not None:
+            rank, group, pairs = self._rows
+            if rank is columns.rank and group is columns.group:
+                return pairs
+        pairs = handles.pairs(
+            "watermarks.group",
+            self._rank_row.take(columns.rank),
+            self._group_column.take(columns.group),
+        )
+        self._rows = (columns.rank, columns.group, pairs)
+        return pairs
 
     def _channels(self, batch: ChannelColumns, now: AlignedNs) -> None:
         rank = self.ranks[batch.rank]

@@ -106,6 +106,7 @@ class Journal:
         self._pending_bytes = 0
         self._unwritten = 0
         self._elders: list[tuple[Path, int]] = []
+        self._elder_bytes = 0
         self._number = 0
         self._fd = -1
         self._size = 0
@@ -114,7 +115,8 @@ class Journal:
         self._retry_at = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._elders = [(path, path.stat().st_size) for path in segments(folder)]
+            for path in segments(folder):
+                self._add_elder(path, path.stat().st_size)
             self._number = max((_number(path) for path, _ in self._elders), default=0)
             self._begin(now, continues=False)
         except (OSError, StoreError) as error:
@@ -189,8 +191,9 @@ class Journal:
 
     def _make_room(self, extra: int) -> None:
         bound = self._total_bytes
-        while self._elders and self._size + extra + sum(n for _, n in self._elders) > bound:
-            path, _ = self._elders.pop(0)
+        while self._elders and self._size + extra + self._elder_bytes > bound:
+            path, size = self._elders.pop(0)
+            self._elder_bytes -= size
             path.unlink(missing_ok=True)
             self.evicted += 1
         if self._size + extra > bound:
@@ -198,6 +201,10 @@ class Journal:
                 f"journal: {self.folder}: a record of {extra} bytes exceeds its bound of {bound}: "
                 "raise the bound"
             )
+
+    def _add_elder(self, path: Path, size: int) -> None:
+        self._elders.append((path, size))
+        self._elder_bytes += size
 
     def _flush(self) -> None:
         if not self._pending:
@@ -220,7 +227,7 @@ class Journal:
         self._flush()
         os.close(self._fd)
         self._fd = -1
-        self._elders.append((self._path, self._size))
+        self._add_elder(self._path, self._size)
 
     def _give_up(self, error: OSError | StoreError, at: AlignedNs) -> None:
         """Drop what is pending and be silent for a while; the next segment shows the hole."""
@@ -229,7 +236,7 @@ class Journal:
         self._forget_pending()
         if self._fd >= 0:
             if self._rotate_at:
-                self._elders.append((self._path, os.fstat(self._fd).st_size))
+                self._add_elder(self._path, os.fstat(self._fd).st_size)
             else:  # half a preamble is worth nothing
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)

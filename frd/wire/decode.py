@@ -16,8 +16,27 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from frd.errors import WireError
-from frd.model import ChannelColumns, EntryColumns, NodeNs, RankStatus, WatermarkColumns
+from frd.model import (
+    UNKNOWN_SEQ,
+    ChannelColumns,
+    EntryColumns,
+    NodeNs,
+    RankStatus,
+    WatermarkColumns,
+)
 from frd.v1 import stream_pb2 as pb
+from frd.wire.columns import (
+    I4,
+    I8,
+    U1,
+    U4,
+    U8,
+    check_below,
+    check_floor,
+    check_time,
+    check_times,
+    column,
+)
 from frd.wire.dictionary import Dictionary, check_text
 from frd.wire.encode import PARTS, STATES
 from frd.wire.messages import (
@@ -26,6 +45,7 @@ from frd.wire.messages import (
     PROTOCOL,
     Ack,
     AgentEvent,
+    Declare,
     Goodbye,
     Hello,
     Refusal,
@@ -38,56 +58,9 @@ from frd.wire.messages import (
     Welcome,
 )
 
-YEAR_2200_NS: Final = 7_258_118_400_000_000_000
 _ALL_FLAGS: Final = 15
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 _PART_OF: Final = {number: part for part, number in PARTS.items()}
-_U1: Final = np.dtype("u1")
-_U4: Final = np.dtype("<u4")
-_I4: Final = np.dtype("<i4")
-_U8: Final = np.dtype("<u8")
-_I8: Final = np.dtype("<i8")
-
-
-def _column(field: str, data: bytes, dtype: np.dtype[Any], rows: int = -1) -> npt.NDArray[Any]:
-    """A read-only view of `data`; `rows` is the length that it must have, -1 for any."""
-    count, rest = divmod(len(data), dtype.itemsize)
-    if rest:
-        raise WireError(
-            field, "length", f"{len(data)} bytes: send whole items of {dtype.itemsize} bytes"
-        )
-    if rows not in (-1, count):
-        raise WireError(
-            field,
-            "length",
-            f"{count} rows where the batch has {rows}: send columns of equal length",
-        )
-    return np.frombuffer(data, dtype, count) if count else np.empty(0, dtype)
-
-
-def _check_below(field: str, column: npt.NDArray[Any], limit: int) -> None:
-    """All items of an unsigned column are known dictionary indexes."""
-    if len(column) and (highest := int(column.max())) >= limit:
-        raise WireError(
-            field, "unknown_index", f"index {highest} where {limit} are declared: declare it first"
-        )
-
-
-def _check_not_negative(field: str, column: npt.NDArray[Any], floor: int = 0) -> None:
-    if len(column) and (lowest := int(column.min())) < floor:
-        raise WireError(field, "range", f"{lowest}: send {floor} or more")
-
-
-def _check_time(field: str, at_ns: int) -> None:
-    if not 0 <= at_ns < YEAR_2200_NS:
-        raise WireError(field, "range", f"{at_ns}: send nanoseconds from 1970 to 2200")
-
-
-def _check_times(field: str, column: npt.NDArray[Any]) -> None:
-    """As unsigned numbers negative times lie above the limit, so one pass checks both ends."""
-    if len(column) and int(column.view(_U8).max()) >= YEAR_2200_NS:
-        worst = column[column.view(_U8) >= YEAR_2200_NS][0]
-        raise WireError(field, "range", f"{worst}: send nanoseconds from 1970 to 2200")
 
 
 def _parse(message: type[Any], data: bytes) -> Any:
@@ -109,15 +82,9 @@ class Decoder:
     def __init__(self) -> None:
         self._dictionary = Dictionary()
         self._greeted = False
-        self._kinds: dict[str, Callable[[Any], AgentEvent]] = {
-            "entries": self._entries,
-            "watermarks": self._watermarks,
-            "channels": self._channels,
-            "statuses": self._statuses,
-            "response": self._response,
-            "declare": self._dictionary.declare,
-            "goodbye": self._goodbye,
-        }
+        # Agents name the same rows in message after message: what is checked once stays good.
+        self._said: tuple[int, bytes, bytes] | None = None
+        self._rows: tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
     def decode(self, data: bytes) -> AgentEvent:
         """The event in one `frd.v1.AgentMessage`.
@@ -138,93 +105,108 @@ class Decoder:
             return _hello(message.hello)
         if kind == "hello":
             raise WireError("hello", "order", "came again: open a new stream instead")
-        return self._kinds[kind](getattr(message, kind))
+        return _KINDS[kind](self, getattr(message, kind))
+
+    def _declare(self, m: pb.Declare) -> Declare:
+        return self._dictionary.declare(m)
 
     def _entries(self, m: pb.EntryBatch) -> EntryColumns:
         attempt = self._dictionary.attempt_of_rank("entries.rank_index", m.rank_index)
-        seq = _column("entries.seq", m.seq, _I8)
+        seq = column("entries.seq", m.seq, I8)
         rows = len(seq)
         if m.first_revision + rows >= 2**63:
             raise WireError("entries.first_revision", "range", f"{m.first_revision}: overflows")
         columns = EntryColumns(
             rank=m.rank_index,
             first_revision=m.first_revision,
-            group=_column("entries.group", m.group, _U4, rows),
+            group=column("entries.group", m.group, U4, rows),
             seq=seq,
-            signature=_column("entries.signature", m.signature, _U4, rows),
-            flags=_column("entries.flags", m.flags, _U1, rows),
-            created_ns=_column("entries.created_ns", m.created_ns, _I8, rows),
-            started_ns=_column("entries.started_ns", m.started_ns, _I8, rows),
-            completed_ns=_column("entries.completed_ns", m.completed_ns, _I8, rows),
+            signature=column("entries.signature", m.signature, U4, rows),
+            flags=column("entries.flags", m.flags, U1, rows),
+            created_ns=column("entries.created_ns", m.created_ns, I8, rows),
+            started_ns=column("entries.started_ns", m.started_ns, I8, rows),
+            completed_ns=column("entries.completed_ns", m.completed_ns, I8, rows),
         )
         if not rows:
             return columns
-        _check_below("entries.group", columns.group, self._dictionary.group_count)
+        check_below("entries.group", columns.group, self._dictionary.group_count)
         self._dictionary.check_groups_of("entries.group", columns.group, attempt)
-        _check_below("entries.signature", columns.signature, self._dictionary.signature_count)
-        _check_not_negative("entries.seq", seq)
+        check_below("entries.signature", columns.signature, self._dictionary.signature_count)
+        check_floor("entries.seq", seq, 0)
         if columns.flags.max() > _ALL_FLAGS or not columns.flags.min():
             raise WireError(
                 "entries.flags", "range", f"{set(columns.flags.tolist())}: send 1 to {_ALL_FLAGS}"
             )
-        _check_times("entries.created_ns", columns.created_ns)
-        _check_times("entries.started_ns", columns.started_ns)
-        _check_times("entries.completed_ns", columns.completed_ns)
+        check_times("entries.created_ns", columns.created_ns)
+        check_times("entries.started_ns", columns.started_ns)
+        check_times("entries.completed_ns", columns.completed_ns)
         return columns
 
     def _watermarks(self, m: pb.WatermarkBatch) -> Watermarks:
         attempt = m.attempt_index
         known = self._dictionary
         known.check_attempt("watermarks.attempt_index", attempt)
-        rank = _column("watermarks.rank", m.rank, _U4)
+        rank, group = self._watermark_rows(m, attempt)
         rows = len(rank)
-        seen = _column("watermarks.seen_rank", m.seen_rank, _U4)
+        seen = column("watermarks.seen_rank", m.seen_rank, U4)
         columns = WatermarkColumns(
             rank=rank,
-            group=_column("watermarks.group", m.group, _U4, rows),
-            enqueued=_column("watermarks.enqueued", m.enqueued, _I8, rows),
-            started=_column("watermarks.started", m.started, _I8, rows),
-            completed=_column("watermarks.completed", m.completed, _I8, rows),
-            head_created_ns=_column("watermarks.head_created_ns", m.head_created_ns, _I8, rows),
+            group=group,
+            enqueued=column("watermarks.enqueued", m.enqueued, I8, rows),
+            started=column("watermarks.started", m.started, I8, rows),
+            completed=column("watermarks.completed", m.completed, I8, rows),
+            head_created_ns=column("watermarks.head_created_ns", m.head_created_ns, I8, rows),
             seen_rank=seen,
-            as_of_ns=_column("watermarks.as_of_ns", m.as_of_ns, _I8, len(seen)),
+            as_of_ns=column("watermarks.as_of_ns", m.as_of_ns, I8, len(seen)),
         )
-        _check_below("watermarks.rank", rank, known.rank_count)
-        _check_below("watermarks.group", columns.group, known.group_count)
-        _check_below("watermarks.seen_rank", seen, known.rank_count)
-        known.check_ranks_of("watermarks.rank", rank, attempt)
-        known.check_groups_of("watermarks.group", columns.group, attempt)
+        check_below("watermarks.seen_rank", seen, known.rank_count)
         known.check_ranks_of("watermarks.seen_rank", seen, attempt)
-        for name, column in (("started", columns.started), ("completed", columns.completed)):
-            _check_not_negative(f"watermarks.{name}", column, -1)
-            if (column > columns.enqueued).any():
+        for name, marks in (("started", columns.started), ("completed", columns.completed)):
+            check_floor(f"watermarks.{name}", marks, UNKNOWN_SEQ)
+            if np.count_nonzero(marks > columns.enqueued):
                 raise WireError(f"watermarks.{name}", "disagree", "is beyond watermarks.enqueued")
-        _check_times("watermarks.head_created_ns", columns.head_created_ns)
-        _check_times("watermarks.as_of_ns", columns.as_of_ns)
-        _check_time("watermarks.sent_at_ns", m.sent_at_ns)
+        check_times("watermarks.head_created_ns", columns.head_created_ns)
+        check_times("watermarks.as_of_ns", columns.as_of_ns)
+        check_time("watermarks.sent_at_ns", m.sent_at_ns)
         return Watermarks(attempt, columns, NodeNs(m.sent_at_ns))
+
+    def _watermark_rows(
+        self, m: pb.WatermarkBatch, attempt: int
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The columns that name the rows: those of the last message where it named the same."""
+        said = (attempt, m.rank, m.group)
+        if said == self._said:
+            return self._rows
+        rank = column("watermarks.rank", m.rank, U4)
+        group = column("watermarks.group", m.group, U4, len(rank))
+        check_below("watermarks.rank", rank, self._dictionary.rank_count)
+        check_below("watermarks.group", group, self._dictionary.group_count)
+        self._dictionary.check_ranks_of("watermarks.rank", rank, attempt)
+        self._dictionary.check_groups_of("watermarks.group", group, attempt)
+        self._said, self._rows = said, (rank, group)
+        return rank, group
 
     def _channels(self, m: pb.ChannelBatch) -> ChannelColumns:
         attempt = self._dictionary.attempt_of_rank("channels.rank_index", m.rank_index)
-        group = _column("channels.group", m.group, _U4)
+        group = column("channels.group", m.group, U4)
         rows = len(group)
         columns = ChannelColumns(
             rank=m.rank_index,
             group=group,
-            peer=_column("channels.peer", m.peer, _I4, rows),
-            is_send=_column("channels.is_send", m.is_send, _U1, rows),
-            in_flight=_column("channels.in_flight", m.in_flight, _U4, rows),
-            head_created_ns=_column("channels.head_created_ns", m.head_created_ns, _I8, rows),
+            peer=column("channels.peer", m.peer, I4, rows),
+            is_send=column("channels.is_send", m.is_send, U1, rows),
+            in_flight=column("channels.in_flight", m.in_flight, U4, rows),
+            head_created_ns=column("channels.head_created_ns", m.head_created_ns, I8, rows),
         )
         if not rows:
             return columns
-        _check_below("channels.group", group, self._dictionary.group_count)
+        check_below("channels.group", group, self._dictionary.group_count)
         self._dictionary.check_groups_of("channels.group", group, attempt)
-        _check_not_negative("channels.peer", columns.peer, -1)
+        check_floor("channels.peer", columns.peer, -1)
         self._dictionary.check_world("channels.peer", int(columns.peer.max()), attempt)
         if columns.is_send.max() > 1:
             raise WireError("channels.is_send", "range", "send 0 or 1")
-        _check_times("channels.head_created_ns", columns.head_created_ns)
+        check_times("channels.head_created_ns", columns.head_created_ns)
         return columns
 
     def _statuses(self, m: pb.StatusBatch) -> Statuses:
@@ -235,7 +217,7 @@ class Decoder:
                 raise WireError(
                     "statuses.state", "range", f"{status.state}: send a state of frd.v1.State"
                 )
-            _check_time("statuses.at_ns", status.at_ns)
+            check_time("statuses.at_ns", status.at_ns)
             if status.gap_entries >= 2**63:
                 raise WireError("statuses.gap_entries", "range", f"{status.gap_entries}: overflows")
             detail = check_text("statuses.detail", status.detail)
@@ -272,6 +254,17 @@ class Decoder:
         return Goodbye(check_text("goodbye.reason", m.reason))
 
 
+_KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
+    "entries": Decoder._entries,
+    "watermarks": Decoder._watermarks,
+    "channels": Decoder._channels,
+    "statuses": Decoder._statuses,
+    "response": Decoder._response,
+    "declare": Decoder._declare,
+    "goodbye": Decoder._goodbye,
+}
+
+
 def _hello(m: pb.Hello) -> Hello:
     if m.protocol != PROTOCOL:
         raise WireError(
@@ -283,7 +276,7 @@ def _hello(m: pb.Hello) -> Hello:
         if not getattr(m, name):
             raise WireError(f"hello.{name}", "missing", "empty: send it")
         check_text(f"hello.{name}", getattr(m, name))
-    _check_time("hello.sent_at_ns", m.sent_at_ns)
+    check_time("hello.sent_at_ns", m.sent_at_ns)
     return Hello(
         protocol=m.protocol,
         agent_version=check_text("hello.agent_version", m.agent_version),
@@ -303,8 +296,8 @@ def decode_service(data: bytes) -> ServiceEvent:
     message = _parse(pb.ServiceMessage, data)
     match message.WhichOneof("kind"):
         case "ack":
-            rank = _column("ack.rank", message.ack.rank, _U4)
-            revision = _column("ack.revision", message.ack.revision, _U8, len(rank))
+            rank = column("ack.rank", message.ack.rank, U4)
+            revision = column("ack.revision", message.ack.revision, U8, len(rank))
             return Ack(dict(zip(rank.tolist(), revision.tolist(), strict=True)))
         case "welcome":
             m = message.welcome

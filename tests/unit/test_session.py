@@ -25,6 +25,7 @@ from frd.model import (
 )
 from frd.service.clocks import Clocks
 from frd.service.ledger import Ledger
+from frd.service.marks import Marks
 from frd.service.owners import Owners
 from frd.service.session import Session
 from frd.wire import (
@@ -57,6 +58,7 @@ class Service:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policy or Policy(stall_after_s=1.0))
+        self.marks = Marks(self.engine)
         self.clocks = Clocks()
         self.ledger = Ledger()
         self.now = NOW
@@ -65,10 +67,14 @@ class Service:
     def stream(self, session: str = "s", pid: int = 10) -> Stream:
         self._streams += 1
         return Stream(
-            self, Session(self.engine, self.clocks, self.ledger, self._streams), session, pid
+            self,
+            Session(self.engine, self.marks, self.clocks, self.ledger, self._streams),
+            session,
+            pid,
         )
 
     def view(self) -> AttemptView:
+        self.marks.flush(AlignedNs(self.now))
         (view,) = self.engine.snapshot(AlignedNs(self.now)).attempts
         return view
 

@@ -1,0 +1,65 @@
+"""Watermarks that are gathered leave the engine as those that are applied one by one would."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, WatermarkColumns
+from frd.service.marks import Marks
+
+NOW = AlignedNs(1_790_000_000_000_000_000)
+WORLD = 4
+
+rows = st.lists(
+    st.tuples(st.integers(0, WORLD - 1), st.integers(0, 9), st.integers(0, 3)),
+    max_size=5,
+    unique_by=lambda row: row[0],
+)
+messages = st.lists(st.tuples(rows, st.integers(-5, 5)), max_size=6)
+
+
+def columns(told: list[tuple[int, int, int]]) -> WatermarkColumns:
+    """Rows of (rank, enqueued, how many of these are outstanding) of one group."""
+    rank = np.array([row[0] for row in told], np.uint32)
+    enqueued = np.array([row[1] for row in told], np.int64)
+    outstanding = np.array([row[2] for row in told], np.int64)
+    return WatermarkColumns(
+        rank=rank,
+        group=np.zeros(len(told), np.uint32),
+        enqueued=enqueued,
+        started=np.full(len(told), -1, np.int64),
+        completed=np.maximum(enqueued - outstanding, -1),
+        head_created_ns=np.where(outstanding > 0, NOW - 10_000 + enqueued, 0),
+        seen_rank=rank,
+        as_of_ns=np.full(len(told), NOW - 5_000, np.int64),
+    )
+
+
+def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -> object:
+    engine = Engine(Policy())
+    attempt = engine.attempt(AttemptKey("job", 0), WORLD, NOW)
+    for rank in range(WORLD):
+        attempt.rank(RankInfo(rank, WORLD, "n", "b", rank), NOW)
+    group = attempt.group(GroupInfo("0", "default_pg", tuple(range(WORLD))))
+    pairs = np.array([attempt.pair(rank, group) for rank in range(WORLD)], np.int32)
+    marks = Marks(engine)
+    for rows, offset_ns in sent:
+        batch = columns(rows)
+        marks.add(attempt, pairs[batch.rank], batch.rank.astype(np.int32), batch, offset_ns)
+        if not at_once:
+            marks.flush(NOW)
+    marks.flush(NOW)
+    picture = attempt.picture(NOW)
+    group_now = picture.groups[0]
+    parts = (group_now.enqueued, group_now.completed, group_now.head_since, picture.as_of)
+    return [part.tolist() for part in parts]
+
+
+@given(messages)
+def test_gathering_changes_nothing(sent: list[tuple[list[tuple[int, int, int]], int]]) -> None:
+    """Messages with repeated rows and different clock offsets, at once and one by one."""
+    assert told(sent, at_once=True) == told(sent, at_once=False)
