@@ -1,14 +1,13 @@
 """One of two ranks that uses two groups, then writes both forms of its dump: RANK FOLDER."""
 
+import importlib
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # not in torch's stubs
-    _dump_fr_trace,
-    _dump_fr_trace_json,
-)
+
+RECORDER = importlib.import_module("torch._C._distributed_c10d")  # not in torch's stubs
 
 
 def main(rank: int, folder: Path) -> None:
@@ -24,8 +23,8 @@ def main(rank: int, folder: Path) -> None:
         dist.send(torch.ones(2), 1)
     else:
         dist.recv(torch.ones(2), 0)
-    (folder / f"{rank}.json").write_bytes(_dump_fr_trace_json(True, False))
-    (folder / f"{rank}.pickle").write_bytes(_dump_fr_trace(True, True, False))
+    (folder / f"{rank}.json").write_bytes(RECORDER._dump_fr_trace_json(True, False))
+    (folder / f"{rank}.pickle").write_bytes(RECORDER._dump_fr_trace(True, True, False))
     dist.destroy_process_group()
 
 
