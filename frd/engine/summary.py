@@ -57,23 +57,26 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(set(numbers)) != 1 else ''} {fold_ranks(numbers)}"
 
 
-def summarize(finding: Finding) -> str:
-    """One line that says what waits for whom, and where that one is."""
+def summarize(finding: Finding, *, timed: bool = True) -> str:
+    """One line that says what waits for whom, and where that one is.
+
+    `timed` when the waiting time is that of now, not of some moment in the past.
+    """
     match finding.kind:
         case Kind.RANK_LOST:
             return _lost(finding)
         case Kind.MISMATCH:
             return _mismatch(finding)
         case _:
-            return _stall(finding) + _held_up(finding)
+            return _stall(finding, timed) + _held_up(finding)
 
 
-def _stall(finding: Finding) -> str:
+def _stall(finding: Finding, timed: bool) -> str:
     ref = finding.collective
     if ref is None:
         return f"{_who(finding.suspects)} hold up the job"
     what = collective(ref.op, ref.seq, ref.group)
-    waited = f"{what} has waited {ref.waited_s:.1f} s"
+    waited = f"{what} has waited {ref.waited_s:.1f} s" if timed else f"{what} waits"
     suspects = finding.suspects
     reasons = {s.reason for s in suspects}
     if not suspects:

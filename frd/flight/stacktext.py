@@ -11,7 +11,10 @@ Texts come from inside a training process and end in terminals, so nothing unpri
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from frd.flight.entry import Frame
 
 _MAX_FRAMES = 64
 _MAX_LINE = 1_024
@@ -48,7 +51,15 @@ def user_frames(text: str) -> tuple[str, ...]:
     The user's own; where there are none, those of installed packages other than torch; where there
     are none either, all. Empty when `text` shows no Python frame of the main thread.
     """
-    frames = _main_thread(text)
+    return _own(_main_thread(text))
+
+
+def user_frames_of(frames: Sequence[Frame]) -> tuple[str, ...]:
+    """The same of the frames of an entry, innermost first."""
+    return _own([_Frame(frame.filename, str(frame.line), frame.name) for frame in frames])
+
+
+def _own(frames: list[_Frame]) -> tuple[str, ...]:
     for foreign in (_is_installed, _is_machinery):
         if own := [frame for frame in frames if not foreign(frame)]:
             frames = own

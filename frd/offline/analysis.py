@@ -7,16 +7,25 @@ Columns stay columns: a `Collective` is made when somebody asks for one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
-from frd.engine.picture import Bools
-from frd.flight.entry import Frame
-from frd.flight.trace import Trace
-from frd.model import Finding, GroupInfo, Int32s, Int64s, RankInfo, Signature, finding_json
+from frd.engine import summary
+from frd.engine.picture import Picture
+from frd.engine.waits import Op, Waits
+from frd.flight.trace import RankTrace, Trace
+from frd.model import AlignedNs, Finding, GroupInfo, RankInfo, finding_json
+from frd.offline.clocks import clocks_of
+from frd.offline.collectives import Collective, Collectives, collectives_of
+from frd.offline.marks import marks_of
+from frd.offline.matching import matched
+from frd.offline.rows import RankRows, Rows, rows_of
+from frd.offline.verdict import judge
+
+__all__ = ["Analysis", "Collective", "Collectives", "GroupReport", "RankReport", "analyze"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class RankReport:
     last_record_id: int
     overran: bool
     """Older entries were overwritten: what is before the first one is not known."""
+    active_only: bool
+    """The dump shows what was in flight and nothing else."""
     resets: int
     """How often the recorder started anew within the dump; only what is after the last counts."""
     waiting_in: str
@@ -61,90 +72,6 @@ class GroupReport:
     open: int
     """Collectives in the dumps that some member joined and some member has not completed."""
     mismatched: int
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One collective: what its members' dumps say of it together."""
-
-    group: GroupInfo
-    seq: int
-    op: str
-    signature: Signature
-    """As the first member in time passed it; of a coalesced collective all of its parts."""
-    expected_ranks: tuple[int, ...]
-    joined_ranks: tuple[int, ...]
-    """Ranks whose dumps show that they joined it."""
-    completed_ranks: tuple[int, ...]
-    missing_ranks: tuple[int, ...]
-    """Ranks whose dumps show that they did not join it."""
-    unknown_ranks: tuple[int, ...]
-    """Ranks without a dump, and those whose ring no longer reaches back to it."""
-    mismatched: Mapping[int, str]
-    """What the members that disagree with the majority (with everybody, when there is none) passed
-    instead, for people."""
-    difference: str
-    """What differs between members, for people; empty when they agree."""
-    input_numel: int
-    """Elements over all parts, of the first member."""
-    output_numel: int
-    record_ids: Mapping[int, int]
-    """By rank: the record of its (last) entry. Not comparable across ranks."""
-    state: str
-    """``scheduled``, ``started`` or ``completed``, of the first member, as recorded."""
-    first_created_ns: int
-    """Aligned."""
-    last_created_ns: int
-    frames: tuple[Frame, ...]
-    """Of the first member that tells any, innermost first."""
-
-    @property
-    def pass_check(self) -> bool:
-        """All expected members joined it, as far as dumps reach, and they agree."""
-        return not self.missing_ranks and not self.difference
-
-
-@dataclass(frozen=True, slots=True)
-class Collectives(Sequence[Collective]):
-    """All collectives of a trace as parallel columns, by group and seq; an item is a `Collective`.
-
-    P2P ops are no collectives; see `Trace.ranks`.
-    """
-
-    trace: Trace
-    group: Int32s
-    """Index into `Trace.groups`."""
-    seq: Int64s
-    signature: Int32s
-    """Index into `Trace.signatures`, of the first member's first part."""
-    expected: Int32s
-    """Members of the group; of unknown membership, the ranks that ever showed up in it."""
-    joined: Int32s
-    """Members whose dumps hold it."""
-    completed: Int32s
-    """Members that have completed it, as far as dumps tell."""
-    missing: Int32s
-    """Members whose dumps reach back to it and that never joined it."""
-    first_created_ns: Int64s
-    """Aligned."""
-    last_created_ns: Int64s
-    mismatch: Bools
-    """Members disagree."""
-
-    def __len__(self) -> int:
-        return len(self.seq)
-
-    @overload
-    def __getitem__(self, at: int) -> Collective: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Collective]: ...
-    def __getitem__(self, at: int | slice) -> Collective | list[Collective]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        raise IndexError(at)
-
-    def __iter__(self) -> Iterator[Collective]:
-        return (self[at] for at in range(len(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,21 +132,131 @@ class Analysis:
 
 def analyze(trace: Trace) -> Analysis:
     """What the dumps of a trace say together."""
-    none = np.empty(0, np.int64)
-    small = np.empty(0, np.int32)
-    nothing = Collectives(
-        trace, small, none, small, small, small, small, small, none, none, np.empty(0, np.bool_)
-    )
+    rows = rows_of(trace)
+    clocks = clocks_of(rows)
+    calls = rows.calls
+    offset = np.array([clocks.offset_ns.get(int(r), 0) for r in rows.pair_rank.tolist()], np.int64)
+    created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
+    marks = marks_of(rows, created, clocks.offset_ns)
+    found = matched(rows, marks, created)
+    scene = judge(rows, marks, found, clocks.offset_ns, _latest(rows, clocks.offset_ns))
+    collectives = collectives_of(rows, marks, found)
+    missing = _without_dump(trace)
     return Analysis(
         trace=trace,
-        findings=(),
-        groups=(),
-        ranks={},
-        missing_ranks=(),
-        collectives=nothing,
-        clock_offsets_ns={},
-        clock_source="",
-        fault=False,
-        summary="the dumps show no communication fault",
-        warnings=trace.warnings,
+        findings=scene.findings,
+        groups=_groups(trace, collectives),
+        ranks=_ranks(rows, scene.picture),
+        missing_ranks=missing,
+        collectives=collectives,
+        clock_offsets_ns=clocks.offset_ns,
+        clock_source=clocks.source,
+        fault=bool(scene.findings),
+        summary=_summary(trace, scene.findings, missing),
+        warnings=(*trace.warnings, *clocks.warnings),
     )
+
+
+def _latest(rows: Rows, offset_ns: Mapping[int, int]) -> AlignedNs:
+    """The latest moment that any dump tells."""
+    latest = 0
+    for rank, one in rows.ranks.items():
+        t = one.trace
+        times = max(int(c.max(initial=0)) for c in (t.created_ns, t.started_ns, t.completed_ns))
+        latest = max(latest, times + offset_ns.get(rank, 0) if times else 0)
+    return AlignedNs(latest)
+
+
+def _without_dump(trace: Trace) -> tuple[int, ...]:
+    expected = set(range(trace.world_size)).union(*(info.ranks for info in trace.groups))
+    return tuple(sorted(expected - set(trace.ranks)))
+
+
+def _summary(trace: Trace, findings: Sequence[Finding], missing: Sequence[int]) -> str:
+    """The first finding speaks for all, for the others are younger."""
+    without = f"; no dump of {summary.ranks(missing)}" if missing else ""
+    if not trace.ranks:
+        return "there are no dumps"
+    if not any(len(one) for one in trace.ranks.values()):
+        return f"the dumps hold no entries{without}"
+    if not findings:
+        return f"the dumps show no communication fault{without}"
+    more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
+    return f"{findings[0].summary}{more}{without}"
+
+
+# -- reports ---------------------------------------------------------------------------------
+
+
+def _groups(trace: Trace, collectives: Collectives) -> list[GroupReport]:
+    """One a group of the trace; the backends of a group are counted together."""
+    c, count = collectives, len(trace.groups)
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, -1, np.int64)
+    np.minimum.at(first, c.group, c.seq)
+    np.maximum.at(last, c.group, c.seq)
+    matched = (c.joined == c.expected) & (c.completed == c.expected) & ~c.mismatch
+    is_open = (c.joined > c.completed) | (c.missing > 0)
+    counts = [np.bincount(c.group[of], minlength=count) for of in (matched, is_open, c.mismatch)]
+    return [
+        GroupReport(
+            index=at,
+            info=info,
+            label=summary.clean(info.label),
+            size=len(info.ranks),
+            first_seq=int(first[at]) if last[at] >= 0 else -1,
+            last_seq=int(last[at]),
+            matched=int(counts[0][at]),
+            open=int(counts[1][at]),
+            mismatched=int(counts[2][at]),
+        )
+        for at, info in enumerate(trace.groups)
+    ]
+
+
+def _ranks(rows: Rows, picture: Picture) -> dict[int, RankReport]:
+    waits = Waits(picture)
+    return {rank: _rank(one, picture, waits.head(rank)) for rank, one in rows.ranks.items()}
+
+
+def _rank(one: RankRows, picture: Picture, head: Op | None) -> RankReport:
+    trace = one.trace
+    ids = trace.record_id
+    return RankReport(
+        rank=trace.rank,
+        source=trace.source,
+        version=trace.version,
+        info=trace.info,
+        entries=len(trace),
+        first_record_id=int(ids[0]) if len(ids) else -1,
+        last_record_id=int(ids[-1]) if len(ids) else -1,
+        overran=one.overran,
+        active_only=one.active_only,
+        resets=one.resets,
+        waiting_in=_what(picture, head) if head is not None else "",
+        missing_fields=_missing_fields(trace),
+    )
+
+
+def _what(picture: Picture, head: Op) -> str:
+    of = head.instance
+    group = picture.groups[of.group]
+    if not of.is_p2p:
+        return summary.collective(group.ops(of.seq), of.seq, group.info.label)
+    ends = (str(end) if end >= 0 else "?" for end in (of.src, of.dst))
+    return summary.collective(f"send {'->'.join(ends)}", of.seq, group.info.label)
+
+
+def _missing_fields(trace: RankTrace) -> tuple[str, ...]:
+    """Optional fields that the whole dump lacks."""
+    if not len(trace):
+        return ()
+    lacking = {
+        "frames": bool((trace.stack < 0).all()),
+        "time_created_ns": not trace.created_ns.any(),
+        "time_discovered_started_ns": not trace.started_ns.any(),
+        "time_discovered_completed_ns": not trace.completed_ns.any(),
+        "duration_ms": bool(np.isnan(trace.duration_ms).all()),
+        "pg_status": not trace.status,
+    }
+    return tuple(name for name, lacks in lacking.items() if lacks)

@@ -63,7 +63,9 @@ def _ended_by_batch(one: RankRows, at: Int64s, is_op: Bools) -> Bools:
     ends = np.flatnonzero(~is_op & one.done[at])
     if not len(ends):
         return np.zeros(len(at), np.bool_)
-    batches = set(zip(trace.pg_id[row[ends]].tolist(), trace.p2p_seq[row[ends]].tolist(), strict=True))
+    batches = set(
+        zip(trace.pg_id[row[ends]].tolist(), trace.p2p_seq[row[ends]].tolist(), strict=True)
+    )
     mine = zip(trace.pg_id[row].tolist(), trace.p2p_seq[row].tolist(), strict=True)
     return np.array([batch in batches for batch in mine], np.bool_)
 

@@ -113,14 +113,12 @@ def rows_of(trace: Trace) -> Rows:
     number = {backend: at for at, backend in enumerate(backends)}
     backend_of = np.array([number[name.backend] for name in trace.names], np.int32)
     keys: dict[int, np.ndarray] = {}
-    homes = _homes(trace)
     used: dict[int, set[int]] = {}
     for rank, one in trace.ranks.items():
-        group = homes.of(rank, one.group)
-        keys[rank] = group.astype(np.int64) * len(backends) + backend_of[one.name]
+        keys[rank] = one.group.astype(np.int64) * len(backends) + backend_of[one.name]
         for key in np.unique(keys[rank]).tolist():
             used.setdefault(key, set()).add(rank)
-    series = _series(trace, backends, used, homes)
+    series = _series(trace, backends, used)
     at_key = np.full(len(trace.groups) * max(1, len(backends)), -1, np.int32)
     for at, one_series in enumerate(series):
         if one_series.backend in number:
@@ -136,41 +134,7 @@ def rows_of(trace: Trace) -> Rows:
 # -- series ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Homes:
-    """Groups whose membership only some dumps tell, by where they belong."""
-
-    trace: Trace
-    told: Mapping[int, tuple[int, ...]]
-    """Of a group without members: those of the same name that have some."""
-
-    def of(self, rank: int, group: Int32s) -> Int32s:
-        if not self.told:
-            return group
-        home = np.arange(len(self.trace.groups), dtype=np.int32)
-        for empty, candidates in self.told.items():
-            mine = [c for c in candidates if rank in self.trace.groups[c].ranks]
-            if len(mine) == 1:
-                home[empty] = mine[0]
-        return home[group]
-
-
-def _homes(trace: Trace) -> _Homes:
-    by_name: dict[tuple[str, str], list[int]] = {}
-    for at, info in enumerate(trace.groups):
-        if info.ranks:
-            by_name.setdefault((info.name, info.desc), []).append(at)
-    told = {
-        at: tuple(by_name[info.name, info.desc])
-        for at, info in enumerate(trace.groups)
-        if not info.ranks and (info.name, info.desc) in by_name
-    }
-    return _Homes(trace, told)
-
-
-def _series(
-    trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]], homes: _Homes
-) -> list[Series]:
+def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]]) -> list[Series]:
     """All groups in order, those too in which nothing was recorded."""
     of_group: dict[int, list[tuple[str, int]]] = {}
     for key in sorted(used):
@@ -179,8 +143,6 @@ def _series(
     series: list[Series] = []
     first_pair = 0
     for group, info in enumerate(trace.groups):
-        if group in homes.told and group not in of_group:
-            continue
         found = of_group.get(group, [("", -1)])
         for backend, key in found:
             ranks = _members(trace, info, used.get(key, set()))
