@@ -26,8 +26,15 @@ _SIZES: Final = (
     ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", 2 * MAX_MESSAGE_BYTES),
 )
+# Probing for bandwidth answers nearly every small message with a ping, which is half of what quiet
+# streams cost. A window that holds some batches serves as well, and bounds what waits unread.
+_WINDOWS: Final = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 512 * 1024),
+)
 CHANNEL_OPTIONS: Final = (
     *_SIZES,
+    *_WINDOWS,
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -35,6 +42,7 @@ CHANNEL_OPTIONS: Final = (
 )
 SERVER_OPTIONS: Final = (
     *_SIZES,
+    *_WINDOWS,
     # Below the client's keepalive time, or the server calls its pings an attack and hangs up.
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
