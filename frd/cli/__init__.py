@@ -25,6 +25,7 @@ COMMANDS = {
     "status": "Show jobs, groups, ranks and clocks.",
     "findings": "List what frd has found.",
     "dump": "Fetch Flight Recorder dumps of every rank, now or from a finding.",
+    "analyze": "Say who is the first cause in a folder of dumps, with no service.",
     "replay": "Give the findings of a journal, offline.",
     "check": "Validate a configuration and print what is in effect.",
 }

@@ -106,9 +106,11 @@ def _collective(
     number = f" #{collective['seq']}" if collective["seq"] >= 0 else ""  # P2P ops have none
     name = f"{collective['op'] or 'collective'}{number} on {collective['group']}"
     size = f", {collective['group_size']} ranks" if collective["group_size"] else ""
-    yield "collective", Text(f"{plain(name)}{size}, {collective['waiting_s']:.1f} s")
-    if collective["waiting_ranks"] and collective["waiting_ranks"] != victims:
-        yield "waiting", Text(ranks_text(collective["waiting_ranks"]))
+    waited = f", {s:.1f} s" if (s := collective["waiting_s"]) >= 0.05 else ""  # dumps tell no "now"
+    yield "collective", Text(f"{plain(name)}{size}{waited}")
+    waiting = [rank for rank in collective["waiting_ranks"] if rank not in suspects]
+    if waiting and waiting != victims:
+        yield "waiting", Text(ranks_text(waiting))
     if collective["missing_ranks"] and collective["missing_ranks"] != suspects:
         yield "missing", Text(ranks_text(collective["missing_ranks"]))
 
@@ -116,7 +118,7 @@ def _collective(
 def _groups(labels: Sequence[str]) -> str:
     shown = ", ".join(plain(label) for label in labels[:MAX_GROUPS])
     more = len(labels) - MAX_GROUPS
-    return f"{shown} and {more} more groups" if more > 0 else shown
+    return f"{shown} and {more} more group{'s' * (more > 1)}" if more > 0 else shown
 
 
 def _when(finding: Mapping[str, Any]) -> str:

@@ -1,0 +1,193 @@
+"""`frd analyze`: the verdict on a folder of dumps, with no service; the details on demand.
+
+Parses flags, shows progress and prints. What is concluded, tabulated and written to files comes
+from `frd.offline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frd.cli import FINDINGS_PRESENT
+from frd.cli.options import console, json_option, print_json
+from frd.model import unfold_ranks
+
+if TYPE_CHECKING:
+    from frd.offline.analysis import Analysis
+    from frd.offline.selection import Selection
+
+_Step = Callable[[int, int], None]
+
+
+@click.command("analyze")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("-p", "--prefix", metavar="P", help="What file names start with, before the rank.")
+@click.option("--entries", is_flag=True, help="A table of what each rank recorded.")
+@click.option("--collectives", is_flag=True, help="A table of all collectives.")
+@click.option("--ranks", metavar="0-3,7", help="Only these ranks in the tables.")
+@click.option(
+    "--groups",
+    metavar="G,..",
+    help="Only these groups in the tables: names or descriptions; * fits anything.",
+)
+@click.option("--stacks", is_flag=True, help="The stacks of the entries below each table.")
+@json_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write all of it to a new .json, .sqlite or .parquet file.",
+)
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a trace for ui.perfetto.dev to a new file, packed if it ends in .gz.",
+)
+@click.option("--transform-ft", is_flag=True, help="The dumps are those of torchft replicas.")
+@click.option(
+    "--group-world-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ranks in one torchft replica.",
+)
+def command(
+    folder: Path,
+    prefix: str | None,
+    entries: bool,
+    collectives: bool,
+    ranks: str | None,
+    groups: str | None,
+    stacks: bool,
+    as_json: bool,
+    output: Path | None,
+    timeline: Path | None,
+    transform_ft: bool,
+    group_world_size: int | None,
+) -> int:
+    """Say who is the first cause in DIR, a folder of Flight Recorder dumps; no service needed.
+
+    The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
+    `frd dump` made. Exit code 3 when there are findings.
+    """
+    from frd.offline.analysis import analyze
+    from frd.offline.export import check_export, check_new
+    from frd.offline.folder import load_trace
+    from frd.offline.selection import select
+
+    if transform_ft != (group_world_size is not None):
+        raise click.UsageError("--transform-ft and --group-world-size: give both or neither")
+    if (ranks or groups) and not (entries or collectives):
+        raise click.UsageError(
+            "--ranks, --groups: choose what tables show: add --entries or --collectives"
+        )
+    if stacks and not entries:
+        raise click.UsageError("--stacks: the stacks of entries: add --entries")
+    wanted_ranks = _ranks(ranks)
+    wanted_groups = [part.strip() for part in groups.split(",")] if groups else None
+    if output is not None:
+        check_export(output)
+    if timeline is not None:
+        check_new(timeline)
+
+    with _progress("reading dumps") as step:
+        trace = load_trace(folder, prefix=prefix, progress=step, transform_ft=group_world_size)
+    analysis = analyze(trace)
+    chosen = select(analysis, wanted_ranks, wanted_groups)
+    if as_json:
+        print_json(_json(chosen, entries, collectives))
+    elif entries or collectives:
+        _print_tables(chosen, entries, collectives, stacks)
+    else:
+        _print_verdict(analysis, folder)
+    _write_files(analysis, output, timeline)
+    return FINDINGS_PRESENT if analysis.findings else 0
+
+
+def _ranks(ranks: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if ranks is None else unfold_ranks(ranks)
+    except ValueError as error:
+        raise click.UsageError(f"--{error}") from None
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[_Step]:
+    """A bar on stderr while it lasts, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    screen = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# -- what is printed ---------------------------------------------------------------------------
+
+
+def _json(chosen: Selection, entries: bool, collectives: bool) -> dict[str, object]:
+    from frd.offline import tables
+
+    analysis = chosen.analysis
+    out: dict[str, object] = analysis.to_json()
+    if entries:
+        table = tables.entries(analysis, chosen.ranks, chosen.rows)
+        out["entries"] = list(table.rows())
+    if collectives:
+        out["collectives"] = list(tables.collectives(analysis, chosen.collectives()).rows())
+    return out
+
+
+def _print_tables(chosen: Selection, entries: bool, collectives: bool, stacks: bool) -> None:
+    from frd.offline.report import LEGEND, collective_lines, entry_lines
+
+    if entries:
+        _print_lines([LEGEND])
+        for rank in chosen.without_dump:
+            _print_lines([f"rank {rank}: no dump"])
+        for rank in chosen.ranks:
+            rows = chosen.rows(chosen.analysis.trace.ranks[rank])
+            _print_lines(entry_lines(chosen.analysis, rank, rows, stacks=stacks))
+    if collectives:
+        _print_lines(collective_lines(chosen.analysis, chosen.collectives()))
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Whole lines into a pipe; on a terminal as much as fits, for a wrapped table is none."""
+    from frd.cli.render import plain
+
+    screen = console()
+    width = screen.width if screen.is_terminal else None
+    for line in lines:
+        text = plain(line)
+        if width is not None and len(text) > width:
+            text = text[: width - 1] + "…"
+        click.echo(text)
+
+
+def _print_verdict(analysis: Analysis, folder: Path) -> None:
+    from frd.cli.verdict import verdict
+
+    screen = console()
+    for part in verdict(analysis, folder):
+        screen.print(part)
+
+
+def _write_files(analysis: Analysis, output: Path | None, timeline: Path | None) -> None:
+    from frd.offline.export import export, export_timeline
+
+    if output is not None:
+        export(analysis, output)
+        click.echo(f"written: {output}", err=True)
+    if timeline is not None:
+        with _progress("writing the timeline") as step:
+            export_timeline(analysis, timeline, step)
+        click.echo(f"written: {timeline}: open it in https://ui.perfetto.dev", err=True)

@@ -1,0 +1,111 @@
+"""The first screen of `frd analyze`: what an on-call engineer should know, in the order of need.
+
+The verdict and its findings, then what the folder holds, then what is not known, then where to look
+further. Draws an `Analysis` and concludes nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from frd.cli.render import finding_panel, plain, ranks_text
+from frd.model import finding_json, fold_ranks
+from frd.offline.analysis import Analysis
+from frd.offline.slices import ended
+
+MAX_FINDINGS = 8
+MAX_WARNINGS = 3
+
+
+def verdict(analysis: Analysis, folder: Path) -> Iterator[RenderableType]:
+    if [finding.summary for finding in analysis.findings] != [analysis.summary]:
+        yield Text(plain(analysis.summary), style="bold red" if analysis.fault else "bold green")
+    for finding in analysis.findings[:MAX_FINDINGS]:
+        yield finding_panel(finding_json(finding))
+    if (more := len(analysis.findings) - MAX_FINDINGS) > 0:
+        yield Text(f"… {more} more findings: --json has all of them", style="dim")
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for label, text in _facts(analysis, folder):
+        facts.add_row(label, text)
+    yield facts
+
+
+def _facts(analysis: Analysis, folder: Path) -> Iterator[tuple[str, Text]]:
+    yield "dumps", Text(_dumps(analysis))
+    if span := _span(analysis):
+        yield "recorded", Text(span)
+    for what in _unknown(analysis):
+        yield "not known", Text(plain(what), style="yellow")
+    for number, warning in enumerate(analysis.warnings[:MAX_WARNINGS]):
+        label = f"{len(analysis.warnings)} warnings" if len(analysis.warnings) > 1 else "warning"
+        yield label if number == 0 else "", Text(plain(warning), style="yellow")
+    if (more := len(analysis.warnings) - MAX_WARNINGS) > 0:
+        yield "", Text(f"… {more} more: --json has all of them", style="dim")
+    for label, line in _next(analysis, folder):
+        yield label, Text(line, style="cyan")
+
+
+def _dumps(analysis: Analysis) -> str:
+    trace = analysis.trace
+    world = max(trace.world_size, len(analysis.ranks))
+    ranks = f"{len(analysis.ranks)} of {world} ranks"
+    done = [ended(of, trace.names) for of in trace.ranks.values()]
+    total, in_flight = sum(map(len, done)), sum(int((~one).sum()) for one in done)
+    used = len(np.unique(np.concatenate([of.group for of in trace.ranks.values()])))
+    groups = f"{used} group{'s' * (used != 1)}"
+    return f"{ranks}, {groups} in use, {total:,} entries, {in_flight:,} of them in flight"
+
+
+def _span(analysis: Analysis) -> str:
+    """From the first entry to the last, on the aligned clock."""
+    first, last = [], []
+    for rank, of in analysis.trace.ranks.items():
+        if len(known := of.created_ns[of.created_ns > 0]):
+            offset = analysis.clock_offsets_ns.get(rank, 0)
+            first.append(int(known.min()) + offset)
+            last.append(int(known.max()) + offset)
+    if not first:
+        return ""
+    begin, end = (datetime.fromtimestamp(at // 10**9, UTC) for at in (min(first), max(last)))
+    same_day = begin.date() == end.date()
+    return (
+        f"{begin:%Y-%m-%d %H:%M:%S} to {end:{'%H:%M:%S' if same_day else '%Y-%m-%d %H:%M:%S'}} UTC"
+    )
+
+
+def _unknown(analysis: Analysis) -> Iterator[str]:
+    if analysis.missing_ranks:
+        yield f"ranks without a readable dump: {ranks_text(analysis.missing_ranks)}"
+    blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
+    if blind:
+        yield f"where the program of {_named(blind)} stands: no stack in the dumps"
+    nowhere = [group.label for group in analysis.groups if not group.size]
+    if nowhere:
+        yield f"who belongs to {', '.join(nowhere[:3])}: no dump tells"
+    resets = [rank for rank, report in analysis.ranks.items() if report.resets]
+    if resets:
+        yield f"what was before a reset of the recorder: {ranks_text(resets)}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(set(ranks)) > 1)} {fold_ranks(ranks)}"
+
+
+def _next(analysis: Analysis, folder: Path) -> Iterator[tuple[str, str]]:
+    """Lines to type next."""
+    command = f"frd analyze {shlex.quote(str(folder))}"
+    suspects = sorted({s.rank for finding in analysis.findings for s in finding.suspects})
+    ranks = f" --ranks {fold_ranks(suspects)}" if suspects else ""
+    stacks = " --stacks" if analysis.trace.stacks else ""
+    yield "look at", f"{command} --entries{ranks}{stacks}"
+    yield "", f"{command} --timeline trace.pftrace"
