@@ -529,6 +529,7 @@ class AttemptView:
     key: AttemptKey
     world_size: int
     ended: bool
+    """All of its ranks are gone, or no agent has spoken for any of them for long."""
     ranks: Sequence[RankView]
     """Sorted by rank; only ranks that were ever declared."""
     groups: Sequence[GroupView]
@@ -537,6 +538,8 @@ class AttemptView:
     duration: dict[str, Histogram] = field(default_factory=dict)
     """Created to last discovered completion in seconds by op, where the backend tells it."""
     gap_entries: int = 0
+    superseded: bool = False
+    """Another attempt of the job runs instead."""
 
 
 @dataclass(frozen=True, slots=True)

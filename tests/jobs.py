@@ -43,9 +43,11 @@ class Job:
         engine: Engine | None = None,
         now: AlignedNs = START,
         name: str = "job",
+        first_pid: int = 100,
     ) -> None:
         self.now = now
         self.world = world
+        self.first_pid = first_pid
         self.key = AttemptKey(name, attempt)
         self.engine = engine or Engine(policy or Policy(stall_after_s=5.0))
         self.events: list[FindingEvent] = []
@@ -62,8 +64,9 @@ class Job:
         self.attempt = self.engine.attempt(self.key, self.world, self.now)
         self.handles = {name: self.attempt.group(info) for name, info in self.groups.items()}
         for rank in ranks:
-            info = RankInfo(rank, self.world, f"node{rank // 2}", f"boot{rank // 2}", 100 + rank)
-            self.attempt.rank(info, self.now)
+            node, pid = rank // 2, self.first_pid + rank
+            info = RankInfo(rank, self.world, f"node{node}", f"boot{node}", pid)
+            self.engine.rank(self.attempt, info, self.now)
             if rank in self.statuses:
                 self._tell(self.statuses[rank])
         self.engine.connection(self.attempt, list(ranks), True, self.now)

@@ -71,16 +71,20 @@ class Attempt:
     def rank(self, info: RankInfo, now: AlignedNs) -> int:
         """The handle of a rank; another process of a known rank starts with nothing known.
 
+        The world grows with the ranks that say so: an elastic job may go on with more of them.
+
         Raises:
             WireError: when the rank is outside the world, or beyond the limit.
         """
-        limit = self.world_size or self._policy.max_ranks
-        if not 0 <= info.rank < min(limit, self._policy.max_ranks):
+        world_size = self.world_size and max(self.world_size, info.world_size)
+        limit = min(world_size or self._policy.max_ranks, self._policy.max_ranks)
+        if not 0 <= info.rank < limit:
             raise WireError(
                 "ranks.rank", "range", f"{info.rank}: the attempt has ranks 0..{limit - 1}"
             )
+        self.world_size = world_size
         known = self._ranks.infos.get(info.rank)
-        if known is None or (known.boot_id, known.pid) != (info.boot_id, info.pid):
+        if not self.has_seen(info):
             self.revision += 1
             self._ranks.declare(info)
             if known is not None:
@@ -88,6 +92,25 @@ class Attempt:
                 self._channels.forget(info.rank)
         self._ranks.infos[info.rank] = info
         return info.rank
+
+    def has_seen(self, info: RankInfo) -> bool:
+        """This very process is the one that is known of the rank."""
+        known = self._ranks.infos.get(info.rank)
+        return known is not None and (known.boot_id, known.pid) == (info.boot_id, info.pid)
+
+    def start_over(self, world_size: int) -> None:
+        """The job runs again under the same name: nothing is kept of the ranks of its last run.
+
+        Handles stay good, for streams that told of that run may still be open.
+        """
+        handles = self._ranks.count
+        self.world_size = world_size
+        self._ranks = Ranks()
+        self._ranks.reserve(handles)
+        self._channels = Channels()
+        self._pairs.reset_all()
+        self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
+        self.revision += 1
 
     def group(self, info: GroupInfo) -> int:
         """The handle of a group.
@@ -260,6 +283,11 @@ class Attempt:
         """All ranks that were ever declared are gone."""
         rank = self._ranks.sorted()
         return len(rank) > 0 and bool((self._ranks.state[rank] >= EXITED).all())
+
+    @property
+    def has_agents(self) -> bool:
+        """Some agent that speaks for a rank is connected."""
+        return bool(self._ranks.connected[: self._ranks.count].any())
 
     @property
     def lost(self) -> tuple[tuple[int, RankState, AlignedNs], ...]:

@@ -16,12 +16,13 @@ from frd.engine.incident import Incidents
 from frd.engine.lost import judged_after_s
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
+from frd.model import AlignedNs, AttemptKey, AttemptView, FindingEvent, Kind
 
 _LOOK_AGAIN_NS = 1_000_000_000
 """How often to look although nobody reported: telemetry gets late, claims get confirmed."""
 _PAUSE_NS_PER_RANK = 125_000
 """The least time between two looks, by ranks."""
+_GIVES_WAY_NS = 60_000_000_000
 _OLD_NEWS_NS = 30_000_000_000
 """A rank that went away this long before the service heard of the attempt was told of before."""
 
@@ -34,8 +35,11 @@ class Case:
         self.attempt: Attempt | None = None
         """None while only findings of an earlier process of the service tell of it."""
         self.superseded_at: AlignedNs | None = None
-        """A newer attempt of the job came; this one is not looked at any more."""
+        """Another attempt of the job runs instead; this one is not looked at any more."""
         self.ended_at: AlignedNs | None = None
+        """All of its ranks are gone, or those who could tell of them have been for long."""
+        self.deserted_at: AlignedNs | None = None
+        """Since when no agent speaks for any of its ranks."""
         self._policy = policy
         self._looked_at = AlignedNs(0)
         self._looked_revision = -1
@@ -48,11 +52,31 @@ class Case:
         over = [at for at in (self.ended_at, self.superseded_at) if at is not None]
         return min(over, default=None)
 
+    def is_deserted(self, now: AlignedNs) -> bool:
+        """No agent has spoken for it for a minute: it may give way to another."""
+        return self.deserted_at is not None and now - self.deserted_at >= _GIVES_WAY_NS
+
+    def resume(self) -> None:
+        """Its job runs in this attempt, whatever was thought before."""
+        self.superseded_at = self.ended_at = self.deserted_at = None
+
+    def view(self, now: AlignedNs) -> list[AttemptView]:
+        """What people see of the attempt, if anything but old findings is known of it."""
+        if self.attempt is None:
+            return []
+        view = self.attempt.view(now)
+        ended = view.ended or self.ended_at is not None
+        return [replace(view, ended=ended, superseded=self.superseded_at is not None)]
+
     def look(self, now: AlignedNs, *, room: int) -> list[FindingEvent]:
         """What becomes of the attempt's findings; at most `room` open."""
         attempt = self.attempt
         if attempt is None or self.superseded_at is not None:
             return []
+        if self._is_abandoned(attempt, now):
+            self.ended_at = self.ended_at or now
+            waited_s = self._policy.deserted_after_s
+            return self.incidents.close_all(now, f"no agent has spoken for it for {waited_s:.0f} s")
         if not attempt.ended(now):
             self.ended_at = None
         elif self.ended_at is None:
@@ -79,6 +103,13 @@ class Case:
         )
         old_news = AlignedNs(attempt.created_at - _OLD_NEWS_NS)
         return self.incidents.update(picture, stalled, verdicts, old_news=old_news, room=room)
+
+    def _is_abandoned(self, attempt: Attempt, now: AlignedNs) -> bool:
+        if attempt.has_agents:
+            self.deserted_at = None
+            return False
+        self.deserted_at = self.deserted_at or now
+        return now - self.deserted_at >= self._policy.deserted_after_s * 1e9
 
     def _ripe(
         self, facts: Sequence[MismatchFact], stalled: StallTable, now: AlignedNs

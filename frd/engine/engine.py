@@ -7,6 +7,7 @@ replays to the same findings.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from frd.engine.attempt import Applied, Attempt
@@ -23,6 +24,7 @@ from frd.model import (
     FindingState,
     Int32s,
     Int64s,
+    RankInfo,
     RankStatus,
     Snapshot,
     UInt8s,
@@ -40,7 +42,8 @@ class Engine:
         """Remembered, oldest first."""
         self._pending: list[FindingEvent] = []
         """Happened between two calls of `advance`."""
-        self._evicted = {"attempts": 0, "findings": 0}
+        self._evicted = Counter({"attempts": 0, "findings": 0})
+        """With those of attempts that are forgotten, so that the sums never fall."""
 
     # -- attempts ----------------------------------------------------------------------------
 
@@ -54,40 +57,73 @@ class Engine:
         if known is not None and known.attempt is not None:
             known.attempt.world_size = known.attempt.world_size or world_size
             return known.attempt
-        self._make_room()
+        self._make_room(now)
         attempt = Attempt(key, world_size, self.policy, now)
         self._case(key).attempt = attempt
         self._supersede(key, now)
         return attempt
 
+    def rank(self, attempt: Attempt, info: RankInfo, now: AlignedNs) -> int:
+        """The handle of a rank; see `Attempt.rank`.
+
+        A process that an attempt which is over has not seen: its job runs again under that name.
+
+        Raises:
+            WireError: also when the attempt was forgotten since it was declared.
+        """
+        case = self._cases.get(attempt.key)
+        if case is None or case.attempt is not attempt:
+            raise WireError(
+                "declare.ranks.attempt_index",
+                "unknown_index",
+                f"job {attempt.key.job!r} was forgotten meanwhile: declare it on a new stream",
+            )
+        if case.over_at is not None and not attempt.has_seen(info):
+            self._supersede(attempt.key, now)
+            if case.over_at is None and (attempt.ended(now) or not attempt.has_agents):
+                attempt.start_over(info.world_size)
+                self._pending += case.incidents.close_all(now, "the job started again")
+        return attempt.rank(info, now)
+
     def _case(self, key: AttemptKey) -> Case:
         return self._cases.setdefault(key, Case(key, self.policy))
 
     def _supersede(self, key: AttemptKey, now: AlignedNs) -> None:
-        of_job = [k for k, c in self._cases.items() if k.job == key.job and c.attempt is not None]
-        newest = max(of_job)
-        for old, case in self._cases.items():
-            if old.job == key.job and old < newest and case.superseded_at is None:
+        """`key` has just begun; of all attempts of its job that run, the newest counts.
+
+        One that is over does not compete: who starts a job by hand counts attempts from 0 again.
+        Nor does one of which only findings are left: its agents may be about to connect.
+        """
+        of_job = {k: c for k, c in self._cases.items() if k.job == key.job}
+        running = [k for k, c in of_job.items() if c.attempt is not None and c.over_at is None]
+        newest = max([key, *running])
+        of_job[newest].resume()
+        for other, case in of_job.items():
+            is_history = other < newest or (case.attempt is not None and other != newest)
+            if is_history and case.superseded_at is None:
                 case.superseded_at = now
                 reason = f"attempt {newest.attempt} of the job started"
                 self._pending += case.incidents.close_all(now, reason)
 
-    def _make_room(self) -> None:
-        """Forget what is over, oldest first, when there are too many attempts."""
-        alive = [key for key, case in self._cases.items() if case.attempt is not None]
-        over = [key for key in alive if self._cases[key].over_at is not None]
+    def _make_room(self, now: AlignedNs) -> None:
+        """Forget what is over, or what no agent speaks for, when there are too many attempts."""
+        alive = [(key, case) for key, case in self._cases.items() if case.attempt is not None]
         if len(alive) < self.policy.max_attempts:
             return
-        if not over:
+        over = [key for key, case in alive if case.over_at is not None]
+        deserted = [key for key, case in alive if case.is_deserted(now)]
+        if not over and not deserted:
             raise WireError(
                 "attempts", "limit", f"{len(alive)} are alive already: raise policy.max_attempts"
             )
-        self._drop(over[0])
+        self._drop((over or deserted)[0])
         self._evicted["attempts"] += 1
 
     def _drop(self, key: AttemptKey) -> None:
         """Forget an attempt; findings that are open stay, as after a restart."""
         case = self._cases[key]
+        if case.attempt is not None:
+            self._evicted.update(case.attempt.evicted)
         if len(case.incidents):
             case.attempt = None
         else:
@@ -229,15 +265,14 @@ class Engine:
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """An immutable picture of all that is known, for metrics and HTTP."""
-        attempts = [c.attempt for c in self._cases.values() if c.attempt is not None]
-        evicted = dict(self._evicted)
-        for attempt in attempts:
-            for what, count in attempt.evicted.items():
-                evicted[what] = evicted.get(what, 0) + count
+        evicted = Counter(self._evicted)
+        for case in self._cases.values():
+            if case.attempt is not None:
+                evicted.update(case.attempt.evicted)
         still_open = [f for c in self._cases.values() for f in c.incidents.findings(now)]
         return Snapshot(
             at=now,
-            attempts=[attempt.view(now) for attempt in attempts],
+            attempts=[view for case in self._cases.values() for view in case.view(now)],
             findings=[*still_open, *self._closed.values()],
-            evicted=evicted,
+            evicted=dict(evicted),
         )

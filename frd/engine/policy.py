@@ -26,7 +26,10 @@ class Policy:
     telemetry_late_s: float = 5.0
     """A rank whose `as_of` is older than this is late: its absence proves nothing."""
     attempt_retention_s: float = 900.0
-    """An attempt whose ranks are all gone is forgotten after this long."""
+    """An attempt that is over (its ranks are gone, or a newer one runs) is forgotten after this
+    long."""
+    deserted_after_s: float = 3600.0
+    """An attempt is over when no agent has spoken for any of its ranks for this long."""
     max_attempts: int = 64
     max_ranks: int = 65_536
     """Per attempt."""

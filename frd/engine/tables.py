@@ -222,6 +222,12 @@ class Pairs(Columns):
                 getattr(self, name)[rows] = fill
         return rows
 
+    def reset_all(self) -> None:
+        """Forget what is known of every rank; the rows stay."""
+        for name, (_, fill) in self._fill.items():
+            if name not in ("group", "rank"):
+                getattr(self, name)[: self.count] = fill
+
     def layout(self) -> Layout:
         if self._layout is None:
             group = self.group[: self.count]

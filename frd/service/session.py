@@ -158,7 +158,7 @@ class Session:
     def _declare_rank(self, declared: RankDecl, now: AlignedNs) -> None:
         handles = self._attempts[declared.attempt_index]
         key = handles.attempt.key
-        handle = handles.attempt.rank(declared.info, now)
+        handle = self._engine.rank(handles.attempt, declared.info, now)
         row = handles.add_rank(declared.info, handle)
         session = self.hello.session if self.hello else ""
         progress = self._ledger.progress(key, declared.info, session)

@@ -69,13 +69,9 @@ class ServiceState:
     """Configured number of agents by job; a job without one expects those it has seen."""
 
     def latest_attempts(self) -> dict[str, AttemptView]:
-        """The newest attempt of every job: earlier ones are history and only confuse."""
-        latest: dict[str, AttemptView] = {}
-        for view in self.snapshot.attempts:
-            known = latest.get(view.key.job)
-            if known is None or view.key.attempt > known.key.attempt:
-                latest[view.key.job] = view
-        return latest
+        """The attempt that every job is at: others are history and only confuse."""
+        ordered = sorted(self.snapshot.attempts, key=lambda v: (not v.superseded, v.key.attempt))
+        return {view.key.job: view for view in ordered}
 
     def open_findings(self) -> list[Finding]:
         return [f for f in self.snapshot.findings if f.state is FindingState.OPEN]
