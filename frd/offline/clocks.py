@@ -18,7 +18,8 @@ from frd.engine.edges import is_synchronizing
 from frd.model import Int64s
 from frd.offline.rows import Rows
 
-_FAR = np.int64(1 << 60)
+_FAR = np.int64(1 << 62)
+"""Beyond any time in nanoseconds since the epoch; a difference with one still fits."""
 _ENOUGH = 32
 """Completed collectives of each (rank, series) that are looked at: the latest."""
 _ROUNDS = 8
