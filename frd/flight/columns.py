@@ -14,7 +14,6 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from frd.flight.decode import MAX_BYTES, parse
 from frd.flight.entry import Dump, Entry, Frame, Status
 from frd.flight.names import Name, parse_profiling_name
 from frd.flight.trace import COMPLETED, SCHEDULED, STARTED
@@ -128,17 +127,6 @@ class FileColumns:
 
     def __len__(self) -> int:
         return len(self.duration_ms)
-
-
-def parse_columns(
-    data: bytes, into: Dictionaries, *, source: str, max_bytes: int = MAX_BYTES
-) -> FileColumns:
-    """The dump in `data`, as `parse` reads it.
-
-    Raises:
-        DumpError: as `parse`.
-    """
-    return columns_of(parse(data, source=source, max_bytes=max_bytes), into)
 
 
 def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:

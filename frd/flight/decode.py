@@ -28,7 +28,7 @@ MAX_BYTES = 256 * 1024 * 1024
 """Default bound on a dump, unpacked: a ring of 100,000 entries with stacks."""
 MAX_WARNINGS = 32
 _FREE_ELEMENTS = 1_000_000
-"""Elements that a pickle may hold beyond its own size in bytes, see `_Budget`."""
+"""Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
 
 _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
@@ -131,7 +131,7 @@ def lenient(document: Any, size: int, source: str) -> Dump:
     elif not isinstance(raw, (list, tuple)):
         warnings.append(f"entries: a {type(raw).__name__}: left out")
         raw = ()
-    budget = _Budget(size, source)
+    budget = Budget(size, source)
     entries = []
     for index, fields in enumerate(raw):
         try:
@@ -144,15 +144,17 @@ def lenient(document: Any, size: int, source: str) -> Dump:
     return _dump(header, tuple(entries), warnings, source)
 
 
-class _Budget:
+class Budget:
     """Bounds the work that one dump may cause, by its good entries and by its bad ones.
 
     A pickle can name one list a million times in two bytes each, and we walk it every time. In an
-    honest dump each element of a container takes at least a byte of the file.
+    honest dump an element of a container takes at least a byte of the file, but for the three of a
+    stack frame, which is named in two.
     """
 
     def __init__(self, size: int, source: str) -> None:
-        self._left = size + _FREE_ELEMENTS
+        self.size = size
+        self._left = 2 * size + _FREE_ELEMENTS
         self._source = source
 
     def pay(self, elements: int) -> None:
@@ -166,7 +168,7 @@ class _Budget:
     def entry(self, fields: Any) -> Entry:
         """One entry, paid for: afterwards where the schema bounds the work of one, else before."""
         if isinstance(fields, dict) and "frames" in fields:
-            self.pay(_extent(fields["frames"]))
+            self.pay(_frames_extent(fields["frames"]))
         try:
             entry = _entry(fields)
         except msgspec.MsgspecError:
@@ -188,6 +190,12 @@ def _extent(value: Any) -> int:
             break
         level = [inner for item in level for inner in _inner(item)]
     return elements
+
+
+def _frames_extent(frames: Any) -> int:
+    if not isinstance(frames, (list, tuple)):
+        return _extent(frames)
+    return len(frames) + sum(len(frame) for frame in frames if isinstance(frame, _SIZED))
 
 
 def _inner(value: Any) -> Iterable[Any]:

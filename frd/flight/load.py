@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 from frd.errors import DumpError
-from frd.flight.columns import Dictionaries, FileColumns, parse_columns
+from frd.flight.bulk import parse_columns
+from frd.flight.columns import Dictionaries, FileColumns
 from frd.flight.decode import MAX_BYTES, parse, too_large
 from frd.flight.entry import Dump
 

@@ -343,7 +343,7 @@ def test_present_format_takes_the_typed_way(monkeypatch: pytest.MonkeyPatch) -> 
     def slow(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr("frd.flight.decode._lenient", slow)
+    monkeypatch.setattr("frd.flight.decode.lenient", slow)
     assert len(parse(as_json(document(entry(0), entry(1))), source="x").entries) == 2
 
 

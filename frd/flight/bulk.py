@@ -1,0 +1,174 @@
+"""Any dump as columns; one that PyTorch pickled at a tenth of the cost of its entries as objects.
+
+The entries that `lockstep` reads become columns without ever having been objects. Their values obey
+the same schema as all others: where one does not, the file goes the usual way, which says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from frd.errors import DumpError
+from frd.flight.columns import (
+    FIELD_OF,
+    NARROW,
+    STATES,
+    TINY,
+    WIDE,
+    Dictionaries,
+    FileColumns,
+    columns_of,
+    group_index,
+    known_groups,
+)
+from frd.flight.decode import MAX_BYTES, PICKLE, Budget, lenient, parse, unpack
+from frd.flight.entry import Entry
+from frd.flight.lockstep import InStep, Repeated, read
+from frd.flight.names import parse_profiling_name
+from frd.flight.trace import SCHEDULED
+from frd.model import Int64s
+
+_MAX_TABLE = 1 << 20
+"""Entries of a table that is quicker than sorting."""
+_MANDATORY = ("record_id", "collective_seq_id", "process_group", "profiling_name")
+_SIGNED = ("pg_id", "timeout_ms")
+"""Numbers that may be negative."""
+_DEFAULTS = {"pg_id": -1}
+_SHAPES = frozenset({"input_sizes", "output_sizes", "input_dtypes", "output_dtypes"})
+_BARE: dict[str, Any] = {
+    "record_id": 0,
+    "process_group": ("", ""),
+    "profiling_name": "",
+    "collective_seq_id": 0,
+}
+
+
+class _Odd(Exception):
+    """A value that the schema does not admit."""
+
+
+def parse_columns(
+    data: bytes, into: Dictionaries, *, source: str, max_bytes: int = MAX_BYTES
+) -> FileColumns:
+    """The dump in `data`, as `parse` reads it.
+
+    Raises:
+        DumpError: as `parse`.
+    """
+    data = unpack(data, source, max_bytes)
+    if data.startswith(PICKLE) and (in_step := read(data, source)) is not None:
+        try:
+            return _columns(in_step, Budget(len(data), source), into, source)
+        except (_Odd, DumpError, msgspec.MsgspecError):
+            pass
+    return columns_of(parse(data, source=source, max_bytes=max_bytes), into)
+
+
+def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> FileColumns:
+    _check(found)
+    dump = lenient(found.document, budget.size, source)
+    if len(dump.entries) != len(found.apart):
+        raise _Odd
+    rest = columns_of(dump, into)
+    known = known_groups(dump, into)
+    rows, apart = found.rows, found.apart
+    wide = np.zeros((len(WIDE), len(found)), np.int64)
+    for at, name in enumerate(WIDE):
+        key = FIELD_OF.get(name, name)
+        wide[at, rows] = found.numbers.get(key, _DEFAULTS.get(key, 0))
+    narrow = np.full((len(NARROW), len(found)), -1, np.int32)
+    tiny = np.zeros((len(TINY), len(found)), np.uint8)
+    duration = np.full(len(found), np.nan)
+    indexes, is_p2p = _indexes(found, known, budget, into)
+    for at, name in enumerate(NARROW):
+        narrow[at, rows] = indexes.get(name, -1)
+    tiny[0, rows] = is_p2p
+    if (state := found.texts.get("state")) is not None:
+        tiny[1, rows] = _looked_up(state, [STATES.get(word, SCHEDULED) for word in state.values])
+    tiny[2, rows] = found.numbers.get("retired", 0)
+    duration[rows] = found.reals.get("duration_ms", np.nan)
+    wide[:, apart], narrow[:, apart], tiny[:, apart] = rest.wide, rest.narrow, rest.tiny
+    duration[apart] = rest.duration_ms
+    return FileColumns(
+        version=rest.version,
+        comm_lib_version=rest.comm_lib_version,
+        wide=wide,
+        narrow=narrow,
+        tiny=tiny,
+        duration_ms=duration,
+        status=rest.status,
+        groups=rest.groups,
+        warnings=rest.warnings,
+    )
+
+
+def _check(found: InStep) -> None:
+    """What the schema of an entry demands of these columns."""
+    if not all(name in found.numbers or name in found.texts for name in _MANDATORY):
+        raise _Odd
+    for name, column in found.numbers.items():
+        if name not in _SIGNED and column.min() < 0:
+            raise _Odd
+    for texts in found.texts.values():
+        if not all(isinstance(text, str) for text in texts.values):
+            raise _Odd
+
+
+def _indexes(
+    found: InStep, known: Mapping[str, int], budget: Budget, into: Dictionaries
+) -> tuple[dict[str, Int64s], Int64s]:
+    """The dictionary columns, and which rows are of two ranks."""
+    texts, trees = found.texts, found.trees
+    groups = _pairs(texts["process_group"], texts["process_group[1]"])
+    spelled = texts["profiling_name"]
+    names = [parse_profiling_name(text) for text in spelled.values]
+    shapes = trees.get("input_sizes", _nothing(len(found.rows)))
+    parts = [_part(tree, _SHAPES, budget) for tree in shapes.values]
+    signatures = _pairs(Repeated(spelled.index, names), Repeated(shapes.index, parts))
+    indexes = {
+        "group": _looked_up(groups, [group_index(pair, known, into) for pair in groups.values]),
+        "name": _looked_up(spelled, [into.names.index(name) for name in names]),
+        "signature": _looked_up(signatures, [into.signature(*pair) for pair in signatures.values]),
+    }
+    if (stacks := trees.get("frames")) is not None:
+        frames = [_part(tree, {"frames"}, budget).frames for tree in stacks.values]
+        indexes["stack"] = _looked_up(stacks, [into.stack(stack) for stack in frames])
+    if "thread_name" in texts and "thread_id" in texts:
+        threads = _pairs(texts["thread_name"], texts["thread_id"])
+        indexes["thread"] = _looked_up(threads, [into.thread(*pair) for pair in threads.values])
+    is_p2p = _looked_up(spelled, [name.is_p2p_kind for name in names])
+    return indexes, is_p2p | found.numbers.get("is_p2p", 0)
+
+
+def _part(tree: Any, keys: Any, budget: Budget) -> Entry:
+    """An entry of nothing but the values of one tree."""
+    if not isinstance(tree, dict) or not tree.keys() <= keys:
+        raise _Odd
+    return budget.entry(_BARE | tree)
+
+
+def _pairs(left: Repeated, right: Repeated) -> Repeated:
+    """A column of the pairs of two columns."""
+    width = len(right.values)
+    both = left.index * width + right.index
+    if len(left.values) * width > _MAX_TABLE:
+        different, index = np.unique(both, return_inverse=True)
+    else:
+        there = np.zeros(len(left.values) * width, np.bool_)
+        there[both] = True
+        different, index = np.flatnonzero(there), (np.cumsum(there) - 1)[both]
+    values = [(left.values[at // width], right.values[at % width]) for at in different.tolist()]
+    return Repeated(index, values)
+
+
+def _looked_up(column: Repeated, to: list[int]) -> Int64s:
+    return np.array(to, np.int64)[column.index]
+
+
+def _nothing(rows: int) -> Repeated:
+    """A column of entries that have no shapes."""
+    return Repeated(np.zeros(rows, np.int64), [{}])

@@ -1,0 +1,146 @@
+"""All entries of a torch pickle at once: the same program in step, with a position in each.
+
+numpy carries the positions. At each step every entry must have the expected key, and an operand of
+the expected kind behind it; one that has not falls out of step, and so does one whose program does
+not end exactly where the next entry begins. What is left has been read as surely as by a pickle's
+own machine, since each step is the only way to read what is there.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.flight.layout import OPTIONAL, Kind, Layout, Step
+from frd.model import Float64s, Int64s, UInt8s
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+_PAD = 1_024
+"""A position that runs over the end stays within these bytes: no program is as long."""
+
+
+def _operands(opcodes: dict[bytes, int]) -> Int64s:
+    """Bytes of the operand of each opcode, -1 for one that may not stand there."""
+    table = np.full(256, -1, np.int64)
+    for opcode, size in opcodes.items():
+        table[opcode[0]] = size
+    return table
+
+
+_NUMBERS = _operands({b"K": 1, b"M": 2, b"J": 4, b"\x8a": 8})
+_NUMBERS_AND_NONE = _operands({b"K": 1, b"M": 2, b"J": 4, b"\x8a": 8, b"N": 0})
+_REFERENCES = _operands({b"h": 1, b"j": 4})
+_LONG, _INT32, _REAL, _TRUE, _FALSE, _TUPLE = b"\x8aJG\x88\x89\x86"
+
+
+class Walk:
+    """Columns of all entries but the last, of which nothing says where it ends.
+
+    Values of entries that are not in step are meaningless.
+    """
+
+    def __init__(self, data: bytes, layout: Layout) -> None:
+        self._bytes: UInt8s = np.frombuffer(data + bytes(_PAD), np.uint8)
+        # The eight bytes from every position on, as a number.
+        size = len(self._bytes) - 8
+        self._words = np.ndarray((size,), np.dtype("<u8"), self._bytes.data, strides=(1,))
+        key = layout.steps[0].token
+        ends = self._find(b"u}(" + key)
+        ends = ends[ends >= layout.first]
+        self.starts: Int64s = np.concatenate(([layout.first], ends + 1))
+        """Of every entry, the last one's too."""
+        self.fits: Bools = np.ones(len(ends), np.bool_)
+        self.fits[:1] = False  # the first one spells its keys out
+        self.numbers: dict[str, Int64s] = {}
+        """Flags are 0 or 1, None is 0."""
+        self.reals: dict[str, Float64s] = {}
+        self.references: dict[str, Int64s] = {}
+        """Numbers of the texts; of a pair, `name` and `name[1]`."""
+        self.trees: dict[str, tuple[Int64s, Int64s]] = {}
+        """Where the trees begin and end."""
+        self._at = self.starts[:-1] + 2
+        for step in layout.steps:
+            self._take(step)
+        self.fits &= self._at == ends
+
+    def _take(self, step: Step) -> None:
+        name = step.name
+        if name == OPTIONAL:
+            self.reals[name] = self._real_if(step.token)
+            return
+        self.fits &= self._is(step.token)
+        self._at += len(step.token)
+        match step.kind:
+            case Kind.NUMBER:
+                self.numbers[name] = self._number(_NUMBERS)
+            case Kind.NUMBER_OR_NONE:
+                self.numbers[name] = self._number(_NUMBERS_AND_NONE)
+            case Kind.FLAG:
+                self.numbers[name] = self._flag()
+            case Kind.TEXT:
+                self.references[name] = self._number(_REFERENCES)
+            case Kind.PAIR:
+                self.references[name] = self._number(_REFERENCES)
+                self.references[f"{name}[1]"] = self._number(_REFERENCES)
+                self.fits &= self._bytes[self._at] == _TUPLE
+                self._at += 1
+            case Kind.TREE:
+                self.trees[name] = self._tree(step.until)
+
+    def _is(self, token: bytes) -> Bools:
+        here = self._words[self._at] & np.uint64((1 << 8 * len(token)) - 1)
+        found: Bools = here == np.uint64(int.from_bytes(token, "little"))
+        return found
+
+    def _number(self, operands: Int64s) -> Int64s:
+        opcode = self._bytes[self._at]
+        size = operands[opcode]
+        self.fits &= size >= 0
+        self._at += 1
+        if (long := opcode == _LONG).any():
+            self.fits &= ~long | (self._bytes[self._at] == 8)
+            self._at += long
+        size = np.maximum(size, 0)
+        unused = np.uint64(64) - np.uint64(8) * size.astype(np.uint64)
+        # A shift by all 64 bits is no shift to the processor.
+        value: Int64s = ((self._words[self._at] << unused) >> unused).view(np.int64)
+        value[size == 0] = 0
+        if (signed := opcode == _INT32).any():
+            value[signed] = value[signed].astype(np.int32)
+        self._at += size
+        return value
+
+    def _flag(self) -> Int64s:
+        opcode = self._bytes[self._at]
+        self.fits &= (opcode == _TRUE) | (opcode == _FALSE)
+        self._at += 1
+        value: Int64s = (opcode == _TRUE).astype(np.int64)
+        return value
+
+    def _real_if(self, token: bytes) -> Float64s:
+        """The number behind the key where the key is, NaN elsewhere."""
+        there = self._is(token)
+        at = self._at + len(token)
+        self.fits &= ~there | (self._bytes[at] == _REAL)
+        value = self._words[at + 1].byteswap().view(np.float64)
+        self._at += there * (len(token) + 9)
+        return np.where(there, value, np.nan)
+
+    def _tree(self, until: bytes) -> tuple[Int64s, Int64s]:
+        """Up to the key behind. What only looks like that key throws the entry out of step."""
+        ends = self._find(until)
+        ends = np.append(ends, len(self._bytes) - _PAD)
+        begin = self._at
+        self._at = ends[np.searchsorted(ends[:-1], begin)]
+        return begin, self._at.copy()
+
+    def _find(self, token: bytes) -> Int64s:
+        """All places where `token` is."""
+        size = len(self._bytes) - len(token)
+        there = self._bytes[:size] == token[0]
+        for at in range(1, len(token)):
+            there &= self._bytes[at : size + at] == token[at]
+        return np.flatnonzero(there)
