@@ -8,7 +8,7 @@ replays to the same findings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from frd.engine.attempt import Applied, Attempt
 from frd.engine.case import Case
@@ -18,6 +18,7 @@ from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    AttemptView,
     Change,
     Finding,
     FindingEvent,
@@ -42,6 +43,9 @@ class Engine:
         """Remembered, oldest first."""
         self._pending: list[FindingEvent] = []
         """Happened between two calls of `advance`."""
+        self.faults: list[Exception] = []
+        """Of this program, not of its input: why attempts could not be looked at or shown since
+        `advance` was called last."""
         self._evicted = Counter({"attempts": 0, "findings": 0})
         """With those of attempts that are forgotten, so that the sums never fall."""
 
@@ -206,11 +210,18 @@ class Engine:
     # -- findings ----------------------------------------------------------------------------
 
     def advance(self, now: AlignedNs) -> list[FindingEvent]:
-        """All that became of findings since the last call; call it a few times a second."""
+        """All that became of findings since the last call; call it a few times a second.
+
+        What goes wrong with one attempt does not keep it from looking at the others; see `faults`.
+        """
         events, self._pending = self._pending, []
+        self.faults = []
         for case in self._cases.values():
             events += case.incidents.expire(now)
-            events += case.look(now, room=self._room())
+            try:
+                events += case.look(now, room=self._room())
+            except Exception as error:
+                self.faults.append(error)
         self._remember(events)
         self._forget(now)
         return events
@@ -263,6 +274,13 @@ class Engine:
             if finding.state is FindingState.OPEN:
                 self._case(AttemptKey(finding.job, finding.attempt)).incidents.restore(finding, now)
 
+    def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
+        for case in self._cases.values():
+            try:
+                yield from case.view(now)
+            except Exception as error:
+                self.faults.append(error)
+
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """An immutable picture of all that is known, for metrics and HTTP."""
         evicted = Counter(self._evicted)
@@ -272,7 +290,7 @@ class Engine:
         still_open = [f for c in self._cases.values() for f in c.incidents.findings(now)]
         return Snapshot(
             at=now,
-            attempts=[view for case in self._cases.values() for view in case.view(now)],
+            attempts=list(self._views(now)),
             findings=[*still_open, *self._closed.values()],
             evicted=dict(evicted),
         )

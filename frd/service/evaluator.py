@@ -1,8 +1,10 @@
 """Advances the engine, stores what it finds, and only then lets anybody see it.
 
 The one writer of the published state. Evidence that comes in between (a stack, a dump's id) waits
-for the next evaluation, which it hastens. A store that refuses must not silence an alert: the
-finding is published all the same, the failure is counted, and storing is tried again every time.
+for the next evaluation, which it hastens. A store that refuses, or a disk that does not answer,
+must not silence an alert: the finding is published all the same, the failure is counted, and
+storing is tried again every time. Nor must a fault in one job: the others are told of as always,
+and the evaluation counts as stale.
 """
 
 from __future__ import annotations
@@ -10,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.engine.engine import Engine
-from frd.errors import StoreError
 from frd.model import AlignedNs, Change, FindingEvent, Kind, Snapshot
 from frd.service.marks import Marks
 from frd.service.recorder import Recorder
@@ -25,6 +26,8 @@ from frd.store.findings import FindingStore
 TICK_S: Final = 0.25
 PUBLISH_EVERY_S: Final = 1.0
 """Without news; news is published at once."""
+SAVE_WITHIN_S: Final = 3.0
+"""How long an alert waits for the disk."""
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class Evaluator:
         self._evidence: list[_Evidence] = []
         self._unsaved: dict[str, FindingEvent] = {}
         """By finding; what the store has not taken yet."""
+        self._saving: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._broken = ""
 
@@ -108,14 +112,18 @@ class Evaluator:
         self._marks.flush(now)
         events += self._engine.advance(now)
         self._recorder.tick(now)
+        faults = self._engine.faults
         if not events and now - self.state.snapshot.at < PUBLISH_EVERY_S * 1e9:
-            self.state = replace(self.state, evaluated_at=now)
-            return
-        snapshot = self._engine.snapshot(now)
-        await self._save(events)
-        self._count(events)
-        self.state = replace(self._project(snapshot), evaluated_at=now)
+            state = self.state
+        else:
+            snapshot = self._engine.snapshot(now)
+            await self._save(events)
+            self._count(events)
+            state = self._project(snapshot)
+        self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
         self._publish(events)
+        if faults:
+            raise faults[0]
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:
         for event in events:
@@ -124,16 +132,28 @@ class Evaluator:
             opening = earlier is not None and earlier.change is Change.OPENED
             change = Change.OPENED if opening else event.change
             self._unsaved[event.finding.id] = FindingEvent(change, event.finding)
-        if not self._unsaved:
-            return
+        if self._saving is not None and not self._saving.done():
+            return  # the disk still does not answer: alerts do not wait for it again
+        if self._unsaved:
+            self._saving = asyncio.create_task(self._store_all(dict(self._unsaved)))
+            await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
+            if not self._saving.done():
+                self._tell_store_error(f"findings database: no answer within {SAVE_WITHIN_S:g} s")
+
+    async def _store_all(self, unsaved: Mapping[str, FindingEvent]) -> None:
         try:
-            await asyncio.to_thread(self._store.save, list(self._unsaved.values()))
-        except StoreError as error:
-            if not self.store_errors:
-                log.error("%s", error)
-            self.store_errors += 1
-        else:
-            self._unsaved.clear()
+            await asyncio.to_thread(self._store.save, list(unsaved.values()))
+        except Exception as error:  # of whatever kind: it must not keep a finding back
+            self._tell_store_error(str(error) or repr(error))
+            return
+        for finding_id, event in unsaved.items():
+            if self._unsaved.get(finding_id) is event:
+                del self._unsaved[finding_id]
+
+    def _tell_store_error(self, why: str) -> None:
+        if not self.store_errors:
+            log.error("%s", why)
+        self.store_errors += 1
 
     def _count(self, events: Sequence[FindingEvent]) -> None:
         for event in events:
