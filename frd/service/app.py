@@ -14,7 +14,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,13 +45,27 @@ _MAX_STORED_FINDINGS: Final = 100_000
 
 
 class RealTime:
-    """CLOCK_REALTIME that never runs backwards: a step back is waited out."""
+    """CLOCK_REALTIME that never runs backwards.
 
-    def __init__(self) -> None:
-        self._last = 0
+    After a step back it goes on with the monotonic clock, a hundredth slower, until the wall clock
+    has caught up: if it stood still, nothing would ever have waited too long.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._last = wall()
+        self._read_at = monotonic()
 
     def __call__(self) -> AlignedNs:
-        self._last = max(self._last, time.time_ns())
+        read_at = self._monotonic()
+        passed = read_at - self._read_at
+        self._last = max(self._wall(), self._last + passed - passed // 100)
+        self._read_at = read_at
         return AlignedNs(self._last)
 
 

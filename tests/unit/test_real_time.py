@@ -1,0 +1,54 @@
+"""The service's own clock: the wall's, but never backwards and never still."""
+
+from __future__ import annotations
+
+from frd.service.app import RealTime
+
+S = 1_000_000_000
+HOUR = 3600 * S
+
+
+class Host:
+    """Its two clocks, which the test moves."""
+
+    def __init__(self) -> None:
+        self.wall = 1_790_000_000 * S
+        self.monotonic = 5 * S
+        self.now = RealTime(lambda: self.wall, lambda: self.monotonic)
+
+    def pass_s(self, seconds: float) -> None:
+        self.wall += round(seconds * S)
+        self.monotonic += round(seconds * S)
+
+
+def test_it_is_the_wall_clock() -> None:
+    """An uneventful minute, and a step forward by an hour that is followed at once."""
+    host = Host()
+    host.pass_s(60)
+    assert host.now() == host.wall
+    host.wall += HOUR
+    assert host.now() == host.wall
+
+
+def test_it_goes_on_after_a_step_back() -> None:
+    """NTP takes an hour back: ten seconds later ten seconds have passed, less a hundredth."""
+    host = Host()
+    before = host.now()
+    host.wall -= HOUR
+    assert host.now() == before
+    for _ in range(100):
+        host.pass_s(0.1)
+        host.now()
+    assert host.now() - before == round(9.9 * S)
+
+
+def test_it_meets_the_wall_clock_again() -> None:
+    """A second taken back is made up for within two minutes; time never runs backwards."""
+    host = Host()
+    host.wall -= S
+    last = host.now()
+    for _ in range(120):
+        host.pass_s(1)
+        assert host.now() > last
+        last = host.now()
+    assert last == host.wall
