@@ -27,7 +27,8 @@ MAX_WARNINGS = 3
 
 def verdict(analysis: Analysis, folder: Path) -> Iterator[RenderableType]:
     if [finding.summary for finding in analysis.findings] != [analysis.summary]:
-        yield Text(plain(analysis.summary), style="bold red" if analysis.fault else "bold green")
+        style = "red" if analysis.fault else "yellow" if _is_partial(analysis) else "green"
+        yield Text(plain(analysis.summary), style=f"bold {style}")
     for finding in analysis.findings[:MAX_FINDINGS]:
         yield finding_panel(finding_json(finding))
     if (more := len(analysis.findings) - MAX_FINDINGS) > 0:
@@ -40,15 +41,22 @@ def verdict(analysis: Analysis, folder: Path) -> Iterator[RenderableType]:
     yield facts
 
 
+def _is_partial(analysis: Analysis) -> bool:
+    """Too little for an all-clear that looks like one."""
+    return bool(analysis.missing_ranks or not any(map(len, analysis.trace.ranks.values())))
+
+
 def _facts(analysis: Analysis, folder: Path) -> Iterator[tuple[str, Text]]:
     yield "dumps", Text(_dumps(analysis))
     if span := _span(analysis):
         yield "recorded", Text(span)
     for what in _unknown(analysis):
         yield "not known", Text(plain(what), style="yellow")
+    here = f"{folder.absolute()}/"  # said often enough
     for number, warning in enumerate(analysis.warnings[:MAX_WARNINGS]):
         label = f"{len(analysis.warnings)} warnings" if len(analysis.warnings) > 1 else "warning"
-        yield label if number == 0 else "", Text(plain(warning), style="yellow")
+        text = plain(warning.replace(here, ""))
+        yield label if number == 0 else "", Text(text, style="yellow")
     if (more := len(analysis.warnings) - MAX_WARNINGS) > 0:
         yield "", Text(f"… {more} more: --json has all of them", style="dim")
     for label, line in _next(analysis, folder):

@@ -1,4 +1,4 @@
-"""`frd dump` of a job that hangs: PyTorch's own analyzer reads it, and the dead rank is listed."""
+"""`frd dump` of a job that hangs: PyTorch's own analyzer reads it, and so does `frd analyze`."""
 
 from __future__ import annotations
 
@@ -78,3 +78,8 @@ def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr
         assert (later / stage.job / "rank_2").exists()
         assert "load_batch" in (later / f"{stage.job}.meta" / "rank_2.stack.txt").read_text()
+
+        verdict = frd("analyze", str(later))
+        assert verdict.returncode == 3, verdict.stderr
+        assert "waits for rank 2" in verdict.stdout
+        assert "in load_batch" in verdict.stdout

@@ -1,0 +1,357 @@
+"""`frd analyze` as people and other programs use it, on folders of dumps as torch writes them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import frd
+from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.cli.render import finding_panel
+from frd.flight import Dump, Entry, Frame, write_pickle
+from frd.model import GroupInfo, finding_json
+from frd.offline.export import check_new, export
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+T0 = 1_700_000_000_000_000_000
+WORLD = GroupInfo("0", "default_pg", (0, 1, 2, 3))
+PAIR = GroupInfo("7", "TP_0", (0, 1))
+STACK = (
+    Frame(name="all_reduce", filename="/venv/torch/distributed/distributed_c10d.py", line=2_800),
+    Frame(name="step", filename="/job/train.py", line=88),
+)
+
+
+def entry(seq: int, group: GroupInfo = WORLD, *, done: bool = True, **fields: Any) -> Entry:
+    created = T0 + seq * 1_000_000
+    return msgspec.structs.replace(
+        Entry(
+            record_id=seq - 1,
+            process_group=(group.name, group.desc),
+            profiling_name="nccl:all_reduce",
+            collective_seq_id=seq,
+            time_created_ns=created,
+            input_sizes=((4, 8),),
+            output_sizes=((4, 8),),
+            input_dtypes=("Float",),
+            output_dtypes=("Float",),
+            state="completed" if done else "scheduled",
+            retired=done,
+            time_discovered_completed_ns=created + 500_000 if done else 0,
+            frames=STACK,
+        ),
+        **fields,
+    )
+
+
+Entries = Callable[[int], Sequence[Entry]]
+
+
+def dumps(
+    folder: Path, entries: Entries, ranks: Sequence[int] = range(4), world: GroupInfo = WORLD
+) -> Path:
+    folder.mkdir()
+    for rank in ranks:
+        groups = {g.name: g for g in (world, PAIR) if rank in g.ranks}
+        dump = Dump(f"rank {rank}", "2.10", entries=tuple(entries(rank)), groups=groups)
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(write_pickle(dump))
+    return folder
+
+
+def hang(rank: int) -> Sequence[Entry]:
+    """Rank 2 never comes to the third; ranks 0 and 1 have another group as well."""
+    own = [entry(1), entry(2)] + ([] if rank == 2 else [entry(3, done=False)])
+    if rank < 2:
+        own.append(entry(1, PAIR, record_id=3, profiling_name="nccl:broadcast"))
+    return own
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Path:
+    return dumps(tmp_path / "dumps", hang)
+
+
+def out_of(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert run(["analyze", *map(str, arguments)]) == FINDINGS_PRESENT
+    return capsys.readouterr().out
+
+
+# -- the first screen --------------------------------------------------------------------------
+
+
+def test_the_first_screen_says_who_why_and_who_waits(
+    hanging: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Verdict, first cause, evidence with the user's frame, victims, what next; in 80 columns."""
+    screen = out_of(capsys, hanging)
+    for fact in (
+        "all_reduce #3 on default_pg waits for rank 2",
+        "rank 2: cpu_stuck",
+        "train.py:88 in step",
+        "0-1,3 (3 ranks)",
+        "4 of 4 ranks, 2 groups in use, 13 entries, 3 of them in flight",
+        "2023-11-14 22:13:20",
+        "--entries --ranks 2 --stacks",
+    ):
+        assert fact in screen, fact
+    assert max(map(len, screen.splitlines())) <= 80
+    assert "distributed_c10d" not in screen
+
+
+def test_no_fault_is_said_and_is_exit_code_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything matched and completed."""
+    folder = dumps(tmp_path / "dumps", lambda rank: [entry(1), entry(2)])
+    assert run(["analyze", str(folder)]) == 0
+    assert "no communication fault" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank without a dump and a file that is none are on the first screen; nobody is accused."""
+    folder = dumps(tmp_path / "dumps", hang, ranks=(0, 1, 3))
+    (folder / "nccl_trace_rank_2").write_bytes(b"\x80\x02garbage")
+    code = run(["analyze", str(folder)])
+    screen = capsys.readouterr().out
+    assert code in (0, FINDINGS_PRESENT)
+    assert "ranks without a readable dump: 2" in screen
+    assert "warning" in screen
+    assert "nccl_trace_rank_2" in screen
+    assert "cpu_stuck" not in screen
+
+
+def test_hostile_names_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A group that is called like an escape sequence is shown, not obeyed."""
+    evil = GroupInfo("0", "\x1b[2Jpg", (0, 1, 2, 3))
+
+    def entries(rank: int) -> Sequence[Entry]:
+        return [entry(1, evil)] + ([] if rank == 2 else [entry(2, evil, done=False)])
+
+    folder = dumps(tmp_path / "dumps", entries, world=evil)
+    shown = out_of(capsys, folder) + out_of(capsys, folder, "--entries", "--collectives")
+    assert "\x1b" not in shown
+    assert "\\x1b[2Jpg" in shown
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/traces) are not here")
+@pytest.mark.parametrize("incident", ["gpu_error_2nd", "lock_gil_1st"])
+def test_real_incidents(incident: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The injected ranks are suspects on the first screen, all others victims."""
+    screen = out_of(capsys, TRACES / incident)
+    assert "0-8,10-13,15 (14 ranks)" in screen
+    assert screen.count("high confidence") == 2
+    assert "16 of 16 ranks" in screen
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def test_entries_are_a_table_a_rank(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows in recording order; what the finding is about is marked; columns stand in line."""
+    lines = out_of(capsys, hanging, "--entries", "--ranks", "1").splitlines()
+    assert lines[0].startswith("! stuck")
+    assert lines[1] == f"rank 1: 4 entries, format 2.10, {hanging}/nccl_trace_rank_1"
+    header, *rows = lines[2:]
+    assert [row.split()[0] for row in rows] == ["0", "1", "!", "3"]
+    assert "0.500" in rows[0]
+    assert rows[2].endswith("scheduled  [4x8] Float")
+    at = header.index("op ")
+    assert [row[at:].split()[0] for row in rows] == ["all_reduce"] * 3 + ["broadcast"]
+
+
+def test_entries_of_some_groups(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Groups by pattern; ranks without any keep their heading, ranks without a dump get a word."""
+    lines = out_of(
+        capsys, hanging, "--entries", "--groups", "TP_*", "--ranks", "1-2,9"
+    ).splitlines()
+    assert "rank 9: no dump" in lines
+    assert sum("broadcast" in line for line in lines) == 1
+    assert not any("all_reduce" in line for line in lines)
+    assert any(line.startswith("rank 2: 0 of 2 entries") for line in lines)
+
+
+def test_each_stack_once(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows carry the stack's number, the frames follow the table."""
+    text = out_of(capsys, hanging, "--entries", "--ranks", "0", "--stacks")
+    assert text.count("    train.py:88 in step\n") == 1
+    assert "distributed_c10d.py:2800 in all_reduce" in text
+
+
+def test_collectives_are_a_line_each(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who joined, who completed, who is missing."""
+    lines = out_of(capsys, hanging, "--collectives").splitlines()
+    assert lines[0] == "4 collectives"
+    rows = {tuple(line.split()[:2]): line for line in lines[2:]}
+    assert rows["default_pg", "1"].endswith("ok")
+    assert "3/4" in rows["default_pg", "3"]
+    assert rows["default_pg", "3"].endswith("2 missing")
+    assert out_of(capsys, hanging, "--collectives", "--ranks", "3").startswith("3 of 4")
+
+
+# -- other programs ----------------------------------------------------------------------------
+
+
+def test_json(hanging: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object: findings as everywhere, ranks, groups, warnings; tables when asked for."""
+    told = json.loads(out_of(capsys, hanging, "--json"))
+    assert told["findings"][0]["suspects"][0]["rank"] == 2
+    assert told["ranks"]["0"] == {"entries": 4, "first_record_id": 0, "last_record_id": 3}
+    assert {group["group"] for group in told["groups"]} == {"default_pg", "TP_0"}
+    assert told["warnings"] == []
+    assert "entries" not in told
+    more = json.loads(out_of(capsys, hanging, "--json", "--entries", "--collectives"))
+    assert len(more["entries"]) == 13
+    assert more["collectives"][2]["missing_ranks"] == [2]
+
+
+def test_one_analysis_in_three_formats(hanging: Path, tmp_path: Path) -> None:
+    """JSON, SQLite and Parquet hold the same entries, and each entry leads to its collective."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    files = {ending: tmp_path / f"out.{ending}" for ending in ("json", "sqlite", "parquet")}
+    analysis = frd.load(hanging)
+    for file in files.values():
+        export(analysis, file)
+
+    told = json.loads(files["json"].read_bytes())
+    db = sqlite3.connect(files["sqlite"])
+    table = parquet.read_table(files["parquet"])
+    assert json.loads(table.schema.metadata[b"frd"]) == analysis.to_json()
+    assert len(told["entries"]) == table.num_rows == 13
+    by_arrow = table.drop(["stack"]).to_pylist()
+    assert by_arrow == told["entries"]
+    assert table["stack"][0].as_py()[1] == "train.py:88 in step"
+
+    columns = [row[1] for row in db.execute("pragma table_info(entries)")]
+    assert columns == list(told["entries"][0])
+    by_sql = [dict(zip(columns, row, strict=True)) for row in db.execute("select * from entries")]
+    assert [row["op"] for row in by_sql] == [row["op"] for row in by_arrow]
+    assert json.loads(by_sql[0]["input_sizes"]) == [[4, 8]]
+    missing = "select distinct c.missing_ranks from entries e join collectives c "
+    missing += "on e.collective_id = c.id where e.collective_seq_id = 3"
+    assert db.execute(missing).fetchall() == [("[2]",)]
+    assert db.execute("select count(*) from memberships").fetchone() == (6,)
+    finding = json.loads(db.execute("select finding from findings").fetchone()[0])
+    assert finding == finding_json(analysis.findings[0])
+    assert finding_panel(finding)
+    db.close()
+
+
+def test_files_are_written_beside_the_screen_and_never_over(
+    hanging: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--output and --timeline make new files and say so on stderr; an existing one is refused."""
+    output, timeline = tmp_path / "a.sqlite", tmp_path / "t.pftrace.gz"
+    arguments = ["analyze", str(hanging), "-o", str(output), "--timeline", str(timeline)]
+    assert run(arguments) == FINDINGS_PRESENT
+    told = capsys.readouterr()
+    assert "rank 2" in told.out
+    assert str(output) in told.err
+    assert str(timeline) in told.err
+    assert gzip.decompress(timeline.read_bytes())[:1] == b"\x0a"
+    before = output.read_bytes()
+    assert run(arguments) == FAILED
+    assert "never overwritten" in capsys.readouterr().err
+    assert output.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sqlite", "dumps", timeline.name]
+
+
+def test_a_file_that_cannot_be_finished_leaves_nothing(
+    hanging: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up half way: the error is told and there is no half file."""
+    analysis = frd.load(hanging)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("frd.offline.export.tables", full)
+    with pytest.raises(frd.errors.StoreError, match="No space left"):
+        export(analysis, tmp_path / "a.json")
+    check_new(tmp_path / "a.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["dumps"]
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    hanging: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The extra is named before any dump is read."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code = run(["analyze", str(hanging), "--output", str(tmp_path / "a.parquet")])
+    told = capsys.readouterr()
+    assert code == USAGE
+    assert told.out == ""
+    assert "pip install 'frd-daemon[parquet]'" in told.err
+
+
+# -- torchft, mistakes -------------------------------------------------------------------------
+
+
+def test_replicas_of_torchft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each replica numbers its ranks from 0; the transform keeps two replicas apart."""
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    group = GroupInfo("0", "default_pg", (0, 1))
+    for rank in range(4):
+        entries = [entry(1, group)] + ([] if rank == 2 else [entry(2, group, done=rank < 2)])
+        dump = Dump("", "2.10", entries=tuple(entries), groups={"0": group})
+        (folder / f"rank{rank}").write_bytes(write_pickle(dump))
+    told = json.loads(out_of(capsys, folder, "--json", "--transform-ft", "--group-world-size", "2"))
+    assert [group["ranks"] for group in told["groups"]] == [[0, 1], [2, 3]]
+    (finding,) = told["findings"]
+    assert [suspect["rank"] for suspect in finding["suspects"]] == [2]
+    assert finding["victims"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ranks", "1"], "add --entries or --collectives"),
+        (["--groups", "0"], "add --entries or --collectives"),
+        (["--stacks"], "add --entries"),
+        (["--entries", "--ranks", "x"], "write ranks and ranges"),
+        (["--entries", "--ranks", "7-9"], "there are dumps of 0-3"),
+        (["--entries", "--groups", "nope"], "there are TP_0, default_pg"),
+        (["--output", "a.csv"], "use .json, .parquet or .sqlite"),
+        (["--transform-ft"], "give both or neither"),
+        (["--group-world-size", "2"], "give both or neither"),
+        (["--group-world-size", "0"], "x>=1"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(
+    hanging: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    """Exit code 2 and a line that says what to type."""
+    assert run(["analyze", str(hanging), *arguments]) == USAGE
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("frd: error: ")
+    assert told.err.count("\n") == 1
+    assert words in told.err
+
+
+def test_a_folder_without_dumps_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Empty, absent, or full of something else: one line, exit code 1."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("hello")
+    for folder in (tmp_path / "absent", other):
+        assert run(["analyze", str(folder)]) == FAILED
+        told = capsys.readouterr().err
+        assert told.startswith("frd: error: ")
+        assert str(folder) in told
+        assert told.count("\n") == 1
