@@ -14,6 +14,8 @@ import numpy.typing as npt
 from frd.errors import WireError
 
 YEAR_2200_NS: Final = 7_258_118_400_000_000_000
+MAX_SEQ: Final = 1 << 53
+"""Beyond what any job counts to, and far enough from 2**63 to reckon with."""
 U1: Final = np.dtype("u1")
 U4: Final = np.dtype("<u4")
 I4: Final = np.dtype("<i4")
@@ -55,6 +57,18 @@ def check_below(field: str, indexes: npt.NDArray[Any], limit: int) -> None:
 def check_floor(field: str, items: npt.NDArray[Any], floor: int) -> None:
     if len(items) and (lowest := int(_lowest(items))) < floor:
         raise WireError(field, "range", f"{lowest}: send {floor} or more")
+
+
+def check_seqs(field: str, seqs: npt.NDArray[Any]) -> None:
+    """As `check_times`, for seqs."""
+    if len(seqs) and int(_highest(seqs.view(U8))) >= MAX_SEQ:
+        worst = seqs[seqs.view(U8) >= MAX_SEQ][0]
+        raise WireError(field, "range", f"{worst}: send 0 to {MAX_SEQ - 1}")
+
+
+def check_marks(field: str, marks: npt.NDArray[Any]) -> None:
+    if len(marks) and int(_highest(marks)) >= MAX_SEQ:
+        raise WireError(field, "range", f"{_highest(marks)}: send {MAX_SEQ - 1} or less")
 
 
 def check_time(field: str, at_ns: int) -> None:

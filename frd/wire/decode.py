@@ -33,6 +33,8 @@ from frd.wire.columns import (
     U8,
     check_below,
     check_floor,
+    check_marks,
+    check_seqs,
     check_time,
     check_times,
     column,
@@ -58,6 +60,10 @@ from frd.wire.messages import (
     Welcome,
 )
 
+MAX_DECLARED_BYTES: Final = 64 * 1024 * 1024
+"""Of one stream: what it declared is kept as long as it lasts, for itself and for the journal."""
+_BYTES_PER_DECLARE: Final = 256
+"""What keeping a message costs beside its bytes."""
 _ALL_FLAGS: Final = 15
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 _PART_OF: Final = {number: part for part, number in PARTS.items()}
@@ -82,6 +88,7 @@ class Decoder:
     def __init__(self) -> None:
         self._dictionary = Dictionary()
         self._greeted = False
+        self._declared_bytes = 0
         # Agents name the same rows in message after message: what is checked once stays good.
         self._said: tuple[int, bytes, bytes] | None = None
         self._rows: tuple[npt.NDArray[Any], npt.NDArray[Any]]
@@ -108,6 +115,11 @@ class Decoder:
         return _KINDS[kind](self, getattr(message, kind))
 
     def _declare(self, m: pb.Declare) -> Declare:
+        self._declared_bytes += m.ByteSize() + _BYTES_PER_DECLARE
+        if self._declared_bytes > MAX_DECLARED_BYTES:
+            raise WireError(
+                "declare", "limit", f"over {MAX_DECLARED_BYTES} bytes on one stream: open another"
+            )
         return self._dictionary.declare(m)
 
     def _entries(self, m: pb.EntryBatch) -> EntryColumns:
@@ -132,7 +144,7 @@ class Decoder:
         check_below("entries.group", columns.group, self._dictionary.group_count)
         self._dictionary.check_groups_of("entries.group", columns.group, attempt)
         check_below("entries.signature", columns.signature, self._dictionary.signature_count)
-        check_floor("entries.seq", seq, 0)
+        check_seqs("entries.seq", seq)
         if columns.flags.max() > _ALL_FLAGS or not columns.flags.min():
             raise WireError(
                 "entries.flags", "range", f"{set(columns.flags.tolist())}: send 1 to {_ALL_FLAGS}"
@@ -161,6 +173,7 @@ class Decoder:
         )
         check_below("watermarks.seen_rank", seen, known.rank_count)
         known.check_ranks_of("watermarks.seen_rank", seen, attempt)
+        check_marks("watermarks.enqueued", columns.enqueued)
         for name, marks in (("started", columns.started), ("completed", columns.completed)):
             check_floor(f"watermarks.{name}", marks, UNKNOWN_SEQ)
             if np.count_nonzero(marks > columns.enqueued):

@@ -43,6 +43,7 @@ from frd.wire import (
     Statuses,
     Watermarks,
     Welcome,
+    decode,
     decode_service,
     encode_agent,
     encode_service,
@@ -161,6 +162,8 @@ def test_hello_without_identity(name: str) -> None:
         (entries(group=np.array([0, 1])), "entries.group", "disagree"),
         (entries(signature=np.array([1, 0])), "entries.signature", "unknown_index"),
         (entries(seq=np.array([0, -1])), "entries.seq", "range"),
+        (entries(seq=np.array([0, 2**63 - 1])), "entries.seq", "range"),
+        (watermarks(enqueued=np.array([0, 2**63 - 1])), "watermarks.enqueued", "range"),
         (entries(flags=np.array([1, 0])), "entries.flags", "range"),
         (entries(flags=np.array([1, 16])), "entries.flags", "range"),
         (entries(created_ns=np.array([NOW, -1])), "entries.created_ns", "range"),
@@ -297,6 +300,17 @@ def test_not_a_message() -> None:
 def test_too_large_for_a_message() -> None:
     """A message beyond the limit is refused before anything parses it."""
     assert refusal(Decoder(), bytes(MAX_MESSAGE_BYTES + 1)) == ("message", "too_large")
+
+
+def test_one_stream_may_not_declare_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declarations that say nothing are still kept somewhere: in the end they are refused."""
+    monkeypatch.setattr(decode, "MAX_DECLARED_BYTES", 100_000)
+    decoder = declared()
+    data = encode_agent(Declare())
+    with pytest.raises(WireError, match=r"^declare: over ") as caught:
+        for _ in range(1_000):
+            decoder.decode(data)
+    assert caught.value.reason == "limit"
 
 
 def test_odd_names_survive() -> None:
