@@ -24,6 +24,8 @@ WINDOW_S: Final = 60
 _BUCKETS: Final = 6
 _BUCKET_NS: Final = WINDOW_S * 1_000_000_000 // _BUCKETS
 _FORGET_NS: Final = 3600 * 1_000_000_000
+MAX_NODES: Final = 32_768
+"""Beyond this the ones that have been silent for longest are forgotten at once."""
 
 
 class _Node:
@@ -61,6 +63,8 @@ class Clocks:
         bucket = received_at // _BUCKET_NS
         node = self._nodes.get(boot_id)
         if node is None:
+            if len(self._nodes) >= MAX_NODES:
+                self._make_room()
             node = self._nodes[boot_id] = _Node(delay, bucket, received_at)
         else:
             node.sample(delay, bucket, received_at)
@@ -86,6 +90,12 @@ class Clocks:
 
     def one_to_aligned(self, boot_id: str, node_ns: NodeNs) -> AlignedNs:
         return AlignedNs(node_ns + (self.offset_ns(boot_id) or 0)) if node_ns else AlignedNs(0)
+
+    def _make_room(self) -> None:
+        """A quarter at a time, so that it costs little a node."""
+        oldest = sorted(self._nodes, key=lambda boot_id: self._nodes[boot_id].seen)
+        for boot_id in oldest[: MAX_NODES // 4]:
+            del self._nodes[boot_id]
 
     def forget(self, now: AlignedNs) -> None:
         """Drop nodes that have been silent for an hour."""

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from frd.model import AttemptKey, RankInfo
+
+MAX_PROCESSES: Final = 4
+"""Of one rank; there is one at a time, and an agent may still tell of the one before."""
 
 
 @dataclass(slots=True)
@@ -29,20 +33,23 @@ class Progress:
 
 class Ledger:
     def __init__(self) -> None:
-        self._attempts: dict[AttemptKey, dict[tuple[int, int], Progress]] = {}
+        self._attempts: dict[AttemptKey, dict[int, dict[int, Progress]]] = {}
+        """By rank and by pid, the one that was heard of last at the end."""
 
     def progress(self, key: AttemptKey, info: RankInfo, session: str) -> Progress:
         """The progress of a rank process as `session` counts it."""
-        ranks = self._attempts.setdefault(key, {})
-        known = ranks.get((info.rank, info.pid))
+        processes = self._attempts.setdefault(key, {}).setdefault(info.rank, {})
+        known = processes.pop(info.pid, None)
         if known is None or known.session != session:
             known = Progress(session, replay=known is not None)
-            ranks[info.rank, info.pid] = known
+        processes[info.pid] = known
+        if len(processes) > MAX_PROCESSES:
+            del processes[next(iter(processes))]
         return known
 
     def ranks(self, key: AttemptKey) -> set[int]:
         """All ranks of an attempt that any agent ever spoke for."""
-        return {rank for rank, _ in self._attempts.get(key, ())}
+        return set(self._attempts.get(key, ()))
 
     def keep(self, attempts: Collection[AttemptKey]) -> None:
         """Forget all attempts but these."""

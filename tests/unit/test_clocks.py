@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from frd.model import AlignedNs, NodeNs
+from frd.service import clocks as module
 from frd.service.clocks import WINDOW_S, Clocks
 
 S = 1_000_000_000
@@ -77,3 +79,16 @@ def test_silent_nodes_are_forgotten() -> None:
     assert clocks.offset_ns("boot") is not None
     clocks.forget(AlignedNs(T0 + 3700 * S))
     assert clocks.offset_ns("boot") is None
+
+
+def test_ever_new_nodes_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody says hello under a new boot id each time; those who speak on are kept."""
+    monkeypatch.setattr(module, "MAX_NODES", 8)
+    clocks = Clocks()
+    for at in range(100):
+        send(clocks, T0 + 2 * at * S, 1)
+        send(clocks, T0 + (2 * at + 1) * S, 1, boot=f"boot {at}")
+    known = [at for at in range(100) if clocks.offset_ns(f"boot {at}") is not None]
+    assert known == list(range(100 - len(known), 100))
+    assert len(known) < 8
+    assert clocks.offset_ns("boot") is not None

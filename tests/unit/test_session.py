@@ -298,3 +298,14 @@ def test_the_ledger_forgets_with_the_engine() -> None:
     assert service.ledger.ranks(KEY) == {0, 3}
     service.ledger.keep(set())
     assert service.ledger.ranks(KEY) == set()
+
+
+def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:
+    """Thousands of processes of one rank in one attempt: few of them are remembered."""
+    ledger = Ledger()
+    for pid in range(1000):
+        ledger.progress(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
+    last = ledger.progress(KEY, RankInfo(0, 4, "n", "boot", 998), "s")
+    assert last.applied == 998
+    assert ledger.progress(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
+    assert ledger.ranks(KEY) == {0}
