@@ -156,6 +156,8 @@ class Graph:
         if wait.instance in self.rules.mismatched:
             return (), Ending.MISMATCH
         those = self.waits.attendance(wait.instance)
+        is_unstarted = those.timed & ~those.started
+        unstarted = those.inside[is_unstarted]
         targets = self._absent_from(wait)
         if not any(isinstance(target, Member) for target in targets):
             if silent := self._silent_inside(those):
@@ -164,8 +166,10 @@ class Graph:
                 if self.stuck_inside(those):
                     return (), Ending.ALONE
                 return tuple(self._all_present(those.inside)), None
+            if targets and not wait.started and those.any_started:
+                if np.any(those.heads & is_unstarted):  # a device starts what is next for it alone
+                    return (), Ending.DEVICE
         targets += self._all_present(those.behind)
-        unstarted = those.inside[those.timed & ~those.started]
         if wait.started:
             targets += self._all_present(unstarted)
         if not targets:
@@ -199,11 +203,9 @@ class Graph:
         )
 
     def younger_waits(self, rank: int) -> list[Wait]:
-        """What else a rank has in flight that somebody provably has not come to."""
+        """What else a rank has in flight that somebody has not come to, or may not have."""
         waits = [wait_of(rank, op) for op in self.waits.ops(rank)[1:]]
-        return [
-            wait for wait in waits if any(isinstance(t, Member) for t in self._absent_from(wait))
-        ]
+        return [wait for wait in waits if self._absent_from(wait)]
 
     def _absent_from(self, wait: Wait) -> list[Node]:
         if not wait.instance.is_p2p:
@@ -258,7 +260,7 @@ class Graph:
             last = max(sinces)
         else:
             last = self.waits.attendance(wait.instance).last_since
-        return last + self.rules.threshold_s(wait.instance.group) * 1e9 <= self.picture.now
+        return last + round(self.rules.threshold_s(wait.instance.group) * 1e9) <= self.picture.now
 
     def is_gone(self, rank: int) -> bool:
         return rank in self._gone

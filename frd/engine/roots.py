@@ -39,7 +39,7 @@ def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
     parts = components(graph.edges)
     if _widen_cycles(graph, parts):
         parts = components(graph.edges)
-    sinks = [part for part in parts if _is_sink(graph, part)]
+    sinks = [part for part in parts if _is_sink(graph, part) or _is_deadlock(graph, part)]
     leads_to = _reachable_sinks(graph, parts, sinks)
     union = _Union()
     for start in starts:
@@ -72,6 +72,29 @@ def _is_sink(graph: Graph, part: Sequence[Node]) -> bool:
     return all(target in inside for node in part for target in graph.edges[node])
 
 
+def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
+    """A circle of collectives never ends, whatever ranks of whom nothing is known do: everybody has
+    to come to a collective, and none of them can. Unless one of them is held up by a younger op."""
+    if len(part) == 1 or any(isinstance(n, Wait) and n.instance.is_p2p for n in part):
+        return False
+    if not _ends_in_doubt(graph, _reach(graph, part)):
+        return False
+    inside = set(part)
+    others = [
+        wait
+        for node in part
+        if isinstance(node, Member)
+        for wait in graph.younger_waits(node.rank)
+        if wait not in inside
+    ]
+    graph.explore(others)
+    return not any(node in graph.endings for node in _reach(graph, others, inside))
+
+
+def _ends_in_doubt(graph: Graph, nodes: Iterable[Node]) -> bool:
+    return all(graph.endings.get(node, Ending.DOUBT) is Ending.DOUBT for node in nodes)
+
+
 def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
     """Before a circle is called the cause, look at all that its ranks wait for.
 
@@ -92,15 +115,16 @@ def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
     return widened
 
 
-def _reach(graph: Graph, starts: Iterable[Node]) -> set[Node]:
-    seen: set[Node] = set()
+def _reach(graph: Graph, starts: Iterable[Node], but: Collection[Node] = ()) -> set[Node]:
+    """All nodes that `starts` lead to without going through those of `but`."""
+    seen: set[Node] = set(but)
     todo = list(starts)
     while todo:
         node = todo.pop()
         if node not in seen:
             seen.add(node)
             todo.extend(graph.edges[node])
-    return seen
+    return seen.difference(but)
 
 
 def _reachable_sinks(
@@ -110,12 +134,11 @@ def _reachable_sinks(
     number = {sink[0]: at for at, sink in enumerate(sinks)}
     leads_to: dict[Node, frozenset[int]] = {}
     for part in parts:
+        inside = set(part)
+        outward = {t for node in part for t in graph.edges[node] if t not in inside}
+        ends = frozenset[int]().union(*(leads_to[target] for target in outward))
         if part[0] in number:
-            ends = frozenset({number[part[0]]})
-        else:
-            inside = set(part)
-            outward = {t for node in part for t in graph.edges[node] if t not in inside}
-            ends = frozenset[int]().union(*(leads_to[target] for target in outward))
+            ends |= {number[part[0]]}
         for node in part:
             leads_to[node] = ends
     return leads_to

@@ -84,11 +84,21 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> Marks:
     since = np.zeros(pairs, np.int64)
     at_head = calls.seq == head[calls.pair]
     since[calls.pair[at_head]] = created_ns[at_head]
-    timed = np.unique(rows.pair_rank[started > UNKNOWN_SEQ])
-    is_timed = np.isin(rows.pair_rank, timed)
+    is_timed = _tell_starts(rows, started)
     started = np.where(is_timed, np.maximum(started, completed), started)
     there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
     return Marks(enqueued, started, completed, since, first, (first == _NEVER) & there)
+
+
+def _tell_starts(rows: Rows, started: Int64s) -> Bools:
+    """Pairs of ranks whose recorder tells starts: it has told one, or others' do (timing is
+    switched on for a job, not for a rank) and nothing that it recorded is over."""
+    timed = np.unique(rows.pair_rank[started > UNKNOWN_SEQ])
+    if len(timed):
+        seen_over = rows.pair_rank[rows.calls.pair[rows.calls.done]]
+        timed = np.union1d(timed, np.setdiff1d(rows.pair_rank, seen_over))
+    found: Bools = np.isin(rows.pair_rank, timed)
+    return found
 
 
 def _p2p_series(rows: Rows) -> set[int]:

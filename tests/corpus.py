@@ -1,0 +1,562 @@
+"""A corpus of hanging jobs: programs of parallel ranks, run to a standstill with faults injected.
+
+A seed gives a job (tensor, pipeline, data and expert parallel groups), one or two faults or none,
+and what is wrong with the dumps besides: rings that overran, files that are missing, clocks that
+are off. `run` plays the job with the rules of a device queue: an op begins when all before it on
+its rank are over, and completes when all members began it. What can be known from the dumps is
+decided from the state of the simulation, by whose heads a fault holds up; never by the engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from frd.flight import Status
+from frd.flight.trace import Trace
+from frd.model import RankInfo
+from tests.traces import Folder, Row
+
+RANKS_A_NODE = 8
+
+
+class Fault(Enum):
+    CPU_STUCK = "never enqueues the op"
+    ALONE = "its device never ends the op that its peers end"
+    DEVICE = "its device never starts the op"
+    SIZE = "passes another size"
+    OP = "calls another op"
+    ORDER = "takes two ops in the wrong order"
+    NETWORK = "all join the op and nobody ends it"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One step of a rank's program: a collective, or one end of a P2P pair."""
+
+    group: str
+    name: str
+    seq: int
+    """P2P: the number of the pair on its channel."""
+    src: int = -1
+    dst: int = -1
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.src >= 0
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        return self.group, self.seq, self.src, self.dst
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    fault: Fault
+    rank: int
+    at: int
+    """Step of the rank's program."""
+
+
+@dataclass
+class Step:
+    op: Op
+    created: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
+    wrong: Fault | None = None
+
+
+@dataclass
+class Job:
+    seed: int
+    world: int
+    groups: dict[str, tuple[str, tuple[int, ...]]]
+    programs: dict[int, list[Op]]
+    faults: list[Injected]
+    ahead: int
+    """How many ops a rank enqueues before the first of them is over."""
+    timing: bool = False
+    missing: frozenset[int] = frozenset()
+    ring: int = 10_000
+    active_only: bool = False
+    told_completion: bool = True
+    skew: dict[int, float] = field(default_factory=dict)
+    """Clock error by node, in ms."""
+    identities: bool = True
+    offsets_told: bool = False
+    backend: str = "nccl"
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+
+
+# -- making jobs -----------------------------------------------------------------------------
+
+
+def job(seed: int, world: int | None = None) -> Job:
+    dice = random.Random(seed)
+    if world is None:
+        world = dice.choice([4, 8, 8, 8, 16, 16, 16, 24, 32])
+    tp = dice.choice([n for n in (2, 4, 8) if world % n == 0 and n <= world])
+    rest = world // tp
+    pp = dice.choice([n for n in (1, 2, 4) if rest % n == 0])
+    backend = "nccl" if pp > 1 or dice.random() < 0.85 else "gloo"
+    groups = _groups(world, tp, pp)
+    programs = _programs(dice, world, tp, pp, groups)
+    made = Job(seed, world, groups, programs, [], ahead=dice.choice([1, 1, 2, 4]), backend=backend)
+    made.timing = backend == "nccl" and dice.random() < 0.4
+    if backend == "gloo":
+        made.ahead = 1
+    kinds = _kinds(made)
+    wanted = dice.choice([0, 1, 1, 1, 1, 1, 1, 2, 2, 2]) if seed % 50 else 0
+    for _ in range(wanted):
+        injected = _inject(dice, made, dice.choice(kinds))
+        if injected is not None and all(f.rank != injected.rank for f in made.faults):
+            made.faults.append(injected)
+    _spoil(dice, made)
+    return made
+
+
+def _kinds(made: Job) -> list[Fault]:
+    kinds = [Fault.CPU_STUCK, Fault.CPU_STUCK, Fault.ALONE, Fault.SIZE, Fault.OP, Fault.ORDER]
+    kinds.append(Fault.NETWORK)
+    return [*kinds, Fault.DEVICE, Fault.DEVICE] if made.timing else kinds
+
+
+def _groups(world: int, tp: int, pp: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Rank = (stage, replica, tensor), tensor fastest; expert groups are two tensor groups wide."""
+    dp = world // (tp * pp)
+    told: list[tuple[str, tuple[int, ...]]] = [("default_pg", tuple(range(world)))]
+    for first in range(0, world, tp):
+        told.append(("TENSOR", tuple(range(first, first + tp))))
+    stage = tp * dp
+    if dp > 1:
+        for at in range(pp):
+            for t in range(tp):
+                told.append(("DATA", tuple(at * stage + t + r * tp for r in range(dp))))
+        width = 2 * tp
+        for at in range(pp):
+            for first in range(at * stage, (at + 1) * stage - width + 1, width):
+                told.append(("EXPERT", tuple(range(first, first + width))))
+    if pp > 1:
+        for r in range(stage):
+            told.append(("PIPELINE", tuple(at * stage + r for at in range(pp))))
+    return {str(at): group for at, group in enumerate(told)}
+
+
+def _programs(
+    dice: random.Random,
+    world: int,
+    tp: int,
+    pp: int,
+    groups: dict[str, tuple[str, tuple[int, ...]]],
+) -> dict[int, list[Op]]:
+    mine: dict[int, dict[str, str]] = {rank: {} for rank in range(world)}
+    for name, (desc, ranks) in groups.items():
+        for rank in ranks:
+            mine[rank][desc] = name
+    script = [step for _ in range(dice.choice([1, 2, 3])) for step in _iteration(dice, pp)]
+    stage = world // pp
+    programs: dict[int, list[Op]] = {}
+    for rank in range(world):
+        seqs: dict[str, int] = {}
+        sent: dict[tuple[int, int], int] = {}
+        at, program = rank // stage, []
+        for desc, name in script:
+            if (group := mine[rank].get(desc)) is None:
+                continue
+            if name in ("forward", "backward"):
+                way = 1 if name == "forward" else -1
+                for src, dst in ((at - way, at), (at, at + way)):
+                    if 0 <= src < pp and 0 <= dst < pp:
+                        number = sent[src, dst] = sent.get((src, dst), 0) + 1
+                        op = "recv" if dst == at else "send"
+                        program.append(Op(group, op, number, src, dst))
+                        if dst == at:
+                            program += _compute(seqs, mine[rank])
+                continue
+            program.append(_next(seqs, group, name))
+        programs[rank] = program
+    return programs
+
+
+def _iteration(dice: random.Random, pp: int) -> Iterator[tuple[str, str]]:
+    for _ in range(dice.choice([1, 2, 3])):
+        yield "TENSOR", "_all_gather_base"
+        if dice.random() < 0.5:
+            yield "EXPERT", "all_to_all"
+        yield "TENSOR", "_reduce_scatter_base"
+        if pp > 1:
+            yield "PIPELINE", "forward"
+    if pp > 1:
+        yield "PIPELINE", "backward"
+    yield "TENSOR", dice.choice(["all_reduce", "broadcast"])
+    yield "DATA", "_reduce_scatter_base"
+    if dice.random() < 0.6:
+        yield "default_pg", "all_reduce"
+    yield "DATA", "_all_gather_base"
+
+
+def _compute(seqs: dict[str, int], mine: dict[str, str]) -> list[Op]:
+    return [_next(seqs, mine["TENSOR"], "all_reduce")]
+
+
+def _next(seqs: dict[str, int], group: str, name: str) -> Op:
+    seqs[group] = seqs.get(group, 0) + 1
+    return Op(group, name, seqs[group])
+
+
+SYNCHRONIZING = frozenset({"all_reduce", "_all_gather_base", "_reduce_scatter_base", "all_to_all"})
+
+
+def _inject(dice: random.Random, made: Job, fault: Fault) -> Injected | None:
+    rank = dice.randrange(made.world)
+    program = made.programs[rank]
+
+    def fits(at: int) -> bool:
+        op = program[at]
+        size = len(made.groups[op.group][1])
+        match fault:
+            case Fault.CPU_STUCK:
+                return True
+            case Fault.ALONE | Fault.DEVICE:
+                return not op.is_p2p and size > 1 and op.name in SYNCHRONIZING
+            case Fault.SIZE:
+                return not op.is_p2p and size > 2 and op.name != "all_to_all"
+            case Fault.OP:
+                return not op.is_p2p and size > 2
+            case Fault.ORDER:
+                return at + 1 < len(program) and _can_swap(made, op, program[at + 1])
+            case Fault.NETWORK:
+                return not op.is_p2p and size > 1
+
+    places = [at for at in range(len(program)) if fits(at)]
+    return Injected(fault, rank, dice.choice(places)) if places else None
+
+
+def _can_swap(made: Job, one: Op, other: Op) -> bool:
+    """Both are collectives of two groups that another rank has in common."""
+    if one.is_p2p or other.is_p2p or one.group == other.group:
+        return False
+    common = set(made.groups[one.group][1]) & set(made.groups[other.group][1])
+    return len(common) > 1 and {one.name, other.name} <= SYNCHRONIZING
+
+
+def _spoil(dice: random.Random, made: Job) -> None:
+    """What is wrong with the dumps."""
+    if dice.random() < 0.25:
+        lost = dice.randint(1, max(1, made.world // 8))
+        made.missing = frozenset(dice.sample(range(made.world), lost))
+    if dice.random() < 0.4:
+        made.ring = dice.randint(6, 30)
+    elif dice.random() < 0.3 and made.backend == "nccl":
+        made.active_only = True
+    made.identities = dice.random() < 0.5
+    made.told_completion = made.backend == "nccl" and dice.random() < 0.8
+    if dice.random() < 0.5:
+        nodes = range(-(-made.world // RANKS_A_NODE))
+        made.skew = {node: dice.uniform(-3_000, 3_000) for node in nodes}
+        made.offsets_told = dice.random() < 0.4
+
+
+# -- running them ----------------------------------------------------------------------------
+
+
+def run(made: Job) -> None:
+    """Play until nothing moves."""
+    dice = random.Random(-1 - made.seed)
+    by_rank = {injected.rank: injected for injected in made.faults}
+    programs = {rank: list(program) for rank, program in made.programs.items()}
+    for one in made.faults:
+        if one.fault is Fault.ORDER:
+            program = programs[one.rank]
+            program[one.at : one.at + 2] = reversed(program[one.at : one.at + 2])
+    steps: dict[int, list[Step]] = {rank: [] for rank in range(made.world)}
+    over = dict.fromkeys(range(made.world), 0)
+    began: dict[tuple[str, int, int, int], list[tuple[int, Step]]] = {}
+    dead = {_target(made, one) for one in made.faults if one.fault is Fault.NETWORK}
+    now = 0.0
+    moved = True
+    while moved:
+        moved = False
+        now += 1.0
+        for rank in range(made.world):
+            mine, fault = steps[rank], by_rank.get(rank)
+            if len(mine) < len(programs[rank]) and len(mine) - over[rank] < made.ahead:
+                at = len(mine)
+                if not (fault and fault.fault is Fault.CPU_STUCK and at >= fault.at):
+                    step = Step(programs[rank][at], created=now + dice.random() * 0.5)
+                    if fault and fault.at == at and fault.fault in (Fault.SIZE, Fault.OP):
+                        step.wrong = fault.fault
+                        dead.add(step.op.key)
+                    mine.append(step)
+                    moved = True
+            at = over[rank]
+            if at < len(mine) and not mine[at].began:
+                if fault and fault.fault is Fault.DEVICE and at == fault.at:
+                    continue
+                mine[at].began = now + 0.5 + dice.random() * 0.2
+                began.setdefault(mine[at].op.key, []).append((rank, mine[at]))
+                moved = True
+        for key, those in list(began.items()):
+            size = 2 if key[2] >= 0 else len(made.groups[key[0]][1])
+            if len(those) < size or key in dead:
+                continue
+            for rank, step in those:
+                fault = by_rank.get(rank)
+                if fault and fault.fault is Fault.ALONE and over[rank] == fault.at:
+                    continue
+                step.ended = now + 0.8 + dice.random() * 0.2
+                over[rank] += 1
+                moved = True
+            del began[key]
+    made.steps = steps
+
+
+def _target(made: Job, one: Injected) -> tuple[str, int, int, int]:
+    return made.programs[one.rank][one.at].key
+
+
+# -- what can be known -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """`named`: who must be named. `tolerated`: who may be, by what was injected."""
+
+    named: frozenset[int]
+    tolerated: frozenset[int]
+    decidable: bool
+    stuck: bool
+
+
+def truth(made: Job) -> Truth:
+    heads = {rank: _head(made, rank) for rank in range(made.world)}
+    there = {r for r in heads if r not in made.missing}
+    evidence = [(one, *_evidence(made, one, heads, there)) for one in made.faults]
+    came = [(one, ranks, seen) for one, ranks, has_come, seen in evidence if has_come]
+    named = {rank for _, ranks, seen in came if seen for rank in ranks}
+    tolerated = {rank for _, ranks, _ in came for rank in ranks}
+    clear = all(seen for _, _, seen in came)
+    wrong = [one for one, _, _ in came if one.fault in (Fault.SIZE, Fault.OP)]
+    if len(came) > 1:
+        # What is held up by another fault too is not a first cause, and a mismatch, of each group
+        # the first, speaks for all that it holds up.
+        clear &= all(one.fault is not Fault.NETWORK for one, _, _ in came)
+        named -= {r for one, ranks, _ in came if one.fault is Fault.ORDER for r in ranks}
+        named |= {r for one, ranks, _ in came if one.fault is not Fault.ORDER for r in ranks}
+    if wrong:
+        first: dict[str, int] = {}
+        for one in wrong:
+            op = made.programs[one.rank][one.at]
+            first[op.group] = min(op.seq, first.get(op.group, op.seq))
+        foremost = [one for one in wrong if _op_of(made, one).seq == first[_op_of(made, one).group]]
+        named = {one.rank for one in foremost}
+        for one in foremost:
+            members = set(made.groups[_op_of(made, one).group][1])
+            if 2 * len(members & there - named) <= len(members & there):
+                clear = False  # no majority: all of them are named
+                tolerated |= members
+    return Truth(
+        frozenset(named),
+        frozenset(tolerated),
+        clear,
+        stuck=any(h is not None for h in heads.values()),
+    )
+
+
+def _op_of(made: Job, one: Injected) -> Op:
+    return made.programs[one.rank][one.at]
+
+
+def _head(made: Job, rank: int) -> Step | None:
+    return next((step for step in made.steps[rank] if not step.ended), None)
+
+
+def _evidence(
+    made: Job, one: Injected, heads: dict[int, Step | None], there: set[int]
+) -> tuple[set[int], bool, bool]:
+    """Whom it is about, whether it came about at all, and whether the dumps show it."""
+    mine = made.steps[one.rank]
+    members = set(made.groups[made.programs[one.rank][one.at].group][1])
+    key = _target(made, one)
+
+    def waits(rank: int) -> bool:
+        head = heads[rank]
+        return head is not None and head.op.key == key and rank in there
+
+    match one.fault:
+        case Fault.CPU_STUCK:
+            came = len(mine) == one.at and heads[one.rank] is None
+            joined = {step.op.key for step in mine}
+            held = {
+                r
+                for r, h in heads.items()
+                if h is not None and one.rank in _meet(made, h.op) and h.op.key not in joined
+            }
+            seen = one.rank in there and bool(held & there)
+            return {one.rank}, came and bool(held), seen
+        case Fault.ALONE:
+            head = heads[one.rank]
+            came = _is_at(mine, one.at, head) and _all_began(made, key)
+            others = [r for r in members - {one.rank} if r in there and _ended(made, r, key)]
+            return {one.rank}, came, one.rank in there and bool(others)
+        case Fault.DEVICE:
+            head = heads[one.rank]
+            came = _is_at(mine, one.at, head)
+            started = [r for r in members - {one.rank} if waits(r) and _began(made, r, key)]
+            any_started = [r for r in members - {one.rank} if _began(made, r, key)]
+            return {one.rank}, came and bool(any_started), one.rank in there and bool(started)
+        case Fault.SIZE | Fault.OP:
+            joined = {r for r in members if any(s.op.key == key for s in made.steps[r])}
+            came = one.rank in joined and len(joined) > 1
+            seen = joined & there
+            return {one.rank}, came, one.rank in there and len(seen) > 2
+        case Fault.ORDER:
+            return _order_evidence(made, one, heads, there)
+        case Fault.NETWORK:
+            came = _all_began(made, key)
+            return set(), came, all(r in there for r in members)
+
+
+def _meet(made: Job, op: Op) -> set[int]:
+    """Who takes part in an op."""
+    ranks = made.groups[op.group][1]
+    return {ranks[op.src], ranks[op.dst]} if op.is_p2p else set(ranks)
+
+
+def _is_at(steps: Sequence[Step], at: int, head: Step | None) -> bool:
+    return head is not None and len(steps) > at and head is steps[at]
+
+
+def _all_began(made: Job, key: tuple[str, int, int, int]) -> bool:
+    return all(_began(made, rank, key) for rank in made.groups[key[0]][1])
+
+
+def _began(made: Job, rank: int, key: tuple[str, int, int, int]) -> bool:
+    return any(step.op.key == key and step.began for step in made.steps[rank])
+
+
+def _ended(made: Job, rank: int, key: tuple[str, int, int, int]) -> bool:
+    return any(step.op.key == key and step.ended for step in made.steps[rank])
+
+
+def _order_evidence(
+    made: Job, one: Injected, heads: dict[int, Step | None], there: set[int]
+) -> tuple[set[int], bool, bool]:
+    """Those in one of the two ops while the rank is in the other; all of them make the circle."""
+    first, second = made.programs[one.rank][one.at : one.at + 2]
+    head = heads[one.rank]
+    if head is None or head.op.key != second.key:
+        return set(), False, False
+    common = set(made.groups[first.group][1]) & set(made.groups[second.group][1])
+    circle = {one.rank}
+    for rank in common - {one.rank}:
+        other = heads[rank]
+        if other is not None and other.op.key == first.key:
+            circle.add(rank)
+    seen = circle <= there
+    if made.ahead > 1:  # all others came, so that the order of devices is all that is left
+        others = {*made.groups[first.group][1], *made.groups[second.group][1]}
+        seen = others <= there and all(
+            any(step.op.key == op.key for step in made.steps[rank])
+            for op in (first, second)
+            for rank in made.groups[op.group][1]
+        )
+    return circle, len(circle) > 1, seen
+
+
+# -- writing their dumps ---------------------------------------------------------------------
+
+SIZES = {
+    "all_reduce": lambda size: ([[64]], [[64]]),
+    "broadcast": lambda size: ([[32]], [[32]]),
+    "_all_gather_base": lambda size: ([[16]], [[16 * size]]),
+    "_reduce_scatter_base": lambda size: ([[16 * size]], [[16]]),
+    "all_to_all": lambda size: ([[8 * size]], [[8 * size]]),
+}
+
+
+def trace(made: Job) -> Trace:
+    dice = random.Random(made.seed * 7 + 3)
+    folder = Folder(groups=made.groups, world=made.world)
+    names = list(made.groups)
+    for rank in range(made.world):
+        if rank in made.missing:
+            continue
+        mine = [name for name in names if rank in made.groups[name][1]]
+        pg_ids = dict(zip(mine, sorted(dice.sample(range(40), len(mine))), strict=True))
+        rows = _rows(made, rank, pg_ids)
+        status = _status(rows, pg_ids)
+        if made.active_only:
+            rows = [row for row in rows if row.state != "completed"]
+        first = max(0, len(rows) - made.ring)
+        node = rank // RANKS_A_NODE
+        info = None
+        if made.identities:
+            info = RankInfo(rank, made.world, f"node{node}", f"boot{node}", 1000 + rank)
+        offset = round(-made.skew.get(node, 0.0) * 1e6) if made.offsets_told else None
+        folder.rank(rank, *rows[first:], status=status, info=info, offset_ns=offset)
+    return folder.trace()
+
+
+def _rows(made: Job, rank: int, pg_ids: dict[str, int]) -> list[Row]:
+    skew = made.skew.get(rank // RANKS_A_NODE, 0.0)
+    seqs: dict[str, int] = {}
+    p2p: dict[str, int] = {}
+    rows: list[Row] = []
+    for number, step in enumerate(made.steps[rank]):
+        op = step.op
+        if op.is_p2p:
+            p2p[op.group] = p2p.get(op.group, rank % 3) + 1
+            arrow = f"send {op.src}->{op.dst}" if op.name == "send" else f"recv {op.dst}<-{op.src}"
+            row = Row(f"{made.backend}:{arrow}", seqs.get(op.group, 0), p2p=True)
+            row.p2p_seq = p2p[op.group]
+        else:
+            seqs[op.group] = op.seq
+            row = _collective(made, step)
+        row.group, row.pg_id, row.at = op.group, pg_ids[op.group], step.created + skew
+        row.record_id = number
+        _tell_state(made, step, row, skew)
+        rows.append(row)
+    return rows
+
+
+def _collective(made: Job, step: Step) -> Row:
+    op = step.op
+    name = op.name
+    if step.wrong is Fault.OP:
+        name = "all_reduce" if op.name != "all_reduce" else "_all_gather_base"
+    ins, outs = SIZES[name](len(made.groups[op.group][1]))
+    if step.wrong is Fault.SIZE:
+        ins, outs = (
+            [[n * 2 for n in size] for size in ins],
+            [[n * 2 for n in size] for size in outs],
+        )
+    return Row(f"{made.backend}:{name}", op.seq, ins=ins, outs=outs)
+
+
+def _tell_state(made: Job, step: Step, row: Row, skew: float) -> None:
+    if made.backend == "gloo":
+        row.state, row.retired = "scheduled", bool(step.ended)
+        return
+    row.state = (
+        "completed" if step.ended else "started" if made.timing and step.began else "scheduled"
+    )
+    row.retired = bool(step.ended)
+    if step.ended and made.told_completion:
+        row.completed_at = step.ended + 2.0 + skew
+    if made.timing and step.began:
+        row.started_at = step.began + skew
+
+
+def _status(rows: Sequence[Row], pg_ids: dict[str, int]) -> dict[int, Status]:
+    """As NCCL keeps it: P2P ops write into the same counters."""
+    status = {pg_id: Status() for pg_id in pg_ids.values()}
+    for row in rows:
+        assert row.pg_id is not None
+        old, number = status[row.pg_id], row.p2p_seq if row.p2p else row.seq
+        done = row.state == "completed" or row.retired
+        status[row.pg_id] = Status(number, -1, number if done else old.completed)
+    return status
