@@ -96,6 +96,9 @@ def _told(error: click.ClickException) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    line = " ".join(message.split())
+    from frd.cli.render import plain
+
+    # It may quote what a job is called, or a service that is not what it should be.
+    line = plain(" ".join(message.split()))
     print(f"frd: error: {line}", file=sys.stderr)
     return code

@@ -162,7 +162,8 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
         path = PurePosixPath(member.name)
         if member.isdir():
             continue
-        if not member.isreg() or path.is_absolute() or ".." in path.parts or not path.name:
+        usual = member.isreg() and not member.issparse()  # few bytes could fill the disk
+        if not usual or path.is_absolute() or ".." in path.parts or not path.name:
             raise FrdError(f"dump: {member.name!r}: does not belong in a dump folder: nothing kept")
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -174,6 +175,8 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
 
 def _report(folder: Path) -> int:
     """Say who answered and who did not; fail when nobody did."""
+    from frd.cli.render import plain
+
     summary = _summary(folder)
     answered: Iterable[int] = summary["answered"]
     failed: Mapping[str, str] = summary["failed"]
@@ -182,7 +185,7 @@ def _report(folder: Path) -> int:
     for rank, reason in failed.items():
         by_reason.setdefault(reason, []).append(int(rank))
     for reason, ranks in sorted(by_reason.items(), key=lambda item: item[1]):
-        click.echo(f"no answer from {_count(ranks)}: {reason}")
+        click.echo(f"no answer from {_count(ranks)}: {plain(reason)}")
     return 0 if answered else FAILED
 
 

@@ -22,9 +22,19 @@ def configure(options: LogOptions) -> None:
 
 
 def _text_lines() -> logging.Formatter:
-    formatter = logging.Formatter(_TEXT, datefmt="%Y-%m-%dT%H:%M:%S")
+    formatter = _TextLines(_TEXT, datefmt="%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     return formatter
+
+
+class _TextLines(logging.Formatter):
+    """What peers call themselves can neither begin a line of its own nor steer a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = "".join(
+            char if char.isprintable() else ascii(char)[1:-1] for char in record.message
+        )
+        return super().formatMessage(record)
 
 
 class _JsonLines(logging.Formatter):

@@ -376,6 +376,15 @@ def test_several_jobs_need_a_choice(
     assert "job: a, b: choose one with --job" in error_of(capsys)
 
 
+def test_a_job_cannot_steer_the_terminal(
+    service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two jobs, one with escape codes for a name: the error line shows them as text."""
+    service.says("/api/v1/jobs", {"jobs": [{"job": "a"}, {"job": "b\x1b]0;owned\x07"}]})
+    assert frd(service, "dump", "-o", str(tmp_path / "d")) == FAILED
+    assert r"b\x1b]0;owned\x07: choose one" in error_of(capsys)
+
+
 def test_a_dump_that_nobody_answered_fails(service: Service, tmp_path: Path) -> None:
     """The folder says why; the exit code says that it holds no dump."""
     nobody = {"summary.json": json.dumps({"answered": [], "failed": {"0": "gone"}}).encode()}

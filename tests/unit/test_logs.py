@@ -1,0 +1,39 @@
+"""Log lines: one for each event, whatever peers call themselves."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from frd.config import LogOptions
+from frd.service import logs
+
+ODD = "node\n2026-01-01 forged\x1b[2J"
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+def test_a_peer_can_forge_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """An agent's host name holds a line break and an escape code: both are shown as text."""
+    logs.configure(LogOptions())
+    logging.getLogger("frd").info("agent of %s connected", ODD)
+    error = capsys.readouterr().err
+    assert error.endswith(r"INFO frd: agent of node\n2026-01-01 forged\x1b[2J connected" + "\n")
+    assert error.count("\n") == 1
+
+
+def test_json_lines_carry_the_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as JSON: one line, from which the name can be read back."""
+    logs.configure(LogOptions(format="json"))
+    logging.getLogger("frd").info("%s", ODD)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == ODD
