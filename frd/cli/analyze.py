@@ -166,11 +166,10 @@ def _print_lines(lines: Iterable[str]) -> None:
 
     screen = console()
     width = screen.width if screen.is_terminal else None
-    for line in lines:
-        text = plain(line)
-        if width is not None and len(text) > width:
-            text = text[: width - 1] + "…"
-        click.echo(text)
+    texts: Iterable[str] = map(plain, lines)
+    if width is not None:
+        texts = (text if len(text) <= width else f"{text[: width - 1]}…" for text in texts)
+    click.echo("\n".join(texts))
 
 
 def _print_verdict(analysis: Analysis, folder: Path) -> None:

@@ -62,11 +62,16 @@ def _facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         label = "suspects" if len(suspects) > 1 else "suspect"
         yield label if number == 0 else "", _suspect(suspect)
     if not suspects:
-        yield "suspect", Text(f"nobody: {finding.get('reason', 'no single rank is to blame')}")
+        why = (
+            "too little is known" if finding.get("unknown_ranks") else "no single rank is to blame"
+        )
+        yield "suspect", Text(f"nobody: {finding.get('reason', why)}")
     if finding["victims"]:
         yield "victims", Text(ranks_text(finding["victims"]))
     if (collective := finding.get("collective")) is not None:
-        yield from _collective(collective, finding["victims"], [s["rank"] for s in suspects])
+        ranks = sorted(s["rank"] for s in suspects)
+        unknown = finding.get("unknown_ranks", [])
+        yield from _collective(collective, finding["victims"], ranks, unknown)
     if (witness := finding.get("witness")) is not None:
         yield "witness", _witness(witness)
     held_up = finding.get("groups_held_up", ())
@@ -101,7 +106,10 @@ def _witness(witness: Mapping[str, Any]) -> Text:
 
 
 def _collective(
-    collective: Mapping[str, Any], victims: Sequence[int], suspects: Sequence[int]
+    collective: Mapping[str, Any],
+    victims: Sequence[int],
+    suspects: Sequence[int],
+    unknown: Sequence[int],
 ) -> Iterator[tuple[str, RenderableType]]:
     number = f" #{collective['seq']}" if collective["seq"] >= 0 else ""  # P2P ops have none
     name = f"{collective['op'] or 'collective'}{number} on {collective['group']}"
@@ -111,7 +119,7 @@ def _collective(
     waiting = [rank for rank in collective["waiting_ranks"] if rank not in suspects]
     if waiting and waiting != victims:
         yield "waiting", Text(ranks_text(waiting))
-    if collective["missing_ranks"] and collective["missing_ranks"] != suspects:
+    if collective["missing_ranks"] and collective["missing_ranks"] not in (suspects, unknown):
         yield "missing", Text(ranks_text(collective["missing_ranks"]))
 
 

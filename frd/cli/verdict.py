@@ -7,7 +7,7 @@ further. Draws an `Analysis` and concludes nothing.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +26,8 @@ MAX_WARNINGS = 3
 
 
 def verdict(analysis: Analysis, folder: Path) -> Iterator[RenderableType]:
-    if [finding.summary for finding in analysis.findings] != [analysis.summary]:
+    alone = len(analysis.findings) == 1
+    if not (alone and analysis.summary.startswith(analysis.findings[0].summary)):
         style = "red" if analysis.fault else "yellow" if _is_partial(analysis) else "green"
         yield Text(plain(analysis.summary), style=f"bold {style}")
     for finding in analysis.findings[:MAX_FINDINGS]:
@@ -96,17 +97,14 @@ def _unknown(analysis: Analysis) -> Iterator[str]:
         yield f"ranks without a readable dump: {ranks_text(analysis.missing_ranks)}"
     blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
     if blind:
-        yield f"where the program of {_named(blind)} stands: no stack in the dumps"
+        named = f"rank{'s' * (len(set(blind)) > 1)} {fold_ranks(blind)}"
+        yield f"where {named} stands now: of a live job, frd dump --stacks tells"
     nowhere = [group.label for group in analysis.groups if not group.size]
     if nowhere:
         yield f"who belongs to {', '.join(nowhere[:3])}: no dump tells"
     resets = [rank for rank, report in analysis.ranks.items() if report.resets]
     if resets:
         yield f"what was before a reset of the recorder: {ranks_text(resets)}"
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(set(ranks)) > 1)} {fold_ranks(ranks)}"
 
 
 def _next(analysis: Analysis, folder: Path) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ what to do with long lines and with characters that a terminal would obey.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from frd.flight.names import judges
 from frd.flight.trace import COMPLETED, RankTrace
-from frd.model import UNKNOWN_SEQ, Int64s, Reason, fold_ranks
+from frd.model import UNKNOWN_SEQ, GroupInfo, Int64s, Reason, fold_ranks
 from frd.offline.analysis import Analysis
 from frd.offline.slices import ended
 from frd.offline.texts import STATES, frame_text, op_text, sizes_text
@@ -21,6 +22,7 @@ from frd.offline.texts import STATES, frame_text, op_text, sizes_text
 STUCK, IN_FLIGHT = "!", ">"
 LEGEND = f"{STUCK} stuck, see the findings   {IN_FLIGHT} in flight"
 _ENTRY = ("", "record", "created (UTC)", "took ms", "group", "seq", "op", "state", "sizes")
+_MEMBERS_WIDTH = 24
 _NUMBERS = frozenset({"record", "took ms", "seq", "stack", "joined", "done", "spread ms"})
 _COLLECTIVE = ("group", "seq", "op", "joined", "done", "first (UTC)", "spread ms", "verdict")
 
@@ -97,13 +99,14 @@ def collective_lines(analysis: Analysis, chosen: Sequence[int]) -> Iterator[str]
 
 def _collective_rows(analysis: Analysis, chosen: Sequence[int]) -> Iterator[tuple[str, ...]]:
     of, trace = analysis.collectives, analysis.trace
+    groups = _distinct(trace.groups)
     for at in chosen:
         expected, first, last = (
             int(column[at]) for column in (of.expected, of.first_created_ns, of.last_created_ns)
         )
         signature = int(of.signature[at])
         yield (
-            trace.groups[of.group[at]].label,
+            groups[of.group[at]],
             str(int(of.seq[at])),
             trace.signatures[signature].op if signature >= 0 else "",
             f"{int(of.joined[at])}/{expected}",
@@ -112,6 +115,22 @@ def _collective_rows(analysis: Analysis, chosen: Sequence[int]) -> Iterator[tupl
             f"{(last - first) / 1e6:.3f}" if first > 0 else "",
             _verdict(analysis, at),
         )
+
+
+def _distinct(groups: Sequence[GroupInfo]) -> list[str]:
+    """Labels, with the members where groups share one."""
+    shared = Counter(info.label for info in groups)
+    return [
+        info.label if shared[info.label] == 1 else f"{info.label} {_members(info.ranks)}"
+        for info in groups
+    ]
+
+
+def _members(ranks: Sequence[int]) -> str:
+    text = fold_ranks(ranks)
+    if len(text) <= _MEMBERS_WIDTH:
+        return text
+    return f"{ranks[0]},{ranks[1]},..,{ranks[-1]} ({len(ranks)})"
 
 
 def _verdict(analysis: Analysis, at: int) -> str:
