@@ -65,6 +65,8 @@ class Scene:
     channels: list[tuple[int, str, int, bool, int, int]] = field(default_factory=list)
     facts: list[MismatchFact] = field(default_factory=list)
     standings: dict[int, Standing] = field(default_factory=dict)
+    hidden: set[tuple[str, int]] = field(default_factory=set)
+    """(group, rank) whose marks are not known."""
 
     def __post_init__(self) -> None:
         for rank in range(self.world):
@@ -151,6 +153,7 @@ class Scene:
             completed=np.array([mark.completed for mark in marks], np.int64),
             head_since=np.array([mark.since for mark in marks], np.int64),
             ops=lambda seq: self.ops.get((name, seq), "all_reduce"),
+            hidden=np.array([(name, rank) in self.hidden for rank in self.groups[name]]),
         )
 
     def _channel_picture(self, names: Sequence[str]) -> ChannelPicture:

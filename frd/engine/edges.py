@@ -158,6 +158,7 @@ class Graph:
         those = self.waits.attendance(wait.instance)
         is_unstarted = those.timed & ~those.started
         unstarted = those.inside[is_unstarted]
+        next_unstarted = those.inside[is_unstarted & those.heads]
         targets = self._absent_from(wait)
         if not any(isinstance(target, Member) for target in targets):
             if silent := self._silent_inside(those):
@@ -166,9 +167,8 @@ class Graph:
                 if self.stuck_inside(those):
                     return (), Ending.ALONE
                 return tuple(self._all_present(those.inside)), None
-            if targets and not wait.started and those.any_started:
-                if np.any(those.heads & is_unstarted):  # a device starts what is next for it alone
-                    return (), Ending.DEVICE
+            if targets and not wait.started and those.any_started and len(next_unstarted):
+                return (), Ending.DEVICE  # a device starts what is next for it without its peers
         targets += self._all_present(those.behind)
         if wait.started:
             targets += self._all_present(unstarted)

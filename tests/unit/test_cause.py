@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from frd.engine.edges import is_synchronizing
 from frd.engine.picture import MismatchFact
 from frd.engine.waits import Instance
 from frd.model import Confidence, Kind, RankState, Reason, Signature
@@ -498,3 +499,55 @@ def test_sixteen_thousand_ranks_waiting_for_one() -> None:
     verdict = scene.waits("world", 7, others).only()
     assert named(verdict) == {7_777: Reason.CPU_STUCK}
     assert len(verdict.victims) == 16_383
+
+
+# -- dumps that lack something ---------------------------------------------------------------
+
+
+def test_a_member_whose_marks_are_hidden_is_unknown() -> None:
+    """Rank 2 shows nothing of seq 7, but its dump has lost all it knew of the group."""
+    scene = missing_two()
+    scene.hidden.add(("dp", 2))
+    verdict = scene.only()
+    assert (named(verdict), verdict.unknown) == ({}, (2,))
+
+
+def test_a_circle_of_collectives_stands_whatever_an_unknown_rank_does() -> None:
+    """0 and 1 entered tp and dp in opposite orders; both also wait for 2, of which nobody knows."""
+    scene = Scene(3).group("tp", range(3)).group("dp", range(3)).rank(2, declared=False)
+    verdict = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).only()
+    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
+    assert verdict.unknown == (2,)
+
+
+def test_a_circle_is_not_called_while_a_younger_wait_may_explain_it() -> None:
+    """As before, but 0 has a younger op in flight, to which the unknown rank may not have come."""
+    scene = Scene(4).group("tp", range(3)).group("dp", range(3)).group("cp", [0, 3])
+    scene.rank(2, declared=False).rank(3, declared=False)
+    verdict = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).waits("cp", 1, [0], age=11).only()
+    assert (named(verdict), verdict.unknown) == ({}, (2,))
+
+
+def test_a_device_that_stands_still_is_named_although_a_rank_is_unknown() -> None:
+    """0 and 1 have started seq 7, the device of 2 has not, and of 3 nobody knows."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(3)).rank(3, declared=False)
+    verdict = scene.started("dp", 7, [0, 1]).started("dp", 6, [2]).only()
+    assert named(verdict) == {2: Reason.DEVICE_STUCK}
+    assert verdict.suspects[0].confidence is Confidence.MEDIUM
+    assert verdict.unknown == (3,)
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("coalesced(all_reduce x3)", True),
+        ("coalesced(broadcast,_all_gather_base)", True),
+        ("ALLGATHER_coalesced(_broadcast_oop x2)", True),
+        ("coalesced(broadcast x2)", False),
+        ("_broadcast_oop", False),
+    ],
+)
+def test_ops_issued_as_one_are_as_strict_as_the_strictest(op: str, expected: bool) -> None:
+    """Nobody completes a coalesced collective alone when one of its parts forbids it."""
+    assert is_synchronizing(op) is expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.flight import Entry, Name, parse_profiling_name, signature
+from frd.flight import Entry, Name, coalesced, parse_profiling_name, signature
 from frd.model import Signature
 
 
@@ -54,3 +54,28 @@ def test_signature() -> None:
         input_dtypes=("BFloat16",),
         output_dtypes=("BFloat16",),
     )
+
+
+def part(op: str, *sizes: int) -> Signature:
+    shape = tuple((size,) for size in sizes)
+    return Signature("nccl", op, shape, shape, ("Float",) * len(sizes), ("Float",) * len(sizes))
+
+
+@pytest.mark.parametrize(
+    ("parts", "op", "sizes"),
+    [
+        ([part("_broadcast_oop", 4), part("_broadcast_oop", 5), part("ALLGATHER_coalesced", 9)],
+         "ALLGATHER_coalesced(_broadcast_oop x2)", ((4,), (5,))),
+        ([part("all_reduce", 1), part("broadcast", 2), part("coalesced")],
+         "coalesced(all_reduce,broadcast)", ((1,), (2,))),
+        ([part("all_reduce", 1), part("all_reduce", 2)], "coalesced(all_reduce x2)", ((1,), (2,))),
+        ([part("all_reduce", 1), part("coalesced")], "all_reduce", ((1,),)),
+        ([part("REDUCE_SCATTER_coalesced", 7)], "REDUCE_SCATTER_coalesced", ((7,),)),
+    ],
+)  # fmt: skip
+def test_ops_issued_as_one_are_told_as_one(
+    parts: list[Signature], op: str, sizes: tuple[tuple[int, ...], ...]
+) -> None:
+    """The parts count; the entry that ends the series names it, or is alone where parts are not."""
+    whole = coalesced(parts)
+    assert (whole.op, whole.input_sizes) == (op, sizes)

@@ -129,6 +129,25 @@ def test_gathers_and_scatters_check_themselves(signature: Signature, words: str)
     assert match.self_contradiction(signature, 0) == ""
 
 
+@pytest.mark.parametrize(
+    ("op", "taken", "given", "fits"),
+    [
+        ("all_gather", ((3,),), ((3,), (5,)), True),
+        ("all_gather", ((4,),), ((3,), (5,)), True),
+        ("all_gather", ((7,),), ((3,), (5,)), False),
+        ("reduce_scatter", ((3,), (5,)), ((5,),), True),
+        ("reduce_scatter", ((3,), (5,)), ((6,),), False),
+        ("_all_gather_base", ((4,),), ((5,),), False),
+    ],
+)
+def test_lists_of_tensors_may_be_uneven(
+    op: str, taken: match.Sizes, given: match.Sizes, fits: bool
+) -> None:
+    """A list of one tensor a member must have the member's own among them, or add up."""
+    signature = Signature("nccl", op, taken, given, ("Float",), ("Float",))
+    assert (match.self_contradiction(signature, 2) == "") is fits
+
+
 def test_what_an_all_to_all_puts_in_is_weighed() -> None:
     """Only an all_to_all has a balance, and an absurd one cannot overflow a sum."""
     assert match.balance(sig("all_to_all_single", ((6,),), ((4,),))) == 2
