@@ -1,6 +1,6 @@
 """Pickles as PyTorch writes them: the layout of c10's pickler, byte for byte.
 
-Python's own pickler numbers every container; PyTorch's numbers strings, by value, and the containers
+Python's own pickler numbers every container, PyTorch's strings, by value, and the containers
 that are used again, which in a Flight Recorder dump are stack frames. So the files differ in size
 and shape, and a bench on the wrong kind measures another program.
 """

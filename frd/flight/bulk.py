@@ -6,7 +6,7 @@ the same schema as all others: where one does not, the file goes the usual way, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import msgspec
@@ -27,9 +27,11 @@ from frd.flight.columns import (
 )
 from frd.flight.decode import MAX_BYTES, PICKLE, Budget, lenient, parse, unpack
 from frd.flight.entry import Entry
-from frd.flight.lockstep import InStep, Repeated, read
+from frd.flight.layout import KINDS, Kind
+from frd.flight.lockstep import InStep, read
 from frd.flight.names import parse_profiling_name
 from frd.flight.trace import SCHEDULED
+from frd.flight.walk import Repeated
 from frd.model import Int64s
 
 _MAX_TABLE = 1 << 20
@@ -87,7 +89,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
     for at, name in enumerate(NARROW):
         narrow[at, rows] = indexes.get(name, -1)
     tiny[0, rows] = is_p2p
-    if (state := found.texts.get("state")) is not None:
+    if (state := found.repeated.get("state")) is not None:
         tiny[1, rows] = _looked_up(state, [STATES.get(word, SCHEDULED) for word in state.values])
     tiny[2, rows] = found.numbers.get("retired", 0)
     duration[rows] = found.reals.get("duration_ms", np.nan)
@@ -108,13 +110,14 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
 
 def _check(found: InStep) -> None:
     """What the schema of an entry demands of these columns."""
-    if not all(name in found.numbers or name in found.texts for name in _MANDATORY):
+    if not all(name in found.numbers or name in found.repeated for name in _MANDATORY):
         raise _Odd
-    for name, column in found.numbers.items():
-        if name not in _SIGNED and column.min() < 0:
+    for name, numbers in found.numbers.items():
+        if name not in _SIGNED and numbers.min() < 0:
             raise _Odd
-    for texts in found.texts.values():
-        if not all(isinstance(text, str) for text in texts.values):
+    for name, column in found.repeated.items():
+        wanted = dict if KINDS.get(name) is Kind.TREE else str
+        if not all(isinstance(value, wanted) for value in column.values):
             raise _Odd
 
 
@@ -122,11 +125,11 @@ def _indexes(
     found: InStep, known: Mapping[str, int], budget: Budget, into: Dictionaries
 ) -> tuple[dict[str, Int64s], Int64s]:
     """The dictionary columns, and which rows are of two ranks."""
-    texts, trees = found.texts, found.trees
-    groups = _pairs(texts["process_group"], texts["process_group[1]"])
-    spelled = texts["profiling_name"]
+    columns = found.repeated
+    groups = _pairs(columns["process_group"], columns["process_group[1]"])
+    spelled = columns["profiling_name"]
     names = [parse_profiling_name(text) for text in spelled.values]
-    shapes = trees.get("input_sizes", _nothing(len(found.rows)))
+    shapes = columns.get("input_sizes", _nothing(len(found.rows)))
     parts = [_part(tree, _SHAPES, budget) for tree in shapes.values]
     signatures = _pairs(Repeated(spelled.index, names), Repeated(shapes.index, parts))
     indexes = {
@@ -134,24 +137,24 @@ def _indexes(
         "name": _looked_up(spelled, [into.names.index(name) for name in names]),
         "signature": _looked_up(signatures, [into.signature(*pair) for pair in signatures.values]),
     }
-    if (stacks := trees.get("frames")) is not None:
+    if (stacks := columns.get("frames")) is not None:
         frames = [_part(tree, {"frames"}, budget).frames for tree in stacks.values]
         indexes["stack"] = _looked_up(stacks, [into.stack(stack) for stack in frames])
-    if "thread_name" in texts and "thread_id" in texts:
-        threads = _pairs(texts["thread_name"], texts["thread_id"])
+    if "thread_name" in columns and "thread_id" in columns:
+        threads = _pairs(columns["thread_name"], columns["thread_id"])
         indexes["thread"] = _looked_up(threads, [into.thread(*pair) for pair in threads.values])
     is_p2p = _looked_up(spelled, [name.is_p2p_kind for name in names])
     return indexes, is_p2p | found.numbers.get("is_p2p", 0)
 
 
-def _part(tree: Any, keys: Any, budget: Budget) -> Entry:
+def _part(tree: dict[str, Any], keys: Set[str], budget: Budget) -> Entry:
     """An entry of nothing but the values of one tree."""
-    if not isinstance(tree, dict) or not tree.keys() <= keys:
+    if not tree.keys() <= keys:
         raise _Odd
     return budget.entry(_BARE | tree)
 
 
-def _pairs(left: Repeated, right: Repeated) -> Repeated:
+def _pairs(left: Repeated[Any], right: Repeated[Any]) -> Repeated[Any]:
     """A column of the pairs of two columns."""
     width = len(right.values)
     both = left.index * width + right.index
@@ -165,10 +168,10 @@ def _pairs(left: Repeated, right: Repeated) -> Repeated:
     return Repeated(index, values)
 
 
-def _looked_up(column: Repeated, to: list[int]) -> Int64s:
+def _looked_up(column: Repeated[Any], to: list[int]) -> Int64s:
     return np.array(to, np.int64)[column.index]
 
 
-def _nothing(rows: int) -> Repeated:
+def _nothing(rows: int) -> Repeated[Any]:
     """A column of entries that have no shapes."""
     return Repeated(np.zeros(rows, np.int64), [{}])

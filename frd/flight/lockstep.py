@@ -16,7 +16,7 @@ and knows what to say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -24,9 +24,9 @@ from typing import Any, Final
 import numpy as np
 
 from frd.errors import DumpError
-from frd.flight.layout import Layout, layout_of
+from frd.flight.layout import layout_of
 from frd.flight.unpickle import load_plain
-from frd.flight.walk import Bools, Walk
+from frd.flight.walk import Repeated, Walk
 from frd.model import Float64s, Int64s
 
 MIN_ENTRIES: Final = 64
@@ -34,15 +34,6 @@ MIN_ENTRIES: Final = 64
 
 _TREE = re.compile(rb"(?s:[\](e]|h.|j.{4}|K.|M..|J.{4}|\x8a\x08.{8})*+")
 """Lists of numbers and references, with keys between them. Nothing is defined in them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Repeated:
-    """A column of values that repeat."""
-
-    index: Int64s
-    """Into `values`."""
-    values: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +50,9 @@ class InStep:
     """Numbers; flags (0 and 1); 0 for None."""
     reals: dict[str, Float64s]
     """NaN where an entry has none."""
-    texts: dict[str, Repeated]
-    """Of whatever the file refers to: nothing is known of the types."""
-    trees: dict[str, Repeated]
-    """Of dicts, which hold the key and those of the trees behind it."""
+    repeated: dict[str, Repeated[Any]]
+    """Texts (a pair is `name` and `name[1]`), and trees: dicts of the key and of those of the trees
+    behind it. Nothing is known of the types of what the file refers to."""
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.apart)
@@ -74,91 +64,48 @@ def read(data: bytes, source: str) -> InStep | None:
     if layout is None:
         return None
     walk = Walk(data, layout)
-    count = len(walk.starts)
     rows = np.flatnonzero(walk.fits)
-    trees = {name: _trees(data, places, rows) for name, places in walk.trees.items()}
-    plain = {name: _plain(tree.values) for name, tree in trees.items()}
-    sound = np.ones(len(rows), np.bool_)
+    trees = {name: walk.alike(begin[rows], end[rows]) for name, (begin, end) in walk.trees.items()}
+    plain = np.ones(len(rows), np.bool_)
+    for tree in trees.values():
+        plain &= np.array([_is_plain(value) for value in tree.values], np.bool_)[tree.index]
+    rows = rows[plain]
+    if len(rows) < MIN_ENTRIES or len(rows) * 2 < len(walk.starts):
+        return None
+    keys = {step.name: step.token for step in layout.steps}
+    pickles = {name: _references(numbers[rows]) for name, numbers in walk.references.items()}
     for name, tree in trees.items():
-        sound &= plain[name][tree.index]
-    rows = rows[sound]
-    trees = {name: _kept(tree, plain[name], sound) for name, tree in trees.items()}
-    if len(rows) < MIN_ENTRIES or len(rows) * 2 < count:
-        return None
-    return _load(data, layout, walk, rows, trees, source)
-
-
-def _trees(data: bytes, places: tuple[Int64s, Int64s], rows: Int64s) -> Repeated:
-    """The bytes of the trees of some entries."""
-    begin, end = (place[rows].tolist() for place in places)
-    seen: dict[bytes, int] = {}
-    index = [seen.setdefault(data[at:to], len(seen)) for at, to in zip(begin, end, strict=True)]
-    return Repeated(np.array(index, np.int64), list(seen))
-
-
-def _plain(trees: Sequence[bytes]) -> Bools:
-    return np.array([_TREE.fullmatch(tree) is not None for tree in trees], np.bool_)
-
-
-def _kept(trees: Repeated, plain: Bools, sound: Bools) -> Repeated:
-    """Only trees that are plain, of entries that are sound."""
-    place = np.cumsum(plain) - 1
-    values = [tree for tree, keep in zip(trees.values, plain.tolist(), strict=True) if keep]
-    return Repeated(place[trees.index[sound]], values)
-
-
-def _distinct(numbers: Int64s, bound: int) -> tuple[Int64s, Int64s] | None:
-    """The different ones, and for each number which of them it is; None when one is too large."""
-    if (largest := int(numbers.max())) >= bound:
-        return None
-    there = np.zeros(largest + 1, np.bool_)
-    there[numbers] = True
-    return np.flatnonzero(there), np.cumsum(there)[numbers] - 1
-
-
-def _load(
-    data: bytes, layout: Layout, walk: Walk, rows: Int64s, trees: dict[str, Repeated], source: str
-) -> InStep | None:
-    """Decode what is not in step and what the entries in step refer to, in one small pickle."""
+        used = tree.of(plain)
+        as_dicts = [b"}(%b%bu" % (keys[name], value or b"") for value in used.values]
+        pickles[name] = Repeated(used.index, as_dicts)
     left = np.ones(len(walk.starts), np.bool_)
     left[rows] = False
     apart = np.flatnonzero(left)
-    texts: dict[str, tuple[Int64s, Int64s]] = {}
-    for name, numbers in walk.references.items():
-        if (found := _distinct(numbers[rows], len(data))) is None:
-            return None
-        texts[name] = found
-    keys = {step.name: step.token for step in layout.steps}
-    wanted = [
-        *(_reference(number) for different, _ in texts.values() for number in different.tolist()),
-        *(b"}(%b%bu" % (keys[name], tree) for name, of in trees.items() for tree in of.values),
-    ]
-    pieces = _entries(data, walk.starts, apart)
-    small = b"".join((data[: layout.first], *pieces, b"](", *wanted, b"e\x86."))
-    try:
-        match load_plain(small, source=source):
-            case ({"entries": [*entries]} as document, [*values]):
-                pass
-            case _:
-                return None
-    except DumpError:
+    head = [data[: layout.first], *_entries(data, walk.starts, apart)]
+    decoded = _decode(head, pickles, len(apart), source)
+    if decoded is None:
         return None
-    if len(entries) != len(apart) or len(values) != len(wanted):
-        return None
-    value = iter(values)
     return InStep(
-        document=document,
+        document=decoded[0],
         rows=rows,
         apart=apart,
         numbers={name: column[rows] for name, column in walk.numbers.items()},
         reals={name: column[rows] for name, column in walk.reals.items()},
-        texts={n: Repeated(at, [*islice(value, len(d))]) for n, (d, at) in texts.items()},
-        trees={n: Repeated(t.index, [*islice(value, len(t.values))]) for n, t in trees.items()},
+        repeated=decoded[1],
     )
 
 
-def _reference(number: int) -> bytes:
-    return b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+def _is_plain(tree: bytes | None) -> bool:
+    return tree is not None and _TREE.fullmatch(tree) is not None
+
+
+def _references(numbers: Int64s) -> Repeated[bytes]:
+    different, index = np.unique(numbers, return_inverse=True)
+    tokens = [
+        b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+        for number in different.tolist()
+    ]
+    return Repeated(index, tokens)
 
 
 def _entries(data: bytes, starts: Int64s, which: Int64s) -> Iterator[bytes]:
@@ -166,3 +113,25 @@ def _entries(data: bytes, starts: Int64s, which: Int64s) -> Iterator[bytes]:
     ends = np.append(starts[1:], len(data) - 1)
     begin, end = starts[which].tolist(), ends[which].tolist()
     return (data[at:to] for at, to in zip(begin, end, strict=True))
+
+
+def _decode(
+    head: list[bytes], pickles: dict[str, Repeated[bytes]], entries: int, source: str
+) -> tuple[Any, dict[str, Repeated[Any]]] | None:
+    """One small pickle: the document, whose parts are in `head`, and what entries refer to."""
+    wanted = [value for column in pickles.values() for value in column.values]
+    try:
+        loaded = load_plain(b"".join((*head, b"](", *wanted, b"e\x86.")), source=source)
+    except DumpError:
+        return None
+    match loaded:
+        case ({"entries": list(found)} as document, list(values)):
+            if len(found) != entries or len(values) != len(wanted):
+                return None
+        case _:
+            return None
+    value = iter(values)
+    return document, {
+        name: Repeated(column.index, [*islice(value, len(column.values))])
+        for name, column in pickles.items()
+    }

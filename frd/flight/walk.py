@@ -8,7 +8,10 @@ own machine, since each step is the only way to read what is there.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +20,10 @@ from frd.flight.layout import OPTIONAL, Kind, Layout, Step
 from frd.model import Float64s, Int64s, UInt8s
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
+T = TypeVar("T")
 
+MAX_TREE = 512
+"""Bytes of a stack or of the shapes of one op that are looked at together."""
 _PAD = 1_024
 """A position that runs over the end stays within these bytes: no program is as long."""
 
@@ -34,6 +40,31 @@ _NUMBERS = _operands({b"K": 1, b"M": 2, b"J": 4, b"\x8a": 8})
 _NUMBERS_AND_NONE = _operands({b"K": 1, b"M": 2, b"J": 4, b"\x8a": 8, b"N": 0})
 _REFERENCES = _operands({b"h": 1, b"j": 4})
 _LONG, _INT32, _REAL, _TRUE, _FALSE, _TUPLE = b"\x8aJG\x88\x89\x86"
+_FACTORS = np.array(
+    [pow(0x9E3779B97F4A7C15, at + 1, 1 << 64) for at in range(MAX_TREE // 8)], np.uint64
+)
+
+
+@cache
+def _masks(words: int) -> npt.NDArray[np.uint64]:
+    """By number of bytes, up to those of so many words: ones where these are, and zeros."""
+    sizes = np.arange(8 * words + 1)
+    ones = np.where(np.arange(8 * words) < sizes[:, None], 255, 0).astype(np.uint8)
+    return ones.view("<u8")
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated(Generic[T]):
+    """A column of values that repeat."""
+
+    index: Int64s
+    """Into `values`."""
+    values: Sequence[T]
+
+    def of(self, rows: Bools) -> Repeated[T]:
+        """The column of some rows, with the values that they have."""
+        used, index = np.unique(self.index[rows], return_inverse=True)
+        return Repeated(index, [self.values[at] for at in used.tolist()])
 
 
 class Walk:
@@ -43,6 +74,7 @@ class Walk:
     """
 
     def __init__(self, data: bytes, layout: Layout) -> None:
+        self._data = data
         self._bytes: UInt8s = np.frombuffer(data + bytes(_PAD), np.uint8)
         # The eight bytes from every position on, as a number.
         size = len(self._bytes) - 8
@@ -65,6 +97,30 @@ class Walk:
         for step in layout.steps:
             self._take(step)
         self.fits &= self._at == ends
+
+    def alike(self, begin: Int64s, end: Int64s) -> Repeated[bytes | None]:
+        """The bytes between positions; None for those that are too long, or unlike their likes."""
+        size = end - begin
+        longest = int(size.max(initial=1))
+        if longest > MAX_TREE:
+            begin, size = np.where(size > MAX_TREE, 0, begin), np.where(size > MAX_TREE, 0, size)
+            longest = MAX_TREE
+        words = self._padded_words(begin, size, -(-longest // 8))
+        # Equal bytes have equal sums; unequal ones hardly ever, and are found out below.
+        sums = words @ _FACTORS[: words.shape[1]]
+        _, first, index = np.unique(sums, return_index=True, return_inverse=True)
+        same = (words == words[first[index]]).all(axis=1) & (size == size[first[index]])
+        index[~same | (size == 0)] = len(first)
+        spans = zip(begin[first].tolist(), (begin + size)[first].tolist(), strict=True)
+        return Repeated(index, [*(self._data[at:to] for at, to in spans), None])
+
+    def _padded_words(self, begin: Int64s, size: Int64s, count: int) -> npt.NDArray[np.uint64]:
+        """Rows of `count` words each: `size` bytes from `begin` on, and zeros."""
+        places = len(self._bytes) - 8 * count
+        chunks = np.ndarray((places,), f"V{8 * count}", self._bytes.data, strides=(1,))
+        words: npt.NDArray[np.uint64] = chunks[begin].view("<u8").reshape(-1, count)
+        words &= _masks(count)[size]
+        return words
 
     def _take(self, step: Step) -> None:
         name = step.name
