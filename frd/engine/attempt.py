@@ -314,6 +314,11 @@ class Attempt:
         floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
         return cut.stalls(self._ranks, self._groups, self._pairs, self._channels, floor)
 
+    @property
+    def disagrees(self) -> bool:
+        """There are mismatch facts; cheap, unlike telling them."""
+        return self._collectives.disagrees
+
     def mismatch_facts(self, now: AlignedNs) -> list[MismatchFact]:
         """Collectives whose members do not agree, and some time beyond their end."""
         self._collectives.settle(now)
@@ -328,7 +333,7 @@ class Attempt:
             world_size=self.world_size,
             groups=cut.groups(self._groups, self._pairs, self._collectives.ops()),
             channels=self._channels.picture(),
-            mismatches=self.mismatch_facts(now),
+            mismatches=self._collectives.facts(),
             **cut.ranks(self._ranks),
         )
 

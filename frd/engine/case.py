@@ -84,8 +84,7 @@ class Case:
         elif now - self.ended_at > (judged_after_s(self._policy) + 0.5) * 1e9:
             return self.incidents.close_all(now, "the attempt ended", but=Kind.RANK_LOST)
         stalled = attempt.stalls(now)
-        facts = attempt.mismatch_facts(now)
-        if not (len(stalled) or facts or attempt.lost or len(self.incidents)):
+        if not (len(stalled) or attempt.disagrees or attempt.lost or len(self.incidents)):
             return []
         since_ns = now - self._looked_at
         if since_ns < attempt.world_size * _PAUSE_NS_PER_RANK or (
@@ -93,8 +92,8 @@ class Case:
         ):
             return []
         self._looked_at, self._looked_revision = now, attempt.revision
-        ripe = self._ripe(facts, stalled, now)
-        picture = replace(attempt.picture(now), mismatches=ripe)
+        picture = attempt.picture(now)
+        picture = replace(picture, mismatches=self._ripe(picture.mismatches, stalled, now))
         verdicts = find(
             picture,
             stalled,

@@ -183,6 +183,10 @@ class Collectives:
 
     # -- answers -----------------------------------------------------------------------------
 
+    @property
+    def disagrees(self) -> bool:
+        return self._mismatches.any_facts
+
     def facts(self) -> list[MismatchFact]:
         return self._mismatches.facts(self._groups, self._pairs, self.signatures)
 

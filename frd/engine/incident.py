@@ -153,12 +153,17 @@ class Incidents:
             for e in first_lost(picture, self._policy)
             if e.at >= old_news and (e.rank, e.at) not in self._told
         ]
-        if not lost or any(c.finding.kind is Kind.RANK_LOST for c in self._open.values()):
+        if not lost:
+            return []
+        losses = [c for c in self._open.values() if c.finding.kind is Kind.RANK_LOST]
+        if losses:
+            named = set().union(*(claim.named for claim in losses))
+            self._told.update((e.rank, e.at) for e in lost if e.rank in named)  # if restored
             return []
         self._told.update((e.rank, e.at) for e in lost)
         ranks = {e.rank for e in lost}
-        if named := [claim for claim in self._open.values() if claim.named & ranks]:
-            return [event for claim in named for event in claim.exited(picture, lost)]
+        if blamed := [claim for claim in self._open.values() if claim.named & ranks]:
+            return [event for claim in blamed for event in claim.exited(picture, lost)]
         if any(ranks & set(claim.finding.victims) for claim in self._open.values()):
             return []
         claim = Claim.of_loss(self._key, picture, lost, self._policy)

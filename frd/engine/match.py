@@ -27,6 +27,8 @@ from frd.model import Int32s, Int64s, Signature
 MAX_OPS: Final = 64
 """Op names that get a histogram of their own; they end as metric labels."""
 OTHER_OP: Final = "other"
+_MOST_SHAPES: Final = 8
+"""Told to people; ops that were coalesced have thousands."""
 _MOST_ELEMENTS: Final = 2**53
 """No tensor has more; what claims to must not overflow a sum."""
 
@@ -205,7 +207,8 @@ def _op(signature: Signature, other: Signature) -> str:
 
 
 def _shapes(sizes: Sizes) -> str:
-    return str([list(size) for size in sizes])
+    more = f" and {len(sizes) - _MOST_SHAPES} more" if len(sizes) > _MOST_SHAPES else ""
+    return str([list(size) for size in sizes[:_MOST_SHAPES]]) + more
 
 
 def _counts(sizes: Sizes) -> tuple[int, ...]:

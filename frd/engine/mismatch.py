@@ -70,6 +70,10 @@ class Mismatches:
     def __len__(self) -> int:
         return len(self._groups)
 
+    @property
+    def any_facts(self) -> bool:
+        return any(known.facts for known in self._groups.values())
+
     def differs(self, group: int, seq: int, first: int, rank: int, signature: int) -> None:
         """A member passed a signature whose match class is not that of the first one seen."""
         fact = self._fact(group, seq, first)
