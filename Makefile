@@ -4,7 +4,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-BENCHES := $(sort $(wildcard bench/*.py))
+BENCHES := ingest overhead analyze
 
 .PHONY: help demo test lint bench proto clean
 .DELETE_ON_ERROR:
@@ -37,7 +37,8 @@ lint: .venv/installed .venv-proto/installed
 	@scripts/generate --check
 
 bench: .venv/installed torch
-	@for bench in $(BENCHES); do echo "frd: $$bench"; $(BIN)/python $$bench --json || exit 1; done
+	@for bench in $(BENCHES); do \
+		echo "frd: bench/$$bench.py"; $(BIN)/python bench/$$bench.py --json || exit 1; done
 
 proto: .venv-proto/installed
 	@scripts/generate
