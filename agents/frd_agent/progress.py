@@ -1,9 +1,11 @@
 """How far one rank has come in one group: what it joined, what of that is still open.
 
-Two kinds of numbers meet here. The ring's entries carry seqs, which peers can be compared by, but
-reading them costs the rank. The counters of `pg_status` cost nothing and count seqs (NCCL) or all
-ops (Gloo, whose sends and receives leave no entry): `Counter` says when one can be turned into the
-other. Pure arithmetic; who polls what, and when, is decided elsewhere.
+Only entries are believed. The counters of `pg_status` cost nothing to read, but they count ops
+(Gloo) or mix the numbers of sends with seqs (NCCL), and what completed last in Gloo need not be the
+latest op; a watermark made of them would claim what never happened, and the service believes
+watermarks. So they serve to notice that something has changed, to tell a dump that was taken while
+a recorder was between its entries and its counters, and, for an op whose entry the ring has
+overwritten, to tell its end. Pure arithmetic; who polls what, and when, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,10 +17,9 @@ from typing import Final
 from frd.flight import Entry, Status
 from frd.model import UNKNOWN_SEQ
 
-_STEADY: Final = 200
-"""Collectives in a row that make a group translatable again after something irregular in it."""
 _COUNTS_SEQS: Final = frozenset({"nccl"})
 _COUNTS_OPS: Final = frozenset({"gloo"})
+_NO_NUMBER: Final = -1
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class Item:
     """Of its last entry: a coalesced collective has several, and the last one tells its end."""
     signature: int
     created_ns: int
+    number: int
+    """What the group's counters call it; -1 where nobody knows."""
     row: int = -1
     """Its JOINED row, while that can still be amended."""
     started_ns: int = 0
@@ -50,51 +53,24 @@ class Marks:
     head_created_ns: int = 0
 
 
-class Counter:
-    """Translates the raw counters of one process group to seqs, while that is sound."""
-
-    __slots__ = ("_counts_ops", "_counts_seqs", "_lead", "_steady")
-
-    def __init__(self, backend: str) -> None:
-        self._counts_seqs = backend in _COUNTS_SEQS
-        self._counts_ops = backend in _COUNTS_OPS
-        self._lead: int | None = None
-        """Ops that the group's own numbering is ahead of its seqs."""
-        self._steady = _STEADY
-
-    def collective(self, op_id: int, seq: int) -> None:
-        lead = op_id - seq
-        if lead == self._lead:
-            self._steady += 1
-            return
-        if self._lead is not None and not self._counts_seqs:
-            self._steady = 0
-        self._lead = lead
-
-    def p2p(self) -> None:
-        """NCCL writes the numbers of P2P ops into the same counters; nothing tells them apart."""
-        self._steady = 0
-
-    @property
-    def offset(self) -> int | None:
-        """What to take from a raw counter to get a seq; None when that would be a guess."""
-        if self._lead is None or self._steady < _STEADY:
-            return None
-        if self._counts_seqs:
-            return 0
-        if self._counts_ops or self._lead == 0:
-            return self._lead
-        return None
+def number_of(backend: str, entry: Entry) -> int:
+    """What `pg_status` calls the op of `entry`; -1 where nobody knows."""
+    if backend in _COUNTS_SEQS:
+        return entry.collective_seq_id
+    if backend in _COUNTS_OPS or entry.op_id == entry.collective_seq_id:
+        return entry.op_id
+    return _NO_NUMBER
 
 
 class Progress:
     """One rank in one group."""
 
     __slots__ = (
-        "_guess",
+        "_last_number",
+        "backend",
         "closed",
-        "counter",
         "group",
+        "has_p2p",
         "joined",
         "open",
         "parts",
@@ -106,7 +82,7 @@ class Progress:
         self.group = group
         """Index in the dictionary."""
         self.pg_id = pg_id
-        self.counter = Counter(backend)
+        self.backend = backend
         self.joined = UNKNOWN_SEQ
         self.started = UNKNOWN_SEQ
         self.open: dict[int, Item] = {}
@@ -115,7 +91,9 @@ class Progress:
         """The group is gone, unless an entry says otherwise."""
         self.parts: tuple[Entry, ...] = ()
         """The entries of `joined`, while more of the same (coalesced) collective may follow."""
-        self._guess = (UNKNOWN_SEQ, 0)
+        self.has_p2p = False
+        """NCCL writes the numbers of P2P ops into the same counters; nothing tells them apart."""
+        self._last_number = _NO_NUMBER
 
     def join(self, seq: int, item: Item, entry: Entry) -> None:
         """The rank's next collective in this group."""
@@ -125,7 +103,7 @@ class Progress:
         self.parts = (entry,)
         if item.started:
             self.started = max(self.started, seq)
-        self.counter.collective(entry.op_id, seq)
+        self._last_number = item.number
 
     def seal(self) -> None:
         """The rows of this dump go out now; nothing amends them any more."""
@@ -133,10 +111,22 @@ class Progress:
         for item in self.open.values():
             item.row = -1
 
-    def has_completed(self, seq: int, status: Mapping[int, Status]) -> bool:
-        """The raw counters say so."""
-        offset, raw = self.counter.offset, status.get(self.pg_id)
-        return offset is not None and raw is not None and raw.completed - offset >= seq
+    def has_completed(self, item: Item, status: Mapping[int, Status]) -> bool:
+        """The raw counters say so: all there is to go by once the ring has forgotten `item`."""
+        raw = status.get(self.pg_id)
+        return raw is not None and not self.has_p2p and 0 <= item.number <= raw.completed
+
+    def disagrees(self, raw: Status) -> bool:
+        """A dump's counters are ahead of its entries.
+
+        Gloo counts an op, and later writes its entry; counts its end, and later marks the entry. A
+        dump may fall in between. Or a send was counted, or a later op ended first: nothing tells.
+        """
+        if self.backend not in _COUNTS_OPS or self.closed:
+            return False
+        return raw.enqueued > self._last_number or any(
+            item.number <= raw.completed for item in self.open.values() if not item.overwritten
+        )
 
     def settle(self) -> list[tuple[int, Item]]:
         """The collectives that may now be reported completed, in order; they leave `open`.
@@ -169,38 +159,6 @@ class Progress:
             self.joined, self._started(head - 1), head - 1, max(self.open[head].created_ns, 1)
         )
 
-    def translated(self, raw: Status, at_ns: int) -> Marks | None:
-        """As of `at_ns`, when the raw counters were `raw`; None when that would be a guess.
-
-        A raw `completed` is the collective that completed last. Gloo's worker threads may finish a
-        later one first; the next dump of the ring corrects what that makes of the watermark.
-        """
-        offset = self.counter.offset
-        if offset is None:
-            return None
-        known = self.marks
-        enqueued = max(known.enqueued, raw.enqueued - offset)
-        completed = min(max(known.completed, raw.completed - offset), enqueued)
-        started = self.started
-        if raw.started >= 0:
-            started = min(max(started, raw.started - offset), enqueued)
-        if completed == enqueued:
-            return Marks(enqueued, max(started, completed) if started >= 0 else started, completed)
-        return Marks(
-            enqueued,
-            max(started, completed) if started >= 0 else started,
-            completed,
-            self._head_created(completed + 1, at_ns),
-        )
-
     def _started(self, completed: int) -> int:
         """A recorder without timing tells no starts at all."""
         return UNKNOWN_SEQ if self.started < 0 else max(self.started, completed)
-
-    def _head_created(self, head: int, at_ns: int) -> int:
-        """When `head` was enqueued; the first sight of it where no entry has told."""
-        if (item := self.open.get(head)) is not None:
-            return max(item.created_ns, 1)
-        if self._guess[0] != head:
-            self._guess = head, at_ns
-        return self._guess[1]

@@ -119,7 +119,7 @@ class Recorders:
             diff = ring.apply(dump, taken_at_ns, naming)
             reading.rows += diff.rows
             reading.lost += diff.lost
-            reading.unread |= ring.held
+            reading.unread |= not ring.is_whole
         else:
             reading.unread = True
         reading.entries = max(reading.entries, ring.capacity)

@@ -1,8 +1,8 @@
-"""Where a rank stands now: its rings as last read, carried forward by its tap's counters.
+"""Where a rank stands now: its rings as last read, and up to when that is the whole truth.
 
-Absence is evidence only up to the moment for which all numbers are the whole truth, so each answer
-says that moment: the publication of the counters where every one of them is unchanged since the
-dump or can be turned into a seq, else the last dump. Pure.
+Absence is evidence only up to such a moment: the publication of the tap's counters where every one
+of them is unchanged since the dump, else the dump. Counters that have moved say only that there is
+something to read (`progress` tells why), and the service must not hear more than that. Pure.
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ def stand(
     as_of: int | None = None
     exact = raw is not None
     for recorder, ring in rings:
-        counters = _of(recorder, raw) if raw is not None else None
-        if counters is None or published_at_ns <= ring.taken_at_ns or not ring.taken_at_ns:
-            ring_marks = [(progress.group, progress.marks) for progress in ring.groups]
-            until: int = ring.taken_at_ns
-            exact = exact and recorder.number is not None and ring.taken_at_ns > 0
-        else:
-            ring_marks, complete = _carried(ring, counters, published_at_ns)
-            until = published_at_ns if complete else ring.taken_at_ns
-            exact = exact and complete
-        marks += ring_marks
+        marks += [(progress.group, progress.marks) for progress in ring.groups]
+        until: int = ring.taken_at_ns
+        if raw is None or recorder.number is None or not ring.taken_at_ns:
+            exact = False
+        elif published_at_ns > ring.taken_at_ns:
+            if _has_rested(ring, _of(recorder.number, raw)):
+                until = published_at_ns
+            else:
+                exact = False
         as_of = until if as_of is None else min(as_of, until)
     return Standing(marks, NodeNs(as_of or 0), exact)
 
@@ -69,35 +68,21 @@ def raw_of(rings: Iterable[tuple[Recorder, Ring]]) -> dict[tuple[int, int], Stat
     }
 
 
-def _of(recorder: Recorder, raw: Raw) -> dict[int, Status] | None:
-    if recorder.number is None:
-        return None
-    return {pg_id: status for (number, pg_id), status in raw.items() if number == recorder.number}
+def _of(number: int, raw: Raw) -> dict[int, Status]:
+    return {pg_id: status for (recorder, pg_id), status in raw.items() if recorder == number}
 
 
-def _carried(
-    ring: Ring, counters: Mapping[int, Status], at_ns: NodeNs
-) -> tuple[list[tuple[int, Marks]], bool]:
-    """The ring's marks at `at_ns`, and whether they are the whole truth then."""
-    marks = []
-    complete = True
-    read = set()
-    for progress in ring.groups:
-        read.add(progress.pg_id)
-        status, before = counters.get(progress.pg_id), ring.status.get(progress.pg_id)
-        if progress.closed or (status == before and status is not None and not ring.held):
-            marks.append((progress.group, progress.marks))
-            continue
-        if status is None:  # entries without counters (torchcomms) may have followed unseen
-            marks.append((progress.group, progress.marks))
-            complete = False
-            continue
-        carried = progress.translated(status, at_ns)
-        complete = complete and carried is not None
-        marks.append((progress.group, carried or progress.marks))
-    unread = (
-        pg_id
-        for pg_id, status in counters.items()
-        if pg_id not in read and status != ring.status.get(pg_id)
+def _has_rested(ring: Ring, counters: Mapping[int, Status]) -> bool:
+    """Nothing has been enqueued or completed since the dump."""
+    closed = {progress.pg_id for progress in ring.groups if progress.closed}
+    alive = {progress.pg_id for progress in ring.groups if not progress.closed}
+    # Entries without counters (torchcomms) may have been followed by others unseen.
+    return (
+        ring.is_whole
+        and alive <= counters.keys()
+        and all(
+            status == ring.status.get(pg_id)
+            for pg_id, status in counters.items()
+            if pg_id not in closed
+        )
     )
-    return marks, complete and next(unread, None) is None

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from frd.flight import Dump, Entry, Name, Status, parse_profiling_name
 from frd_agent.channels import Channels
-from frd_agent.progress import Item, Progress
+from frd_agent.progress import Item, Progress, number_of
 from frd_agent.rows import (
     FAILED,
     JOINED,
@@ -71,6 +71,9 @@ class Ring:
         """The raw counters of the last dump."""
         self.held = False
         """The last dump showed entries too young to be read; they come with the next one."""
+        self.torn = False
+        """The last dump's counters say more than its entries, for the first time: the next dump
+        tells whether it fell between the two."""
         self.capacity = 0
         """The most entries that a dump ever had."""
         self.channels = Channels()
@@ -85,6 +88,11 @@ class Ring:
     @property
     def groups(self) -> Iterable[Progress]:
         return self._groups.values()
+
+    @property
+    def is_whole(self) -> bool:
+        """The last dump showed all that the recorder knew, and all of it has been read."""
+        return not (self.held or self.torn)
 
     def new_groups(self, dump: Dump, taken_at_ns: int) -> dict[str, bool]:
         """Names of groups that `apply` would meet for the first time; True: for another time.
@@ -111,8 +119,9 @@ class Ring:
         rows: list[Row] = []
         lost, reset = 0, False
         self.taken_at_ns = taken_at_ns
-        self.status = dump.status
+        before, self.status = self.status, dump.status
         if not (entries := dump.entries):
+            self.torn = self._is_torn(before)
             return Diff(rows, lost, reset)
         fresh, reset = self._unread(entries, taken_at_ns)
         if reset:
@@ -131,6 +140,7 @@ class Ring:
         if self.held:
             left = bisect_right(entries, self._last_id, key=record_id_of)
             self.taken_at_ns = min(taken_at_ns, entries[left].time_created_ns - 1)
+        self.torn = self._is_torn(before)
         return Diff(rows, lost, reset)
 
     def close(self, gone: Callable[[str], bool]) -> None:
@@ -192,6 +202,16 @@ class Ring:
             and entries[at].time_created_ns != self._last_created_ns
         )
 
+    def _is_torn(self, before: Mapping[int, Status]) -> bool:
+        """Counters that were the same in two dumps have waited for their entries long enough."""
+        moved = {pg_id for pg_id, raw in self.status.items() if raw != before.get(pg_id)}
+        read = {progress.pg_id for progress in self._groups.values()}
+        past = {pg_id for pg_id, _, _ in self._past}
+        return not moved <= read | past or any(
+            progress.pg_id in moved and progress.disagrees(self.status[progress.pg_id])
+            for progress in self._groups.values()
+        )
+
     def _is_partial(self, entries: Sequence[Entry]) -> bool:
         """The recorder showed its active entries only: one that is not there is over."""
         first, last = entries[0].record_id, entries[-1].record_id
@@ -219,7 +239,7 @@ class Ring:
                     item.done = True
                 else:
                     item.overwritten = True
-                    item.done = progress.has_completed(seq, self.status)
+                    item.done = progress.has_completed(item, self.status)
             settle(progress, rows)
 
     def _end_channels(self, entries: Sequence[Entry], find: Find, absent_is_over: bool) -> None:
@@ -248,12 +268,15 @@ class Ring:
                 continue
             seq = entry.collective_seq_id
             if entry.is_p2p or name.is_p2p_kind:
-                progress.counter.p2p()
+                progress.has_p2p = True
                 if name.is_p2p_kind and not is_done(entry):
                     self.channels.begin(entry, name, progress.group, names.members(progress.group))
             elif seq > progress.joined:
                 signature = names.signature((entry,))
-                item = Item(entry.record_id, signature, entry.time_created_ns, len(rows))
+                number = number_of(progress.backend, entry)
+                item = Item(
+                    entry.record_id, signature, entry.time_created_ns, number, row=len(rows)
+                )
                 rows.append(row_of(progress, seq, item, JOINED | update(item, entry)))
                 progress.join(seq, item, entry)
                 touched[id(progress)] = progress

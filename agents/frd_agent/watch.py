@@ -43,8 +43,12 @@ class WatchPolicy:
     cost_share: float = 0.005
     """Of a core, for dumps that nothing urgent asks for."""
     min_refresh_s: float = 2.0
-    inexact_refresh_s: float = 4.0
-    """At most this long between dumps of a moving rank whose counters cannot be translated."""
+    max_refresh_s: float = 4.0
+    """Between dumps of a moving rank, which is known as of the last one: below what the service
+    takes for late. A ring so large that this would cost `max_cost_share` is read less often."""
+    max_cost_share: float = 0.01
+    rest_every_s: float = 3.0
+    """Between dumps of a rank that rests now and again with nothing in flight."""
 
 
 class Why(Enum):
@@ -86,7 +90,7 @@ class Watch:
 
         `every_s`: how often they come; a tap with many groups publishes more rarely.
         `exact`: with the last dump they say all that the rank has done. Never so before the first
-        dump, with a recorder that has no counters, or where counters cannot be turned into seqs.
+        dump, with a recorder that has no counters, or when they have moved since.
         """
         self._exact = exact
         self._stale_s = max(self._policy.stale_s, 2.0 * every_s)
@@ -141,7 +145,8 @@ class Watch:
             return Why.REFRESH if not self._exact and since >= self._refresh_s else None
         if self._fresh >= policy.fill * self._ring:
             return Why.FILL
-        if (self._in_flight or not self._exact) and now - self._moved_at >= policy.still_s:
+        rests = now - self._moved_at >= policy.still_s
+        if rests and (self._in_flight or since >= policy.rest_every_s):
             return Why.STILL
         return Why.REFRESH if since >= self._refresh_s else None
 
@@ -162,5 +167,6 @@ class Watch:
     @property
     def _refresh_s(self) -> float:
         policy = self._policy
-        wait = max(self._entries * policy.entry_cost_s / policy.cost_share, policy.min_refresh_s)
-        return wait if self._exact else min(wait, policy.inexact_refresh_s)
+        cost_s = self._entries * policy.entry_cost_s
+        longest_s = max(policy.max_refresh_s, cost_s / policy.max_cost_share)
+        return min(max(cost_s / policy.cost_share, policy.min_refresh_s), longest_s)

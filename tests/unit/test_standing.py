@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+import pytest
 
 from frd.flight import Dump, Entry, Status
 from frd.model import AttemptKey, NodeNs
@@ -36,12 +37,20 @@ def op(
     )
 
 
-def ring_of(entries: Sequence[Entry], status: Status) -> Ring:
+def naming() -> Naming:
     dictionary = Dictionary()
     names = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
     names.replace({"0": KnownGroup("default_pg", (0, 1))})
+    return names
+
+
+def dump(entries: Sequence[Entry], status: Status) -> Dump:
+    return Dump("", "2.10", entries=tuple(entries), status={0: status})
+
+
+def ring_of(entries: Sequence[Entry], status: Status) -> Ring:
     ring = Ring()
-    ring.apply(Dump("", "2.10", entries=tuple(entries), status={0: status}), DUMPED, names)
+    ring.apply(dump(entries, status), DUMPED, naming())
     return ring
 
 
@@ -55,52 +64,54 @@ def test_unchanged_counters_carry_the_dump_forward() -> None:
     assert at(ring, Status(2, -1, 1)) == Standing([(0, Marks(2, -1, 1, T0 + 1))], PUBLISHED, True)
 
 
-def test_counters_of_a_pure_group_are_seqs() -> None:
-    """Five more collectives, the last one open: known without a dump, its start to a second."""
-    ring = ring_of([op(0, 1), op(1, 2)], Status(2, -1, 2))
-    assert at(ring, Status(7, -1, 6)) == Standing(
-        [(0, Marks(7, -1, 6, PUBLISHED))], PUBLISHED, True
-    )
-    later = stand([(GENERIC, ring)], {(0, 0): Status(7, -1, 6)}, NodeNs(PUBLISHED + 10**9))
-    assert later.marks == [(0, Marks(7, -1, 6, PUBLISHED))], "first seen is what counts"
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_counters_that_moved_claim_nothing(backend: str) -> None:
+    """The counters are 5 ahead: sends that Gloo counts, or NCCL numbers, are no collectives."""
+    entries = [op(i, i + 1, backend=backend) for i in range(300)]
+    ring = ring_of(entries, Status(300, -1, 300))
+    assert at(ring, Status(305, -1, 305)) == Standing([(0, Marks(300, -1, 300))], DUMPED, False)
 
 
-def test_ops_that_leave_no_entry_make_counters_useless() -> None:
-    """Gloo's sends count as ops: after one, seven ops are not seven collectives."""
-    ring = ring_of([op(0, 1), op(1, 2, op_id=3)], Status(3, -1, 3))
-    assert at(ring, Status(7, -1, 7)) == Standing([(0, Marks(2, -1, 2))], DUMPED, False)
+def test_what_gloo_completed_last_is_not_all_that_it_completed() -> None:
+    """Op 2 hangs in one of Gloo's threads while the other one ends op 3: 2 is still open."""
+    entries = [op(0, 1), op(1, 2, retired=False), op(2, 3, retired=False)]
+    ring = ring_of(entries, Status(3, -1, 1))
+    assert at(ring, Status(3, -1, 3)).marks == [(0, Marks(3, -1, 1, T0 + 1))]
 
 
-def test_a_constant_lead_of_ops_is_taken_off() -> None:
-    """The ring shows only ops after an early send: all are one ahead."""
-    ring = ring_of([op(0, 1, op_id=2), op(1, 2, op_id=3)], Status(3, -1, 3))
-    assert at(ring, Status(5, -1, 5)) == Standing([(0, Marks(4, -1, 4))], PUBLISHED, True)
+@pytest.mark.parametrize(
+    ("torn", "whole"),
+    [
+        ([op(0, 1)], [op(0, 1), op(1, 2)]),  # op 2 is counted, its entry is still to come
+        ([op(0, 1), op(1, 2, retired=False)], [op(0, 1), op(1, 2)]),  # so is the mark of its end
+    ],
+)
+def test_a_dump_between_counter_and_entry(torn: list[Entry], whole: list[Entry]) -> None:
+    """The rank rests, but the dump was taken in the middle of its last op: it is taken again."""
+    ring, status = Ring(), Status(2, -1, 2)
+    names = naming()
+    ring.apply(dump(torn, status), DUMPED, names)
+    assert not ring.is_whole
+    assert (at(ring, status).as_of_ns, at(ring, status).exact) == (DUMPED, False)
+    ring.apply(dump(whole, status), NodeNs(DUMPED + 1), names)
+    assert at(ring, status) == Standing([(0, Marks(2, -1, 2))], PUBLISHED, True)
 
 
-def test_nccl_counts_seqs_until_it_counts_p2p() -> None:
-    """NCCL's counters are seqs, but a send writes its own number into them."""
-    recorder = Recorder("dump_nccl_trace_json", {}, 0)
-    pure = ring_of([op(0, 4, op_id=9, backend="nccl")], Status(4, -1, 4))
-    assert at(pure, Status(5, -1, 4), recorder).marks == [(0, Marks(5, -1, 4, PUBLISHED))]
-    send = replace(Dump("", "2.10"), entries=(p2p(1),), status={0: Status(4, -1, 4)})
-    dictionary = Dictionary()
-    names = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
-    names.replace({"0": KnownGroup("default_pg", (0, 1))})
-    pure.apply(send, DUMPED, names)
-    assert at(pure, Status(90, -1, 4), recorder).as_of_ns == DUMPED
+def test_counters_ahead_of_entries_in_two_dumps_are_so_for_good() -> None:
+    """Op 2 hangs, op 3 is over, and a send was counted: the second dump is the truth."""
+    entries, status = [op(0, 1), op(1, 2, retired=False), op(2, 3)], Status(4, -1, 3)
+    ring, names = Ring(), naming()
+    for _ in range(2):
+        ring.apply(dump(entries, status), DUMPED, names)
+    assert at(ring, status) == Standing([(0, Marks(3, -1, 1, T0 + 1))], PUBLISHED, True)
 
 
-def p2p(record_id: int) -> Entry:
-    return Entry(
-        record_id=record_id,
-        process_group=("0", "default_pg"),
-        profiling_name="nccl:send 0->1",
-        collective_seq_id=4,
-        pg_id=0,
-        op_id=10,
-        is_p2p=True,
-        time_created_ns=T0,
-    )
+def test_the_first_op_of_a_group_is_counted_before_it_is_seen() -> None:
+    """A dump has counters of a group and no entry of it yet: that group is not known to be idle."""
+    ring, names = Ring(), naming()
+    new = Dump("", "2.10", entries=(op(0, 1),), status={0: Status(1, -1, 1), 7: Status(1, -1, 0)})
+    ring.apply(new, DUMPED, names)
+    assert not ring.is_whole
 
 
 def test_a_group_that_no_entry_has_named_yet() -> None:
@@ -121,11 +132,11 @@ def test_without_counters_the_dump_is_all() -> None:
 
 
 def test_several_recorders_are_known_as_far_as_the_worst_of_them() -> None:
-    """One ring is translatable, the other is not: the rank is known up to the latter's dump."""
+    """One recorder rests, the other has moved: the rank is known up to the latter's dump."""
     good = ring_of([op(0, 1)], Status(1, -1, 1))
-    bad = ring_of([op(0, 1), op(1, 2, op_id=3)], Status(3, -1, 3))
+    bad = ring_of([op(0, 1), op(1, 2)], Status(2, -1, 2))
     rings = [(GENERIC, good), (Recorder("dump_nccl_trace_json", {}, 1), bad)]
-    raw = {(0, 0): Status(2, -1, 2), (1, 0): Status(9, -1, 9)}
+    raw = {(0, 0): Status(1, -1, 1), (1, 0): Status(9, -1, 9)}
     standing = stand(rings, raw, PUBLISHED)
     assert (standing.as_of_ns, standing.exact) == (DUMPED, False)
 
