@@ -6,6 +6,7 @@ P2P ops are no collectives: they pair by channel, see `frd.offline.channels`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -119,6 +120,38 @@ class Collectives(Sequence[Collective]):
             self._order.append((order, np.searchsorted(of_call[order], np.arange(len(self) + 1))))
         order, bounds = self._order[0]
         return order[bounds[at] : bounds[at + 1]]
+
+    def of_entries(self, rank: int) -> Int64s:
+        """The collective of each entry of a rank, parallel to its trace.
+
+        -1 for P2P ops, and for entries that do not count any more (before a reset).
+        """
+        rows, _, found = self._source
+        calls, trace = rows.calls, rows.trace.ranks[rank]
+        out = np.full(len(trace), -1, np.int64)
+        bounds = [
+            bisect_left(range(len(calls)), r, key=lambda call: rows.pair_rank[calls.pair[call]])
+            for r in (rank, rank + 1)
+        ]
+        mine = np.arange(*bounds)
+        first, last = calls.first_row[mine], calls.last_row[mine]
+        out[first] = found.of_call[mine]
+        for call in np.flatnonzero(last > first).tolist():  # coalesced
+            head, span = first[call], slice(first[call], last[call] + 1)
+            parts = (trace.seq[span] == trace.seq[head]) & (trace.group[span] == trace.group[head])
+            out[span][parts & (trace.is_p2p[span] == 0)] = found.of_call[mine[call]]
+        return out
+
+    def find(self, group_id: str, seq: int) -> int:
+        """The collective of that group and seq, -1 for none."""
+        rows, _, found = self._source
+        for at, series in enumerate(rows.series):
+            if series.info.group_id == group_id:
+                low, high = np.searchsorted(found.series, [at, at + 1])
+                place = low + int(np.searchsorted(self.seq[low:high], seq))
+                if place < high and self.seq[place] == seq:
+                    return int(place)
+        return -1
 
     def _collective(self, at: int) -> Collective:
         rows, marks, found = self._source

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from frd.engine.picture import Bools
 from frd.flight.names import judges
 from frd.flight.trace import COMPLETED, RankTrace
-from frd.model import UNKNOWN_SEQ, GroupInfo, Int64s, Reason, fold_ranks
+from frd.model import GroupInfo, Int64s, Reason, fold_ranks
 from frd.offline.analysis import Analysis
 from frd.offline.slices import ended
 from frd.offline.texts import STATES, frame_text, op_text, sizes_text
@@ -23,6 +24,7 @@ STUCK, IN_FLIGHT = "!", ">"
 LEGEND = f"{STUCK} stuck, see the findings   {IN_FLIGHT} in flight"
 _ENTRY = ("", "record", "created (UTC)", "took ms", "group", "seq", "op", "state", "sizes")
 _MEMBERS_WIDTH = 24
+_INSIDE = (Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK)
 _NUMBERS = frozenset({"record", "took ms", "seq", "stack", "joined", "done", "spread ms"})
 _COLLECTIVE = ("group", "seq", "op", "joined", "done", "first (UTC)", "spread ms", "verdict")
 
@@ -58,22 +60,18 @@ def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tup
     trace = analysis.trace
     offset = analysis.clock_offsets_ns.get(of.rank, 0)
     done = ended(of, trace.names)
-    stuck = stuck_in(analysis)
+    stuck = stuck_in(analysis, of.rank)
     for row in rows.tolist():
         name = trace.names[of.name[row]]
-        group, seq = int(of.group[row]), int(of.seq[row])
-        is_p2p = bool(of.is_p2p[row])
+        seq, is_p2p = int(of.seq[row]), bool(of.is_p2p[row])
         created, completed = int(of.created_ns[row]), int(of.completed_ns[row])
-        marker = ""
-        if not done[row]:
-            held = (group, UNKNOWN_SEQ if is_p2p else seq) in stuck
-            marker = STUCK if held else IN_FLIGHT
+        marker = STUCK if stuck[row] else "" if done[row] else IN_FLIGHT
         yield (
             marker,
             str(int(of.record_id[row])),
             clock_text(created + offset) if created else "",
             f"{(completed - created) / 1e6:.3f}" if created and completed >= created else "",
-            trace.groups[group].label,
+            trace.groups[of.group[row]].label,
             f"p2p {int(of.p2p_seq[row])}" if is_p2p else str(seq),
             op_text(name),
             _state(int(of.state[row]), bool(of.retired[row]), judges(name.backend)),
@@ -104,11 +102,10 @@ def _collective_rows(analysis: Analysis, chosen: Sequence[int]) -> Iterator[tupl
         expected, first, last = (
             int(column[at]) for column in (of.expected, of.first_created_ns, of.last_created_ns)
         )
-        signature = int(of.signature[at])
         yield (
             groups[of.group[at]],
             str(int(of.seq[at])),
-            trace.signatures[signature].op if signature >= 0 else "",
+            of.signatures[of.signature[at]].op,
             f"{int(of.joined[at])}/{expected}",
             f"{int(of.completed[at])}/{expected}",
             clock_text(first) if first > 0 else "",
@@ -146,29 +143,28 @@ def _verdict(analysis: Analysis, at: int) -> str:
     return "open" if of.joined[at] == of.expected[at] else "open or not in every dump"
 
 
-def stuck_in(analysis: Analysis) -> frozenset[tuple[int, int]]:
-    """Group (by index) and seq of what the findings are about, `UNKNOWN_SEQ` for P2P ops, which
-    have no seq that peers share; and what those suspects are in that hang inside an op."""
-    at = {info.group_id: number for number, info in enumerate(analysis.trace.groups)}
-    about = [f.collective for f in analysis.findings if f.collective is not None]
-    inside = [
-        _oldest_open(analysis, s.rank)
-        for finding in analysis.findings
-        for s in finding.suspects
-        if s.reason in (Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK)
-    ]
-    return frozenset((at[c.group_id], c.seq) for c in about if c.group_id in at) | {*inside}
+def stuck_in(analysis: Analysis, rank: int) -> Bools:
+    """Which entries of a rank the findings are about, of those that had not completed.
 
-
-def _oldest_open(analysis: Analysis, rank: int) -> tuple[int, int]:
-    nothing = (UNKNOWN_SEQ, UNKNOWN_SEQ)
-    if (of := analysis.trace.ranks.get(rank)) is None:
-        return nothing
-    waiting = np.flatnonzero(~ended(of, analysis.trace.names))
-    if not len(waiting):
-        return nothing
-    row = waiting[0]
-    return int(of.group[row]), UNKNOWN_SEQ if of.is_p2p[row] else int(of.seq[row])
+    A P2P op has no seq that peers share: all of the finding's group count. So does what a suspect
+    is in that hangs inside an op.
+    """
+    of = analysis.trace.ranks[rank]
+    waiting = ~ended(of, analysis.trace.names)
+    collective = analysis.collectives.of_entries(rank)
+    out = np.zeros(len(of), np.bool_)
+    for finding in analysis.findings:
+        if (c := finding.collective) is not None:
+            number = analysis.collectives.find(c.group_id, c.seq)
+            if number >= 0:
+                out |= collective == number
+            elif c.seq < 0:
+                groups = [g.group_id == c.group_id for g in analysis.trace.groups]
+                out |= np.array(groups)[of.group] & (of.is_p2p != 0)
+        inside = any(s.rank == rank and s.reason in _INSIDE for s in finding.suspects)
+        if inside and waiting.any():
+            out[waiting.argmax()] = True
+    return out & waiting
 
 
 def clock_text(at_ns: int) -> str:

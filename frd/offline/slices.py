@@ -20,7 +20,6 @@ OPEN: Final = int(np.iinfo(np.int64).max)
 INSTANT: Final = -1
 """The end of an op that completed, nobody knows when."""
 NO_LANE: Final = -1
-_SEQ_BITS: Final = 44
 
 
 def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
@@ -62,16 +61,12 @@ def lanes(begin: Int64s, end: Int64s, most: int) -> Int64s:
     return np.array(out, np.int64)
 
 
-def flows(trace: RankTrace, rows: Int64s) -> Int64s:
-    """A number that the collectives of the same group and seq share on all ranks, for `rows`.
+def flows(collective: Int64s) -> Int64s:
+    """A number that ops of one collective share on all ranks; `collective` is -1 for other ops.
 
-    0 for P2P ops, whose peers' windows may start elsewhere, and for all but the first op of a
-    coalesced collective.
+    0 for those, and for all but the first op of a coalesced collective.
     """
-    group, seq = trace.group[rows].astype(np.int64), trace.seq[rows]
-    told = (trace.is_p2p[rows] == 0) & (seq >= 0) & (seq < 1 << _SEQ_BITS)
-    tie = np.where(told, ((group + 1) << _SEQ_BITS) | seq, 0)
-    _, first = np.unique(tie, return_index=True)
-    out = np.zeros_like(tie)
-    out[first] = tie[first]
+    _, first = np.unique(collective, return_index=True)
+    out = np.zeros_like(collective)
+    out[first] = collective[first] + 1
     return out

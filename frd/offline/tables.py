@@ -17,7 +17,7 @@ import numpy as np
 
 from frd.flight.names import Name
 from frd.flight.trace import RankTrace
-from frd.model import Finding, Int32s, Int64s, Signature, finding_json
+from frd.model import Finding, Int64s, Signature, finding_json
 from frd.offline.analysis import Analysis, Collective, RankReport
 from frd.offline.texts import STATES, frame_text
 
@@ -233,7 +233,6 @@ def _entry_batches(
     analysis: Analysis, ranks: Sequence[int], chosen: Callable[[RankTrace], Int64s] | None
 ) -> Iterator[Batch]:
     trace = analysis.trace
-    numbers = _CollectiveIds(analysis)
     for rank in ranks:
         of = trace.ranks[rank]
         rows = np.arange(len(of)) if chosen is None else chosen(of)
@@ -247,7 +246,7 @@ def _entry_batches(
         yield [
             [rank] * len(rows),
             of.record_id[rows].tolist(),
-            numbers.of(of, rows),
+            [_known(at) for at in analysis.collectives.of_entries(rank)[rows].tolist()],
             [group.name for group in groups],
             [group.desc for group in groups],
             of.group[rows].tolist(),
@@ -278,24 +277,3 @@ def _entry_batches(
 
 def _times(column: Int64s) -> list[int | None]:
     return [at or None for at in column.tolist()]
-
-
-class _CollectiveIds:
-    """Looks collectives up by group and seq; they are sorted by both."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        self._group: Int32s = analysis.collectives.group
-        self._seq: Int64s = analysis.collectives.seq
-
-    def of(self, trace: RankTrace, rows: Int64s) -> list[int | None]:
-        """None for P2P ops."""
-        group, seq, p2p = trace.group[rows], trace.seq[rows], trace.is_p2p[rows]
-        out = np.full(len(rows), -1, np.int64)
-        for at in np.unique(group):
-            low, high = np.searchsorted(self._group, [at, at + 1])
-            mine = np.flatnonzero((group == at) & (p2p == 0))
-            place = low + np.searchsorted(self._seq[low:high], seq[mine])
-            hit = place < high
-            hit[hit] = self._seq[place[hit]] == seq[mine[hit]]
-            out[mine[hit]] = place[hit]
-        return [_known(number) for number in out.tolist()]

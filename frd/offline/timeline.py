@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -64,7 +65,6 @@ class _Writer:
         self._out = out
         self._tracks = _FINDINGS
         self._suspects = {s.rank for finding in analysis.findings for s in finding.suspects}
-        self._stuck = stuck_in(analysis)
         self._strings = _Strings()
         self._templates = _Templates(self._strings)
         out.write(perfetto.preamble(_beginning(analysis)))
@@ -90,6 +90,8 @@ class _Writer:
                 if s.rank == rank:
                     self._claim(uuid, finding, f"first cause: {s.reason}", s.evidence, s.stack)
         end = ends(trace, self._trace.names)
+        tie = self._analysis.collectives.of_entries(rank)
+        stuck = stuck_in(self._analysis, rank)
         groups = [int(at) for at in np.unique(trace.group)]
         labels = Counter(self._trace.groups[at].label for at in groups)
         for at in groups:
@@ -98,10 +100,15 @@ class _Writer:
             rows = np.flatnonzero((trace.group == at) & (trace.created_ns > 0))
             rows = rows[np.argsort(trace.created_ns[rows], kind="stable")]
             if len(rows):
-                self._group(trace, rows, end[rows], label, uuid)
+                self._group(
+                    trace, rows, _Marks(end[rows], flows(tie[rows]), stuck[rows]), label, uuid
+                )
 
-    def _group(self, trace: RankTrace, rows: Int64s, end: Int64s, label: str, parent: int) -> None:
+    def _group(
+        self, trace: RankTrace, rows: Int64s, marks: _Marks, label: str, parent: int
+    ) -> None:
         """The ops of one rank in one group, in order of time."""
+        end = marks.end
         offset = self._analysis.clock_offsets_ns.get(trace.rank, 0)
         waiting = end == OPEN
         lane = lanes(trace.created_ns[rows], end, MAX_LANES)
@@ -110,14 +117,14 @@ class _Writer:
             self._new_track(label, parent=parent, order=order)
             for _ in range(max(int(lane.max()) + 1, 1))
         ]
-        texts = _Texts(self._trace, trace, self._strings, self._stuck)
+        texts = _Texts(self._trace, trace, self._strings)
         columns = {
             "at_ns": trace.created_ns[rows] + offset,
             "track": np.array(uuids, np.int64)[np.maximum(lane, 0)],
-            "flow": flows(trace, rows),
+            "flow": marks.flow,
             "seq": np.maximum(trace.seq[rows], 0),
             "record_id": np.maximum(trace.record_id[rows], 0),
-            **texts.columns(rows, waiting),
+            **texts.columns(rows, waiting, marks.stuck),
         }
         self._out.write(self._strings.flush())
         self._out.write(self._templates.begin(columns, lane >= 0))
@@ -152,6 +159,15 @@ class _Writer:
             perfetto.track(self._tracks, name, parent=parent, order=order, ordered=ordered)
         )
         return self._tracks
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """What is known of ops beyond their entries; parallel columns."""
+
+    end: Int64s
+    flow: Int64s
+    stuck: Bools
 
 
 class _Strings:
@@ -200,29 +216,25 @@ class _Templates:
 class _Texts:
     """What the ops of one rank say for themselves, as numbers of interned strings."""
 
-    def __init__(
-        self, trace: Trace, of: RankTrace, strings: _Strings, stuck: frozenset[tuple[int, int]]
-    ) -> None:
+    def __init__(self, trace: Trace, of: RankTrace, strings: _Strings) -> None:
         self._trace = trace
         self._of = of
         self._strings = strings
-        self._stuck = stuck
 
-    def columns(self, rows: Int64s, waiting: Bools) -> dict[str, Int64s]:
+    def columns(self, rows: Int64s, waiting: Bools, stuck: Bools) -> dict[str, Int64s]:
         of = self._of
-        group = int(of.group[rows[0]])
         names, categories = [], []
-        for name, seq, is_p2p, waits in zip(
+        for name, seq, is_p2p, waits, is_stuck in zip(
             of.name[rows].tolist(),
             of.seq[rows].tolist(),
             of.is_p2p[rows].tolist(),
             waiting.tolist(),
+            stuck.tolist(),
             strict=True,
         ):
-            number = UNKNOWN_SEQ if is_p2p else seq
-            stuck = waits and (group, number) in self._stuck
-            names.append(self._name(name, number, stuck))
-            kind = "stuck" if stuck else "waiting" if waits else "p2p" if is_p2p else "collective"
+            names.append(self._name(name, UNKNOWN_SEQ if is_p2p else seq, is_stuck))
+            kind = "waiting" if waits else "p2p" if is_p2p else "collective"
+            kind = "stuck" if is_stuck else kind
             categories.append(self._strings.categories.text(kind))
         return {
             "name": np.array(names, np.int64),

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frd.offline.analysis import analyze
 from frd.offline.slices import INSTANT, NO_LANE, OPEN, flows, lanes
 from tests.traces import Folder, Row
 
@@ -34,7 +35,7 @@ def test_nothing_in_one_lane_touches(drawn: list[tuple[int, int]], most: int) ->
 
 
 def test_peers_share_a_number_and_p2p_has_none() -> None:
-    """The same collective has one number on all ranks, once a rank; other groups have others."""
+    """A collective has one number on all ranks, once a rank, though their rings start elsewhere."""
     rows = [
         Row("nccl:all_reduce", 5, at=1),
         Row("nccl:all_reduce", 5, at=2, group="1"),
@@ -44,9 +45,11 @@ def test_peers_share_a_number_and_p2p_has_none() -> None:
     ]
     folder = Folder().group("0", [0, 1]).group("1", [0, 1])
     folder.rank(0, *rows).rank(1, *rows[1:])
-    trace = folder.trace()
-    all_of = [flows(trace.ranks[rank], np.arange(len(trace.ranks[rank]))) for rank in (0, 1)]
-    assert all_of[0][1:].tolist() == all_of[1].tolist()
-    one, other, coalesced, second, p2p = all_of[0].tolist()
-    assert len({one, other, coalesced}) == 3
-    assert second == p2p == 0
+    collectives = analyze(folder.trace()).collectives
+    one, two = (flows(collectives.of_entries(rank)).tolist() for rank in (0, 1))
+    assert one[1:] == two
+    assert len({*one[:3]}) == 3
+    assert min(one[:3]) > 0
+    assert one[3:] == [0, 0]
+    assert collectives.find(collectives[1].group.group_id, collectives[1].seq) == 1
+    assert collectives.find("nobody", 5) == -1
