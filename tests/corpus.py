@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TypeAlias
 
 from frd.flight import Status
 from frd.flight.trace import Trace
@@ -20,6 +21,9 @@ from frd.model import RankInfo
 from tests.traces import Folder, Row
 
 RANKS_A_NODE = 8
+
+Key: TypeAlias = tuple[str, int, int, int]
+"""Group, number, and of a P2P pair both ends as ranks of the group, else -1."""
 
 
 class Fault(Enum):
@@ -48,7 +52,7 @@ class Op:
         return self.src >= 0
 
     @property
-    def key(self) -> tuple[str, int, int, int]:
+    def key(self) -> Key:
         return self.group, self.seq, self.src, self.dst
 
 
@@ -88,6 +92,10 @@ class Job:
     identities: bool = True
     offsets_told: bool = False
     backend: str = "nccl"
+    uneven: bool = False
+    """Gathers of data parallel groups are coalesced series of one part a member."""
+    reset: bool = False
+    """The recorders were reset on the way, at a place of each rank's own."""
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
@@ -103,6 +111,8 @@ def job(seed: int, world: int | None = None) -> Job:
     pp = dice.choice([n for n in (1, 2, 4) if rest % n == 0])
     backend = "nccl" if pp > 1 or dice.random() < 0.85 else "gloo"
     groups = _groups(world, tp, pp)
+    if dice.random() < 0.25:
+        groups = {f"{dice.getrandbits(64):016x}": told for told in groups.values()}
     programs = _programs(dice, world, tp, pp, groups)
     made = Job(seed, world, groups, programs, [], ahead=dice.choice([1, 1, 2, 4]), backend=backend)
     made.timing = backend == "nccl" and dice.random() < 0.4
@@ -128,20 +138,18 @@ def _groups(world: int, tp: int, pp: int) -> dict[str, tuple[str, tuple[int, ...
     """Rank = (stage, replica, tensor), tensor fastest; expert groups are two tensor groups wide."""
     dp = world // (tp * pp)
     told: list[tuple[str, tuple[int, ...]]] = [("default_pg", tuple(range(world)))]
-    for first in range(0, world, tp):
-        told.append(("TENSOR", tuple(range(first, first + tp))))
+    told += (("TENSOR", tuple(range(first, first + tp))) for first in range(0, world, tp))
     stage = tp * dp
     if dp > 1:
         for at in range(pp):
-            for t in range(tp):
-                told.append(("DATA", tuple(at * stage + t + r * tp for r in range(dp))))
+            ranks = range(at * stage, (at + 1) * stage)
+            told += (("DATA", tuple(ranks[t::tp])) for t in range(tp))
         width = 2 * tp
         for at in range(pp):
-            for first in range(at * stage, (at + 1) * stage - width + 1, width):
-                told.append(("EXPERT", tuple(range(first, first + width))))
+            ranks = range(at * stage, (at + 1) * stage)
+            told += (("EXPERT", tuple(ranks[w : w + width])) for w in range(0, stage, width))
     if pp > 1:
-        for r in range(stage):
-            told.append(("PIPELINE", tuple(at * stage + r for at in range(pp))))
+        told += (("PIPELINE", tuple(range(r, world, stage))) for r in range(stage))
     return {str(at): group for at, group in enumerate(told)}
 
 
@@ -252,6 +260,8 @@ def _spoil(dice: random.Random, made: Job) -> None:
         made.ring = dice.randint(6, 30)
     elif dice.random() < 0.3 and made.backend == "nccl":
         made.active_only = True
+    made.uneven = made.backend == "nccl" and dice.random() < 0.3
+    made.reset = not made.active_only and dice.random() < 0.1
     made.identities = dice.random() < 0.5
     made.told_completion = made.backend == "nccl" and dice.random() < 0.8
     if dice.random() < 0.5:
@@ -265,56 +275,77 @@ def _spoil(dice: random.Random, made: Job) -> None:
 
 def run(made: Job) -> None:
     """Play until nothing moves."""
-    dice = random.Random(-1 - made.seed)
-    by_rank = {injected.rank: injected for injected in made.faults}
-    programs = {rank: list(program) for rank, program in made.programs.items()}
-    for one in made.faults:
-        if one.fault is Fault.ORDER:
-            program = programs[one.rank]
-            program[one.at : one.at + 2] = reversed(program[one.at : one.at + 2])
-    steps: dict[int, list[Step]] = {rank: [] for rank in range(made.world)}
-    over = dict.fromkeys(range(made.world), 0)
-    began: dict[tuple[str, int, int, int], list[tuple[int, Step]]] = {}
-    dead = {_target(made, one) for one in made.faults if one.fault is Fault.NETWORK}
-    now = 0.0
-    moved = True
-    while moved:
-        moved = False
-        now += 1.0
-        for rank in range(made.world):
-            mine, fault = steps[rank], by_rank.get(rank)
-            if len(mine) < len(programs[rank]) and len(mine) - over[rank] < made.ahead:
-                at = len(mine)
-                if not (fault and fault.fault is Fault.CPU_STUCK and at >= fault.at):
-                    step = Step(programs[rank][at], created=now + dice.random() * 0.5)
-                    if fault and fault.at == at and fault.fault in (Fault.SIZE, Fault.OP):
-                        step.wrong = fault.fault
-                        dead.add(step.op.key)
-                    mine.append(step)
-                    moved = True
-            at = over[rank]
-            if at < len(mine) and not mine[at].began:
-                if fault and fault.fault is Fault.DEVICE and at == fault.at:
-                    continue
-                mine[at].began = now + 0.5 + dice.random() * 0.2
-                began.setdefault(mine[at].op.key, []).append((rank, mine[at]))
-                moved = True
-        for key, those in list(began.items()):
-            size = 2 if key[2] >= 0 else len(made.groups[key[0]][1])
-            if len(those) < size or key in dead:
-                continue
-            for rank, step in those:
-                fault = by_rank.get(rank)
-                if fault and fault.fault is Fault.ALONE and over[rank] == fault.at:
-                    continue
-                step.ended = now + 0.8 + dice.random() * 0.2
-                over[rank] += 1
-                moved = True
-            del began[key]
-    made.steps = steps
+    play = _Play(made)
+    while play.round():
+        pass
+    made.steps = play.steps
 
 
-def _target(made: Job, one: Injected) -> tuple[str, int, int, int]:
+class _Play:
+    """Rounds of a millisecond: every rank enqueues, begins and completes what it can."""
+
+    def __init__(self, made: Job) -> None:
+        self._made = made
+        self._dice = random.Random(-1 - made.seed)
+        self._fault = {injected.rank: injected for injected in made.faults}
+        self._programs = {rank: list(program) for rank, program in made.programs.items()}
+        for one in made.faults:
+            if one.fault is Fault.ORDER:
+                program = self._programs[one.rank]
+                program[one.at : one.at + 2] = reversed(program[one.at : one.at + 2])
+        self._dead = {_target(made, one) for one in made.faults if one.fault is Fault.NETWORK}
+        self._over = dict.fromkeys(range(made.world), 0)
+        self._began: dict[Key, list[tuple[int, Step]]] = {}
+        self._now = 0.0
+        self.steps: dict[int, list[Step]] = {rank: [] for rank in range(made.world)}
+
+    def round(self) -> bool:
+        """True when something moved."""
+        self._now += 1.0
+        moved = [self._enqueue(rank) | self._begin(rank) for rank in range(self._made.world)]
+        return any([*moved, *[self._complete(key) for key in list(self._began)]])
+
+    def _enqueue(self, rank: int) -> bool:
+        mine, fault = self.steps[rank], self._fault.get(rank)
+        at, program = len(mine), self._programs[rank]
+        if at >= len(program) or at - self._over[rank] >= self._made.ahead:
+            return False
+        step = Step(program[at], created=self._now + self._dice.random() * 0.5)
+        if fault is not None and fault.at == at:
+            if fault.fault is Fault.CPU_STUCK:
+                return False
+            if fault.fault in (Fault.SIZE, Fault.OP):
+                step.wrong = fault.fault
+                self._dead.add(step.op.key)
+        mine.append(step)
+        return True
+
+    def _begin(self, rank: int) -> bool:
+        at, fault = self._over[rank], self._fault.get(rank)
+        if at >= len(self.steps[rank]) or (step := self.steps[rank][at]).began:
+            return False
+        if fault is not None and fault.fault is Fault.DEVICE and at == fault.at:
+            return False
+        step.began = self._now + 0.5 + self._dice.random() * 0.2
+        self._began.setdefault(step.op.key, []).append((rank, step))
+        return True
+
+    def _complete(self, key: Key) -> bool:
+        those = self._began[key]
+        size = 2 if key[2] >= 0 else len(self._made.groups[key[0]][1])
+        if len(those) < size or key in self._dead:
+            return False
+        for rank, step in those:
+            fault = self._fault.get(rank)
+            alone = fault is not None and fault.fault is Fault.ALONE
+            if not (alone and fault is not None and self._over[rank] == fault.at):
+                step.ended = self._now + 0.8 + self._dice.random() * 0.2
+                self._over[rank] += 1
+        del self._began[key]
+        return True
+
+
+def _target(made: Job, one: Injected) -> Key:
     return made.programs[one.rank][one.at].key
 
 
@@ -430,15 +461,15 @@ def _is_at(steps: Sequence[Step], at: int, head: Step | None) -> bool:
     return head is not None and len(steps) > at and head is steps[at]
 
 
-def _all_began(made: Job, key: tuple[str, int, int, int]) -> bool:
+def _all_began(made: Job, key: Key) -> bool:
     return all(_began(made, rank, key) for rank in made.groups[key[0]][1])
 
 
-def _began(made: Job, rank: int, key: tuple[str, int, int, int]) -> bool:
+def _began(made: Job, rank: int, key: Key) -> bool:
     return any(step.op.key == key and step.began for step in made.steps[rank])
 
 
-def _ended(made: Job, rank: int, key: tuple[str, int, int, int]) -> bool:
+def _ended(made: Job, rank: int, key: Key) -> bool:
     return any(step.op.key == key and step.ended for step in made.steps[rank])
 
 
@@ -492,6 +523,10 @@ def trace(made: Job) -> Trace:
         if made.active_only:
             rows = [row for row in rows if row.state != "completed"]
         first = max(0, len(rows) - made.ring)
+        if made.reset and (over := [at for at, row in enumerate(rows) if row.retired]):
+            first = max(first, dice.choice(over))
+            for number, row in enumerate(rows[first:]):
+                row.record_id = number
         node = rank // RANKS_A_NODE
         info = None
         if made.identities:
@@ -506,7 +541,7 @@ def _rows(made: Job, rank: int, pg_ids: dict[str, int]) -> list[Row]:
     seqs: dict[str, int] = {}
     p2p: dict[str, int] = {}
     rows: list[Row] = []
-    for number, step in enumerate(made.steps[rank]):
+    for step in made.steps[rank]:
         op = step.op
         if op.is_p2p:
             p2p[op.group] = p2p.get(op.group, rank % 3) + 1
@@ -516,11 +551,24 @@ def _rows(made: Job, rank: int, pg_ids: dict[str, int]) -> list[Row]:
         else:
             seqs[op.group] = op.seq
             row = _collective(made, step)
-        row.group, row.pg_id, row.at = op.group, pg_ids[op.group], step.created + skew
-        row.record_id = number
-        _tell_state(made, step, row, skew)
-        rows.append(row)
+        parts = _parts(made, op, row) if made.uneven else [row]
+        for part in parts:
+            part.group, part.pg_id, part.at = op.group, pg_ids[op.group], step.created + skew
+            part.record_id = len(rows)
+            _tell_state(made, step, part, skew)
+            rows.append(part)
     return rows
+
+
+def _parts(made: Job, op: Op, row: Row) -> list[Row]:
+    """An uneven gather as NCCL's recorder shows it: a part a member, and the end."""
+    desc, ranks = made.groups[op.group]
+    if desc != "DATA" or op.name != "_all_gather_base" or not row.name.endswith("_all_gather_base"):
+        return [row]
+    shape = [[int(row.ins[0][0]) + member] for member in range(len(ranks))]
+    part = replace(row, name=f"{made.backend}:_broadcast_oop")
+    end = replace(row, name=f"{made.backend}:ALLGATHER_coalesced")
+    return [*(replace(part, ins=[size], outs=[size]) for size in shape), end]
 
 
 def _collective(made: Job, step: Step) -> Row:
