@@ -168,10 +168,21 @@ class App:
     def findings(
         self, *, state: FindingState | None, job: str | None, limit: int
     ) -> Sequence[Finding]:
-        return self._findings.query(state=state, job=job, limit=limit)
+        if state is FindingState.OPEN:  # no disk is needed to tell what is wrong now
+            found = [f for f in self.state().open_findings() if job in (None, f.job)]
+        else:
+            stored = self._findings.query(state=state, job=job, limit=limit)
+            kept_back = [
+                f
+                for f in self._evaluator.kept_back()
+                if job in (None, f.job) and state in (None, f.state)
+            ]
+            found = list({f.id: f for f in (*stored, *kept_back)}.values())
+        return sorted(found, key=lambda f: (-f.opened_at, f.id))[:limit]
 
     def finding(self, finding_id: str) -> Finding | None:
-        return self._findings.get(finding_id)
+        kept_back = (f for f in self._evaluator.kept_back() if f.id == finding_id)
+        return next(kept_back, None) or self._findings.get(finding_id)
 
     async def take_dump(
         self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.engine.engine import Engine
-from frd.model import AlignedNs, Change, FindingEvent, Kind, Snapshot
+from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind, Snapshot
 from frd.service.marks import Marks
 from frd.service.recorder import Recorder
 from frd.service.view import ServiceState
@@ -70,6 +70,12 @@ class Evaluator:
         self._saving: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._broken = ""
+
+    def kept_back(self) -> list[Finding]:
+        """What has been published although the store has not taken it. For any thread."""
+        published = {finding.id for finding in self.state.snapshot.findings}
+        unsaved = [event.finding for event in list(self._unsaved.values())]
+        return [finding for finding in unsaved if finding.id in published]
 
     def attach(
         self,

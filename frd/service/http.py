@@ -16,6 +16,7 @@ from typing import Final, NoReturn
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -39,6 +40,15 @@ class _DumpRequest(msgspec.Struct, forbid_unknown_fields=True):
     timeout_s: float = 10.0
 
 
+class _Anything(PathConvertor):
+    """The whole rest of the path: a job may be called a/b, or have a line break in its name."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("anything", _Anything())
+
+
 def create_app(view: ServiceView) -> Starlette:
     """The ASGI application of one service."""
     api = _Api(view)
@@ -47,12 +57,11 @@ def create_app(view: ServiceView) -> Starlette:
         Route("/-/healthy", api.healthy),
         Route("/-/ready", api.ready),
         Route("/api/v1/jobs", api.jobs),
-        # A job may be called a/b: both routes take the whole rest of the path.
-        Route("/api/v1/jobs/{job:path}/dumps", api.take_dump, methods=["POST"]),
-        Route("/api/v1/jobs/{job:path}", api.job),
+        Route("/api/v1/jobs/{job:anything}/dumps", api.take_dump, methods=["POST"]),
+        Route("/api/v1/jobs/{job:anything}", api.job),
         Route("/api/v1/findings", api.findings),
-        Route("/api/v1/findings/{id:path}", api.finding),
-        Route("/api/v1/dumps/{id:path}", api.dump),
+        Route("/api/v1/findings/{id:anything}", api.finding),
+        Route("/api/v1/dumps/{id:anything}", api.dump),
     ]
     return Starlette(
         routes=routes,

@@ -89,6 +89,7 @@ def test_a_disk_that_does_not_answer_delays_no_alert(
         await bench.evaluate()
         assert [event.finding.state for event in bench.published] == [FindingState.OPEN]
         assert bench.evaluator.store_errors == 1
+        assert bench.evaluator.kept_back() == [bench.published[0].finding]
         bench.pass_s(2)
         await bench.evaluate()  # does not wait for the disk again
         assert bench.evaluator.state.evaluated_at == bench.job.now
@@ -101,6 +102,7 @@ def test_a_disk_that_does_not_answer_delays_no_alert(
 
     asyncio.run(scene())
     assert bench.evaluator.store_errors == 1
+    assert bench.evaluator.kept_back() == []
     assert [f.id for f in bench.store.open_findings()] == [bench.published[0].finding.id]
 
 

@@ -209,6 +209,7 @@ class Client:
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
     jobs = [attempt_view("train", 1), attempt_view("train", 0), attempt_view("a/b c")]
+    jobs.append(attempt_view("b\nc"))
     service = Service(tmp_path, [*jobs, attempt_view("gone")])
     yield Client(service)
     service.store.close()
@@ -236,7 +237,7 @@ def test_health_and_readiness(client: Client) -> None:
 def test_jobs(client: Client) -> None:
     """The list has the newest attempt of every job with counts of ranks, findings and agents."""
     jobs = client.get("/api/v1/jobs").json["jobs"]
-    assert [job["job"] for job in jobs] == ["a/b c", "gone", "train"]
+    assert [job["job"] for job in jobs] == ["a/b c", "b\nc", "gone", "train"]
     assert jobs[-1] == {
         "job": "train",
         "attempt": 1,
@@ -301,7 +302,9 @@ def test_attempts_of_a_job(client: Client) -> None:
 
 
 def test_job_names_with_slashes(client: Client) -> None:
-    """A job called a/b c is found, and can be dumped."""
+    """A job called a/b c, or one on two lines, is found, and can be dumped."""
+    assert client.get("/api/v1/jobs/b\nc").json["job"] == "b\nc"
+    assert client.post("/api/v1/jobs/b\nc/dumps", {}).status == 201
     assert client.get("/api/v1/jobs/a/b c").json["job"] == "a/b c"
     assert client.post("/api/v1/jobs/a/b c/dumps", {}).status == 201
 
