@@ -174,12 +174,13 @@ class Agent:
         while True:
             for path in self._dump_files.changed():
                 try:
-                    file = await asyncio.to_thread(self._dump_files.read, path)
+                    self._take_file(await asyncio.to_thread(self._dump_files.read, path))
                 except DumpError as error:
                     self._stats.refused_files["dump"] += 1
                     log.warning("%s", error)
-                else:
-                    self._take_file(file)
+                except Exception:  # whatever is wrong with one file, the ranks are watched
+                    self._stats.refused_files["dump"] += 1
+                    log.exception("%s: could not be taken in", path)
             await asyncio.sleep(_FILES_EVERY_S)
 
     def _take_file(self, file: DumpFile) -> None:

@@ -20,8 +20,9 @@ from typing import Final, TypeAlias
 from frd.errors import DumpError
 from frd.flight import Dump, load_dump
 from frd.model import NodeNs
+from frd_agent.dictionary import MAX_WORLD_SIZE
 
-_NAMED: Final = re.compile(r"[^.].*?(?P<rank>\d{1,7})")
+_NAMED: Final = re.compile(r"[^.].*?(?<!\d)(?P<rank>\d+)")
 _MAX_FILES: Final = 4_096
 _MAX_KEPT_ENTRIES: Final = 200_000
 
@@ -67,7 +68,8 @@ class DumpFiles:
         stamp = self._read[path] = self._seen[path]
         named = _NAMED.fullmatch(path.name)
         dump = load_dump(path)
-        if named is None:
+        # The length first: int() itself refuses very long numbers.
+        if named is None or len(named["rank"]) > 7 or int(named["rank"]) >= MAX_WORLD_SIZE:
             raise DumpError(f"{path}: no rank at the end of its name: name it rank_<number>")
         file = DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), dump)
         self._keep(file)

@@ -109,6 +109,7 @@ class Roster:
         if not rank.has_process and not self._is_news(rank, now_ns):
             rank.close()
             self._remove_files(rank)
+            self._forget(rank)
             return False
         self._ranks[rank.identity.token] = rank
         for former in self:

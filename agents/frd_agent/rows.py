@@ -17,6 +17,9 @@ from frd_agent.progress import Item, Progress
 LATEST_NS: Final = 7_258_118_399_000_000_000
 """The wire carries times up to the year 2200."""
 
+MAX_SEQ: Final = 1 << 53
+"""And seqs below this."""
+
 Find: TypeAlias = Callable[[int], Entry | None]
 GroupKey: TypeAlias = tuple[int, str, str]
 """pg_id, name and backend of a group: a name may have a group for every backend."""

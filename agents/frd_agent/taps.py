@@ -23,6 +23,7 @@ import msgspec
 
 from frd.model import AttemptKey, GroupInfo, NodeNs, RankInfo
 from frd_agent import tap
+from frd_agent.dictionary import MAX_WORLD_SIZE
 
 _IDENTITY_NAME = re.compile(r"(?P<token>[0-9a-f]{12})\.json")
 _MAX_IDENTITY_BYTES = 64 * 1024 * 1024
@@ -84,14 +85,17 @@ class TapFile:
 def scan(run_dir: Path, previous: Iterable[TapFile] = ()) -> list[TapFile]:
     """All identity files, by name; those of `previous` that have not changed are not read again.
 
-    A directory that does not exist (yet) has none.
+    A directory that does not exist (yet) has none; one that cannot be read is a problem of its own.
     """
     known = {file.path: file for file in previous}
     try:
         with os.scandir(run_dir) as entries:
             names = sorted(entry.name for entry in entries if entry.name.endswith(".json"))
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        problem = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
+        return [TapFile(run_dir, (0, 0, 0), None, problem)]
     found = (_look(run_dir / name, known) for name in names)
     return [file for file in found if file is not None]
 
@@ -123,6 +127,7 @@ def _look(path: Path, known: dict[Path, TapFile]) -> TapFile | None:
 
 _Name = Annotated[str, msgspec.Meta(max_length=4096)]
 _UInt = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Names = Annotated[list[_Name], msgspec.Meta(max_length=256)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -147,7 +152,7 @@ class _Identity(msgspec.Struct):
     job: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
     attempt: _UInt
     rank: _UInt
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     host: _Name
     boot_id: _Name
@@ -155,8 +160,8 @@ class _Identity(msgspec.Struct):
     groups: list[_Group]
     local_rank: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] = -1
     torch_version: _Name = ""
-    backends: list[_Name] = []
-    devices: list[_Name] = []
+    backends: _Names = []
+    devices: _Names = []
     socket: str | None = None
     socket_error: _Name = ""
     shm: str | None = None

@@ -23,6 +23,7 @@ from frd_agent.progress import Item, Progress, number_of
 from frd_agent.rows import (
     FAILED,
     JOINED,
+    MAX_SEQ,
     STARTED,
     Find,
     GroupKey,
@@ -271,7 +272,7 @@ class Ring:
                 progress.has_p2p = True
                 if name.is_p2p_kind and not is_done(entry):
                     self.channels.begin(entry, name, progress.group, names.members(progress.group))
-            elif seq > progress.joined:
+            elif progress.joined < seq < MAX_SEQ:
                 signature = names.signature((entry,))
                 number = number_of(progress.backend, entry)
                 item = Item(

@@ -104,6 +104,16 @@ def test_links_pipes_and_other_names_are_passed_by(tmp_path: Path) -> None:
     assert files.changed() == []
 
 
+def test_a_number_that_is_no_rank_is_refused(tmp_path: Path) -> None:
+    """dump_1763650000 is a time: the service would refuse a stream that declares such a rank."""
+    (tmp_path / "dump_1763650000").write_bytes(a_dump(1))
+    files = DumpFiles([tmp_path])
+    files.changed()
+    (path,) = files.changed()
+    with pytest.raises(DumpError, match="no rank"):
+        files.read(path)
+
+
 def shared() -> Shared:
     import asyncio
 

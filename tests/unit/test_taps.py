@@ -66,6 +66,8 @@ def test_an_identity_is_read(tmp_path: Path) -> None:
         ({"schema": 2}, "schema"),
         ({"token": "ba9876543210"}, "token"),
         ({"rank": 4}, "rank"),
+        ({"world_size": 2**20 + 1}, "world_size"),  # the service would refuse the whole stream
+        ({"devices": ["d"] * 257}, "devices"),
         ({"rank": "1"}, "rank"),
         ({"pid": -1}, "pid"),
         ({"job": ""}, "job"),
@@ -107,6 +109,13 @@ def test_foreign_files_are_problems(tmp_path: Path) -> None:
 def test_no_directory_has_no_taps(tmp_path: Path) -> None:
     """An agent that comes before its first rank."""
     assert taps.scan(tmp_path / "none") == []
+
+
+def test_a_directory_that_is_none_is_a_problem(tmp_path: Path) -> None:
+    """An agent that was given a file to watch says so, or it would be blind in silence."""
+    (tmp_path / "file").touch()
+    (file,) = taps.scan(tmp_path / "file")
+    assert (file.identity, str(tmp_path / "file") in file.problem) == (None, True)
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path) -> None:

@@ -279,3 +279,11 @@ def test_times_that_the_wire_cannot_carry_are_cut() -> None:
     rows = columns(0, 1, [[0, 1, 0, 1, 2**63 - 1, -5, 0]])
     assert rows.created_ns.tolist() == [7_258_118_399_000_000_000]
     assert rows.started_ns.tolist() == [0]
+
+
+def test_a_seq_that_the_wire_cannot_carry_is_passed_by() -> None:
+    """One absurd record in a file: the service would refuse the rows of all ranks because of it."""
+    ring, names = Ring(), naming()
+    diff = ring.apply(dump([gloo(0, 1), gloo(1, 2**60), gloo(2, 2)]), LATER, names)
+    assert told(diff) == [(1, J | C), (2, J | C)]
+    assert marks(ring) == [Marks(2, -1, 2)]
