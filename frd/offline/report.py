@@ -24,7 +24,7 @@ STUCK, IN_FLIGHT = "!", ">"
 LEGEND = f"{STUCK} stuck, see the findings   {IN_FLIGHT} in flight"
 _ENTRY = ("", "record", "created (UTC)", "took ms", "group", "seq", "op", "state", "sizes")
 _MEMBERS_WIDTH = 24
-_INSIDE = (Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK)
+_INSIDE = (Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK, Reason.ORDER)
 _NUMBERS = frozenset({"record", "took ms", "seq", "stack", "joined", "done", "spread ms"})
 _COLLECTIVE = ("group", "seq", "op", "joined", "done", "first (UTC)", "spread ms", "verdict")
 
