@@ -21,8 +21,8 @@ from frd.service.view import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire import Part
 
-_MAX_TEXT_BYTES: Final = 4 * 1024 * 1024
-"""How much of a stack or an identity is looked into."""
+_MAX_TEXT_BYTES: Final = {Part.IDENTITY: 64 * 1024, Part.STACK: 1024 * 1024}
+"""How much of a rank's stack or identity is looked into; all ranks' are held at once."""
 
 OnStack = Callable[[int, str], None]
 
@@ -144,7 +144,7 @@ class _Taking:
 
     def _gather(self, answer: Answer) -> None:
         text = self._texts.setdefault((answer.rank, answer.part), bytearray())
-        if len(text) + len(answer.data) <= _MAX_TEXT_BYTES:
+        if len(text) + len(answer.data) <= _MAX_TEXT_BYTES[answer.part]:
             text += answer.data
         if answer.part is Part.STACK and answer.last:
             if answer.error:

@@ -56,7 +56,8 @@ FAULT: Final = "fault"
 """A stream on which this program, not the peer, went wrong."""
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WORDS_S: Final = 2.0
-_MAX_INQUIRIES: Final = 64
+_MAX_INQUIRIES: Final = 16
+"""At once; each may hold `requests.MAX_BUFFERED_BYTES` while the disk is slow."""
 _TRAVEL_S: Final = 1.0
 
 log = logging.getLogger(__name__)
