@@ -9,9 +9,9 @@ here, once per signature instead of once per row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,9 @@ _MAX_TENSORS: Final = 1_024
 """Of one signature; the sub-ops of a coalesced one add up."""
 _MAX_DIMENSIONS: Final = 64
 _ITEMS_A_MESSAGE: Final = 1_000
+_BYTES_A_MESSAGE: Final = 4 * 1024 * 1024
+MAX_SIGNATURE_BYTES: Final = 32 * 1024 * 1024
+"""Well below the service's bound on all that a stream declares."""
 
 About: TypeAlias = EntryColumns | Watermarks | ChannelColumns | Statuses | ResponsePart
 """Events that speak of ranks, groups or signatures, by number."""
@@ -124,18 +127,28 @@ class Dictionary:
 class Told:
     """What one stream has been told, and by which indexes."""
 
-    def __init__(self, dictionary: Dictionary, max_signatures: int = MAX_SIGNATURES) -> None:
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        max_signatures: int = MAX_SIGNATURES,
+        max_signature_bytes: int = MAX_SIGNATURE_BYTES,
+    ) -> None:
         self._dictionary = dictionary
         self._max_signatures = max_signatures
+        self._max_signature_bytes = max_signature_bytes
         self._attempts = _Indexes()
         self._ranks = _Indexes()
         self._groups = _Indexes()
         self._signatures = _Indexes()
+        self._signature_bytes = 0
 
     @property
     def full(self) -> bool:
         """Another stream must be opened soon."""
-        return len(self._signatures) >= self._max_signatures
+        return (
+            len(self._signatures) >= self._max_signatures
+            or self._signature_bytes >= self._max_signature_bytes
+        )
 
     def rank_of(self, stream_index: int) -> int | None:
         """Whom the service means."""
@@ -212,15 +225,15 @@ class Told:
         ]
         declares += [
             Declare(ranks=tuple(self._rank_decl(number) for number in some))
-            for some in _pieces(new_ranks)
+            for some in _pieces(new_ranks, lambda _: 0)
         ]
         declares += [
             Declare(groups=tuple(self._group_decl(number) for number in some))
-            for some in _pieces(new_groups)
+            for some in _pieces(new_groups, lambda g: 12 * len(known.groups[g].info.ranks))
         ]
         declares += [
             Declare(signatures=tuple(self._signature_decl(number) for number in some))
-            for some in _pieces(new_signatures)
+            for some in _pieces(new_signatures, lambda s: _signature_bytes(known.signatures[s]))
         ]
         return [declare for declare in declares if declare != Declare()]
 
@@ -233,7 +246,9 @@ class Told:
         return GroupDecl(self._groups.add(number), self._attempts.of(group.attempt), group.info)
 
     def _signature_decl(self, number: int) -> SignatureDecl:
-        return SignatureDecl(self._signatures.add(number), self._dictionary.signatures[number])
+        signature = self._dictionary.signatures[number]
+        self._signature_bytes += _signature_bytes(signature)
+        return SignatureDecl(self._signatures.add(number), signature)
 
 
 class _Indexes:
@@ -277,11 +292,25 @@ class _Indexes:
         return self.missing(np.unique(numbers).tolist())
 
 
-_T = TypeVar("_T")
+def _pieces(numbers: list[int], size_of: Callable[[int], int]) -> list[list[int]]:
+    """What fits into one message each; `size_of` in bytes, beside names and the like."""
+    pieces: list[list[int]] = []
+    room = 0
+    for number in numbers:
+        size = size_of(number)
+        if not pieces or size > room or len(pieces[-1]) >= _ITEMS_A_MESSAGE:
+            pieces.append([])
+            room = _BYTES_A_MESSAGE
+        pieces[-1].append(number)
+        room -= size
+    return pieces
 
 
-def _pieces(items: list[_T]) -> list[list[_T]]:
-    return [items[i : i + _ITEMS_A_MESSAGE] for i in range(0, len(items), _ITEMS_A_MESSAGE)]
+def _signature_bytes(signature: Signature) -> int:
+    """At most, on the wire."""
+    shapes = (*signature.input_sizes, *signature.output_sizes)
+    dtypes = (*signature.input_dtypes, *signature.output_dtypes)
+    return sum(4 + 10 * len(shape) for shape in shapes) + sum(4 + len(name) for name in dtypes)
 
 
 def _fitted(signature: Signature) -> Signature:

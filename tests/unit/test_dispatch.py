@@ -20,6 +20,7 @@ from frd.model import (
     Signature,
 )
 from frd.wire import (
+    MAX_MESSAGE_BYTES,
     PROTOCOL,
     AgentEvent,
     Declare,
@@ -34,6 +35,7 @@ from frd_agent.dictionary import Dictionary, Told
 from frd_agent.dispatch import Dispatch
 from frd_agent.outbox import Outbox
 from frd_agent.progress import Marks
+from frd_agent.rows import columns
 
 NOW = NodeNs(1_700_000_000_000_000_000)
 
@@ -220,3 +222,22 @@ def test_a_stream_that_has_been_told_much_is_reopened() -> None:
     agent.dictionary.keep_signatures([2])
     assert list(agent.dictionary.signatures) == [2]
     assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2
+
+
+def test_declarations_of_any_size_fit_their_messages() -> None:
+    """Hundreds of coalesced ops of a thousand tensors, in groups without a pattern, wait at once."""
+    dictionary = Dictionary()
+    attempt = dictionary.attempt(AttemptKey("big", 0), 16_384)
+    rank = dictionary.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))
+    members = [tuple(r for r in range(16_384) if (r * r + i) % 7 < 3) for i in range(30)]
+    groups = [dictionary.group(attempt, GroupInfo(f"g{i}", "", m)) for i, m in enumerate(members)]
+    shapes = ((1 << 40, 1 << 40),) * 1024
+    signatures = [
+        dictionary.signature(Signature("nccl", f"op{i}", shapes, shapes, ("Half",), ("Half",)))
+        for i in range(350)
+    ]
+    rows = [[groups[i % 30], i, signatures[i], 1, 1, 0, 0] for i in range(350)]
+    told = Told(dictionary, max_signature_bytes=1 << 24)
+    sizes = [len(encode_agent(event)) for event in told.tell(columns(rank, 1, rows))]
+    assert sum(sizes) > MAX_MESSAGE_BYTES > max(sizes)
+    assert told.full, "the service bounds what one stream may declare"
