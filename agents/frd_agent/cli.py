@@ -38,7 +38,7 @@ def run(
     config: Path | None,
     metrics: str | None,
 ) -> None:
-    """Watch this node until SIGTERM."""
+    """Watch this node until SIGTERM, SIGINT or SIGHUP."""
     from frd_agent.config import load
 
     flags = {"service": service, "run_dir": run_dir, "dump_dir": dump_dir, "metrics": metrics}
@@ -55,8 +55,9 @@ def run(
     async def main() -> None:
         agent = Agent(loaded)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, agent.stop)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+                loop.add_signal_handler(number, agent.stop)
         await agent.run()
 
     try:
