@@ -38,7 +38,6 @@ _LOAD_ERRORS = (
     AttributeError,
     EOFError,
     LookupError,
-    MemoryError,
     TypeError,
     ValueError,
 )
@@ -59,6 +58,11 @@ def load_plain(data: bytes, *, source: str) -> Any:
     file = io.BufferedReader(io.BytesIO(_scan(data, source)))
     try:
         return _PlainUnpickler(file).load()
+    except MemoryError as error:
+        raise DumpError(
+            f"{source}: unfolds to more memory than there is: no honest dump does, "
+            "the file may be hostile"
+        ) from error
     except _LOAD_ERRORS as error:
         raise DumpError(f"{source}: damaged pickle ({error}): take the dump again") from error
 

@@ -24,6 +24,7 @@ from frd.model import GroupInfo, Int32s
 from frd.offline.discovery import Found, discover, identity
 from frd.offline.readers import read_all
 from frd.offline.reading import Gained, Reading
+from frd.offline.torchcomms import numbered
 
 Progress = Callable[[int, int], None]
 """Hears how many files are done, of how many."""
@@ -120,6 +121,7 @@ class _Join:
         ranks = dict(sorted(self._ranks.items()))
         self._complete_groups(ranks)
         groups = self._into.groups.items
+        numbered(ranks, groups, self._into.names.items, self._warnings)
         return Trace(
             key=self._found.key,
             ranks=ranks,

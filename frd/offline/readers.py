@@ -24,7 +24,7 @@ from frd.offline.passing import receive
 from frd.offline.reading import Reader, Reading
 
 MAX_READERS = 16
-_SMALL_BYTES = 4 * 1024 * 1024
+SMALL_BYTES = 4 * 1024 * 1024
 """So few bytes do no harm to the memory of this process, whatever they hold, and take no time."""
 _AHEAD = 2
 """Files a reader is told in advance, so that it never waits for us."""
@@ -37,7 +37,7 @@ def read_all(files: Mapping[int, Path]) -> Iterator[Reading]:
 
     The order makes the answer the same however many readers there are.
     """
-    if sum(_size(path) for path in files.values()) <= _SMALL_BYTES or not sys.executable:
+    if sum(_size(path) for path in files.values()) <= SMALL_BYTES or not sys.executable:
         reader = Reader(0)
         yield from (reader.read(rank, path) for rank, path in files.items())
         return

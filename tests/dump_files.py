@@ -1,0 +1,91 @@
+"""Dump files by hand: an entry, a document, and the bytes of a file as PyTorch writes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bench.torch_pickle import TorchPickler
+
+T0 = 1_795_190_253_129_820_075
+FRAMES = [
+    {"name": "all_reduce", "filename": "/site-packages/torch/c10d.py", "line": 3245},
+    {"name": "step", "filename": "/app/train.py", "line": 88},
+    {"name": "<module>", "filename": "/app/train.py", "line": 3},
+]
+
+
+def entry(at: int = 0, **changes: Any) -> dict[str, Any]:
+    """An entry of format 2.10 as a pickle has it; a change to ... leaves the key out."""
+    fields = {
+        "frames": FRAMES,
+        "record_id": at,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "thread_name": "python",
+        "thread_id": "140409514490752",
+        "collective_seq_id": at + 1,
+        "p2p_seq_id": 0,
+        "op_id": at + 1,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": T0 + at * 1_000_000,
+        "duration_ms": ...,
+        "input_sizes": [[4, 2]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4, 2]],
+        "output_dtypes": ["Float"],
+        "state": "completed",
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": T0 + at * 1_000_000 + 500,
+        "retired": True,
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+    } | changes
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+def document(
+    entries: Sequence[Any], ranks: Sequence[int] = (0, 1), **changes: Any
+) -> dict[str, Any]:
+    """A dump of a job of one group."""
+    last = len(entries)
+    fields = {
+        "version": "2.10",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(ranks))}},
+        "comm_lib_version": "2.27.3",
+        "pg_status": {
+            "0": {
+                "last_enqueued_collective": last,
+                "last_started_collective": -1,
+                "last_completed_collective": last,
+            }
+        },
+        "entries": list(entries),
+    } | changes
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+def as_torch(value: dict[str, Any]) -> bytes:
+    """As PyTorch pickles it: frames are shared, strings are numbered."""
+    rows = [row for row in value.get("entries", ()) if isinstance(row, dict)]
+    frames = {id(frame): frame for row in rows for frame in row.get("frames", ())}
+    return TorchPickler(shared=tuple(frames.values())).dumps(value)
+
+
+def as_json(value: dict[str, Any]) -> bytes:
+    """As the handlers of a rank write it: no stacks, absent times are 0."""
+    rows = [
+        {
+            name: part or 0 if part is None else part
+            for name, part in row.items()
+            if name != "frames"
+        }
+        for row in value.get("entries", ())
+    ]
+    return json.dumps(value | {"entries": rows}).encode()
+
+
+def as_gzip(value: dict[str, Any]) -> bytes:
+    return gzip.compress(as_torch(value))

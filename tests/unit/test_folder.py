@@ -1,0 +1,251 @@
+"""A folder of dumps, whatever its files are called and whatever else lies there, is one trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.errors import DumpError
+from frd.flight.trace import Trace
+from frd.offline.folder import MAX_WARNINGS_A_FILE, load_trace
+from tests.dump_files import T0, as_gzip, as_json, as_torch, document, entry
+
+
+def rows(count: int = 3, **changes: Any) -> list[dict[str, Any]]:
+    return [entry(at, **changes) for at in range(count)]
+
+
+def write(folder: Path, name: str, data: bytes | None = None) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(as_torch(document(rows())) if data is None else data)
+    return path
+
+
+def names(trace: Trace) -> dict[int, str]:
+    return {rank: Path(of.source).name for rank, of in trace.ranks.items()}
+
+
+# -- which file is whose ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["_dump_{}", "nccl_trace_rank_{}", "{}", "rank{}.json", "fr-2026-11-20-{}.pkl.gz", "a 1 b{}"],
+)
+def test_the_prefix_is_inferred(tmp_path: Path, pattern: str) -> None:
+    """Files are named as people name them: the number at the end is the rank."""
+    for rank in (0, 7, 12):
+        write(tmp_path, pattern.format(rank))
+    trace = load_trace(tmp_path)
+    assert names(trace) == {rank: pattern.format(rank) for rank in (0, 7, 12)}
+    assert trace.warnings == ()
+    assert trace.key.job == tmp_path.name
+
+
+def test_every_encoding_and_version_in_one_folder(tmp_path: Path) -> None:
+    """Ranks may have dumped in other formats and versions; all of them count."""
+    told = document(rows(), ranks=range(4))
+    write(tmp_path, "d_0", as_torch(told))
+    write(tmp_path, "d_1.json", as_json(told | {"version": "2.7"}))
+    write(tmp_path, "d_2.gz", as_gzip(told | {"version": "2.99"}))
+    write(tmp_path, "d_3", pickle.dumps(told, 4))
+    trace = load_trace(tmp_path)
+    assert [trace.ranks[rank].version for rank in range(4)] == ["2.10", "2.7", "2.99", "2.10"]
+    assert len(trace.groups) == len(trace.names) == len(trace.signatures) == 1
+    assert trace.world_size == 4
+    assert all(of.seq.tolist() == [1, 2, 3] for of in trace.ranks.values())
+    assert len(trace.stacks) == 1
+    assert trace.ranks[1].stack.tolist() == [-1, -1, -1]
+
+
+def test_hosts_are_subfolders(tmp_path: Path) -> None:
+    """Each host's dumps in a folder of its own are one job."""
+    for rank in range(4):
+        write(tmp_path, f"host{rank // 2}/var/dump_{rank}")
+    assert list(load_trace(tmp_path).ranks) == [0, 1, 2, 3]
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    """Logs and cores beside the dumps are no dumps, however many there are."""
+    for rank in range(3):
+        write(tmp_path, f"dump_{rank}")
+    for at in range(9):
+        write(tmp_path, f"worker_{at}", b"Traceback (most recent call last):\n")
+    write(tmp_path, "README.md", b"hello")
+    trace = load_trace(tmp_path)
+    assert names(trace) == {0: "dump_0", 1: "dump_1", 2: "dump_2"}
+    (warning,) = trace.warnings
+    assert "9 files named 'worker_'" in warning
+    assert "--prefix" in warning
+
+
+def test_a_prefix_chooses(tmp_path: Path) -> None:
+    """Of two recorders' dumps in one folder the named ones are read."""
+    for rank in range(3):
+        write(tmp_path, f"nccl_{rank}")
+    write(tmp_path, "job_gloo_0")
+    assert names(load_trace(tmp_path, prefix="gloo_")) == {0: "job_gloo_0"}
+    with pytest.raises(DumpError, match=r"'mpi_'.*leave out --prefix"):
+        load_trace(tmp_path, prefix="mpi_")
+
+
+def test_the_newest_of_a_rank_counts(tmp_path: Path) -> None:
+    """Dumps of an earlier attempt in another folder are left out, and said to be."""
+    old, new = write(tmp_path, "b/dump_0"), write(tmp_path, "a/dump_0")
+    os.utime(old, ns=(T0, T0))
+    os.utime(new, ns=(T0, T0 + 1))
+    trace = load_trace(tmp_path)
+    assert trace.ranks[0].source == str(new)
+    (warning,) = trace.warnings
+    assert str(old) in warning
+    assert "newer" in warning
+
+
+def test_only_the_ranks_asked_for(tmp_path: Path) -> None:
+    """Ranks that nobody asked for are not even opened."""
+    for rank in range(4):
+        write(tmp_path, f"dump_{rank}", None if rank % 2 else b"broken")
+    assert list(load_trace(tmp_path, ranks=[1, 3, 9]).ranks) == [1, 3]
+    with pytest.raises(DumpError, match="--ranks"):
+        load_trace(tmp_path, ranks=[9])
+
+
+# -- what cannot be analyzed -----------------------------------------------------------------------
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    """A folder that is absent, empty, or has no numbered file: an error that says what to name."""
+    with pytest.raises(DumpError, match=r"absent: no such folder: name the folder"):
+        load_trace(tmp_path / "absent")
+    with pytest.raises(DumpError, match=r"no file whose name ends in a rank"):
+        load_trace(tmp_path)
+    write(tmp_path, "README.md")
+    with pytest.raises(DumpError, match=r"no file whose name ends in a rank"):
+        load_trace(tmp_path)
+
+
+def test_a_single_file(tmp_path: Path) -> None:
+    """One dump is looked at as the rank of its name, with the advice to name the folder."""
+    path = write(tmp_path, "dump_5")
+    trace = load_trace(path)
+    assert list(trace.ranks) == [5]
+    assert "name its folder" in trace.warnings[0]
+    with pytest.raises(DumpError, match="neither JSON nor a pickle"):
+        load_trace(write(tmp_path, "notes.txt", b"hello"))
+
+
+BAD = {
+    "empty": b"",
+    "foreign": b"\x7fELF",
+    "truncated": as_torch(document(rows()))[:-40],
+    "no dump": b"[1, 2]",
+    "version": as_json(document(rows(), version="3.0")),
+    "gzip": as_gzip(document(rows()))[:-30],
+}
+
+
+@pytest.mark.parametrize("data", [pytest.param(data, id=name) for name, data in BAD.items()])
+def test_a_bad_file_is_a_warning(tmp_path: Path, data: bytes) -> None:
+    """The others are read; the warning names the file. When all are bad that is an error."""
+    bad = write(tmp_path, "dump_0", data)
+    with pytest.raises(DumpError, match=str(bad)):
+        load_trace(tmp_path)
+    write(tmp_path, "dump_1")
+    trace = load_trace(tmp_path)
+    assert list(trace.ranks) == [1]
+    (warning,) = trace.warnings
+    assert warning.startswith(f"{bad}: ")
+
+
+def test_many_warnings_of_one_file_are_few(tmp_path: Path) -> None:
+    """A file of nothing but bad entries does not bury the warnings of others."""
+    write(tmp_path, "dump_0", as_torch(document([{"record_id": -1}] * 500)))
+    trace = load_trace(tmp_path)
+    assert len(trace.ranks[0]) == 0
+    assert len(trace.warnings) == MAX_WARNINGS_A_FILE + 1
+    assert all(str(tmp_path / "dump_0") in warning for warning in trace.warnings)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe that torch listens on is neither opened for reading nor written to."""
+    os.mkfifo(tmp_path / "dump_0")
+    write(tmp_path, "dump_1")
+    (warning,) = load_trace(tmp_path).warnings
+    assert "no regular file" in warning
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def test_groups_are_told_apart_by_their_ranks(tmp_path: Path) -> None:
+    """Disjoint groups may have one name; they are two groups."""
+    for rank in range(4):
+        first = rank // 2 * 2
+        write(tmp_path, f"d{rank}", as_torch(document(rows(), ranks=(first, first + 1))))
+    trace = load_trace(tmp_path)
+    assert [info.ranks for info in trace.groups] == [(0, 1), (2, 3)]
+    assert [int(of.group[0]) for of in trace.ranks.values()] == [0, 0, 1, 1]
+
+
+def test_members_that_only_others_tell(tmp_path: Path) -> None:
+    """A rank that never made its communicator gets the members from a peer's dump."""
+    write(tmp_path, "d0", as_torch(document(rows(), ranks=(0, 1))))
+    write(tmp_path, "d1", as_torch(document(rows(), pg_config={})))
+    write(tmp_path, "d2", as_torch(document(rows(), pg_config={})))
+    trace = load_trace(tmp_path)
+    of = {rank: trace.groups[int(columns.group[0])].ranks for rank, columns in trace.ranks.items()}
+    assert of == {0: (0, 1), 1: (0, 1), 2: ()}
+
+
+def test_torchft_replicas_get_global_ranks(tmp_path: Path) -> None:
+    """Each replica numbers its ranks from 0; told their size, groups hold ranks as files do."""
+    for rank in range(4):
+        write(tmp_path, f"d{rank}", as_torch(document(rows(), ranks=(0, 1))))
+    assert len(load_trace(tmp_path).groups) == 1
+    trace = load_trace(tmp_path, transform_ft=2)
+    of = [trace.groups[int(columns.group[0])].ranks for columns in trace.ranks.values()]
+    assert of == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    assert trace.world_size == 4
+
+
+# -- folders that `frd dump` made ------------------------------------------------------------------
+
+
+def dumped(root: Path, **identity: Any) -> Path:
+    """A folder as `frd dump` writes it, of ranks 0 and 1 of which 1 did not answer."""
+    summary = {"job": "llama", "attempt": 3, "folder": "llama", "failed": {"1": "no answer"}}
+    write(root, "summary.json", json.dumps(summary).encode())
+    write(root, "llama/rank_0", pickle.dumps(document(rows()), 2))
+    info = {"rank": 0, "world_size": 2, "node": "n1", "boot_id": "b", "pid": 7}
+    told = info | {"clock_offset_s": 0.25, "job": "llama", "warnings": []} | identity
+    write(root, "llama.meta/rank_0.json", json.dumps(told).encode())
+    stack = 'Thread 0x7 (most recent call first):\n  File "/app/train.py", line 8 in load\n'
+    write(root, "llama.meta/rank_0.stack.txt", stack.encode())
+    return root
+
+
+@pytest.mark.parametrize("inside", ["", "llama"])
+def test_identities_come_along(tmp_path: Path, inside: str) -> None:
+    """Job, node, clock, stack and those who did not answer; from the folder or the one inside."""
+    trace = load_trace(dumped(tmp_path) / inside)
+    assert (trace.key.job, trace.key.attempt) == ("llama", 3)
+    rank = trace.ranks[0]
+    assert rank.info is not None
+    assert (rank.info.node, rank.info.pid, rank.clock_offset_ns) == ("n1", 7, 250_000_000)
+    assert trace.standing == {0: ("train.py:8 in load",)}
+    assert trace.warnings == ("rank 1: no dump: no answer",)
+    assert trace.world_size == 2
+
+
+def test_a_bad_identity_costs_the_identity(tmp_path: Path) -> None:
+    """The dump is read without it, and the warning names the file."""
+    trace = load_trace(dumped(tmp_path, pid="many"))
+    assert len(trace.ranks[0]) == 3
+    assert trace.ranks[0].info is None
+    assert "rank_0.json" in trace.warnings[1]

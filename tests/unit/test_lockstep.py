@@ -1,0 +1,196 @@
+"""Reading all entries at once gives what reading one after another gives, and does it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frd.errors import DumpError
+from frd.flight import lockstep, parse
+from frd.flight.bulk import parse_columns
+from frd.flight.columns import Dictionaries, FileColumns, columns_of
+from tests.dump_files import FRAMES, T0, as_json, as_torch, document, entry
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+COUNT = 200
+
+
+def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
+    """The columns with values for indexes: comparable whatever the order of dictionaries."""
+    tables = (into.groups, into.names, into.signatures, into.stacks, into.threads)
+    return [
+        *(row.tolist() for row in (*columns.wide, *columns.tiny)),
+        np.nan_to_num(columns.duration_ms, nan=-1.0).tolist(),
+        *(
+            [table.items[at] if at >= 0 else None for at in row]
+            for table, row in zip(tables, columns.narrow.tolist(), strict=True)
+        ),
+        (columns.version, columns.comm_lib_version, columns.status, columns.warnings),
+        [into.groups.items[at] for at in columns.groups],
+    ]
+
+
+def both(data: bytes) -> FileColumns:
+    """Read at once, and compared with one after another."""
+    at_once, in_turn = Dictionaries(), Dictionaries()
+    columns = parse_columns(data, at_once, source="rank 3")
+    expected = columns_of(parse(data, source="rank 3"), in_turn)
+    assert spelled_out(columns, at_once) == spelled_out(expected, in_turn)
+    return columns
+
+
+def apart(data: bytes) -> list[int]:
+    """Entries that were not in step."""
+    found = lockstep.read(data, "rank 3")
+    assert found is not None
+    return found.apart.tolist()
+
+
+def various(at: int) -> dict[str, Any]:
+    """Entries of every shape, the first ones spelling out what later ones refer to."""
+    return [
+        entry(at, profiling_name="nccl:send 0->3", is_p2p=True, p2p_seq_id=at, frames=FRAMES[1:]),
+        entry(at, input_sizes=[[70_000], []], state="scheduled", retired=False, frames=[]),
+        entry(at, time_discovered_completed_ns=None, state="started", thread_name="other"),
+        entry(at, record_id=at + 70_000, collective_seq_id=at * 3_000_000_000, timeout_ms=-1),
+        entry(at, process_group=("1", "TP"), pg_id=1, time_discovered_started_ns=T0 + at),
+    ][at % 5]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([entry(at) for at in range(COUNT)], id="alike"),
+        pytest.param([various(at) for at in range(COUNT)], id="various"),
+        pytest.param([entry(at, frames=...) for at in range(COUNT)], id="no stacks"),
+        pytest.param([entry(at, record_id=at + 65_436) for at in range(COUNT)], id="wider numbers"),
+        pytest.param(
+            [entry(at, duration_ms=at / 8 if at % 3 else ...) for at in range(COUNT)],
+            id="some durations",
+        ),
+        pytest.param(
+            [
+                entry(at, thread_name=..., thread_id=..., timeout_ms=..., is_p2p=..., pg_id=...)
+                for at in range(COUNT)
+            ],
+            id="older format",
+        ),
+        pytest.param(
+            [entry(at, input_sizes=[[at % 7, 2]] * (at % 9)) for at in range(COUNT)],
+            id="many shapes",
+        ),
+        pytest.param(
+            [entry(at, input_sizes=[[1]] * (300 if at % 3 == 2 else 1)) for at in range(COUNT)],
+            id="shapes too long to look at",
+        ),
+    ],
+)
+def test_at_once_is_as_one_after_another(rows: list[dict[str, Any]]) -> None:
+    """Whatever the entries hold, both ways give the same columns."""
+    data = as_torch(document(rows))
+    both(data)
+    assert apart(data)[0] == 0
+    assert apart(data)[-1] == COUNT - 1
+
+
+def test_nearly_all_entries_are_in_step() -> None:
+    """Only what spells something out, and the last entry, is read one after another."""
+    assert apart(as_torch(document([entry(at) for at in range(COUNT)]))) == [0, COUNT - 1]
+    data = as_torch(document([various(at) for at in range(COUNT)]))
+    assert apart(data) == [0, 1, 2, 4, COUNT - 1]
+
+
+def test_many_groups_make_references_longer() -> None:
+    """With hundreds of strings before the entries, references take five bytes, and are read."""
+    config = {
+        str(at): {"name": str(at), "desc": f"pp{at}", "ranks": f"[{at}, 900]"} for at in range(300)
+    }
+    data = as_torch(document([various(at) for at in range(COUNT)], pg_config=config))
+    assert len(both(data).groups) == 300
+    assert len(apart(data)) == 5
+
+
+@pytest.mark.parametrize(
+    ("odd", "warning"),
+    [
+        pytest.param({"record_id": -5}, "record_id", id="negative"),
+        pytest.param({"profiling_name": 7}, "profiling_name", id="no text"),
+        pytest.param({"collective_seq_id": ...}, "collective_seq_id", id="absent"),
+        pytest.param({"input_sizes": "big"}, "input_sizes", id="no shapes"),
+        pytest.param({"frames": [{"name": "f"}]}, "frames", id="half a frame"),
+    ],
+)
+def test_a_bad_entry_is_named(odd: dict[str, Any], warning: str) -> None:
+    """One bad entry among good ones is left out, and the warning tells its place and field."""
+    rows = [entry(at, **(odd if at == 77 else {})) for at in range(COUNT)]
+    columns = both(as_torch(document(rows)))
+    assert len(columns) == COUNT - 1
+    (told,) = columns.warnings
+    assert told.startswith("entry 77: ")
+    assert warning in told
+
+
+def test_python_pickles_and_json_are_read_in_turn() -> None:
+    """What is not laid out as PyTorch does it is read all the same."""
+    rows = document([various(at) for at in range(COUNT)])
+    assert lockstep.read(pickle.dumps(rows, 2), "x") is None
+    assert len(both(pickle.dumps(rows, 2))) == len(both(as_json(rows))) == COUNT
+
+
+class Runs:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_between_the_entries_does_not_run(tmp_path: Path) -> None:
+    """A call hidden among entries in step is refused, wherever it stands."""
+    data = as_torch(document([entry(at) for at in range(COUNT)]))
+    call = pickle.dumps(Runs(tmp_path / "trap"), 2)[2:-1] + b"0"
+    key = data.index(b"u}(h")
+    for at in (key + 1, data.index(b"](}(") + 2, data.rindex(b"u}(h") + 1, len(data) - 1):
+        with pytest.raises(DumpError, match="hostile"):
+            parse_columns(data[:at] + call + data[at:], Dictionaries(), source="rank 3")
+    assert not (tmp_path / "trap").exists()
+
+
+def test_damage_is_an_error_and_never_a_crash() -> None:
+    """A file cut off anywhere is an error; with a byte changed, an error or the same both ways."""
+    data = as_torch(document([various(at) for at in range(COUNT)]))
+    for size in range(3, len(data), 997):
+        with pytest.raises(DumpError):
+            parse_columns(data[:size], Dictionaries(), source="rank 3")
+    for at in range(0, len(data), 211):
+        changed = bytearray(data)
+        changed[at] ^= 0x41
+        try:
+            at_once = both(bytes(changed))
+        except DumpError:
+            continue
+        assert len(at_once) <= COUNT
+
+
+def test_references_to_what_no_file_can_hold_cost_nothing() -> None:
+    """A reference with a number in the billions is an error, not a table of billions."""
+    data = as_torch(document([entry(at) for at in range(COUNT)]))
+    state = data.index(b"X\x09\x00\x00\x00completedq") + 15
+    reference = b"h" + data[state : state + 1]
+    with pytest.raises(DumpError):
+        parse_columns(
+            data.replace(reference, b"j\xff\xff\xff\x7f"), Dictionaries(), source="rank 3"
+        )
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/traces) are not here")
+def test_our_torch_pickles_are_torchs() -> None:
+    """Real dumps, pickled again by what the tests and the bench use, are the same bytes."""
+    for path in sorted(TRACES.glob("*/_dump_*")):
+        data = path.read_bytes()
+        assert as_torch(pickle.loads(data)) == data  # noqa: S301
