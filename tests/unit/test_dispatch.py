@@ -225,18 +225,18 @@ def test_a_stream_that_has_been_told_much_is_reopened() -> None:
 
 
 def test_declarations_of_any_size_fit_their_messages() -> None:
-    """Hundreds of coalesced ops of a thousand tensors, in groups without a pattern, wait at once."""
+    """Hundreds of ops of a thousand tensors each, in groups without a pattern, wait at once."""
     dictionary = Dictionary()
     attempt = dictionary.attempt(AttemptKey("big", 0), 16_384)
     rank = dictionary.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))
     members = [tuple(r for r in range(16_384) if (r * r + i) % 7 < 3) for i in range(30)]
     groups = [dictionary.group(attempt, GroupInfo(f"g{i}", "", m)) for i, m in enumerate(members)]
-    shapes = ((1 << 40, 1 << 40),) * 1024
+    shapes = ((1 << 60, 1 << 60),) * 1024
     signatures = [
         dictionary.signature(Signature("nccl", f"op{i}", shapes, shapes, ("Half",), ("Half",)))
-        for i in range(350)
+        for i in range(400)
     ]
-    rows = [[groups[i % 30], i, signatures[i], 1, 1, 0, 0] for i in range(350)]
+    rows = [[groups[i % 30], i, signatures[i], 1, 1, 0, 0] for i in range(400)]
     told = Told(dictionary, max_signature_bytes=1 << 24)
     sizes = [len(encode_agent(event)) for event in told.tell(columns(rank, 1, rows))]
     assert sum(sizes) > MAX_MESSAGE_BYTES > max(sizes)
