@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from pathlib import Path
 
 from frd.model import NodeNs
-from frd_agent.board import Board
-from frd_agent.dictionary import Dictionary
-from frd_agent.naming import Signatures
-from frd_agent.outbox import Outbox
-from frd_agent.rank import Shared
 from frd_agent.roster import Roster
-from frd_agent.stats import Stats
-from frd_agent.watch import WatchPolicy
+from tests.unit.test_agent_files import shared
 from tests.unit.test_taps import TOKEN, identity
 
 WRITTEN_NS = 1_700_000_000_000_000_000
-
-
-def shared() -> Shared:
-    dictionary = Dictionary()
-    return Shared(
-        dictionary=dictionary,
-        signatures=Signatures(dictionary),
-        outbox=Outbox(1000, 100_000),
-        board=Board(lambda rank: dictionary.ranks[rank].attempt),
-        stats=Stats(),
-        policy=WatchPolicy(),
-        dumping=asyncio.Semaphore(1),
-        wake=lambda: None,
-    )
 
 
 def test_what_an_old_job_left_behind_is_cleared_away_and_not_told(tmp_path: Path) -> None:
