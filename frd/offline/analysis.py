@@ -177,7 +177,7 @@ def _summary(trace: Trace, findings: Sequence[Finding], missing: Sequence[int]) 
     without = f"; no dump of {summary.ranks(missing)}" if missing else ""
     if not trace.ranks:
         return "there are no dumps"
-    if not any(len(one) for one in trace.ranks.values()):
+    if not any(len(one) or one.status for one in trace.ranks.values()):
         return f"the dumps hold no entries{without}"
     if not findings:
         return f"the dumps show no communication fault{without}"

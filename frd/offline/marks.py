@@ -55,6 +55,7 @@ def marks_of(rows: Rows, created_ns: Int64s, offset_ns: Mapping[int, int]) -> Ma
     _doubt_implausible(rows, marks)
     if marks.hidden.any():
         _prove_by_time(rows, marks, offset_ns)
+        _prove_by_value(rows, marks, numbered)
     return marks
 
 
@@ -215,4 +216,22 @@ def _prove_by_time(rows: Rows, marks: Marks, offset_ns: Mapping[int, int]) -> No
         if began + _SLACK_NS < int(marks.head_since[pairs][waiting].min()):
             behind = int(marks.completed[pairs][waiting].min())
             marks.enqueued[pair] = marks.completed[pair] = behind
+            marks.hidden[pair] = False
+
+
+def _prove_by_value(rows: Rows, marks: Marks, numbered: set[int]) -> None:
+    """Counters of which nobody knows the group: had the rank come to what others wait in, and left
+    it again, one of them would hold its number. None does, so it did not come."""
+    for pair in np.flatnonzero(marks.hidden).tolist():
+        rank, of = int(rows.pair_rank[pair]), int(rows.pair_series[pair])
+        one, series = rows.ranks[rank], rows.series[of]
+        waiting = _is_waiting(marks, np.arange(series.pairs.start, series.pairs.stop))
+        if of in numbered or not judges(series.backend) or not waiting.any():
+            continue
+        head = int(marks.completed[series.pairs][waiting].min()) + 1
+        most = int(marks.enqueued[series.pairs].max())
+        translated = set(np.unique(one.trace.pg_id[one.current]).tolist())
+        values = [s.enqueued for key, s in one.trace.status.items() if key not in translated]
+        if values and not any(head <= value <= most for value in values):
+            marks.enqueued[pair] = marks.completed[pair] = head - 1
             marks.hidden[pair] = False

@@ -63,10 +63,11 @@ def matched(rows: Rows, marks: Marks, created_ns: Int64s) -> Matched:
     np.maximum.at(last, of_call, created_ns)
     signature = np.zeros(count, np.int32)
     earliest = created_ns == first[of_call]
-    signature[of_call[earliest]] = calls.signature[earliest]
+    for these in (calls.cut, ~calls.cut, earliest & ~calls.cut):  # the last word counts
+        signature[of_call[these]] = calls.signature[these]
     over = calls.done | (calls.seq <= marks.completed[calls.pair])
     classes = _classes(rows)
-    differs = classes[calls.signature] != classes[signature[of_call]]
+    differs = (classes[calls.signature] != classes[signature[of_call]]) & ~calls.cut
     disagree = np.zeros(count, np.bool_)
     disagree[of_call[differs]] = True
     joined = np.bincount(of_call, minlength=count).astype(np.int32)
@@ -193,6 +194,7 @@ def calls_of(found: Matched, collectives: Int64s) -> list[Int64s]:
 def fact_of(rows: Rows, found: Matched, collective: int, calls: Int64s) -> MismatchFact:
     """What members passed to one collective, whether they agree or not."""
     series = rows.series[int(found.series[collective])]
+    calls = calls[~rows.calls.cut[calls]] if not rows.calls.cut[calls].all() else calls
     ranks = rows.pair_rank[rows.calls.pair[calls]]
     order = np.argsort(ranks, kind="stable")
     return mismatch.fact_of(

@@ -22,6 +22,8 @@ from frd.model import GroupInfo, Int32s, Int64s, Signature
 _PARTS_HAVE_ENTRIES = (2, 7)
 """From this version on each op of a coalesced collective has an entry of its own."""
 _WHOLE_JOB = "default_pg"
+_FIRST_SEQ = 1
+"""Backends count from 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Calls:
     completed_ns: Int64s
     started: Bools
     done: Bools
+    cut: Bools
+    """The first of what a ring still holds: parts of a coalesced collective may be lost."""
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -252,6 +256,8 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
                 t.completed_ns[row],
                 (t.state[row] >= 1) & (t.started_ns[row] > 0),
                 one.done[at],
+                (at == 0) & (not one.active_only),
+                t.record_id[row] > 0,
             )
         )
     if not parts:
@@ -262,11 +268,11 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
 def _no_calls() -> Calls:
     none32, none64 = np.empty(0, np.int32), np.empty(0, np.int64)
     no = np.empty(0, np.bool_)
-    return Calls(none32, none64, none32, none32, none32, none64, none64, no, no)
+    return Calls(none32, none64, none32, none32, none32, none64, none64, no, no, no)
 
 
 def _with_calls(rows: Rows, columns: list[np.ndarray]) -> Rows:
-    pair, seq, signature, row, created, completed, started, done = columns
+    pair, seq, signature, row, created, completed, started, done, oldest, follows = columns
     begins = np.ones(len(seq), np.bool_)
     begins[1:] = (pair[1:] != pair[:-1]) | (seq[1:] != seq[:-1])
     first = np.flatnonzero(begins)
@@ -288,8 +294,20 @@ def _with_calls(rows: Rows, columns: list[np.ndarray]) -> Rows:
         completed_ns=completed[last],
         started=started[first],
         done=done[last],
+        cut=oldest[first],
     )
+    if calls.cut.any():
+        calls = replace(calls, cut=_cut(calls, signatures, follows[first]))
     return replace(rows, calls=calls, signatures=signatures)
+
+
+def _cut(calls: Calls, signatures: Sequence[Signature], follows: Bools) -> Bools:
+    """Of the oldest calls those that may have lost parts: of a series, and not the first ever."""
+    cut = calls.cut & (follows | (calls.seq > _FIRST_SEQ))
+    for at in np.flatnonzero(cut).tolist():
+        op = signatures[int(calls.signature[at])].op
+        cut[at] = op.endswith((")", "coalesced", "_oop"))
+    return cut
 
 
 def _combined(

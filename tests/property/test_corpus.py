@@ -1,0 +1,130 @@
+"""A thousand generated incidents, and what must be said of each of them.
+
+Worlds are small but for a few of up to 1,024 ranks, so that the whole runs in well under a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from frd.model import Confidence, Reason
+from frd.offline.analysis import Analysis, analyze
+from tests import corpus
+from tests.corpus import Fault, Job, Truth
+
+SEEDS = 1_000
+LARGE = {7: 1_024, 107: 1_024, 207: 512, 307: 512, 407: 256, 507: 256, 607: 128, 707: 128}
+REASONS = {
+    Fault.CPU_STUCK: Reason.CPU_STUCK,
+    Fault.ALONE: Reason.IN_COLLECTIVE_ALONE,
+    Fault.DEVICE: Reason.DEVICE_STUCK,
+    Fault.SIZE: Reason.MISMATCH,
+    Fault.OP: Reason.MISMATCH,
+    Fault.ORDER: Reason.ORDER,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    job: Job
+    truth: Truth
+    analysis: Analysis
+
+    @property
+    def named(self) -> set[int]:
+        return {s.rank for finding in self.analysis.findings for s in finding.suspects}
+
+    @property
+    def is_exact(self) -> bool:
+        """All first causes and nobody else, each for what was done to it."""
+        if not self.truth.named <= self.named <= self.truth.tolerated:
+            return False
+        findings = self.analysis.findings
+        reasons = {s.rank: s.reason for f in findings for s in f.suspects}
+        faults = {one.rank: one.fault for one in self.job.faults}
+        if self.truth.stuck and set(faults.values()) == {Fault.NETWORK}:
+            return all(finding.reason is Reason.NETWORK_OR_DEVICE for finding in findings)
+        return all(
+            reasons[rank] is REASONS[fault]
+            for rank, fault in faults.items()
+            if rank in self.truth.named and fault in REASONS
+        )
+
+    def __str__(self) -> str:
+        faults = [(one.fault.name, one.rank) for one in self.job.faults]
+        return f"seed {self.job.seed}: {faults}, named {sorted(self.named)}, {self.truth}"
+
+
+def outcome(seed: int) -> Outcome:
+    job = corpus.job(seed, LARGE.get(seed))
+    corpus.run(job)
+    return Outcome(job, corpus.truth(job), analyze(corpus.trace(job)))
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Sequence[Outcome]:
+    return [outcome(seed) for seed in range(SEEDS)]
+
+
+def told(outcomes: Sequence[Outcome]) -> str:
+    return "\n".join(map(str, outcomes))
+
+
+def test_first_causes_are_exact(outcomes: Sequence[Outcome]) -> None:
+    """Where the dumps decide it, exactly the injected ranks are named, for the right reason."""
+    decidable = [one for one in outcomes if one.truth.decidable]
+    wrong = [one for one in decidable if not one.is_exact]
+    assert len(decidable) > SEEDS * 0.7
+    assert len(wrong) <= len(decidable) * 0.01, told(wrong)
+
+
+def test_no_healthy_rank_is_named_with_certainty(outcomes: Sequence[Outcome]) -> None:
+    """High confidence is for ranks to which something was done, in every job."""
+    wrong = [
+        one
+        for one in outcomes
+        for finding in one.analysis.findings
+        for suspect in finding.suspects
+        if suspect.confidence is Confidence.HIGH and suspect.rank not in one.truth.tolerated
+    ]
+    assert not wrong, told(wrong)
+
+
+def test_a_hang_is_told_and_health_is_told(outcomes: Sequence[Outcome]) -> None:
+    """Jobs that stand still have a finding; of those that ended well nothing is claimed."""
+    wrong = [one for one in outcomes if one.analysis.fault is not one.truth.stuck]
+    assert not wrong, told(wrong)
+    well = [one for one in outcomes if not one.truth.stuck]
+    assert len(well) > SEEDS * 0.03
+    assert all("no communication fault" in one.analysis.summary for one in well)
+
+
+def test_a_rank_without_a_dump_is_never_named(outcomes: Sequence[Outcome]) -> None:
+    """Missing files make ranks unknown, and an incident that they could explain less certain."""
+    for one in outcomes:
+        assert not one.named & one.job.missing, str(one)
+        assert set(one.analysis.missing_ranks) == one.job.missing
+    blamed = [one for one in outcomes if {f.rank for f in one.job.faults} & one.job.missing]
+    assert any(set(f.unknown) & one.job.missing for one in blamed for f in one.analysis.findings)
+
+
+def test_victims_are_never_suspects(outcomes: Sequence[Outcome]) -> None:
+    """Of each finding, nobody is both; and what waits is told."""
+    for one in outcomes:
+        for finding in one.analysis.findings:
+            assert not {s.rank for s in finding.suspects} & set(finding.victims), str(one)
+            assert finding.collective is not None
+            assert finding.summary
+
+
+def test_every_fault_is_in_the_corpus_alone_and_in_pairs(outcomes: Sequence[Outcome]) -> None:
+    """The corpus does not quietly shrink to what is easy."""
+    for fault in Fault:
+        alone = [one for one in outcomes if [f.fault for f in one.job.faults] == [fault]]
+        paired = [one for one in outcomes if fault in [f.fault for f in one.job.faults[:2]]]
+        assert len(alone) >= 10, fault
+        assert len(paired) > len(alone), fault
+    assert max(one.job.world for one in outcomes) == max(LARGE.values())
