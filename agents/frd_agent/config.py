@@ -53,7 +53,7 @@ class Config(BaseSettings):
     """Transitions kept for a service that does not acknowledge."""
     outbox_bytes: Annotated[int, Field(ge=65_536)] = 32 * 1024 * 1024
     """The same in bytes; whichever bound is met first."""
-    ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.6
     """Share of a recorder's ring that may be new before it is read."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

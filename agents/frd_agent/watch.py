@@ -1,7 +1,7 @@
 """When to ask one rank for its whole ring: often enough to miss nothing, seldom enough to cost it.
 
 The tap's counters are free and come about once a second; a dump costs the rank's server thread
-about 16 µs an entry. So the ring is asked for when about half of it is new, when the counters have
+about 16 µs an entry. So the ring is asked for when somewhat more than half of it is new, when the counters have
 come to rest over an op in flight (a job that hangs looks like that, and then a dump says all), when
 they have not been heard of for seconds (the GIL is held, or the process is stopped; the socket
 needs neither), and otherwise only as often as a small share of a core allows. Pure: times come in
@@ -29,7 +29,7 @@ class WatchPolicy:
 
     ring_entries: int = 2_000
     """Size of the ring until a dump shows more."""
-    fill: float = 0.5
+    fill: float = 0.6
     """Share of the ring that may be new before it is read."""
     still_s: float = 1.0
     """Counters that have not moved for this long are at rest."""
@@ -43,7 +43,7 @@ class WatchPolicy:
     cost_share: float = 0.005
     """Of a core, for dumps that nothing urgent asks for."""
     min_refresh_s: float = 2.0
-    max_refresh_s: float = 4.0
+    max_refresh_s: float = 6.5
     """Between dumps of a moving rank, which is known as of the last one: below what the service
     takes for late. A ring so large that this would cost `max_cost_share` is read less often."""
     max_cost_share: float = 0.01

@@ -169,7 +169,7 @@ class Graph:
                 return tuple(self._all_present(those.inside)), None
             if targets and not wait.started and those.any_started and len(next_unstarted):
                 return (), Ending.DEVICE  # a device starts what is next for it without its peers
-        targets += self._all_present(those.behind)
+        targets += [self.absentee(int(m), those.first_since) for m in those.behind]
         if wait.started:
             targets += self._all_present(unstarted)
         if not targets:

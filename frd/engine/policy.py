@@ -23,8 +23,9 @@ class Policy:
     """How long the ranks of an attempt may take to vanish together before a lost rank is one."""
     lost_close_after_s: float = 900.0
     """A `rank_lost` finding of a job that never came back closes after this long."""
-    telemetry_late_s: float = 5.0
-    """A rank whose `as_of` is older than this is late: its absence proves nothing."""
+    telemetry_late_s: float = 10.0
+    """A rank whose `as_of` is older than this is late: its absence proves nothing. More than the
+    time between two looks at the ring of a rank that moves, which agents keep below 7 s."""
     attempt_retention_s: float = 900.0
     """An attempt that is over (its ranks are gone, or a newer one runs) is forgotten after this
     long."""

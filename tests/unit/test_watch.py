@@ -35,19 +35,19 @@ def test_a_rank_at_rest_is_left_alone() -> None:
         assert watch.due(float(second)) is None
 
 
-def test_half_a_ring_of_new_entries_is_read() -> None:
-    """Five hundred of a thousand entries are new: the ring is read before it overruns."""
+def test_a_ring_that_fills_is_read() -> None:
+    """Six hundred of a thousand entries are new: the ring is read before it overruns."""
     watch = watch_of(raw(10))
-    watch.see(raw(509), 0.1, exact=True, now=1.5)
+    watch.see(raw(609), 0.1, exact=True, now=1.5)
     assert watch.due(1.5) is None
-    watch.see(raw(510), 0.1, exact=True, now=1.6)
+    watch.see(raw(610), 0.1, exact=True, now=1.6)
     assert watch.due(1.6) is Why.FILL
 
 
 def test_entries_of_all_groups_fill_the_same_ring() -> None:
     """Two groups of one recorder share its ring; another recorder has its own."""
     watch = watch_of(raw(0))
-    moved = {(0, 0): Status(300, -1, 300), (0, 1): Status(201, -1, 201), (1, 5): Status(9, -1, 9)}
+    moved = {(0, 0): Status(400, -1, 400), (0, 1): Status(201, -1, 201), (1, 5): Status(9, -1, 9)}
     watch.see(moved, 0.1, exact=True, now=1.5)
     assert watch.due(1.5) is Why.FILL
 
@@ -85,7 +85,7 @@ def test_rest_with_nothing_in_flight_is_read_too() -> None:
 
 
 def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
-    """Refreshing takes half a percent of a core: 2 s for few entries, at most 4 s for 2,000."""
+    """Refreshing takes half a percent of a core: 2 s for few entries, at most 6.5 s for 2,000."""
     small, large = watch_of(raw(10)), watch_of(raw(10))
     dumped(large, raw(10), 0.0, entries=2000)
     for watch in (small, large):
@@ -94,8 +94,8 @@ def test_a_moving_rank_is_read_as_often_as_its_ring_is_small() -> None:
         watch.see(raw(21), 0.1, exact=False, now=2.0)
     assert small.due(2.0) is Why.REFRESH
     assert large.due(2.0) is None
-    large.see(raw(30), 0.1, exact=False, now=4.0)
-    assert large.due(4.0) is Why.REFRESH
+    large.see(raw(30), 0.1, exact=False, now=6.5)
+    assert large.due(6.5) is Why.REFRESH
 
 
 def test_stale_counters_send_us_to_the_socket_every_few_seconds() -> None:
@@ -142,10 +142,10 @@ def test_a_recorder_without_counters_is_read_regularly() -> None:
 
 
 def test_a_ring_larger_than_the_default_is_learnt_from_its_dumps() -> None:
-    """A user gave the recorder 20,000 entries: half of that is the mark."""
+    """A user gave the recorder 20,000 entries: a share of that is the mark."""
     watch = watch_of(raw(10))
     dumped(watch, raw(10), 0.0, entries=20_000)
     watch.see(raw(9_000), 0.1, exact=True, now=5.0)
     assert watch.due(5.0) is None
-    watch.see(raw(10_010), 0.1, exact=True, now=5.5)
+    watch.see(raw(12_010), 0.1, exact=True, now=5.5)
     assert watch.due(5.5) is Why.FILL
