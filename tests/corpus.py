@@ -361,6 +361,8 @@ class Truth:
     tolerated: frozenset[int]
     decidable: bool
     stuck: bool
+    came: tuple[Injected, ...]
+    """Faults that came about; others were held up by them."""
 
 
 def truth(made: Job) -> Truth:
@@ -397,6 +399,7 @@ def truth(made: Job) -> Truth:
         frozenset(tolerated),
         clear,
         stuck=any(h is not None for h in heads.values()),
+        came=tuple(one for one, _, _ in came),
     )
 
 

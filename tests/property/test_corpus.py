@@ -44,13 +44,12 @@ class Outcome:
             return False
         findings = self.analysis.findings
         reasons = {s.rank: s.reason for f in findings for s in f.suspects}
-        faults = {one.rank: one.fault for one in self.job.faults}
-        if self.truth.stuck and set(faults.values()) == {Fault.NETWORK}:
-            return all(finding.reason is Reason.NETWORK_OR_DEVICE for finding in findings)
+        if [one.fault for one in self.truth.came] == [Fault.NETWORK]:
+            return any(finding.reason is Reason.NETWORK_OR_DEVICE for finding in findings)
         return all(
-            reasons[rank] is REASONS[fault]
-            for rank, fault in faults.items()
-            if rank in self.truth.named and fault in REASONS
+            reasons[one.rank] is REASONS[one.fault]
+            for one in self.truth.came
+            if one.rank in self.truth.named
         )
 
     def __str__(self) -> str:
