@@ -52,10 +52,11 @@ def marks_of(rows: Rows, created_ns: Int64s, offset_ns: Mapping[int, int]) -> Ma
             unknown = mine[(marks.head_since[mine] == 0) & _is_waiting(marks, mine)]
             if len(unknown):
                 marks.head_since[unknown] = _began(one) + offset_ns.get(rank, 0)
+    if marks.hidden.any():
+        _prove_by_value(rows, marks, numbered)
     _doubt_implausible(rows, marks)
     if marks.hidden.any():
         _prove_by_time(rows, marks, offset_ns)
-        _prove_by_value(rows, marks, numbered)
     return marks
 
 

@@ -1,0 +1,401 @@
+"""What the analysis makes of counters, rings, resets, clocks, stacks and real incidents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import frd
+from frd.flight import Frame, Status
+from frd.model import Confidence, Kind, RankInfo, Reason
+from frd.offline.analysis import Analysis, analyze
+from frd.offline.channels import channels_of
+from frd.offline.clocks import clocks_of
+from frd.offline.rows import rows_of
+from tests.traces import MS, T0, Folder, Row
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+
+LINE = Frame("step", "/home/me/train.py", 88)
+INSIDE = Frame("all_reduce", "/usr/lib/python3/site-packages/torch/distributed/c10d.py", 9)
+
+
+def done(seq: int, group: str = "0", at: float | None = None, **of_row: object) -> Row:
+    return Row("nccl:all_reduce", seq, group, at=at, **of_row)  # type: ignore[arg-type]
+
+
+def stuck(seq: int, group: str = "0", at: float | None = None, **of_row: object) -> Row:
+    return Row("nccl:all_reduce", seq, group, at=at, state="scheduled", **of_row)  # type: ignore[arg-type]
+
+
+def suspects(found: Analysis) -> dict[int, Reason]:
+    return {s.rank: s.reason for finding in found.findings for s in finding.suspects}
+
+
+# -- real incidents --------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the real traces (../shared/traces) are not here")
+@pytest.mark.parametrize(
+    ("incident", "reason"),
+    [("gpu_error_2nd", Reason.IN_COLLECTIVE_ALONE), ("lock_gil_1st", Reason.CPU_STUCK)],
+)
+def test_real_incidents_name_the_injected_ranks(incident: str, reason: Reason) -> None:
+    """A folder of 16 dumps of what was in flight: 9 and 14 are at fault, all others are victims."""
+    found = frd.load(TRACES / incident)
+    (finding,) = found.findings
+    assert suspects(found) == {9: reason, 14: reason}
+    assert finding.victims == tuple(set(range(16)) - {9, 14})
+    assert len(finding.groups_held_up) == 7
+    assert all(report.active_only for report in found.ranks.values())
+    assert found.fault
+    assert not found.warnings
+
+
+# -- how far a rank came ---------------------------------------------------------------------
+
+
+def active_only(status_of_two: dict[int, Status], names: tuple[str, str]) -> Analysis:
+    """Ranks 0 and 1 wait in seq 7 of the second group; 2 has nothing in flight, only counters."""
+    folder = Folder().group(names[0], range(3), "default_pg").group(names[1], range(3), "DATA")
+    for rank in (0, 1):
+        folder.rank(rank, stuck(7, names[1], pg_id=5), first_record=90, status={
+            3: Status(40, -1, 40), 5: Status(7, -1, 6),
+        })  # fmt: skip
+    return analyze(folder.rank(2, status=status_of_two).trace())
+
+
+def test_counters_of_numbered_groups_are_translated_by_order() -> None:
+    """Rank 2's own ids are 8 and 9; its second group stands at seq 6, so it never came."""
+    found = active_only({8: Status(40, -1, 40), 9: Status(6, -1, 6)}, ("0", "4"))
+    assert suspects(found) == {2: Reason.CPU_STUCK}
+    assert found.collectives[0].missing_ranks == (2,)
+
+
+def test_ids_of_one_rank_say_nothing_of_another() -> None:
+    """Rank 2's id 5 is its first group, although id 5 of its peers is their second."""
+    found = active_only({5: Status(40, -1, 40), 6: Status(7, -1, 7)}, ("0", "4"))
+    assert suspects(found) == {0: Reason.IN_COLLECTIVE_ALONE, 1: Reason.IN_COLLECTIVE_ALONE}
+    (finding,) = found.findings
+    assert {s.confidence for s in finding.suspects} == {Confidence.MEDIUM}
+
+
+def test_counters_that_cannot_be_translated_prove_absence_by_value() -> None:
+    """Hashed names, but no counter of rank 2 stands at 7: it cannot have come and gone."""
+    found = active_only({8: Status(40, -1, 40), 9: Status(6, -1, 6)}, ("a1f3", "77cd"))
+    assert suspects(found) == {2: Reason.CPU_STUCK}
+
+
+def test_counters_that_cannot_be_translated_may_say_nothing() -> None:
+    """Hashed names, and a counter that stands at 7, of whatever group: 2 is unknown."""
+    found = active_only({8: Status(7, -1, 7), 9: Status(6, -1, 6)}, ("a1f3", "77cd"))
+    (finding,) = found.findings
+    assert (suspects(found), finding.unknown) == ({}, (2,))
+
+
+def test_a_counter_of_p2p_ops_is_no_seq() -> None:
+    """Rank 1's counter stands at 9,000 sends; it is not taken for collectives it came to."""
+    folder = Folder().group("0", range(2))
+    folder.rank(0, done(1), Row("nccl:send 0->1", 1, p2p=True, p2p_seq=9_000), stuck(2))
+    folder.rank(1, status={0: Status(9_000, -1, 9_000)})
+    (finding,) = analyze(folder.trace()).findings
+    assert finding.unknown == (1,)
+    assert not finding.suspects
+
+
+def test_a_counter_beyond_all_peers_counts_something_else() -> None:
+    """Nobody of the group has come to seq 3; a rank whose counter says 50 is not done with it."""
+    folder = Folder().group("0", range(3))
+    for rank in (0, 1):
+        folder.rank(rank, stuck(3), first_record=9)
+    (finding,) = analyze(folder.rank(2, status={0: Status(50, -1, 50)}).trace()).findings
+    assert (finding.unknown, finding.suspects) == ((2,), ())
+
+
+def test_a_p2p_entry_tells_how_far_its_rank_came() -> None:
+    """Rank 1 has a send in flight under seq 4 of the group in which 0 waits in seq 5."""
+    folder = Folder().group("0", range(2)).group("1", range(2))
+    folder.rank(0, stuck(5, at=1), first_record=9)
+    folder.rank(1, Row("nccl:send 1->0", 4, at=2, p2p=True, state="scheduled"), first_record=9)
+    found = analyze(folder.trace())
+    assert found.collectives[0].missing_ranks == (1,)
+
+
+# -- rings, resets, groups that come back ----------------------------------------------------
+
+
+def test_a_ring_that_reaches_back_far_enough_proves_absence() -> None:
+    """Rank 1 has recorded for 10 s without the group in which 0 has waited for 5 s."""
+    folder = Folder().group("abc", range(2)).group("def", [1])
+    folder.rank(0, stuck(8, "abc", at=5_000), first_record=100)
+    rows = [done(seq, "def", at=seq * 1_000) for seq in range(11)]
+    found = analyze(folder.rank(1, *rows, first_record=400).trace())
+    assert suspects(found) == {1: Reason.CPU_STUCK}
+
+
+def test_a_ring_that_begins_too_late_proves_nothing() -> None:
+    """Rank 1's ring begins after 0 began to wait: whatever came before is lost."""
+    folder = Folder().group("abc", range(2)).group("def", [1])
+    folder.rank(0, stuck(8, "abc", at=5_000), first_record=100)
+    rows = [done(seq, "def", at=6_000 + seq) for seq in range(11)]
+    (finding,) = analyze(folder.rank(1, *rows, first_record=400).trace()).findings
+    assert (finding.unknown, finding.suspects) == ((1,), ())
+
+
+def test_a_recorder_without_entries_of_what_it_must_have_joined_was_off() -> None:
+    """Rank 2 shows nothing although its peers completed an all_reduce with it."""
+    folder = Folder().group("0", range(3))
+    for rank in (0, 1):
+        folder.rank(rank, done(1), stuck(2))
+    (finding,) = analyze(folder.rank(2).trace()).findings
+    assert (finding.unknown, finding.suspects) == ((2,), ())
+
+
+def test_only_what_is_after_a_reset_counts() -> None:
+    """Record ids begin again: seqs before that are of an earlier life of the groups."""
+    before = [done(seq, record_id=seq) for seq in range(50, 60)]
+    after = [done(1, record_id=0), stuck(2, record_id=1)]
+    folder = Folder().group("0", range(2))
+    folder.rank(0, *(replace(row) for row in [*before, *after]))
+    folder.rank(1, *(replace(row) for row in [*before, done(1, record_id=0)]))
+    found = analyze(folder.trace())
+    assert suspects(found) == {1: Reason.CPU_STUCK}
+    assert found.ranks[0].resets == 1
+    assert [c.seq for c in found.collectives] == [1, 2]
+
+
+def test_a_group_that_came_back_under_its_name_counts_from_its_last_start() -> None:
+    """The group was made anew under another id of the process: earlier seqs are another group's."""
+    rows = [done(seq, pg_id=1) for seq in (1, 2, 3)] + [done(1, pg_id=4)]
+    folder = Folder().group("0", range(2)).everybody(*rows, ranks=[0, 1])
+    folder.ranks[0].rows.append(stuck(2, pg_id=4))
+    found = analyze(folder.trace())
+    assert suspects(found) == {1: Reason.CPU_STUCK}
+    assert found.groups[0].last_seq == 2
+
+
+def test_backends_of_one_group_count_apart() -> None:
+    """`cuda:nccl,cpu:gloo`: each numbers its own ops, and the hang is in one of them."""
+    gloo = [Row("gloo:broadcast", seq, retired=True, state="scheduled") for seq in (1, 2)]
+    folder = Folder().group("0", range(2)).everybody(done(1), *gloo, ranks=[0, 1])
+    folder.ranks[0].rows.append(stuck(2))
+    found = analyze(folder.trace())
+    assert suspects(found) == {1: Reason.CPU_STUCK}
+    assert [(c.group.name, c.seq) for c in found.collectives] == [
+        ("0/nccl", 1), ("0/nccl", 2), ("0/gloo", 1), ("0/gloo", 2),
+    ]  # fmt: skip
+
+
+def test_the_first_parts_of_a_series_may_be_lost() -> None:
+    """Rank 1's ring begins in the middle of an uneven all_gather: no mismatch for that."""
+    parts = [Row("nccl:_broadcast_oop", 3, ins=[[n]], outs=[[n]]) for n in (4, 5)]
+    end = Row("nccl:ALLGATHER_coalesced", 3)
+    folder = Folder().group("0", range(2))
+    folder.rank(0, *parts, end, first_record=7).rank(1, replace(parts[1]), replace(end))
+    folder.ranks[1].first_record = 8
+    found = analyze(folder.trace())
+    assert not found.fault
+    assert not found.collectives.mismatch.any()
+
+
+def test_an_op_that_timed_out_is_still_being_waited_in() -> None:
+    """NCCL retires what it gave up; the rank that never came is named all the same."""
+    folder = Folder().group("0", range(2))
+    folder.rank(0, done(1), stuck(2, retired=True)).rank(1, done(1))
+    assert suspects(analyze(folder.trace())) == {1: Reason.CPU_STUCK}
+
+
+# -- P2P -------------------------------------------------------------------------------------
+
+
+def test_peers_are_ranks_of_the_group() -> None:
+    """`send 0->1` in the group of 4 and 9 goes to rank 9."""
+    folder = Folder(world=10).group("7", [4, 9])
+    row = Row("nccl:send 0->1", 3, "7", p2p=True, state="scheduled")
+    channels = channels_of(rows_of(folder.rank(4, row).rank(9).trace()), {})
+    assert (channels.rank.tolist(), channels.peer.tolist()) == ([4], [9])
+    assert channels.is_send.tolist() == [1]
+
+
+def test_a_batch_ends_with_its_last_entry() -> None:
+    """Sends of a batch never get an end of their own; the `coalesced` entry has it."""
+    send = Row("nccl:send 0->1", 3, p2p=True, p2p_seq=5, state="scheduled", retired=False)
+    end = Row("nccl:coalesced", 3, p2p=True, p2p_seq=5)
+    folder = Folder().group("0", [0, 1]).rank(0, send, end).rank(1)
+    assert not len(channels_of(rows_of(folder.trace()), {}).rank)
+
+
+def test_ops_of_a_channel_complete_in_order() -> None:
+    """The second send of a channel is over, so the first is, whatever its entry says."""
+    send = Row("nccl:send 0->1", 3, p2p=True, state="scheduled", retired=False)
+    later = Row("nccl:send 0->1", 3, p2p=True, p2p_seq=1)
+    waiting = replace(send, p2p_seq=2)
+    folder = Folder().group("0", [0, 1]).rank(0, send, later, waiting).rank(1)
+    assert channels_of(rows_of(folder.trace()), {}).in_flight.tolist() == [1]
+
+
+def test_gloo_p2p_leaves_doubt() -> None:
+    """Gloo numbers sends and receives but records none: who is idle there is less certain."""
+    rows = [Row("gloo:all_reduce", 1, op_id=1, state="scheduled", retired=True),
+            Row("gloo:all_reduce", 2, op_id=4, state="scheduled", retired=True)]  # fmt: skip
+    folder = Folder().group("0", range(3)).everybody(*rows, ranks=range(3))
+    for rank in (0, 1):
+        folder.ranks[rank].rows.append(Row("gloo:all_reduce", 3, op_id=5, state="scheduled"))
+    (finding,) = analyze(folder.trace()).findings
+    (suspect,) = finding.suspects
+    assert (suspect.rank, suspect.confidence) == (2, Confidence.MEDIUM)
+    assert "which its backend does not record" in suspect.evidence
+
+
+# -- clocks ----------------------------------------------------------------------------------
+
+
+def test_offsets_of_the_folder_are_used() -> None:
+    """Rank 1's clock is 5 s ahead and the folder says so: the first to wait was rank 1."""
+    folder = Folder().group("0", range(3)).rank(2)
+    folder.rank(0, stuck(1, at=1_000), offset_ns=0)
+    folder.rank(1, stuck(1, at=5_500), offset_ns=-5_000 * MS)
+    folder.ranks[2].offset_ns = 0
+    found = analyze(folder.trace())
+    assert found.clock_source == "the clock offsets that the folder tells"
+    assert found.collectives[0].first_created_ns == T0 + 500 * MS
+
+
+@pytest.mark.parametrize("error_ms", [-60_000.0, 7_000.0])
+def test_offsets_are_estimated_from_completed_collectives(error_ms: float) -> None:
+    """Nobody completes an all_reduce before the last came: two clocks apart by that cannot be."""
+    folder = Folder().group("0", range(2))
+    for rank, error in ((0, 0.0), (1, error_ms)):
+        times = [100.0 * seq + error for seq in range(1, 9)]
+        rows = [done(n, at=at, completed_at=at + 20) for n, at in enumerate(times, 1)]
+        folder.rank(rank, *rows)
+    clocks = clocks_of(rows_of(folder.trace()))
+    assert abs(clocks.offset_ns[1] / MS + error_ms) <= 20
+    assert "corrected" in clocks.source
+
+
+def test_clocks_that_agree_are_left_alone() -> None:
+    """Completion comes after creation on every clock: nothing asks for a correction."""
+    folder = (
+        Folder()
+        .group("0", range(2))
+        .everybody(
+            *(done(seq, at=seq * 100, completed_at=seq * 100 + 20) for seq in range(1, 9)),
+            ranks=[0, 1],
+        )
+    )
+    assert clocks_of(rows_of(folder.trace())).offset_ns == {0: 0, 1: 0}
+
+
+def test_ranks_of_one_node_share_a_clock() -> None:
+    """All identities name one boot: there is nothing to estimate."""
+    folder = Folder().group("0", range(2)).everybody(done(1, completed_at=9), ranks=[0, 1])
+    for rank, dump in folder.ranks.items():
+        dump.info = RankInfo(rank, 2, "n0", "boot", 7 + rank)
+    assert clocks_of(rows_of(folder.trace())).source == "one node, one clock"
+
+
+# -- what people get -------------------------------------------------------------------------
+
+
+def test_evidence_has_the_users_own_frames() -> None:
+    """The witness tells where it entered, the suspect where its last op was; torch is left out."""
+    folder = Folder().group("0", range(2))
+    folder.rank(0, done(1), stuck(2, frames=(INSIDE, LINE)))
+    folder.rank(1, done(1, frames=(INSIDE, replace_line(80))))
+    (finding,) = analyze(folder.trace()).findings
+    assert finding.witness is not None
+    assert finding.witness.stack == ("train.py:88 in step",)
+    assert "its last op was all_reduce on default_pg at train.py:80 in step" in (
+        finding.suspects[0].evidence
+    )
+
+
+def test_where_a_rank_stood_is_told_when_the_folder_knows() -> None:
+    """`frd dump --stacks` took the stack of rank 1: that is where it is stuck."""
+    folder = Folder(standing={1: ("data.py:7 in load",)}).group("0", range(2))
+    folder.rank(0, done(1), stuck(2)).rank(1, done(1))
+    (finding,) = analyze(folder.trace()).findings
+    assert finding.suspects[0].stack == ("data.py:7 in load",)
+    assert "data.py:7 load" in finding.summary
+
+
+def test_waiting_times_count_to_the_latest_moment_told() -> None:
+    """Rank 0 joined at 1 s; the last that anybody recorded was at 9.5 s."""
+    folder = Folder().group("0", range(2)).group("1", [1])
+    folder.rank(0, stuck(1, at=1_000)).rank(1, done(1, "1", at=2_000, completed_at=9_500))
+    (finding,) = analyze(folder.trace()).findings
+    assert finding.collective is not None
+    assert finding.collective.waited_s == pytest.approx(8.5)
+    assert "has waited" not in finding.summary
+
+
+def test_a_trace_in_which_all_is_well() -> None:
+    """Everything matched and completed: no finding, and words that say so."""
+    folder = Folder().group("0", range(4)).everybody(*map(done, range(1, 6)), ranks=range(4))
+    found = analyze(folder.trace())
+    assert (found.fault, list(found.findings)) == (False, [])
+    assert found.summary == "the dumps show no communication fault"
+    (group,) = found.groups
+    assert (group.matched, group.open, group.mismatched) == (5, 0, 0)
+    assert (group.first_seq, group.last_seq) == (1, 5)
+
+
+def test_dumps_without_anything_in_them() -> None:
+    """Ranks that recorded nothing, and no ranks at all."""
+    assert "no entries" in analyze(Folder().group("0", [0]).rank(0).trace()).summary
+    assert analyze(Folder().trace()).summary == "there are no dumps"
+
+
+def test_two_incidents_are_two_findings() -> None:
+    """Two groups that share nobody hang for reasons of their own."""
+    folder = Folder().group("1", [0, 1]).group("2", [2, 3])
+    folder.rank(0, stuck(1, "1", at=50)).rank(1)
+    folder.rank(2, stuck(1, "2", at=10)).rank(3)
+    found = analyze(folder.trace())
+    assert [[s.rank for s in finding.suspects] for finding in found.findings] == [[3], [1]]
+    assert "(1 more below)" in found.summary
+
+
+def test_the_columns_of_collectives() -> None:
+    """Counts and the objects behind them agree."""
+    folder = Folder().group("0", range(3))
+    folder.rank(0, done(1), stuck(2)).rank(1, done(1), stuck(2, ins=[[9]], outs=[[9]]))
+    found = analyze(folder.rank(2, done(1)).trace())
+    c = found.collectives
+    assert c.joined.tolist() == [3, 2]
+    assert c.completed.tolist() == [3, 0]
+    assert c.missing.tolist() == [0, 1]
+    assert c.mismatch.tolist() == [False, True]
+    for at, one in enumerate(c):
+        assert len(one.joined_ranks) == c.joined[at]
+        assert len(one.missing_ranks) == c.missing[at]
+        assert bool(one.difference) == c.mismatch[at]
+    assert c[-1].seq == 2
+    assert [one.seq for one in c[:1]] == [1]
+    assert found.findings[0].kind is Kind.MISMATCH
+
+
+def test_json_has_what_was_promised() -> None:
+    """The keys of `frd analyze --json`."""
+    folder = Folder().group("0", range(2)).rank(0, stuck(1), first_record=3)
+    told = analyze(folder.trace()).to_json()
+    assert told["ranks"] == {"0": {"entries": 1, "first_record_id": 3, "last_record_id": 3}}
+    assert told["missing_ranks"] == [1]
+    assert told["groups"][0]["open"] == 1
+    assert told["findings"][0]["unknown_ranks"] == [1]
+
+
+def test_absurd_seqs_take_no_memory() -> None:
+    """Seqs at both ends of an int64 are two collectives, not a table of all between."""
+    folder = Folder().group("0", [0]).rank(0, done(1), done(2**62), done(2**62 + 1))
+    found = analyze(folder.trace())
+    assert found.collectives.seq.tolist() == [1, 2**62, 2**62 + 1]
+    assert np.all(found.collectives.joined == 1)
+
+
+def replace_line(line: int) -> Frame:
+    return Frame(LINE.name, LINE.filename, line)
