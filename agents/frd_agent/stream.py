@@ -147,9 +147,9 @@ class Stream:
                 for task in done:
                     task.result()
             except grpc.aio.AioRpcError as error:
-                raise _Lost(f"{error.code().name.lower()}: {error.details()}") from None
+                raise self._ended(error.code(), error.details()) from None
             except asyncio.InvalidStateError:
-                raise _Lost(await _ending(call)) from None
+                raise await self._ending(call) from None
             except WireError as error:
                 raise _Lost(f"it said what cannot be read: {error}") from None
             finally:
@@ -163,7 +163,7 @@ class Stream:
         except TimeoutError:
             raise _Lost(f"no welcome within {_HANDSHAKE_S:g} s") from None
         if isinstance(event, Refusal):
-            self._refused(event)
+            raise self._refused(event)
         if not isinstance(event, Welcome):
             raise _Lost(f"it began with {type(event).__name__} instead of a welcome")
         knows_nothing = event.instance != self._instance
@@ -180,7 +180,7 @@ class Stream:
     async def _next(self, call: StreamCall) -> ServiceEvent:
         data = await call.read()
         if not isinstance(data, bytes):
-            raise _Lost(await _ending(call))
+            raise await self._ending(call)
         return decode_service(data)
 
     async def _read(self, call: StreamCall) -> None:
@@ -196,7 +196,7 @@ class Stream:
                     self.dispatch.resync()
                     self._wake.set()
                 case Refusal():
-                    self._refused(event)
+                    raise self._refused(event)
                 case Welcome():
                     raise _Lost("it said welcome twice")
 
@@ -226,7 +226,20 @@ class Stream:
 
     # -- what goes wrong -----------------------------------------------------------------------
 
-    def _refused(self, refusal: Refusal) -> None:
+    async def _ending(self, call: StreamCall) -> _Lost:
+        """Why a call that is over ended."""
+        try:
+            async with asyncio.timeout(1.0):
+                return self._ended(await call.code(), await call.details())
+        except TimeoutError:
+            return _Lost("the stream ended")
+
+    def _ended(self, code: grpc.StatusCode, details: str | None) -> _Lost:
+        if code is grpc.StatusCode.INVALID_ARGUMENT:  # outran the Refusal that says the same
+            return self._refused(Refusal("status", details or "no reason given"))
+        return _Lost(f"{code.name.lower()}: {details}" if details else "the service closed it")
+
+    def _refused(self, refusal: Refusal) -> _Lost:
         if refusal.reason != "version":
             self._refusals += 1
         if self._refusals >= _REFUSALS:
@@ -236,20 +249,10 @@ class Stream:
             log.warning(
                 "service %s: refuses what it is sent: %d rows dropped", self.address, dropped
             )
-        raise _Lost(f"refused: {refusal.message}")
+        return _Lost(f"refused: {refusal.message}")
 
     def _say_lost(self, error: _Lost) -> None:
         """One line when the stream goes, and one when the service cannot be reached at first."""
         if self.stats.connected or not self._unreachable:
             log.warning("service %s: lost: %s", self.address, error)
         self._unreachable = True
-
-
-async def _ending(call: StreamCall) -> str:
-    """Why a call that is over ended."""
-    try:
-        async with asyncio.timeout(1.0):
-            code, details = await call.code(), await call.details()
-    except TimeoutError:
-        return "the stream ended"
-    return f"{code.name.lower()}: {details}" if details else "the service closed the stream"
