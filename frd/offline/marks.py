@@ -107,7 +107,8 @@ def _p2p_series(rows: Rows) -> set[int]:
     """Series whose `pg_status` counts P2P ops too, on any rank."""
     found: set[int] = set()
     for one in rows.ranks.values():
-        found.update(np.unique(one.series[one.is_p2p]).tolist())
+        if one.is_p2p.any():
+            found.update(np.unique(one.series[one.is_p2p]).tolist())
     return found
 
 
@@ -119,7 +120,7 @@ def _of_p2p(rows: Rows, rank: int, one: RankRows, marks: Marks) -> None:
     seq = one.trace.seq[one.current[at]]
     for of in np.unique(one.series[at]).tolist():
         pair = rows.pair(of, rank)
-        if pair < 0 or rows.series[of].is_global:
+        if pair < 0:
             continue
         passed = int(seq[one.series[at] == of].max())
         if marks.first_seq[pair] == _NEVER:
@@ -134,7 +135,7 @@ def _of_status(rows: Rows, rank: int, one: RankRows, marks: Marks, numbered: set
         of = int(rows.pair_series[pair])
         told = status.get(of)
         if told is None:
-            marks.hidden[pair] = one.overran or one.active_only  # else the ring holds all there was
+            marks.hidden[pair] = one.overran or one.has_holes or one.active_only  # else it has all
         elif told.enqueued < 0:
             marks.hidden[pair] = False
         elif of not in numbered and judges(rows.series[of].backend or _usual_backend(rows)):
@@ -212,7 +213,7 @@ def _prove_by_time(rows: Rows, marks: Marks, offset_ns: Mapping[int, int]) -> No
         pairs = rows.series[int(rows.pair_series[pair])].pairs
         waiting = marks.head_since[pairs] > 0
         began = _began(one) + offset_ns.get(rank, 0)
-        if one.active_only or not len(one.current) or not waiting.any():
+        if one.active_only or one.has_holes or not len(one.current) or not waiting.any():
             continue
         if began + _SLACK_NS < int(marks.head_since[pairs][waiting].min()):
             behind = int(marks.completed[pairs][waiting].min())
