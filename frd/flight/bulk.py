@@ -7,6 +7,7 @@ the same schema as all others: where one does not, the file goes the usual way, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -37,8 +38,8 @@ from frd.model import Int64s
 _MAX_TABLE = 1 << 20
 """Entries of a table that is quicker than sorting."""
 _MANDATORY = ("record_id", "collective_seq_id", "process_group", "profiling_name")
-_SIGNED = ("pg_id", "timeout_ms")
-"""Numbers that may be negative."""
+_UNSIGNED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
+"""Rows of numbers that may not be negative."""
 _DEFAULTS = {"pg_id": -1}
 _SHAPES = frozenset({"input_sizes", "output_sizes", "input_dtypes", "output_dtypes"})
 _BARE: dict[str, Any] = {
@@ -76,45 +77,35 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
     if len(dump.entries) != len(found.apart):
         raise _Odd
     rest = columns_of(dump, into)
-    known = known_groups(dump, into)
-    rows, apart = found.rows, found.apart
+    rows, apart, numbers = found.rows, found.apart, found.numbers
     wide = np.zeros((len(WIDE), len(found)), np.int64)
     for at, name in enumerate(WIDE):
         key = FIELD_OF.get(name, name)
-        wide[at, rows] = found.numbers.get(key, _DEFAULTS.get(key, 0))
+        wide[at, :-1] = numbers.get(key, _DEFAULTS.get(key, 0))
+    wide[:, apart] = rest.wide
+    if wide[_UNSIGNED].min() < 0:
+        raise _Odd
     narrow = np.full((len(NARROW), len(found)), -1, np.int32)
     tiny = np.zeros((len(TINY), len(found)), np.uint8)
-    duration = np.full(len(found), np.nan)
-    indexes, is_p2p = _indexes(found, known, budget, into)
+    indexes, of_two = _indexes(found, known_groups(dump, into), budget, into)
     for at, name in enumerate(NARROW):
         narrow[at, rows] = indexes.get(name, -1)
-    tiny[0, rows] = is_p2p
+    tiny[0, rows] = of_two
+    tiny[0, :-1] |= numbers["is_p2p"].astype(np.uint8) if "is_p2p" in numbers else np.uint8(0)
     if (state := found.repeated.get("state")) is not None:
         tiny[1, rows] = _looked_up(state, [STATES.get(word, SCHEDULED) for word in state.values])
-    tiny[2, rows] = found.numbers.get("retired", 0)
-    duration[rows] = found.reals.get("duration_ms", np.nan)
-    wide[:, apart], narrow[:, apart], tiny[:, apart] = rest.wide, rest.narrow, rest.tiny
+    tiny[2, :-1] = numbers.get("retired", 0)
+    duration = np.full(len(found), np.nan)
+    duration[:-1] = found.reals.get("duration_ms", np.nan)
+    narrow[:, apart], tiny[:, apart] = rest.narrow, rest.tiny
     duration[apart] = rest.duration_ms
-    return FileColumns(
-        version=rest.version,
-        comm_lib_version=rest.comm_lib_version,
-        wide=wide,
-        narrow=narrow,
-        tiny=tiny,
-        duration_ms=duration,
-        status=rest.status,
-        groups=rest.groups,
-        warnings=rest.warnings,
-    )
+    return replace(rest, wide=wide, narrow=narrow, tiny=tiny, duration_ms=duration)
 
 
 def _check(found: InStep) -> None:
     """What the schema of an entry demands of these columns."""
     if not all(name in found.numbers or name in found.repeated for name in _MANDATORY):
         raise _Odd
-    for name, numbers in found.numbers.items():
-        if name not in _SIGNED and numbers.min() < 0:
-            raise _Odd
     for name, column in found.repeated.items():
         wanted = dict if KINDS.get(name) is Kind.TREE else str
         if not all(isinstance(value, wanted) for value in column.values):
@@ -124,7 +115,7 @@ def _check(found: InStep) -> None:
 def _indexes(
     found: InStep, known: Mapping[str, int], budget: Budget, into: Dictionaries
 ) -> tuple[dict[str, Int64s], Int64s]:
-    """The dictionary columns, and which rows are of two ranks."""
+    """The dictionary columns, and which rows are of two ranks, by their names."""
     columns = found.repeated
     groups = _pairs(columns["process_group"], columns["process_group[1]"])
     spelled = columns["profiling_name"]
@@ -144,7 +135,7 @@ def _indexes(
         threads = _pairs(columns["thread_name"], columns["thread_id"])
         indexes["thread"] = _looked_up(threads, [into.thread(*pair) for pair in threads.values])
     is_p2p = _looked_up(spelled, [name.is_p2p_kind for name in names])
-    return indexes, is_p2p | found.numbers.get("is_p2p", 0)
+    return indexes, is_p2p
 
 
 def _part(tree: dict[str, Any], keys: Set[str], budget: Budget) -> Entry:

@@ -45,6 +45,6 @@ def _bytes(path: Path, max_bytes: int) -> bytes:
                 raise DumpError(f"{path}: no regular file: name a dump file")
             if status.st_size > max_bytes:
                 raise too_large(str(path), max_bytes)
-            return file.read(max_bytes + 1)
+            return file.read(status.st_size)
     except (OSError, ValueError) as error:
         raise DumpError(f"{path}: cannot be read ({error})") from error

@@ -43,13 +43,14 @@ class InStep:
     document: Any
     """All else of the dump, as plain values, with the entries that are not in step."""
     rows: Int64s
-    """Which entries the columns are of."""
+    """Which entries are read, and those of `repeated`."""
     apart: Int64s
-    """Which entries are in `document`."""
+    """Which entries are in `document`; the last one always is."""
     numbers: dict[str, Int64s]
-    """Numbers; flags (0 and 1); 0 for None."""
+    """Numbers; flags (0 and 1); 0 for None. Of all entries but the last; of one in `document`,
+    meaningless."""
     reals: dict[str, Float64s]
-    """NaN where an entry has none."""
+    """Likewise; NaN where an entry has none."""
     repeated: dict[str, Repeated[Any]]
     """Texts (a pair is `name` and `name[1]`), and trees: dicts of the key and of those of the trees
     behind it. Nothing is known of the types of what the file refers to."""
@@ -65,6 +66,8 @@ def read(data: bytes, source: str) -> InStep | None:
         return None
     walk = Walk(data, layout)
     rows = np.flatnonzero(walk.fits)
+    if len(rows) < MIN_ENTRIES:
+        return None
     trees = {name: walk.alike(begin[rows], end[rows]) for name, (begin, end) in walk.trees.items()}
     plain = np.ones(len(rows), np.bool_)
     for tree in trees.values():
@@ -89,8 +92,8 @@ def read(data: bytes, source: str) -> InStep | None:
         document=decoded[0],
         rows=rows,
         apart=apart,
-        numbers={name: column[rows] for name, column in walk.numbers.items()},
-        reals={name: column[rows] for name, column in walk.reals.items()},
+        numbers=walk.numbers,
+        reals=walk.reals,
         repeated=decoded[1],
     )
 

@@ -16,7 +16,7 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from frd.flight.layout import OPTIONAL, Kind, Layout, Step
+from frd.flight.layout import Kind, Layout, Step
 from frd.model import Float64s, Int64s, UInt8s
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -51,6 +51,12 @@ def _masks(words: int) -> npt.NDArray[np.uint64]:
     sizes = np.arange(8 * words + 1)
     ones = np.where(np.arange(8 * words) < sizes[:, None], 255, 0).astype(np.uint8)
     return ones.view("<u8")
+
+
+@cache
+def _low(size: int) -> np.uint64:
+    """A mask of so many bytes."""
+    return np.uint64((1 << 8 * size) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,53 +111,98 @@ class Walk:
         if longest > MAX_TREE:
             begin, size = np.where(size > MAX_TREE, 0, begin), np.where(size > MAX_TREE, 0, size)
             longest = MAX_TREE
-        words = self._padded_words(begin, size, -(-longest // 8))
+        rows = self._padded(begin, size, -(-longest // 8))
+        words = rows.view("<u8").reshape(len(rows), -1)
         # Equal bytes have equal sums; unequal ones hardly ever, and are found out below.
         sums = words @ _FACTORS[: words.shape[1]]
         _, first, index = np.unique(sums, return_index=True, return_inverse=True)
-        same = (words == words[first[index]]).all(axis=1) & (size == size[first[index]])
-        index[~same | (size == 0)] = len(first)
+        same = words == rows[first[index]].view("<u8").reshape(words.shape)
+        odd = (size != size[first[index]]) | (size == 0)
+        if not same.all() or odd.any():
+            index[odd | ~same.all(axis=1)] = len(first)
         spans = zip(begin[first].tolist(), (begin + size)[first].tolist(), strict=True)
         return Repeated(index, [*(self._data[at:to] for at, to in spans), None])
 
-    def _padded_words(self, begin: Int64s, size: Int64s, count: int) -> npt.NDArray[np.uint64]:
-        """Rows of `count` words each: `size` bytes from `begin` on, and zeros."""
-        places = len(self._bytes) - 8 * count
-        chunks = np.ndarray((places,), f"V{8 * count}", self._bytes.data, strides=(1,))
-        words: npt.NDArray[np.uint64] = chunks[begin].view("<u8").reshape(-1, count)
-        words &= _masks(count)[size]
-        return words
+    def _padded(self, begin: Int64s, size: Int64s, words: int) -> npt.NDArray[np.void]:
+        """Items of so many words each: `size` bytes from `begin` on, and zeros."""
+        places = len(self._bytes) - 8 * words
+        chunks = np.ndarray((places,), f"V{8 * words}", self._bytes.data, strides=(1,))
+        items = chunks[begin]
+        whole = items.view("<u8").reshape(-1, words)
+        whole &= _masks(words).take(size, axis=0)
+        return items
 
     def _take(self, step: Step) -> None:
         name = step.name
-        if name == OPTIONAL:
-            self.reals[name] = self._real_if(step.token)
-            return
-        self.fits &= self._is(step.token)
-        self._at += len(step.token)
         match step.kind:
             case Kind.NUMBER:
-                self.numbers[name] = self._number(_NUMBERS)
+                self.numbers[name] = self._number(step.token, _NUMBERS)
             case Kind.NUMBER_OR_NONE:
-                self.numbers[name] = self._number(_NUMBERS_AND_NONE)
+                self.numbers[name] = self._number(step.token, _NUMBERS_AND_NONE)
             case Kind.FLAG:
-                self.numbers[name] = self._flag()
+                self.numbers[name] = self._flag(step.token)
+            case Kind.REAL:
+                self.reals[name] = self._real_if(step.token)
             case Kind.TEXT:
-                self.references[name] = self._number(_REFERENCES)
+                self.references[name] = self._number(step.token, _REFERENCES)
             case Kind.PAIR:
-                self.references[name] = self._number(_REFERENCES)
-                self.references[f"{name}[1]"] = self._number(_REFERENCES)
+                self.references[name] = self._number(step.token, _REFERENCES)
+                self.references[f"{name}[1]"] = self._number(b"", _REFERENCES)
                 self.fits &= self._bytes[self._at] == _TUPLE
                 self._at += 1
             case Kind.TREE:
+                self._expect(step.token)
                 self.trees[name] = self._tree(step.until)
 
+    def _expect(self, token: bytes) -> None:
+        self.fits &= self._is(token)
+        self._at += len(token)
+
+    def _number(self, token: bytes, operands: Int64s) -> Int64s:
+        """The number behind the key."""
+        at_once = self._number_of_one_size(token, operands)
+        if at_once is not None:
+            return at_once
+        self._expect(token)
+        return self._number_of_any_size(operands)
+
+    def _number_of_one_size(self, token: bytes, operands: Int64s) -> Int64s | None:
+        """When all entries in step have one opcode there, as they nearly always do; else None."""
+        before = len(token) + 1
+        head = self._words[self._at]
+        here = head & _low(before)
+        like = here[self._sample()]
+        opcode = int(like) >> 8 * len(token)
+        size = int(operands[opcode])
+        same = here == like
+        if size < 0 or int(like).to_bytes(8, "little")[: before - 1] != token:
+            return None
+        if not (same | ~self.fits).all():
+            return None
+        self.fits &= same
+        self._at += before
+        if opcode == _LONG:
+            self.fits &= self._bytes[self._at] == 8
+            self._at += 1
+        if before + size <= 8 and opcode != _LONG:
+            value = (head >> np.uint64(8 * before)) & _low(size)
+        else:
+            value = self._words[self._at] & _low(size)
+        self._at += size
+        signed: Int64s = value.view(np.int64)
+        return signed.astype(np.int32).astype(np.int64) if opcode == _INT32 else signed
+
+    def _sample(self) -> int:
+        """An entry in step, if there is one."""
+        middle = len(self.fits) // 2
+        return middle if self.fits[middle] else int(self.fits.argmax())
+
     def _is(self, token: bytes) -> Bools:
-        here = self._words[self._at] & np.uint64((1 << 8 * len(token)) - 1)
+        here = self._words[self._at] & _low(len(token))
         found: Bools = here == np.uint64(int.from_bytes(token, "little"))
         return found
 
-    def _number(self, operands: Int64s) -> Int64s:
+    def _number_of_any_size(self, operands: Int64s) -> Int64s:
         opcode = self._bytes[self._at]
         size = operands[opcode]
         self.fits &= size >= 0
@@ -169,7 +220,8 @@ class Walk:
         self._at += size
         return value
 
-    def _flag(self) -> Int64s:
+    def _flag(self, token: bytes) -> Int64s:
+        self._expect(token)
         opcode = self._bytes[self._at]
         self.fits &= (opcode == _TRUE) | (opcode == _FALSE)
         self._at += 1
@@ -196,7 +248,8 @@ class Walk:
     def _find(self, token: bytes) -> Int64s:
         """All places where `token` is."""
         size = len(self._bytes) - len(token)
-        there = self._bytes[:size] == token[0]
-        for at in range(1, len(token)):
-            there &= self._bytes[at : size + at] == token[at]
-        return np.flatnonzero(there)
+        there = (self._bytes[:size] == token[0]) & (self._bytes[1 : size + 1] == token[1])
+        found = np.flatnonzero(there)
+        here = self._words[found] & _low(len(token))
+        places: Int64s = found[here == np.uint64(int.from_bytes(token, "little"))]
+        return places

@@ -13,7 +13,7 @@ import pytest
 from frd.errors import DumpError
 from frd.flight import lockstep, parse
 from frd.flight.bulk import parse_columns
-from frd.flight.columns import Dictionaries, FileColumns, columns_of
+from frd.flight.columns import Dictionaries, FileColumns, Values, columns_of
 from tests.dump_files import FRAMES, T0, as_json, as_torch, document, entry
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
@@ -22,7 +22,13 @@ COUNT = 200
 
 def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
     """The columns with values for indexes: comparable whatever the order of dictionaries."""
-    tables = (into.groups, into.names, into.signatures, into.stacks, into.threads)
+    tables: tuple[Values[Any], ...] = (
+        into.groups,
+        into.names,
+        into.signatures,
+        into.stacks,
+        into.threads,
+    )
     return [
         *(row.tolist() for row in (*columns.wide, *columns.tiny)),
         np.nan_to_num(columns.duration_ms, nan=-1.0).tolist(),
@@ -48,7 +54,7 @@ def apart(data: bytes) -> list[int]:
     """Entries that were not in step."""
     found = lockstep.read(data, "rank 3")
     assert found is not None
-    return found.apart.tolist()
+    return [int(at) for at in found.apart]
 
 
 def various(at: int) -> dict[str, Any]:
