@@ -446,10 +446,9 @@ def _evidence(
             any_started = [r for r in members - {one.rank} if _began(made, r, key)]
             return {one.rank}, came and bool(any_started), one.rank in there and bool(started)
         case Fault.SIZE | Fault.OP:
-            joined = {r for r in members if any(s.op.key == key for s in made.steps[r])}
-            came = one.rank in joined and len(joined) > 1
-            seen = joined & there
-            return {one.rank}, came, one.rank in there and len(seen) > 2
+            those = {r for r in members if any(s.op.key == key for s in made.steps[r])}
+            came = one.rank in those and len(those) > 1
+            return {one.rank}, came, one.rank in there and len(those & there) > 2
         case Fault.ORDER:
             return _order_evidence(made, one, heads, there)
         case Fault.NETWORK:
@@ -506,13 +505,15 @@ def _order_evidence(
 
 # -- writing their dumps ---------------------------------------------------------------------
 
-SIZES = {
-    "all_reduce": lambda size: ([[64]], [[64]]),
-    "broadcast": lambda size: ([[32]], [[32]]),
-    "_all_gather_base": lambda size: ([[16]], [[16 * size]]),
-    "_reduce_scatter_base": lambda size: ([[16 * size]], [[16]]),
-    "all_to_all": lambda size: ([[8 * size]], [[8 * size]]),
-}
+
+def _sizes(op: str, members: int) -> tuple[list[list[int]], list[list[int]]]:
+    match op:
+        case "_all_gather_base":
+            return [[16]], [[16 * members]]
+        case "_reduce_scatter_base":
+            return [[16 * members]], [[16]]
+        case _:
+            return [[64]], [[64]]
 
 
 def trace(made: Job) -> Trace:
@@ -582,7 +583,7 @@ def _collective(made: Job, step: Step) -> Row:
     name = op.name
     if step.wrong is Fault.OP:
         name = "all_reduce" if op.name != "all_reduce" else "_all_gather_base"
-    ins, outs = SIZES[name](len(made.groups[op.group][1]))
+    ins, outs = _sizes(name, len(made.groups[op.group][1]))
     if step.wrong is Fault.SIZE:
         ins, outs = (
             [[n * 2 for n in size] for size in ins],
