@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -29,6 +30,9 @@ MAX_BYTES = 256 * 1024 * 1024
 MAX_WARNINGS = 32
 _FREE_ELEMENTS = 1_000_000
 """Elements that a pickle may hold beyond its own size in bytes, see `Budget`."""
+
+_REMEMBERED = 256 * 1024
+"""Characters of a list of ranks that is worth remembering, and no danger to the memory."""
 
 _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
@@ -268,19 +272,27 @@ def _groups(config: Any, warnings: list[str]) -> Iterator[tuple[str, GroupInfo]]
     for name, raw in config.items():
         try:
             row = msgspec.convert(raw, _Membership)
-            ranks = _members(row.ranks)
+            ranks = row.ranks
+            is_usual = isinstance(ranks, str) and len(ranks) <= _REMEMBERED
+            info = (_group if is_usual else _new_group)(str(name), row.desc, ranks)
         except msgspec.MsgspecError as error:
             warnings.append(f"pg_config {str(name)[:64]!r}: {error}: left out")
             continue
-        if name != "" and ranks:
-            yield str(name), GroupInfo(name=str(name), desc=row.desc, ranks=ranks)
+        if name != "" and info.ranks:
+            yield str(name), info
 
 
-def _members(ranks: Any) -> tuple[int, ...]:
-    """Global ranks from ``"[0, 1]"`` or a list of numbers."""
+def _new_group(name: str, desc: str, ranks: Any) -> GroupInfo:
+    """`ranks` are global ones: ``"[0, 1]"`` or a list of numbers."""
     if isinstance(ranks, str):
-        return tuple(sorted(set(_ranks.decode(ranks))))
-    return tuple(sorted(msgspec.convert(ranks, set[Int64], strict=False)))
+        members = set(_ranks.decode(ranks))
+    else:
+        members = msgspec.convert(ranks, set[Int64], strict=False)
+    return GroupInfo(name, desc, tuple(sorted(members)))
+
+
+# Thousands of dumps tell the same thousands of ranks.
+_group = lru_cache(maxsize=256)(_new_group)
 
 
 def _statuses(status: Any, warnings: list[str]) -> Iterator[tuple[int, Status]]:

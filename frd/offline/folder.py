@@ -186,7 +186,8 @@ class _Lookup:
         )
         for at, new in enumerate(news):
             if new:
-                self._to[at] = np.array([*self._to[at][:-1], *new, -1], np.int32)
+                added = np.array([*new, -1], np.int32)
+                self._to[at] = np.concatenate((self._to[at][:-1], added))
 
     def translate(self, narrow: Int32s, first: int, replica_size: int | None) -> list[Int32s]:
         """`narrow` in the trace's terms; `first` is the lowest rank of the rank's replica group."""
