@@ -4,8 +4,8 @@ The tap's counters are free and come about once a second; a dump costs the rank'
 about 16 µs an entry. So the ring is asked for when somewhat more than half of it is new, when the
 counters have come to rest over an op in flight (a job that hangs looks like that, and then a dump
 says all), when they have not been heard of for seconds (the GIL is held, or the process is stopped;
-the socket needs neither), and otherwise only as often as a small share of a core allows. Pure: times
-come in as monotonic seconds.
+the socket needs neither), and otherwise only as often as a small share of a core allows. Pure:
+times come in as monotonic seconds.
 """
 
 from __future__ import annotations
