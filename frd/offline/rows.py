@@ -277,27 +277,30 @@ def _with_calls(rows: Rows, columns: list[np.ndarray]) -> Rows:
     begins[1:] = (pair[1:] != pair[:-1]) | (seq[1:] != seq[:-1])
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(seq)) - 1 if len(first) else first
-    signature_of, signatures = signature[first], list(rows.trace.signatures)
     several = np.flatnonzero(last > first)
+    # Of millions of rows, views rather than copies where each is a call of its own.
+    begin: Int64s | slice = first if len(several) else slice(None)
+    end: Int64s | slice = last if len(several) else slice(None)
+    signature_of, signatures = signature[begin], list(rows.trace.signatures)
     if len(several):
         signature_of = signature_of.copy()
         signature_of[several] = _combined(
             rows, signature, first[several], last[several], signatures
         )
     calls = Calls(
-        pair=pair[first],
-        seq=seq[first],
+        pair=pair[begin],
+        seq=seq[begin],
         signature=signature_of,
-        first_row=row[first],
-        last_row=row[last],
-        created_ns=created[first],
-        completed_ns=completed[last],
-        started=started[first],
-        done=done[last],
-        cut=oldest[first],
+        first_row=row[begin],
+        last_row=row[end],
+        created_ns=created[begin],
+        completed_ns=completed[end],
+        started=started[begin],
+        done=done[end],
+        cut=oldest[begin],
     )
     if calls.cut.any():
-        calls = replace(calls, cut=_cut(calls, signatures, follows[first]))
+        calls = replace(calls, cut=_cut(calls, signatures, follows[begin]))
     return replace(rows, calls=calls, signatures=signatures)
 
 
