@@ -45,11 +45,14 @@ class _Ring:
 
 def numbered(
     ranks: dict[int, RankTrace],
-    groups: Sequence[GroupInfo],
+    groups: list[GroupInfo],
     names: Sequence[Name],
     warnings: list[str],
 ) -> None:
-    """Give the collectives in dumps of torchcomms, in `ranks`, numbers that their members share."""
+    """Give the collectives in dumps of torchcomms, in `ranks`, numbers that their members share.
+
+    And give its `groups` back their names: a description that all have in common describes none.
+    """
     backends = {name.backend: at for at, name in enumerate(names)}
     desc = np.array([backends.get(info.desc, -1) for info in groups], np.int64)
     backend = np.array([backends[name.backend] for name in names], np.int64)
@@ -61,6 +64,8 @@ def numbered(
     ]
     if not mine:
         return
+    for group in np.unique(np.concatenate([ranks[rank].group for rank in mine])).tolist():
+        groups[group] = GroupInfo(groups[group].name, "", groups[group].ranks)
     seqs = {rank: ranks[rank].seq.copy() for rank in mine}
     lost: dict[int, list[Int64s]] = {rank: [] for rank in mine}
     for group in range(len(groups)):

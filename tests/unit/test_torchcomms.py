@@ -1,0 +1,102 @@
+"""torchcomms numbers ops per process; the trace numbers them per group, or says that it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.flight.trace import Trace
+from frd.offline.folder import load_trace
+from tests.dump_files import T0, as_torch, document, entry
+
+CONFIG = {
+    "world": {"name": "world", "desc": "ncclx", "ranks": "[0,1,2]"},
+    "pair": {"name": "pair", "desc": "ncclx", "ranks": "[0,1]"},
+}
+MS = 1_000_000
+
+
+def op(at: int, comm: str, name: str = "all_reduce", size: int = 4, **changes: Any) -> Any:
+    """As torchcomms records it: one counter for all, nothing says that an op is P2P."""
+    return entry(
+        at,
+        frames=...,
+        process_group=[comm, "ncclx"],
+        profiling_name=f"ncclx:{name}",
+        collective_seq_id=at,
+        input_sizes=[[size]],
+        time_discovered_started_ns=0,
+        **changes,
+    )
+
+
+def write(folder: Path, rank: int, ops: list[Any]) -> None:
+    told = document(ops, pg_config=CONFIG, pg_status={}, comm_lib_version="")
+    (folder / f"rank_{rank}.json").write_text(json.dumps(told))
+
+
+def seqs(trace: Trace, rank: int, comm: str) -> list[int]:
+    """Of the collectives of one group."""
+    of = trace.ranks[rank]
+    return [
+        int(seq)
+        for seq, group, name in zip(of.seq, of.group, of.name, strict=True)
+        if trace.groups[group].name == comm and not trace.names[name].is_p2p_kind
+    ]
+
+
+def program(rank: int, steps: int) -> list[Any]:
+    """Ranks 0 and 1 share a second group and exchange messages, so their counters run ahead."""
+    ops: list[Any] = []
+    for step in range(steps):
+        when: dict[str, Any] = {"time_created_ns": T0 + step * 10 * MS + rank * 1_000}
+        if rank < 2:
+            ops.append(op(len(ops), "pair", "send" if rank == 0 else "recv", **when))
+            ops.append(op(len(ops), "pair", "all_gather", **when))
+        ops.append(op(len(ops), "world", size=step % 5, **when))
+    return ops
+
+
+def test_collectives_are_counted_per_group(tmp_path: Path) -> None:
+    """The n-th collective of a group is the n-th on every rank, whatever else a rank did."""
+    for rank in range(3):
+        write(tmp_path, rank, program(rank, 6))
+    trace = load_trace(tmp_path)
+    assert [seqs(trace, rank, "world") for rank in range(3)] == [[0, 1, 2, 3, 4, 5]] * 3
+    assert [seqs(trace, rank, "pair") for rank in range(2)] == [[0, 1, 2, 3, 4, 5]] * 2
+    assert trace.ranks[0].is_p2p.tolist() == [1, 0, 0] * 6
+    assert trace.warnings == ()
+
+
+def test_a_ring_that_has_overrun_is_laid_beside_the_others(tmp_path: Path) -> None:
+    """Times and signatures tell how many collectives of each group a ring has lost."""
+    write(tmp_path, 0, program(0, 40)[61:])
+    write(tmp_path, 1, program(1, 40))
+    write(tmp_path, 2, program(2, 40)[3:])
+    trace = load_trace(tmp_path)
+    assert seqs(trace, 0, "world") == list(range(20, 40))
+    assert seqs(trace, 0, "pair") == list(range(20, 40))
+    assert seqs(trace, 2, "world") == list(range(3, 40))
+    assert trace.warnings == ()
+
+
+def test_a_ring_that_fits_nowhere_is_left_out(tmp_path: Path) -> None:
+    """Rather no number than a wrong one: the warning names the file and the group."""
+    write(tmp_path, 0, [op(at, "world", size=900 + at) for at in range(50, 60)])
+    write(tmp_path, 1, program(1, 40))
+    trace = load_trace(tmp_path)
+    assert seqs(trace, 0, "world") == []
+    (warning,) = trace.warnings
+    assert warning.startswith(str(tmp_path / "rank_0.json"))
+    assert "group 'world'" in warning
+
+
+@pytest.mark.parametrize("change", [{"pg_status": {}}, {}])
+def test_others_keep_their_numbers(tmp_path: Path, change: dict[str, Any]) -> None:
+    """A dump of NCCL, with a status or from before there was one, is left as it is."""
+    rows = [entry(at, collective_seq_id=at * 3) for at in range(4)]
+    (tmp_path / "rank_0").write_bytes(as_torch(document(rows, **change)))
+    assert load_trace(tmp_path).ranks[0].seq.tolist() == [0, 3, 6, 9]
