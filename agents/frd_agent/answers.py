@@ -16,7 +16,8 @@ import msgspec
 
 from frd.errors import DumpError, FrdError
 from frd.flight import Dump, parse, write_pickle
-from frd.model import AttemptKey, NodeNs, RankInfo, utc_text
+from frd.forms import utc_text
+from frd.model import AttemptKey, NodeNs, RankInfo
 from frd.wire import PART_BYTES, Part, Request, ResponsePart
 from frd_agent.file_rank import FileRank
 from frd_agent.files import DumpFile

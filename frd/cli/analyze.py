@@ -15,7 +15,7 @@ import click
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import console, json_option, print_json
-from frd.model import unfold_ranks
+from frd.forms import unfold_ranks
 
 if TYPE_CHECKING:
     from frd.offline.analysis import Analysis

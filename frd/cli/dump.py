@@ -19,7 +19,7 @@ import msgspec
 from frd.cli import FAILED
 from frd.cli.options import http_option
 from frd.errors import FrdError, StoreError
-from frd.model import fold_ranks, unfold_ranks
+from frd.forms import fold_ranks, unfold_ranks
 
 if TYPE_CHECKING:
     from frd.cli.client import Client

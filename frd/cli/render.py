@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from frd.model import fold_ranks
+from frd.forms import fold_ranks
 
 MAX_STACK_LINES = 8
 MAX_GROUPS = 6

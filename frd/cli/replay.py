@@ -24,7 +24,7 @@ def command(journal: Path, as_json: bool) -> int:
     The same code decides as in the live service, at the times that the journal tells. Exit code 3
     when there are findings.
     """
-    from frd.model import finding_json
+    from frd.forms import finding_json
     from frd.service.replay import replay
     from frd.store.journal import read
 
@@ -41,7 +41,7 @@ def _show(replayed: Replayed, warnings: Sequence[str]) -> None:
     from rich.text import Text
 
     from frd.cli.render import finding_panel, plain
-    from frd.model import finding_json, utc_text
+    from frd.forms import finding_json, utc_text
 
     screen = console()
     for warning in warnings:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frd.cli.render import finding_panel, plain, ranks_text
-from frd.model import finding_json, fold_ranks
+from frd.forms import finding_json, fold_ranks
 from frd.offline.analysis import Analysis
 from frd.offline.slices import ended
 

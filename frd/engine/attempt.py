@@ -25,7 +25,6 @@ from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
-    AttemptView,
     GroupInfo,
     Int32s,
     Int64s,
@@ -36,6 +35,7 @@ from frd.model import (
     UInt8s,
     UInt32s,
 )
+from frd.views import AttemptView
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from frd.engine.edges import Doubt, Ending, Graph, Member, Wait, Why
 from frd.engine.picture import MismatchFact
 from frd.engine.roots import Root
 from frd.engine.waits import Instance
-from frd.model import AlignedNs, Confidence, RankState, Reason, fold_ranks, utc_text
+from frd.forms import fold_ranks, utc_text
+from frd.model import AlignedNs, Confidence, RankState, Reason
 
 _STOPPED = ("stopped", "zombie", "state t", "state z")
 """Words in an agent's evidence for a process that provably does not run."""

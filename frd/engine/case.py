@@ -16,7 +16,8 @@ from frd.engine.incident import Incidents
 from frd.engine.lost import judged_after_s
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, AttemptKey, AttemptView, FindingEvent, Kind
+from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
+from frd.views import AttemptView
 
 _LOOK_AGAIN_NS = 1_000_000_000
 """How often to look although nobody reported: telemetry gets late, claims get confirmed."""

@@ -16,6 +16,7 @@ from frd.engine.compose import Attachments
 from frd.engine.lost import Exit
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
+from frd.forms import fold_ranks
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -26,7 +27,6 @@ from frd.model import (
     Kind,
     Reason,
     Suspect,
-    fold_ranks,
 )
 
 _CHANGE_OF_MIND_NS = 1_500_000_000

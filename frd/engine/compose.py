@@ -14,6 +14,7 @@ from frd.engine import summary
 from frd.engine.cause import Verdict
 from frd.engine.lost import Exit
 from frd.engine.picture import Picture
+from frd.forms import utc_text
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -24,7 +25,6 @@ from frd.model import (
     Reason,
     Suspect,
     Witness,
-    utc_text,
 )
 
 _SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)

@@ -18,7 +18,6 @@ from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
-    AttemptView,
     Change,
     Finding,
     FindingEvent,
@@ -27,10 +26,10 @@ from frd.model import (
     Int64s,
     RankInfo,
     RankStatus,
-    Snapshot,
     UInt8s,
     UInt32s,
 )
+from frd.views import AttemptView, Snapshot
 
 
 class Engine:

@@ -12,7 +12,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from frd.model import Finding, Kind, Reason, Suspect, fold_ranks
+from frd.forms import fold_ranks
+from frd.model import Finding, Kind, Reason, Suspect
 
 _TEXT_LIMIT = 300
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

@@ -16,7 +16,8 @@ from frd.engine import cut
 from frd.engine.collectives import Collectives
 from frd.engine.picture import StallTable
 from frd.engine.tables import Groups, Pairs, Ranks
-from frd.model import AlignedNs, GroupView, Int64s, NodeNs, RankState, RankStatus, RankView
+from frd.model import AlignedNs, Int64s, NodeNs, RankState, RankStatus
+from frd.views import GroupView, RankView
 
 T = TypeVar("T")
 

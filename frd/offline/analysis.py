@@ -17,7 +17,8 @@ from frd.engine import summary
 from frd.engine.picture import Picture
 from frd.engine.waits import Op, Waits
 from frd.flight.trace import RankTrace, Trace
-from frd.model import AlignedNs, Finding, GroupInfo, RankInfo, finding_json
+from frd.forms import finding_json
+from frd.model import AlignedNs, Finding, GroupInfo, RankInfo
 from frd.offline.clocks import clocks_of
 from frd.offline.collectives import Collective, Collectives, collectives_of
 from frd.offline.marks import marks_of

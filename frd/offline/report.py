@@ -15,7 +15,8 @@ import numpy as np
 from frd.engine.picture import Bools
 from frd.flight.names import judges
 from frd.flight.trace import COMPLETED, RankTrace
-from frd.model import GroupInfo, Int64s, Reason, fold_ranks
+from frd.forms import fold_ranks
+from frd.model import GroupInfo, Int64s, Reason
 from frd.offline.analysis import Analysis
 from frd.offline.slices import ended
 from frd.offline.texts import STATES, frame_text, op_text, sizes_text

@@ -10,7 +10,8 @@ import numpy as np
 
 from frd.errors import ConfigError
 from frd.flight.trace import RankTrace
-from frd.model import GroupInfo, Int64s, fold_ranks
+from frd.forms import fold_ranks
+from frd.model import GroupInfo, Int64s
 from frd.offline.analysis import Analysis
 
 _SHOWN = 12

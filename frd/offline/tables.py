@@ -17,7 +17,8 @@ import numpy as np
 
 from frd.flight.names import Name
 from frd.flight.trace import RankTrace
-from frd.model import Finding, Int64s, Signature, finding_json
+from frd.forms import finding_json
+from frd.model import Finding, Int64s, Signature
 from frd.offline.analysis import Analysis, Collective, RankReport
 from frd.offline.texts import STATES, frame_text
 

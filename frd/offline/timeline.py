@@ -20,7 +20,8 @@ import numpy as np
 
 from frd.engine.picture import Bools
 from frd.flight.trace import RankTrace, Trace
-from frd.model import UNKNOWN_SEQ, Finding, Int32s, Int64s, UInt8s, fold_ranks
+from frd.forms import fold_ranks
+from frd.model import UNKNOWN_SEQ, Finding, Int32s, Int64s, UInt8s
 from frd.offline import perfetto
 from frd.offline.analysis import Analysis
 from frd.offline.report import stuck_in

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, TypeAlias
 
-from frd.model import AlignedNs, AttemptView, Finding, GroupView, RankView, finding_json, utc_text
+from frd.forms import finding_json, utc_text
+from frd.model import AlignedNs, Finding
 from frd.service.view import NodeView, ServiceState
+from frd.views import AttemptView, GroupView, RankView
 
 Json: TypeAlias = dict[str, Any]
 

@@ -22,7 +22,7 @@ from frd import __version__
 from frd.config import Config
 from frd.engine.engine import Engine
 from frd.errors import StoreError
-from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState, Snapshot
+from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
 from frd.service.clocks import Clocks
 from frd.service.dumps import Dumper
 from frd.service.evaluator import Evaluator
@@ -38,6 +38,7 @@ from frd.service.view import Counters, DumpResult, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
+from frd.views import Snapshot
 
 _PRUNE_EVERY_S: Final = 60.0
 _STALE_AFTER_S: Final = 5.0

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.engine.engine import Engine
-from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind, Snapshot
+from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.marks import Marks
 from frd.service.recorder import Recorder
 from frd.service.view import ServiceState
 from frd.store.findings import FindingStore
+from frd.views import Snapshot
 
 TICK_S: Final = 0.25
 PUBLISH_EVERY_S: Final = 1.0

@@ -23,10 +23,12 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from frd.errors import ServiceUnavailable, StoreError
-from frd.model import AttemptView, FindingState, finding_json, unfold_ranks
+from frd.forms import finding_json, unfold_ranks
+from frd.model import FindingState
 from frd.service import metrics
 from frd.service.api import job_json, jobs_json
 from frd.service.view import ServiceState, ServiceView
+from frd.views import AttemptView
 
 MAX_BODY_BYTES: Final = 64 * 1024
 MAX_FINDINGS: Final = 10_000

@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from frd.config import LogOptions
-from frd.model import utc_text
+from frd.forms import utc_text
 
 _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 

@@ -22,9 +22,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from frd.model import AttemptView, GroupView, Histogram, Kind, RankState
+from frd.model import Kind, RankState
 from frd.service.metric_table import MAX_SUSPECTS, METRICS
 from frd.service.view import NodeView, ServiceState
+from frd.views import AttemptView, GroupView, Histogram
 from frd.wire import REASONS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

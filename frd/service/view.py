@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from frd.model import AlignedNs, AttemptKey, AttemptView, Finding, FindingState, Kind, Snapshot
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
+from frd.views import AttemptView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)

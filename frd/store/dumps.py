@@ -26,7 +26,8 @@ from threading import RLock
 from typing import Any
 
 from frd.errors import StoreError
-from frd.model import AlignedNs, AttemptKey, utc_text
+from frd.forms import utc_text
+from frd.model import AlignedNs, AttemptKey
 from frd.wire import Part
 
 SUMMARY = "summary.json"

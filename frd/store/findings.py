@@ -20,15 +20,8 @@ from pathlib import Path
 from threading import Lock
 
 from frd.errors import StoreError
-from frd.model import (
-    AlignedNs,
-    Change,
-    Finding,
-    FindingEvent,
-    FindingState,
-    finding_from_json,
-    finding_json,
-)
+from frd.forms import finding_from_json, finding_json
+from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
 
 SCHEMA_VERSION = 1
 

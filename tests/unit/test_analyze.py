@@ -17,7 +17,8 @@ import frd
 from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.cli.render import finding_panel
 from frd.flight import Dump, Entry, Frame, write_pickle
-from frd.model import GroupInfo, finding_json
+from frd.forms import finding_json
+from frd.model import GroupInfo
 from frd.offline.export import check_new, export
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -16,31 +16,28 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd.errors import ServiceUnavailable
+from frd.forms import finding_json
 from frd.model import (
     AlignedNs,
     AttemptKey,
-    AttemptView,
     Change,
     Confidence,
     Finding,
     FindingEvent,
     FindingState,
-    GroupView,
     Kind,
     NodeNs,
     RankInfo,
     RankState,
     RankStatus,
-    RankView,
     Reason,
-    Snapshot,
     Suspect,
-    finding_json,
 )
 from frd.service.http import create_app
 from frd.service.view import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
+from frd.views import AttemptView, GroupView, RankView, Snapshot
 from frd.wire import Part
 
 SECOND = 1_000_000_000

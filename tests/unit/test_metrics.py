@@ -13,25 +13,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from frd.model import (
     AlignedNs,
     AttemptKey,
-    AttemptView,
     Confidence,
     Finding,
     FindingState,
-    GroupView,
-    Histogram,
     Kind,
     NodeNs,
     RankInfo,
     RankState,
     RankStatus,
-    RankView,
     Reason,
-    Snapshot,
     Suspect,
 )
 from frd.service.metric_table import MAX_SUSPECTS, METRICS
 from frd.service.metrics import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.view import Counters, NodeView, ServiceState
+from frd.views import AttemptView, GroupView, Histogram, RankView, Snapshot
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 

@@ -11,7 +11,6 @@ from frd.errors import FrdError, WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
-    AttemptView,
     ChannelColumns,
     EntryColumns,
     GroupInfo,
@@ -19,7 +18,6 @@ from frd.model import (
     RankInfo,
     RankState,
     RankStatus,
-    RankView,
     Signature,
     WatermarkColumns,
 )
@@ -28,6 +26,7 @@ from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
 from frd.service.session import Session
+from frd.views import AttemptView, RankView
 from frd.wire import (
     PROTOCOL,
     AgentEvent,

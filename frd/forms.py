@@ -1,0 +1,173 @@
+"""The forms in which people and tools see the nouns of `frd.model`, the same everywhere.
+
+JSON of a finding, sets of ranks, times: commands, HTTP, the store and reports all write them here,
+so that there is one spelling of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from frd.model import (
+    AlignedNs,
+    CollectiveRef,
+    Confidence,
+    Finding,
+    FindingState,
+    Kind,
+    Reason,
+    Suspect,
+    Witness,
+)
+
+
+def utc_text(at: int) -> str:
+    """ISO 8601 with microseconds and Z, from nanoseconds since the epoch."""
+    seconds, rest = divmod(int(at), 1_000_000_000)
+    stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{stamp}.{rest // 1000:06d}Z"
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Rank set for people: ``0-11,13,15``."""
+    parts: list[str] = []
+    start = previous = None
+    for rank in [*sorted(set(ranks)), None]:
+        if previous is not None and rank == previous + 1:
+            previous = rank
+            continue
+        if start is not None:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+        start = previous = rank
+    return ",".join(parts)
+
+
+def unfold_ranks(text: str) -> tuple[int, ...]:
+    """The inverse of `fold_ranks`.
+
+    Raises:
+        ValueError: when a part is neither a rank nor a range.
+    """
+    ranks: set[int] = set()
+    budget = 1_000_000
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 20:
+            raise ValueError(f"ranks: {part.strip()[:20]!r}: write ranks and ranges such as 0-3,7")
+        low, high = int(first), int(last or first)
+        if high < low:
+            raise ValueError(f"ranks: {part.strip()!r}: the range must run upwards")
+        budget -= high - low + 1
+        if budget < 0:
+            raise ValueError(f"ranks: {part.strip()!r}: more than a million ranks: ask for fewer")
+        ranks.update(range(low, high + 1))
+    return tuple(sorted(ranks))
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """The JSON object of INTERFACES.md, the same everywhere; keys without a value are left out."""
+    out: dict[str, Any] = {
+        "id": finding.id,
+        "kind": finding.kind.value,
+        "state": finding.state.value,
+        "job": finding.job,
+        "attempt": finding.attempt,
+        "opened_at": utc_text(finding.opened_at),
+        "closed_at": utc_text(finding.closed_at) if finding.closed_at is not None else None,
+    }
+    if (c := finding.collective) is not None:
+        out["collective"] = {
+            "group": c.group,
+            "group_id": c.group_id,
+            "group_size": c.group_size,
+            "seq": c.seq,
+            "op": c.op,
+            "waiting_ranks": list(c.waiting_ranks),
+            "missing_ranks": list(c.missing_ranks),
+            "waiting_s": round(c.waited_s, 3),
+        }
+    if finding.reason is not None:
+        out["reason"] = finding.reason.value
+    if finding.groups_held_up:
+        out["groups_held_up"] = list(finding.groups_held_up)
+    out["suspects"] = [
+        {
+            "rank": s.rank,
+            "node": s.node,
+            "reason": s.reason.value,
+            "confidence": s.confidence.value,
+            "evidence": s.evidence,
+            "stack": list(s.stack),
+        }
+        for s in finding.suspects
+    ]
+    out["victims"] = list(finding.victims)
+    if finding.unknown:
+        out["unknown_ranks"] = list(finding.unknown)
+    if finding.witness is not None:
+        out["witness"] = {"rank": finding.witness.rank, "stack": list(finding.witness.stack)}
+    if finding.dump is not None:
+        out["dump"] = finding.dump
+    if finding.close_reason:
+        out["close_reason"] = finding.close_reason
+    out["summary"] = finding.summary
+    return out
+
+
+def _ns(text: str) -> AlignedNs:
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
+    return AlignedNs(seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0")[:9]))
+
+
+def finding_from_json(data: dict[str, Any]) -> Finding:
+    """The inverse of `finding_json` (to the microsecond); used by the store.
+
+    Raises:
+        KeyError, ValueError: when `data` is not such an object.
+    """
+    c = data.get("collective")
+    return Finding(
+        id=data["id"],
+        kind=Kind(data["kind"]),
+        state=FindingState(data["state"]),
+        job=data["job"],
+        attempt=data["attempt"],
+        opened_at=_ns(data["opened_at"]),
+        closed_at=_ns(data["closed_at"]) if data.get("closed_at") else None,
+        collective=None
+        if c is None
+        else CollectiveRef(
+            group=c["group"],
+            group_id=c["group_id"],
+            group_size=c["group_size"],
+            seq=c["seq"],
+            op=c["op"],
+            waiting_ranks=tuple(c["waiting_ranks"]),
+            missing_ranks=tuple(c["missing_ranks"]),
+            waited_s=c["waiting_s"],
+        ),
+        reason=Reason(data["reason"]) if data.get("reason") else None,
+        groups_held_up=tuple(data.get("groups_held_up", ())),
+        suspects=tuple(
+            Suspect(
+                rank=s["rank"],
+                node=s["node"],
+                reason=Reason(s["reason"]),
+                confidence=Confidence(s["confidence"]),
+                evidence=s["evidence"],
+                stack=tuple(s.get("stack", ())),
+            )
+            for s in data.get("suspects", ())
+        ),
+        victims=tuple(data.get("victims", ())),
+        unknown=tuple(data.get("unknown_ranks", ())),
+        witness=Witness(data["witness"]["rank"], tuple(data["witness"]["stack"]))
+        if data.get("witness")
+        else None,
+        dump=data.get("dump"),
+        close_reason=data.get("close_reason", ""),
+        summary=data.get("summary", ""),
+    )

@@ -1,0 +1,86 @@
+"""What the service shows of a running cluster: immutable pictures, seen through metrics and HTTP.
+
+The engine makes them, everybody else only reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from frd.model import AlignedNs, AttemptKey, Finding, RankInfo, RankStatus
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group in a `Snapshot`."""
+
+    group_id: str
+    label: str
+    size: int
+    """0 when the membership is unknown."""
+    open_collectives: int
+    """Collectives that some rank joined and some expected rank has not completed."""
+    stalled_collectives: int
+    stall_s: float
+    """Age of the oldest stalled collective, 0 when none."""
+    matched: int
+    """Collectives completed by every member since the attempt was first seen."""
+    enqueued: int
+    """Highest seq that any member enqueued."""
+    completed: int
+    """Highest seq that every member completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank in a `Snapshot`."""
+
+    info: RankInfo
+    status: RankStatus
+    as_of: AlignedNs
+    """Up to when the service knows all of this rank; 0 before the first word."""
+    waiting_in: str
+    """``all_reduce #7 on default_pg``, empty when the rank is in no collective."""
+    waiting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A classic histogram: `counts[i]` values fell into (bounds[i-1], bounds[i]]; last is +Inf."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """One attempt of one job in a `Snapshot`."""
+
+    key: AttemptKey
+    world_size: int
+    ended: bool
+    """All of its ranks are gone, or no agent has spoken for any of them for long."""
+    ranks: Sequence[RankView]
+    """Sorted by rank; only ranks that were ever declared."""
+    groups: Sequence[GroupView]
+    skew: dict[str, Histogram] = field(default_factory=dict)
+    """Arrival skew in seconds by op."""
+    duration: dict[str, Histogram] = field(default_factory=dict)
+    """Created to last discovered completion in seconds by op, where the backend tells it."""
+    gap_entries: int = 0
+    superseded: bool = False
+    """Another attempt of the job runs instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An immutable picture of all that the engine knows; metrics and HTTP are views of it."""
+
+    at: AlignedNs
+    attempts: Sequence[AttemptView]
+    findings: Sequence[Finding]
+    """Open ones, and those closed but still remembered."""
+    evicted: dict[str, int] = field(default_factory=dict)
+    """Things dropped to stay within limits, by what."""
