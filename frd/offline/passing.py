@@ -23,7 +23,8 @@ def send(reading: Reading, out: IO[bytes]) -> None:
     message = pickle.dumps(reading, 5, buffer_callback=buffers.append)
     columns = [buffer.raw() for buffer in buffers]
     lengths = [_LENGTH.pack(column.nbytes) for column in columns]
-    for part in (_HEAD.pack(len(message), len(columns)), *lengths, message, *columns):
+    parts: list[bytes | memoryview] = [_HEAD.pack(len(message), len(columns)), *lengths, message]
+    for part in (*parts, *columns):
         out.write(part)
     out.flush()
 

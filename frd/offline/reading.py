@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from frd.errors import DumpError
 from frd.flight.columns import Dictionaries, FileColumns
@@ -63,6 +64,7 @@ class Reader:
 
     def _gained(self) -> Gained:
         into = self._into
+        tables: tuple[Any, ...]
         tables = (into.groups, into.names, into.signatures, into.stacks, into.threads)
         news = [table.items[sent:] for table, sent in zip(tables, self._sent, strict=True)]
         self._sent = [len(table.items) for table in tables]

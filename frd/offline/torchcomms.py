@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def _without(trace: RankTrace, rows: list[Int64s]) -> RankTrace:
         return trace
     keep = np.ones(len(trace), np.bool_)
     keep[np.concatenate(rows)] = False
-    columns = {
+    columns: dict[str, Any] = {
         name: column[keep]
         for name in RankTrace.__slots__
         if isinstance(column := getattr(trace, name), np.ndarray)
