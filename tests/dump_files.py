@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bench.torch_pickle import TorchPickler
+from frd.flight.torch_pickle import TorchPickler
 
 T0 = 1_795_190_253_129_820_075
 FRAMES = [
@@ -78,7 +78,7 @@ def as_json(value: dict[str, Any]) -> bytes:
     """As the handlers of a rank write it: no stacks, absent times are 0."""
     rows = [
         {
-            name: part or 0 if part is None else part
+            name: 0 if part is None else part
             for name, part in row.items()
             if name != "frames"
         }

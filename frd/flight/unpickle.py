@@ -31,6 +31,8 @@ _PLAIN = re.compile(
 )
 """A run of plain opcodes up to a string, the end, or something that does not belong there."""
 _STRING, _SHORT_STRING, _STOP = b"X\x8c."
+_WITH_OPERAND, _LONGEST = b"KMJG\x8ahqjr\x80\x95", 10
+"""Plain opcodes with something behind them, and bytes of the longest with what is behind it."""
 
 _LOAD_ERRORS = (
     pickle.UnpicklingError,
@@ -83,7 +85,7 @@ def _scan(data: bytes, source: str) -> bytes:
             size = int.from_bytes(data[position + 1 : start], "little")
         elif opcode == _STOP:
             break
-        elif opcode == -1:
+        elif opcode == -1 or (opcode in _WITH_OPERAND and position > len(data) - _LONGEST):
             raise DumpError(f"{source}: pickle ends early, at byte {position}: take the dump again")
         else:
             raise DumpError(

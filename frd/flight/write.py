@@ -8,17 +8,14 @@ times and `retired` go out as they came in.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from frd.flight.entry import Dump, Entry
+from frd.flight.entry import Dump, Entry, Frame
+from frd.flight.torch_pickle import TorchPickler
 
 Membership: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]
 """Group name to description and global ranks."""
-
-_PROTOCOL = 2
-"""The one that PyTorch writes."""
 
 
 def write_pickle(dump: Dump, membership: Membership | None = None) -> bytes:
@@ -31,8 +28,12 @@ def write_pickle(dump: Dump, membership: Membership | None = None) -> bytes:
     groups.update(
         {name: (desc, tuple(ranks)) for name, (desc, ranks) in (membership or {}).items()}
     )
-    # Equal strings become one object, which a pickle writes once.
-    shared: dict[str, str] = {}
+    frames = {
+        frame: {"name": frame.name, "filename": frame.filename, "line": frame.line}
+        for entry in dump.entries
+        for frame in entry.frames
+    }
+    lists: dict[Any, list[Any]] = {}
     document = {
         "version": dump.version,
         "pg_config": {
@@ -48,42 +49,48 @@ def write_pickle(dump: Dump, membership: Membership | None = None) -> bytes:
             }
             for pg_id, status in dump.status.items()
         },
-        "entries": [_fields(entry, shared) for entry in dump.entries],
+        "entries": [_fields(entry, frames, lists) for entry in dump.entries],
     }
-    return pickle.dumps(document, _PROTOCOL)
+    return TorchPickler(shared=tuple(frames.values())).dumps(document)
 
 
-def _fields(entry: Entry, shared: dict[str, str]) -> dict[str, Any]:
-    def once(text: str) -> str:
-        return shared.setdefault(text, text)
+def _fields(
+    entry: Entry, frames: Mapping[Frame, dict[str, Any]], lists: dict[Any, list[Any]]
+) -> dict[str, Any]:
+    """An entry with its keys in PyTorch's order; equal shapes become one object, made once."""
 
-    fields: dict[str, Any] = {
+    def once(shapes: tuple[Any, ...]) -> list[Any]:
+        if (found := lists.get(shapes)) is None:
+            found = [list(part) if isinstance(part, tuple) else part for part in shapes]
+            lists[shapes] = found
+        return found
+
+    fields: dict[str, Any] = {}
+    if entry.frames:
+        fields["frames"] = [frames[frame] for frame in entry.frames]
+    fields |= {
         "record_id": entry.record_id,
         "pg_id": entry.pg_id,
-        "process_group": (once(entry.group_name), once(entry.group_desc)),
-        "thread_name": once(entry.thread_name),
-        "thread_id": once(entry.thread_id),
+        "process_group": entry.process_group,
+        "thread_name": entry.thread_name,
+        "thread_id": entry.thread_id,
         "collective_seq_id": entry.collective_seq_id,
         "p2p_seq_id": entry.p2p_seq_id,
         "op_id": entry.op_id,
-        "profiling_name": once(entry.profiling_name),
+        "profiling_name": entry.profiling_name,
         "time_created_ns": entry.time_created_ns,
-        "input_sizes": [list(shape) for shape in entry.input_sizes],
-        "input_dtypes": [once(dtype) for dtype in entry.input_dtypes],
-        "output_sizes": [list(shape) for shape in entry.output_sizes],
-        "output_dtypes": [once(dtype) for dtype in entry.output_dtypes],
-        "state": once(entry.state),
+    }
+    if entry.duration_ms is not None:
+        fields["duration_ms"] = entry.duration_ms
+    return fields | {
+        "input_sizes": once(entry.input_sizes),
+        "input_dtypes": once(entry.input_dtypes),
+        "output_sizes": once(entry.output_sizes),
+        "output_dtypes": once(entry.output_dtypes),
+        "state": entry.state,
         "time_discovered_started_ns": entry.time_discovered_started_ns or None,
         "time_discovered_completed_ns": entry.time_discovered_completed_ns or None,
         "retired": entry.retired,
         "timeout_ms": entry.timeout_ms,
         "is_p2p": entry.is_p2p,
     }
-    if entry.duration_ms is not None:
-        fields["duration_ms"] = entry.duration_ms
-    if entry.frames:
-        fields["frames"] = [
-            {"name": once(frame.name), "filename": once(frame.filename), "line": frame.line}
-            for frame in entry.frames
-        ]
-    return fields

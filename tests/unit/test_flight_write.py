@@ -7,6 +7,7 @@ from typing import Any
 from frd.flight import Dump, Entry, Frame, Status, parse, write_pickle
 from frd.flight.unpickle import load_plain
 from frd.model import GroupInfo
+from tests.dump_files import as_torch, document, entry
 
 ENTRY = Entry(
     record_id=3,
@@ -118,3 +119,10 @@ def test_equal_strings_are_written_once() -> None:
     data = write_pickle(Dump(source="x", version="2.10", entries=entries))
     assert data.count(b"gloo:broadcast") == 1
     assert data.count(b"Float") == 1
+
+
+def test_bytes_are_those_that_torch_writes() -> None:
+    """A dump of PyTorch's, read and written again, is the same file."""
+    rows = [entry(at, **({"duration_ms": 1.5} if at % 2 else {})) for at in range(50)]
+    data = as_torch(document(rows))
+    assert write_pickle(parse(data, source="x")) == data
