@@ -65,6 +65,9 @@ def read(data: bytes, source: str) -> InStep | None:
     if layout is None:
         return None
     walk = Walk(data, layout)
+    if len(walk.starts) < MIN_ENTRIES:
+        return None
+    walk.run()
     rows = np.flatnonzero(walk.fits)
     if len(rows) < MIN_ENTRIES:
         return None

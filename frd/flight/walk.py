@@ -100,9 +100,14 @@ class Walk:
         self.trees: dict[str, tuple[Int64s, Int64s]] = {}
         """Where the trees begin and end."""
         self._at = self.starts[:-1] + 2
-        for step in layout.steps:
+        self._ends = ends
+        self._steps = layout.steps
+
+    def run(self) -> None:
+        """Take all steps."""
+        for step in self._steps:
             self._take(step)
-        self.fits &= self._at == ends
+        self.fits &= self._at == self._ends
 
     def alike(self, begin: Int64s, end: Int64s) -> Repeated[bytes | None]:
         """The bytes between positions; None for those that are too long, or unlike their likes."""
@@ -193,7 +198,7 @@ class Walk:
         return signed.astype(np.int32).astype(np.int64) if opcode == _INT32 else signed
 
     def _sample(self) -> int:
-        """An entry in step, if there is one."""
+        """An entry in step, where there is one."""
         middle = len(self.fits) // 2
         return middle if self.fits[middle] else int(self.fits.argmax())
 

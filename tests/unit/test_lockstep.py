@@ -111,6 +111,13 @@ def test_nearly_all_entries_are_in_step() -> None:
     assert apart(data) == [0, 1, 2, 4, COUNT - 1]
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 63, 64, 65, 66])
+def test_rings_of_any_size(count: int) -> None:
+    """Whether a ring is worth reading at once changes nothing in what is read."""
+    assert len(both(as_torch(document([entry(at) for at in range(count)])))) == count
+    assert len(both(as_torch(document([various(at) for at in range(count)])))) == count
+
+
 def test_many_groups_make_references_longer() -> None:
     """With hundreds of strings before the entries, references take five bytes, and are read."""
     config = {
