@@ -64,8 +64,8 @@ class Reader:
 
     def _gained(self) -> Gained:
         into = self._into
-        tables: tuple[Any, ...]
-        tables = (into.groups, into.names, into.signatures, into.stacks, into.threads)
+        tables: list[Any] = [into.groups, into.names, into.signatures]
+        tables += [into.stacks, into.threads]
         news = [table.items[sent:] for table, sent in zip(tables, self._sent, strict=True)]
         self._sent = [len(table.items) for table in tables]
         return Gained(*news)
