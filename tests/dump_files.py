@@ -1,4 +1,4 @@
-"""Dump files by hand: an entry, a document, and the bytes of a file as PyTorch writes it."""
+"""Dump files by hand: an entry, a document, the bytes of a file; and columns to compare."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from frd.flight.columns import Dictionaries, FileColumns, Values
 from frd.flight.torch_pickle import TorchPickler
 
 T0 = 1_795_190_253_129_820_075
@@ -77,11 +80,7 @@ def as_torch(value: dict[str, Any]) -> bytes:
 def as_json(value: dict[str, Any]) -> bytes:
     """As the handlers of a rank write it: no stacks, absent times are 0."""
     rows = [
-        {
-            name: 0 if part is None else part
-            for name, part in row.items()
-            if name != "frames"
-        }
+        {name: 0 if part is None else part for name, part in row.items() if name != "frames"}
         for row in value.get("entries", ())
     ]
     return json.dumps(value | {"entries": rows}).encode()
@@ -89,3 +88,24 @@ def as_json(value: dict[str, Any]) -> bytes:
 
 def as_gzip(value: dict[str, Any]) -> bytes:
     return gzip.compress(as_torch(value))
+
+
+def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
+    """The columns with values for indexes: comparable whatever the order of dictionaries."""
+    tables: tuple[Values[Any], ...] = (
+        into.groups,
+        into.names,
+        into.signatures,
+        into.stacks,
+        into.threads,
+    )
+    return [
+        *(row.tolist() for row in (*columns.wide, *columns.tiny)),
+        np.nan_to_num(columns.duration_ms, nan=-1.0).tolist(),
+        *(
+            [table.items[at] if at >= 0 else None for at in row]
+            for table, row in zip(tables, columns.narrow.tolist(), strict=True)
+        ),
+        (columns.version, columns.comm_lib_version, columns.status, columns.warnings),
+        [into.groups.items[at] for at in columns.groups],
+    ]

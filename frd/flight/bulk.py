@@ -120,7 +120,7 @@ def _indexes(
     groups = _pairs(columns["process_group"], columns["process_group[1]"])
     spelled = columns["profiling_name"]
     names = [parse_profiling_name(text) for text in spelled.values]
-    shapes = columns.get("input_sizes", _nothing(len(found.rows)))
+    shapes = columns.get("input_sizes", _all_rows(found, {}))
     parts = [_part(tree, _SHAPES, budget) for tree in shapes.values]
     signatures = _pairs(Repeated(spelled.index, names), Repeated(shapes.index, parts))
     indexes = {
@@ -131,9 +131,9 @@ def _indexes(
     if (stacks := columns.get("frames")) is not None:
         frames = [_part(tree, {"frames"}, budget).frames for tree in stacks.values]
         indexes["stack"] = _looked_up(stacks, [into.stack(stack) for stack in frames])
-    if "thread_name" in columns and "thread_id" in columns:
-        threads = _pairs(columns["thread_name"], columns["thread_id"])
-        indexes["thread"] = _looked_up(threads, [into.thread(*pair) for pair in threads.values])
+    no_text = _all_rows(found, "")
+    threads = _pairs(columns.get("thread_name", no_text), columns.get("thread_id", no_text))
+    indexes["thread"] = _looked_up(threads, [into.thread(*pair) for pair in threads.values])
     is_p2p = _looked_up(spelled, [name.is_p2p_kind for name in names])
     return indexes, is_p2p
 
@@ -163,6 +163,6 @@ def _looked_up(column: Repeated[Any], to: list[int]) -> Int64s:
     return np.array(to, np.int64)[column.index]
 
 
-def _nothing(rows: int) -> Repeated[Any]:
-    """A column of entries that have no shapes."""
-    return Repeated(np.zeros(rows, np.int64), [{}])
+def _all_rows(found: InStep, value: Any) -> Repeated[Any]:
+    """A column that the dump has not, of one value."""
+    return Repeated(np.zeros(len(found.rows), np.int64), [value])

@@ -7,38 +7,16 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from frd.errors import DumpError
 from frd.flight import lockstep, parse
 from frd.flight.bulk import parse_columns
-from frd.flight.columns import Dictionaries, FileColumns, Values, columns_of
-from tests.dump_files import FRAMES, T0, as_json, as_torch, document, entry
+from frd.flight.columns import Dictionaries, FileColumns, columns_of
+from tests.dump_files import FRAMES, T0, as_json, as_torch, document, entry, spelled_out
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 COUNT = 200
-
-
-def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
-    """The columns with values for indexes: comparable whatever the order of dictionaries."""
-    tables: tuple[Values[Any], ...] = (
-        into.groups,
-        into.names,
-        into.signatures,
-        into.stacks,
-        into.threads,
-    )
-    return [
-        *(row.tolist() for row in (*columns.wide, *columns.tiny)),
-        np.nan_to_num(columns.duration_ms, nan=-1.0).tolist(),
-        *(
-            [table.items[at] if at >= 0 else None for at in row]
-            for table, row in zip(tables, columns.narrow.tolist(), strict=True)
-        ),
-        (columns.version, columns.comm_lib_version, columns.status, columns.warnings),
-        [into.groups.items[at] for at in columns.groups],
-    ]
 
 
 def both(data: bytes) -> FileColumns:
