@@ -10,7 +10,8 @@ value) is left as it is. What is left, with the head of the file, is itself a sm
 restricted loader loads it, and together with it the values that the entries in step refer to.
 
 A file of another layout, or with anything wrong in it, gives None: the usual parser then reads it,
-and knows what to say.
+and knows what to say. One thing is taken on trust, that a number is defined once, as PyTorch does
+it: in a damaged file where it is not, this way and the usual one may both be wrong, differently.
 """
 
 from __future__ import annotations

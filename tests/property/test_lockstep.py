@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickletools
 from typing import Any
 
 from hypothesis import given, settings
@@ -49,8 +50,14 @@ def either_way(data: bytes) -> Any:
         found = spelled_out(parse_columns(data, at_once, source="x"), at_once)
     except DumpError:
         found = None
-    assert found == expected
+    # A number that damage defines a second time means one thing or the other: both are wrong.
+    assert found == expected or _defines_twice(data)
     return found
+
+
+def _defines_twice(data: bytes) -> bool:
+    numbers = [number for code, number, _ in pickletools.genops(data) if "PUT" in code.name]
+    return len(set(numbers)) < len(numbers)
 
 
 @settings(deadline=None, max_examples=60)
