@@ -32,6 +32,8 @@ _NAME = re.compile(rf"(?P<prefix>.*?)(?P<rank>\d{{1,9}}){_ENDING}", re.DOTALL)
 _FIRST_BYTES = (b"\x80", b"{", b"[", b"\x1f\x8b")
 _SAMPLES = 4
 """Files of one prefix of which one must look like a dump."""
+_MAX_OLDER = 8
+"""How many are named of what earlier attempts may have left in thousands."""
 _SUMMARY = "summary.json"
 _META = ".meta"
 
@@ -231,10 +233,14 @@ def _one_a_rank(
     for rank, path in found:
         if wanted is None or rank in wanted:
             by_rank[rank].append(path)
+    older: list[str] = []
     for rank, paths in sorted(by_rank.items()):
         last, *others = sorted(paths, key=lambda path: (-_written(path), str(path)))
         yield rank, last
-        warnings += [f"{path}: rank {rank} again: left out, {last} is newer" for path in others]
+        older += [f"{path}: rank {rank} again: left out, {last} is newer" for path in others]
+    warnings += older[:_MAX_OLDER]
+    if len(older) > _MAX_OLDER:
+        warnings.append(f"{len(older) - _MAX_OLDER} more older dumps: left out likewise")
 
 
 def _written(path: Path) -> int:
