@@ -41,9 +41,10 @@ from frd.wire import (
     decode_service,
     encode_agent,
 )
+from frd.wire.columns import MAX_SEQ
 
 TIMES = st.integers(0, 4_000_000_000_000_000_000)
-SEQS = st.integers(0, 2**62)
+SEQS = st.integers(0, MAX_SEQ - 1)
 TEXTS = st.text(max_size=40).filter(lambda t: t.isprintable() or t.isascii())
 WORLD = 8
 HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
