@@ -236,6 +236,11 @@ def load_batch(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def enter_collective(seconds: float) -> None:
+    """Where its scripted peers wait."""
+    time.sleep(seconds)
+
+
 def play(scenario: str, rank: int, recorder: Recorder, publisher: Publisher) -> None:
     truth = SCENARIOS[scenario].truth(len(recorder.groups["default_pg"]))
     suspects = truth.suspects if truth is not None else ()
@@ -260,7 +265,8 @@ def _be_faulty(
     entered = [recorder.enter(op) for op in faulty_step(scenario, rank, suspects, recorder.groups)]
     if scenario == "gil" and rank in suspects:
         publisher.stop_heartbeat()
-    load_batch(LATE_S if late_only else FOR_EVER_S)
+    stuck = load_batch if rank in suspects else enter_collective
+    stuck(LATE_S if late_only else FOR_EVER_S)
     for entry in entered:
         recorder.leave(entry)
 
