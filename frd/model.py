@@ -204,6 +204,72 @@ class ChannelColumns:
     head_created_ns: Int64s
 
 
+# -- memory ------------------------------------------------------------------------------------
+
+
+class SeriesKind(StrEnum):
+    """What a memory series measures; all in bytes."""
+
+    DEVICE_USED = "device_used"
+    """All of the device, whoever uses it."""
+    PROCESS_USED = "process_used"
+    """Of the device, by the rank's process."""
+    TORCH_RESERVED = "torch_reserved"
+    """Of the device, held by torch's caching allocator."""
+    TORCH_ALLOCATED = "torch_allocated"
+    """Of the device, in tensors."""
+    HOST_USED = "host_used"
+    """By the rank's process and its children (data loaders)."""
+    CGROUP_USED = "cgroup_used"
+    """By everything in the rank's cgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesInfo:
+    """One quantity of memory over time; a device that several ranks use has a series for each."""
+
+    rank: int
+    kind: SeriesKind
+    device: str = ""
+    """UUID of the GPU or MIG instance, empty for host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryColumns:
+    """Samples of S series at T moments; every value was read between its begin and its end."""
+
+    series: UInt32s
+    """(S,) the sender's dictionary indexes on the wire, the engine's handles behind it."""
+    capacity: Int64s
+    """(S,) bytes: what the series can rise to; 0 unknown."""
+    begin_ns: Int64s
+    """(T,) CLOCK_REALTIME of the node, rising."""
+    end_ns: Int64s
+    """(T,)"""
+    values: Int64s
+    """(S, T) bytes; -1 no sample."""
+
+
+class MemoryEventKind(StrEnum):
+    OOM = "oom"
+    """torch's allocator could not serve a request."""
+    OOM_KILL = "oom_kill"
+    """The kernel killed in the rank's cgroup."""
+    DEVICE_LOST = "device_lost"
+    """The driver no longer answers for the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    rank: int
+    kind: MemoryEventKind
+    at_ns: NodeNs
+    device: str = ""
+    requested_bytes: int = 0
+    """Of the request that failed; 0 unknown."""
+    detail: str = ""
+
+
 # -- what the engine claims ------------------------------------------------------------------
 
 

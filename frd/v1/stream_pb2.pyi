@@ -6,6 +6,16 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SeriesKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERIES_KIND_UNSPECIFIED: _ClassVar[SeriesKind]
+    SERIES_KIND_DEVICE_USED: _ClassVar[SeriesKind]
+    SERIES_KIND_PROCESS_USED: _ClassVar[SeriesKind]
+    SERIES_KIND_TORCH_RESERVED: _ClassVar[SeriesKind]
+    SERIES_KIND_TORCH_ALLOCATED: _ClassVar[SeriesKind]
+    SERIES_KIND_HOST_USED: _ClassVar[SeriesKind]
+    SERIES_KIND_CGROUP_USED: _ClassVar[SeriesKind]
+
 class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STATE_UNSPECIFIED: _ClassVar[State]
@@ -20,6 +30,20 @@ class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PART_DUMP: _ClassVar[Part]
     PART_IDENTITY: _ClassVar[Part]
     PART_STACK: _ClassVar[Part]
+
+class MemoryEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMORY_EVENT_KIND_UNSPECIFIED: _ClassVar[MemoryEventKind]
+    MEMORY_EVENT_KIND_OOM: _ClassVar[MemoryEventKind]
+    MEMORY_EVENT_KIND_OOM_KILL: _ClassVar[MemoryEventKind]
+    MEMORY_EVENT_KIND_DEVICE_LOST: _ClassVar[MemoryEventKind]
+SERIES_KIND_UNSPECIFIED: SeriesKind
+SERIES_KIND_DEVICE_USED: SeriesKind
+SERIES_KIND_PROCESS_USED: SeriesKind
+SERIES_KIND_TORCH_RESERVED: SeriesKind
+SERIES_KIND_TORCH_ALLOCATED: SeriesKind
+SERIES_KIND_HOST_USED: SeriesKind
+SERIES_KIND_CGROUP_USED: SeriesKind
 STATE_UNSPECIFIED: State
 STATE_LIVE: State
 STATE_SILENT: State
@@ -29,9 +53,13 @@ PART_UNSPECIFIED: Part
 PART_DUMP: Part
 PART_IDENTITY: Part
 PART_STACK: Part
+MEMORY_EVENT_KIND_UNSPECIFIED: MemoryEventKind
+MEMORY_EVENT_KIND_OOM: MemoryEventKind
+MEMORY_EVENT_KIND_OOM_KILL: MemoryEventKind
+MEMORY_EVENT_KIND_DEVICE_LOST: MemoryEventKind
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "declare", "entries", "watermarks", "channels", "statuses", "response", "goodbye")
+    __slots__ = ("hello", "declare", "entries", "watermarks", "channels", "statuses", "response", "goodbye", "memory", "memory_events")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     DECLARE_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +68,8 @@ class AgentMessage(_message.Message):
     STATUSES_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_EVENTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     declare: Declare
     entries: EntryBatch
@@ -48,7 +78,9 @@ class AgentMessage(_message.Message):
     statuses: StatusBatch
     response: ResponsePart
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., entries: _Optional[_Union[EntryBatch, _Mapping]] = ..., watermarks: _Optional[_Union[WatermarkBatch, _Mapping]] = ..., channels: _Optional[_Union[ChannelBatch, _Mapping]] = ..., statuses: _Optional[_Union[StatusBatch, _Mapping]] = ..., response: _Optional[_Union[ResponsePart, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    memory: MemoryBatch
+    memory_events: MemoryEventBatch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., declare: _Optional[_Union[Declare, _Mapping]] = ..., entries: _Optional[_Union[EntryBatch, _Mapping]] = ..., watermarks: _Optional[_Union[WatermarkBatch, _Mapping]] = ..., channels: _Optional[_Union[ChannelBatch, _Mapping]] = ..., statuses: _Optional[_Union[StatusBatch, _Mapping]] = ..., response: _Optional[_Union[ResponsePart, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., memory: _Optional[_Union[MemoryBatch, _Mapping]] = ..., memory_events: _Optional[_Union[MemoryEventBatch, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "agent_version", "node", "boot_id", "session", "sent_at_ns")
@@ -67,16 +99,18 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., agent_version: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_at_ns: _Optional[int] = ...) -> None: ...
 
 class Declare(_message.Message):
-    __slots__ = ("attempts", "ranks", "groups", "signatures")
+    __slots__ = ("attempts", "ranks", "groups", "signatures", "series")
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    SERIES_FIELD_NUMBER: _ClassVar[int]
     attempts: _containers.RepeatedCompositeFieldContainer[Attempt]
     ranks: _containers.RepeatedCompositeFieldContainer[Rank]
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     signatures: _containers.RepeatedCompositeFieldContainer[Signature]
-    def __init__(self, attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., signatures: _Optional[_Iterable[_Union[Signature, _Mapping]]] = ...) -> None: ...
+    series: _containers.RepeatedCompositeFieldContainer[Series]
+    def __init__(self, attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., signatures: _Optional[_Iterable[_Union[Signature, _Mapping]]] = ..., series: _Optional[_Iterable[_Union[Series, _Mapping]]] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("index", "job", "attempt", "world_size")
@@ -153,6 +187,18 @@ class Shape(_message.Message):
     DIMS_FIELD_NUMBER: _ClassVar[int]
     dims: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, dims: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Series(_message.Message):
+    __slots__ = ("index", "rank_index", "kind", "device")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    rank_index: int
+    kind: SeriesKind
+    device: str
+    def __init__(self, index: _Optional[int] = ..., rank_index: _Optional[int] = ..., kind: _Optional[_Union[SeriesKind, str]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class EntryBatch(_message.Message):
     __slots__ = ("rank_index", "first_revision", "group", "seq", "signature", "flags", "created_ns", "started_ns", "completed_ns")
@@ -254,6 +300,42 @@ class ResponsePart(_message.Message):
     error: str
     def __init__(self, request_id: _Optional[int] = ..., rank_index: _Optional[int] = ..., part: _Optional[_Union[Part, str]] = ..., data: _Optional[bytes] = ..., last: bool = ..., source: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
+class MemoryBatch(_message.Message):
+    __slots__ = ("series", "capacity", "begin_ns", "end_ns", "values")
+    SERIES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    series: bytes
+    capacity: bytes
+    begin_ns: bytes
+    end_ns: bytes
+    values: bytes
+    def __init__(self, series: _Optional[bytes] = ..., capacity: _Optional[bytes] = ..., begin_ns: _Optional[bytes] = ..., end_ns: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class MemoryEventBatch(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[MemoryEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[MemoryEvent, _Mapping]]] = ...) -> None: ...
+
+class MemoryEvent(_message.Message):
+    __slots__ = ("rank_index", "kind", "at_ns", "device", "requested_bytes", "detail")
+    RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_NS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    rank_index: int
+    kind: MemoryEventKind
+    at_ns: int
+    device: str
+    requested_bytes: int
+    detail: str
+    def __init__(self, rank_index: _Optional[int] = ..., kind: _Optional[_Union[MemoryEventKind, str]] = ..., at_ns: _Optional[int] = ..., device: _Optional[str] = ..., requested_bytes: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -321,3 +403,31 @@ class Refusal(_message.Message):
     reason: str
     message: str
     def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ClockPing(_message.Message):
+    __slots__ = ("number", "boot_id", "session", "sent_raw_ns", "raw_ns", "real_ns", "slack_ns", "pong_number", "pong_received_raw_ns")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SENT_RAW_NS_FIELD_NUMBER: _ClassVar[int]
+    RAW_NS_FIELD_NUMBER: _ClassVar[int]
+    REAL_NS_FIELD_NUMBER: _ClassVar[int]
+    SLACK_NS_FIELD_NUMBER: _ClassVar[int]
+    PONG_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PONG_RECEIVED_RAW_NS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    boot_id: str
+    session: str
+    sent_raw_ns: int
+    raw_ns: bytes
+    real_ns: bytes
+    slack_ns: bytes
+    pong_number: int
+    pong_received_raw_ns: int
+    def __init__(self, number: _Optional[int] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_raw_ns: _Optional[int] = ..., raw_ns: _Optional[bytes] = ..., real_ns: _Optional[bytes] = ..., slack_ns: _Optional[bytes] = ..., pong_number: _Optional[int] = ..., pong_received_raw_ns: _Optional[int] = ...) -> None: ...
+
+class ClockPong(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
