@@ -19,6 +19,10 @@ NodeNs = NewType("NodeNs", int)
 """CLOCK_REALTIME of a node, in nanoseconds since the epoch."""
 AlignedNs = NewType("AlignedNs", int)
 """A time on the service's clock, in nanoseconds since the epoch."""
+NodeRawNs = NewType("NodeRawNs", int)
+"""CLOCK_MONOTONIC_RAW of a node: no steps, no slew, an origin of its own."""
+ServiceRawNs = NewType("ServiceRawNs", int)
+"""CLOCK_MONOTONIC_RAW of the service's host."""
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Int32s: TypeAlias = npt.NDArray[np.int32]
