@@ -25,6 +25,7 @@ from frd.model import (
     ChannelColumns,
     EntryColumns,
     Int32s,
+    MemoryColumns,
     NodeNs,
     RankInfo,
     RankStatus,
@@ -44,6 +45,7 @@ from frd.wire import (
     Goodbye,
     GroupDecl,
     Hello,
+    MemoryEvents,
     RankDecl,
     ResponsePart,
     Statuses,
@@ -118,7 +120,7 @@ class Session:
             case Hello():
                 self.hello = event
                 self._clocks.sample(event.boot_id, event.sent_at_ns, now)
-            case ResponsePart() | Goodbye():
+            case MemoryColumns() | MemoryEvents() | ResponsePart() | Goodbye():
                 pass
             case _:
                 assert_never(event)

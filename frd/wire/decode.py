@@ -41,6 +41,7 @@ from frd.wire.columns import (
 )
 from frd.wire.dictionary import Dictionary, check_text
 from frd.wire.encode import PARTS, STATES
+from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PART_BYTES,
@@ -88,6 +89,7 @@ class Decoder:
     def __init__(self) -> None:
         self._dictionary = Dictionary()
         self._greeted = False
+        self._memory = MemoryReader(self._dictionary)
         self._declared_bytes = 0
         # Agents name the same rows in message after message: what is checked once stays good.
         self._said: tuple[int, bytes, bytes] | None = None
@@ -272,6 +274,8 @@ _KINDS: Final[dict[str, Callable[[Decoder, Any], AgentEvent]]] = {
     "watermarks": Decoder._watermarks,
     "channels": Decoder._channels,
     "statuses": Decoder._statuses,
+    "memory": lambda decoder, m: decoder._memory.batch(m),
+    "memory_events": lambda decoder, m: decoder._memory.events(m),
     "response": Decoder._response,
     "declare": Decoder._declare,
     "goodbye": Decoder._goodbye,

@@ -1,4 +1,4 @@
-"""What one stream has declared: attempts, ranks, groups, signatures, and the laws they keep.
+"""What one stream has declared: attempts, ranks, groups, signatures, series, and their laws.
 
 Declarations are rare and small, so they are checked one by one; what batches need of them
 (counts, and the attempt of each index) is kept ready for vectorized checks.
@@ -14,10 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import AttemptKey, GroupInfo, RankInfo, Signature
+from frd.model import AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
 from frd.v1 import stream_pb2 as pb
-from frd.wire.encode import MAX_TEXT_BYTES
-from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, SignatureDecl
+from frd.wire.encode import MAX_TEXT_BYTES, SERIES_KINDS
+from frd.wire.messages import (
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    RankDecl,
+    SeriesDecl,
+    SignatureDecl,
+)
 from frd.wire.ranks import unpack_ranks
 
 MAX_WORLD_SIZE: Final = 1 << 20
@@ -25,11 +32,13 @@ MAX_ATTEMPTS: Final = 4096
 MAX_RANKS: Final = 1 << 16
 MAX_GROUPS: Final = 1 << 18
 MAX_SIGNATURES: Final = 1 << 16
+MAX_SERIES: Final = 1 << 16
 MAX_MEMBERS: Final = 1 << 24
 """Ranks listed in all groups of one stream together."""
 MAX_DIMS: Final = 64
 MAX_SHAPES: Final = 4096
 MAX_NAMES: Final = 256
+_SERIES_KIND_OF: Final = {number: kind for kind, number in SERIES_KINDS.items()}
 
 
 def check_text(field: str, value: str) -> str:
@@ -47,7 +56,7 @@ def _check_texts(field: str, values: Sequence[str], limit: int) -> tuple[str, ..
 
 
 class _Owners:
-    """A growing column: the attempt index of each declared rank or group."""
+    """A growing column: the attempt index of each declared rank, group or series."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -73,6 +82,7 @@ class Dictionary:
         self._worlds: list[int] = []
         self._ranks = _Owners()
         self._groups = _Owners()
+        self._series = _Owners()
         self._members = 0
         self.signature_count = 0
 
@@ -83,6 +93,10 @@ class Dictionary:
     @property
     def group_count(self) -> int:
         return self._groups.count
+
+    @property
+    def series_count(self) -> int:
+        return self._series.count
 
     # -- what batches are checked against ------------------------------------------------------
 
@@ -104,6 +118,11 @@ class Dictionary:
         if len(self._worlds) > 1 and self._groups.differ(groups, attempt):
             raise WireError(field, "disagree", f"a group of another attempt than {attempt}")
 
+    def check_series(self, field: str, series: npt.NDArray[Any]) -> None:
+        """All `series` (known indexes, at least one) are of ranks of one attempt."""
+        if len(self._worlds) > 1 and self._series.differ(series, self._series.of(series[0])):
+            raise WireError(field, "disagree", "series of several attempts: send a batch for each")
+
     def check_world(self, field: str, rank: int, attempt: int) -> None:
         """A global rank lies within the attempt's world where its size is known."""
         world_size = self._worlds[attempt] or MAX_WORLD_SIZE
@@ -119,6 +138,7 @@ class Dictionary:
             ranks=tuple([self._rank(item) for item in m.ranks]),
             groups=tuple([self._group(item) for item in m.groups]),
             signatures=tuple([self._signature(item) for item in m.signatures]),
+            series=tuple([self._series_decl(item) for item in m.series]),
         )
 
     def _attempt(self, m: pb.Attempt) -> AttemptDecl:
@@ -189,6 +209,17 @@ class Dictionary:
         )
         self.signature_count += 1
         return SignatureDecl(m.index, signature)
+
+    def _series_decl(self, m: pb.Series) -> SeriesDecl:
+        _check_next("declare.series.index", m.index, self._series.count, MAX_SERIES)
+        attempt = self.attempt_of_rank("declare.series.rank_index", m.rank_index)
+        if (kind := _SERIES_KIND_OF.get(m.kind)) is None:
+            raise WireError(
+                "declare.series.kind", "range", f"{m.kind}: send a kind of frd.v1.SeriesKind"
+            )
+        device = check_text("declare.series.device", m.device)
+        self._series.append(attempt)
+        return SeriesDecl(m.index, SeriesInfo(m.rank_index, kind, device))
 
 
 @lru_cache(maxsize=128)

@@ -12,7 +12,14 @@ from typing import Any, Final, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from frd.model import ChannelColumns, EntryColumns, RankState
+from frd.model import (
+    ChannelColumns,
+    EntryColumns,
+    MemoryColumns,
+    MemoryEventKind,
+    RankState,
+    SeriesKind,
+)
 from frd.v1 import stream_pb2 as pb
 from frd.wire.messages import (
     Ack,
@@ -20,6 +27,7 @@ from frd.wire.messages import (
     Declare,
     Goodbye,
     Hello,
+    MemoryEvents,
     Part,
     Refusal,
     Request,
@@ -45,6 +53,20 @@ PARTS: Final = {
     Part.DUMP: pb.PART_DUMP,
     Part.IDENTITY: pb.PART_IDENTITY,
     Part.STACK: pb.PART_STACK,
+}
+
+SERIES_KINDS: Final = {
+    SeriesKind.DEVICE_USED: pb.SERIES_KIND_DEVICE_USED,
+    SeriesKind.PROCESS_USED: pb.SERIES_KIND_PROCESS_USED,
+    SeriesKind.TORCH_RESERVED: pb.SERIES_KIND_TORCH_RESERVED,
+    SeriesKind.TORCH_ALLOCATED: pb.SERIES_KIND_TORCH_ALLOCATED,
+    SeriesKind.HOST_USED: pb.SERIES_KIND_HOST_USED,
+    SeriesKind.CGROUP_USED: pb.SERIES_KIND_CGROUP_USED,
+}
+EVENT_KINDS: Final = {
+    MemoryEventKind.OOM: pb.MEMORY_EVENT_KIND_OOM,
+    MemoryEventKind.OOM_KILL: pb.MEMORY_EVENT_KIND_OOM_KILL,
+    MemoryEventKind.DEVICE_LOST: pb.MEMORY_EVENT_KIND_DEVICE_LOST,
 }
 
 
@@ -95,6 +117,11 @@ def encode_agent(event: AgentEvent) -> bytes:
                     detail=text(status.detail),
                     gap_entries=status.gap_entries,
                 )
+        case MemoryColumns():
+            _memory(m.memory, event)
+        case MemoryEvents():
+            m.memory_events.SetInParent()
+            _memory_events(m.memory_events, event)
         case ResponsePart():
             m.response.request_id = event.request_id
             m.response.rank_index = event.rank_index
@@ -149,6 +176,27 @@ def _channels(m: pb.ChannelBatch, event: ChannelColumns) -> None:
     m.head_created_ns = _bytes(event.head_created_ns, "<i8")
 
 
+def _memory(m: pb.MemoryBatch, event: MemoryColumns) -> None:
+    m.SetInParent()
+    m.series = _bytes(event.series, "<u4")
+    m.capacity = _bytes(event.capacity, "<i8")
+    m.begin_ns = _bytes(event.begin_ns, "<i8")
+    m.end_ns = _bytes(event.end_ns, "<i8")
+    m.values = _bytes(event.values, "<i8")
+
+
+def _memory_events(m: pb.MemoryEventBatch, event: MemoryEvents) -> None:
+    for one in event.events:
+        m.events.add(
+            rank_index=one.rank,
+            kind=EVENT_KINDS[one.kind],
+            at_ns=one.at_ns,
+            device=text(one.device),
+            requested_bytes=one.requested_bytes,
+            detail=text(one.detail),
+        )
+
+
 def _declare(m: pb.Declare, event: Declare) -> None:
     for attempt in event.attempts:
         m.attempts.add(
@@ -190,6 +238,13 @@ def _declare(m: pb.Declare, event: Declare) -> None:
             output_sizes=[pb.Shape(dims=dims) for dims in signature.output_sizes],
             input_dtypes=_texts(signature.input_dtypes),
             output_dtypes=_texts(signature.output_dtypes),
+        )
+    for series in event.series:
+        m.series.add(
+            index=series.index,
+            rank_index=series.info.rank,
+            kind=SERIES_KINDS[series.info.kind],
+            device=text(series.info.device),
         )
 
 

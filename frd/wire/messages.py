@@ -1,8 +1,9 @@
 """What travels between an agent and the service, as frozen values.
 
 Batches of rows are the column types of `frd.model`; their `rank` fields hold the *stream index*
-of a rank (as do `RankStatus.rank`, groups and signatures), because global ranks repeat across the
-jobs of one node. Who turns an index back into a rank is the reader of the stream, not this module.
+of a rank (as do `RankStatus.rank`, groups, signatures and series), because global ranks repeat
+across the jobs of one node. Who turns an index back into a rank is the reader of the stream, not
+this module.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from frd.model import (
     ChannelColumns,
     EntryColumns,
     GroupInfo,
+    MemoryColumns,
+    MemoryEvent,
     NodeNs,
     RankInfo,
     RankStatus,
+    SeriesInfo,
     Signature,
     WatermarkColumns,
 )
@@ -88,6 +92,13 @@ class SignatureDecl:
 
 
 @dataclass(frozen=True, slots=True)
+class SeriesDecl:
+    index: int
+    info: SeriesInfo
+    """Its `rank` is the stream index of a rank declared before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Declare:
     """Additions to the stream's dictionaries; indexes are dense and never redefined."""
 
@@ -95,6 +106,7 @@ class Declare:
     ranks: tuple[RankDecl, ...] = ()
     groups: tuple[GroupDecl, ...] = ()
     signatures: tuple[SignatureDecl, ...] = ()
+    series: tuple[SeriesDecl, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,13 @@ class Watermarks:
 @dataclass(frozen=True, slots=True)
 class Statuses:
     statuses: tuple[RankStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """`MemoryEvent.rank` is a stream index."""
+
+    events: tuple[MemoryEvent, ...]
 
 
 class Part(IntEnum):
@@ -186,6 +205,15 @@ class Refusal:
 
 
 AgentEvent: TypeAlias = (
-    Hello | Declare | EntryColumns | Watermarks | ChannelColumns | Statuses | ResponsePart | Goodbye
+    Hello
+    | Declare
+    | EntryColumns
+    | Watermarks
+    | ChannelColumns
+    | Statuses
+    | MemoryColumns
+    | MemoryEvents
+    | ResponsePart
+    | Goodbye
 )
 ServiceEvent: TypeAlias = Welcome | Ack | Resync | Request | Refusal

@@ -15,10 +15,15 @@ from frd.model import (
     ChannelColumns,
     EntryColumns,
     GroupInfo,
+    MemoryColumns,
+    MemoryEvent,
+    MemoryEventKind,
     NodeNs,
     RankInfo,
     RankState,
     RankStatus,
+    SeriesInfo,
+    SeriesKind,
     Signature,
     WatermarkColumns,
 )
@@ -32,9 +37,11 @@ from frd.wire import (
     Goodbye,
     GroupDecl,
     Hello,
+    MemoryEvents,
     Part,
     RankDecl,
     ResponsePart,
+    SeriesDecl,
     SignatureDecl,
     Statuses,
     Watermarks,
@@ -53,6 +60,7 @@ DECLARE = Declare(
     ranks=tuple(RankDecl(i, 0, RankInfo(i, WORLD, "n", "b", i)) for i in range(3)),
     groups=tuple(GroupDecl(i, 0, GroupInfo(str(i), "", (0, 1, 2))) for i in range(4)),
     signatures=(SignatureDecl(0, Signature("nccl", "all_reduce")),),
+    series=tuple(SeriesDecl(i, SeriesInfo(0, SeriesKind.HOST_USED)) for i in range(3)),
 )
 
 
@@ -106,20 +114,51 @@ def channel_batches(draw: st.DrawFn) -> ChannelColumns:
     )
 
 
+ANY = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def memory_batches(draw: st.DrawFn) -> MemoryColumns:
+    """Of values the wire checks nothing: a mad series must not end the stream."""
+    series = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
+    moments = draw(st.integers(0, 4))
+    return MemoryColumns(
+        series=np.array(series, "u4"),
+        capacity=column(draw, ANY, len(series), "i8"),
+        begin_ns=column(draw, TIMES, moments, "i8"),
+        end_ns=column(draw, TIMES, moments, "i8"),
+        values=column(draw, ANY, len(series) * moments, "i8").reshape(len(series), moments),
+    )
+
+
+memory_events = st.lists(
+    st.builds(
+        MemoryEvent,
+        st.integers(0, 2),
+        st.sampled_from(MemoryEventKind),
+        TIMES.map(NodeNs),
+        TEXTS,
+        st.integers(0, 2**63 - 1),
+        TEXTS,
+    ),
+    max_size=3,
+).map(lambda items: MemoryEvents(tuple(items)))
 shapes = st.lists(st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=3).map(tuple)
 dtypes = st.lists(TEXTS, max_size=3).map(tuple)
 declares = st.builds(
-    lambda key, signature, group: Declare(
+    lambda key, signature, group, series: Declare(
         attempts=(AttemptDecl(1, key, 0),),
         ranks=(RankDecl(3, 1, RankInfo(77, 0, "n", "b", 5, -1, "2.13", ("gloo",), ("GPU",))),),
         groups=(GroupDecl(4, 1, group),),
         signatures=(SignatureDecl(1, signature),),
+        series=(SeriesDecl(3, series),),
     ),
     st.builds(AttemptKey, TEXTS.filter(bool), st.integers(0, 2**31)),
     st.builds(Signature, TEXTS, TEXTS, shapes, shapes, dtypes, dtypes),
     st.builds(
         GroupInfo, TEXTS, TEXTS, st.sets(st.integers(0, 100)).map(lambda s: tuple(sorted(s)))
     ),
+    st.builds(SeriesInfo, st.integers(0, 3), st.sampled_from(SeriesKind), TEXTS),
 )
 statuses = st.lists(
     st.builds(
@@ -146,6 +185,8 @@ events = st.one_of(
     entry_batches(),
     watermark_batches(),
     channel_batches(),
+    memory_batches(),
+    memory_events,
     declares,
     statuses,
     responses,
