@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from frd.model import AlignedNs, AttemptKey, Finding, RankInfo, RankStatus
+import numpy as np
+
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Finding,
+    Int64s,
+    RankInfo,
+    RankStatus,
+    SeriesInfo,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,27 @@ class Histogram:
     total: float
 
 
+def _no_bytes() -> Int64s:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """The memory of an attempt in a `Snapshot`: S series, sorted by rank, with R recent values.
+
+    Columns, because a large job has a hundred thousand series and people look at few of them.
+    """
+
+    series: Sequence[SeriesInfo] = ()
+    used: Int64s = field(default_factory=_no_bytes)
+    """(S,) the newest value in bytes; -1 before the first one."""
+    capacity: Int64s = field(default_factory=_no_bytes)
+    """(S,) 0 unknown."""
+    recent: Int64s = field(default_factory=lambda: _no_bytes().reshape(0, 0))
+    """(S, R) one value for each `every_s`, the newest last; -1 none."""
+    every_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptView:
     """One attempt of one job in a `Snapshot`."""
@@ -70,6 +101,7 @@ class AttemptView:
     duration: dict[str, Histogram] = field(default_factory=dict)
     """Created to last discovered completion in seconds by op, where the backend tells it."""
     gap_entries: int = 0
+    memory: MemoryView = field(default_factory=MemoryView)
     superseded: bool = False
     """Another attempt of the job runs instead."""
 
