@@ -1,4 +1,4 @@
-"""The one RPC of frd, taken from the descriptor, with bytes on both sides.
+"""The RPCs of frd, taken from the descriptor, with bytes on both sides.
 
 gRPC hands messages through untouched: parsing and checking them is `frd.wire`'s business, which
 can then say what is wrong with one, instead of gRPC dropping the stream. Channel options are here
@@ -17,8 +17,8 @@ from frd.v1 import stream_pb2 as pb
 from frd.wire import MAX_MESSAGE_BYTES
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Collector"]
-_STREAM: Final = _SERVICE.methods_by_name["Stream"]
-METHOD: Final = f"/{_SERVICE.full_name}/{_STREAM.name}"
+_STREAM: Final = "Stream"
+_CLOCK: Final = "Clock"
 
 # gRPC drops a larger message together with its stream and tells only the sender why; the margin
 # lets `frd.wire` see, name and count those that are merely a batch too large.
@@ -56,10 +56,15 @@ StreamHandler: TypeAlias = Callable[[AsyncIterator[bytes], Context], Awaitable[N
 StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 
-def collector(stream: StreamHandler) -> grpc.GenericRpcHandler:
-    """A handler for `grpc.aio.Server.add_generic_rpc_handlers` that serves `stream`."""
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(stream)
-    return grpc.method_handlers_generic_handler(_SERVICE.full_name, {_STREAM.name: handler})
+def collector(stream: StreamHandler, clock: StreamHandler | None = None) -> grpc.GenericRpcHandler:
+    """A handler for `grpc.aio.Server.add_generic_rpc_handlers`: `stream` serves what agents saw,
+    `clock` their pings; without it they are told that there is none."""
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        name: grpc.stream_stream_rpc_method_handler(serve)
+        for name, serve in ((_STREAM, stream), (_CLOCK, clock))
+        if serve is not None
+    }
+    return grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)
 
 
 def open_stream(channel: grpc.aio.Channel, **options: Any) -> StreamCall:
@@ -67,4 +72,13 @@ def open_stream(channel: grpc.aio.Channel, **options: Any) -> StreamCall:
 
     `options` are those of a grpc.aio multi-callable: metadata, credentials, wait_for_ready.
     """
-    return channel.stream_stream(METHOD)(**options)
+    return channel.stream_stream(_path(_STREAM))(**options)
+
+
+def open_clock(channel: grpc.aio.Channel, **options: Any) -> StreamCall:
+    """As `open_stream`, for pings."""
+    return channel.stream_stream(_path(_CLOCK))(**options)
+
+
+def _path(method: str) -> str:
+    return f"/{_SERVICE.full_name}/{_SERVICE.methods_by_name[method].name}"

@@ -3,6 +3,18 @@
 Pure: bytes in, values out. With `frd.rpc` the only code that knows the generated messages.
 """
 
+from frd.wire.clock import (
+    MAX_READINGS,
+    MAX_SLACK_NS,
+    ClockEvent,
+    ClockHello,
+    Ping,
+    Readings,
+    decode_clock,
+    decode_pong,
+    encode_clock,
+    encode_pong,
+)
 from frd.wire.decode import Decoder, decode_service
 from frd.wire.encode import encode_agent, encode_service
 from frd.wire.messages import (
@@ -34,12 +46,16 @@ from frd.wire.messages import (
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "MAX_READINGS",
+    "MAX_SLACK_NS",
     "PART_BYTES",
     "PROTOCOL",
     "REASONS",
     "Ack",
     "AgentEvent",
     "AttemptDecl",
+    "ClockEvent",
+    "ClockHello",
     "Declare",
     "Decoder",
     "Goodbye",
@@ -47,7 +63,9 @@ __all__ = [
     "Hello",
     "MemoryEvents",
     "Part",
+    "Ping",
     "RankDecl",
+    "Readings",
     "Refusal",
     "Request",
     "ResponsePart",
@@ -58,7 +76,11 @@ __all__ = [
     "Statuses",
     "Watermarks",
     "Welcome",
+    "decode_clock",
+    "decode_pong",
     "decode_service",
     "encode_agent",
+    "encode_clock",
+    "encode_pong",
     "encode_service",
 ]

@@ -1,0 +1,137 @@
+"""The messages of a clock stream: pings that carry readings of both node clocks, and their answers.
+
+A stream begins with whose clock it is; after that every message is one ping. What a ping tells
+beside itself (when the last answer came, readings since the last ping) waits for it rather than
+being sent, so that a clock costs one small message a second. Checked like every message: the first
+error ends the stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from frd.errors import WireError
+from frd.model import Int64s, NodeRawNs
+from frd.v1 import stream_pb2 as pb
+from frd.wire.columns import I8, check_time, check_times, column
+from frd.wire.dictionary import check_text
+from frd.wire.encode import text
+
+MAX_READINGS: Final = 64
+"""Of one message."""
+MAX_SLACK_NS: Final = 1_000_000_000
+"""A reading that took longer tells nothing."""
+MAX_CLOCK_BYTES: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ClockHello:
+    """First message of a clock stream, and only there: which stream of rows it belongs to."""
+
+    boot_id: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Both clocks of a node, read together, oldest first."""
+
+    raw_ns: Int64s
+    real_ns: Int64s
+    slack_ns: Int64s
+    """Each `real_ns` was read within this of its `raw_ns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    number: int
+    """From 1, rising."""
+    sent_raw_ns: NodeRawNs
+    readings: Readings
+    """Taken since the last ping."""
+    pong: tuple[int, NodeRawNs] | None = None
+    """Number of the last answer that came since the last ping, and when it came."""
+
+
+ClockEvent: TypeAlias = ClockHello | Ping
+
+
+def encode_clock(event: ClockEvent) -> bytes:
+    """One `frd.v1.ClockPing`."""
+    if isinstance(event, ClockHello):
+        hello = pb.ClockPing(boot_id=text(event.boot_id), session=text(event.session))
+        return hello.SerializeToString()
+    readings = event.readings
+    pong_number, pong_received_raw_ns = event.pong or (0, 0)
+    return pb.ClockPing(
+        number=event.number,
+        sent_raw_ns=event.sent_raw_ns,
+        raw_ns=readings.raw_ns.astype(I8, copy=False).tobytes(),
+        real_ns=readings.real_ns.astype(I8, copy=False).tobytes(),
+        slack_ns=readings.slack_ns.astype(I8, copy=False).tobytes(),
+        pong_number=pong_number,
+        pong_received_raw_ns=pong_received_raw_ns,
+    ).SerializeToString()
+
+
+def decode_clock(data: bytes) -> ClockEvent:
+    """The event in one `frd.v1.ClockPing`.
+
+    Raises:
+        WireError: naming the field; the stream is over.
+    """
+    if len(data) > MAX_CLOCK_BYTES:
+        raise WireError("clock", "too_large", f"{len(data)} bytes: send {MAX_CLOCK_BYTES} or fewer")
+    try:
+        m = pb.ClockPing.FromString(data)
+    except DecodeError:
+        raise WireError("clock", "parse", f"{len(data)} bytes are no frd.v1.ClockPing") from None
+    if not m.number:
+        for name in ("boot_id", "session"):
+            if not getattr(m, name):
+                raise WireError(f"clock.{name}", "missing", "empty: send it")
+            check_text(f"clock.{name}", getattr(m, name))
+        return ClockHello(m.boot_id, m.session)
+    if m.pong_number >= m.number:
+        raise WireError(
+            "clock.pong_number", "order", f"{m.pong_number}: send the number of an earlier ping"
+        )
+    check_time("clock.sent_raw_ns", m.sent_raw_ns)
+    check_time("clock.pong_received_raw_ns", m.pong_received_raw_ns)
+    pong = (m.pong_number, NodeRawNs(m.pong_received_raw_ns)) if m.pong_number else None
+    return Ping(m.number, NodeRawNs(m.sent_raw_ns), _readings(m), pong)
+
+
+def _readings(m: pb.ClockPing) -> Readings:
+    raw = column("clock.raw_ns", m.raw_ns, I8)
+    if len(raw) > MAX_READINGS:
+        raise WireError(
+            "clock.raw_ns", "too_large", f"{len(raw)} readings: send {MAX_READINGS} or fewer"
+        )
+    real = column("clock.real_ns", m.real_ns, I8, len(raw))
+    slack = column("clock.slack_ns", m.slack_ns, I8, len(raw))
+    check_times("clock.raw_ns", raw)
+    check_times("clock.real_ns", real)
+    if len(slack) and not 0 <= slack.min() <= slack.max() <= MAX_SLACK_NS:
+        raise WireError("clock.slack_ns", "range", f"send 0 to {MAX_SLACK_NS} nanoseconds")
+    return Readings(raw, real, slack)
+
+
+def encode_pong(number: int) -> bytes:
+    """One `frd.v1.ClockPong`: the answer to the ping of that number."""
+    return pb.ClockPong(number=number).SerializeToString()
+
+
+def decode_pong(data: bytes) -> int:
+    """The number of the ping that one `frd.v1.ClockPong` answers.
+
+    Raises:
+        WireError: it is none.
+    """
+    try:
+        return int(pb.ClockPong.FromString(data).number)
+    except DecodeError:
+        raise WireError("clock", "parse", f"{len(data)} bytes are no frd.v1.ClockPong") from None
