@@ -20,7 +20,7 @@ from frd.engine.collectives import Collectives
 from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.engine.rows import Batch, is_empty
-from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
+from frd.engine.tables import EXITED, SILENT, STATES, UNKNOWN_NS, Groups, Pairs, Ranks
 from frd.errors import WireError
 from frd.model import (
     AlignedNs,
@@ -276,6 +276,16 @@ class Attempt:
         """The stream of these ranks' agent came or went."""
         self._ranks.connected[np.asarray(ranks, np.int64)] = connected
         self.revision += 1
+
+    def clock(self, ranks: Sequence[int], node: int, uncertainty_ns: int | None) -> None:
+        """How well the clock that these ranks share is known; None while it is unsynchronized.
+
+        `node` is any number that ranks of one clock, and no others, have in common. To be told
+        again when a rank is declared again, which makes all clocks forget it.
+        """
+        at = np.asarray(ranks, np.int64)
+        self._ranks.node[at] = node
+        self._ranks.uncertainty_ns[at] = UNKNOWN_NS if uncertainty_ns is None else uncertainty_ns
 
     # -- questions ---------------------------------------------------------------------------
 

@@ -27,6 +27,9 @@ from frd.model import (
     UInt8s,
 )
 
+UNKNOWN_NS: Final = np.iinfo(np.int64).max
+"""The uncertainty of a clock of which nothing is known."""
+
 STATES: Final = (RankState.LIVE, RankState.SILENT, RankState.EXITED, RankState.FINISHED)
 LIVE, SILENT, EXITED, FINISHED = range(4)
 """`STATES` as the numbers that the state column holds."""
@@ -67,6 +70,8 @@ class Ranks(Columns):
         "state": (np.uint8, LIVE),
         "state_since": (np.int64, 0),
         "connected": (np.bool_, 0),
+        "node": (np.int32, -1),
+        "uncertainty_ns": (np.int64, UNKNOWN_NS),
     }
     declared: Bools
     as_of: Int64s
@@ -77,6 +82,10 @@ class Ranks(Columns):
     state: UInt8s
     state_since: Int64s
     connected: Bools
+    node: Int32s
+    """Ranks of one number share one clock; -1 until somebody tells."""
+    uncertainty_ns: Int64s
+    """How far aligned times of the rank may be off; `UNKNOWN_NS` while unsynchronized."""
 
     def __init__(self) -> None:
         super().__init__()
