@@ -30,6 +30,17 @@ def utc_text(at: int) -> str:
     return f"{stamp}.{rest // 1000:06d}Z"
 
 
+def bytes_text(count: float) -> str:
+    """A size for people: ``87 B``, ``1.5 GiB``, ``240 MiB``."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 999.5 or unit == "TiB":
+            break
+        size /= 1024
+    digits = 1 if unit != "B" and size < 99.95 else 0
+    return f"{size:.{digits}f} {unit}"
+
+
 def fold_ranks(ranks: Iterable[int]) -> str:
     """Rank set for people: ``0-11,13,15``."""
     parts: list[str] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,17 +19,26 @@ MAX_ROWS = 20
 
 @click.command("status")
 @click.option("--job", metavar="J", help="Only this job.")
+@click.option("--memory", is_flag=True, help="Memory of all ranks, not of the worst few.")
+@click.option("--ranks", metavar="0-3,7", help="Only these ranks, with all of their memory.")
 @json_option
 @http_option
-def command(http: str, job: str | None, as_json: bool) -> None:
-    """Show jobs, groups, ranks and clocks, and what is open now."""
+def command(http: str, job: str | None, memory: bool, ranks: str | None, as_json: bool) -> None:
+    """Show jobs, groups, ranks, memory and clocks, and what is open now."""
     from frd.cli.client import Client, job_path
 
+    wanted = None if ranks is None else _checked(ranks)
     client = Client(http)
     names = (
         [job] if job is not None else [known["job"] for known in client.get("/api/v1/jobs")["jobs"]]
     )
-    jobs = [client.get(job_path(name)) for name in names]
+    query = {"memory": ranks if ranks is not None else "all" if memory else None}
+    jobs = [client.get(job_path(name), query) for name in names]
+    if wanted is not None:
+        jobs = [
+            {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in wanted]}
+            for job in jobs
+        ]
     if as_json:
         print_json({"jobs": jobs})
         return
@@ -41,8 +50,19 @@ def command(http: str, job: str | None, as_json: bool) -> None:
             screen.print(part)
 
 
+def _checked(ranks: str) -> Collection[int]:
+    from frd.forms import unfold_ranks
+
+    try:
+        return frozenset(unfold_ranks(ranks))
+    except ValueError as error:
+        raise click.UsageError(f"--{error}") from None
+
+
 def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
     parts: list[RenderableType] = [_title(job), _ranks(job["ranks"])]
+    if job["memory"]["series"]:
+        parts.append(_memory(job["memory"]))
     if job["groups"]:
         parts.append(_groups(job["groups"]))
     if job["nodes"]:
@@ -102,6 +122,17 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
             Text(stalled, style="red"),
         )
     return _cut(table, len(groups))
+
+
+def _memory(memory: Mapping[str, Any]) -> Table:
+    from frd.cli.memory import memory_rows
+
+    table = _table("rank", "memory", "used", "of", "lately", "trend")
+    memory_rows(table, memory)
+    left_out = memory["ranks"] - len({row["rank"] for row in memory["series"]})
+    if left_out:
+        table.caption = f"{left_out} more ranks: --memory"
+    return table
 
 
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:

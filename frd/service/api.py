@@ -7,10 +7,12 @@ of the snapshot, so that one answer is consistent in itself.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 from frd.forms import finding_json, utc_text
 from frd.model import AlignedNs, Finding
+from frd.service.memory_rows import memory_json
 from frd.service.view import NodeView, ServiceState
 from frd.views import AttemptView, GroupView, RankView
 
@@ -24,8 +26,10 @@ def jobs_json(state: ServiceState) -> Json:
     return {"jobs": [_job_line(state, view, opened[job]) for job, view in latest]}
 
 
-def job_json(state: ServiceState, view: AttemptView) -> Json:
-    """All that is known of one attempt."""
+def job_json(
+    state: ServiceState, view: AttemptView, memory_of: Collection[int] | None = None
+) -> Json:
+    """All that is known of one attempt; of memory the worst, or all of the ranks `memory_of`."""
     at = state.snapshot.at
     return {
         "job": view.key.job,
@@ -34,6 +38,7 @@ def job_json(state: ServiceState, view: AttemptView) -> Json:
         "ended": view.ended,
         "groups": [_group(group) for group in view.groups],
         "ranks": [_rank(rank, at) for rank in view.ranks],
+        "memory": memory_json(view.memory, memory_of),
         "nodes": [
             {**_node(node, at), "ranks": list(node.ranks[view.key])}
             for node in state.nodes

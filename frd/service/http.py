@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NoReturn
 
 import msgspec
@@ -100,7 +100,8 @@ class _Api:
         state = self._view.state()
         attempt = _number(request, "attempt", low=0)
         view = _attempt(state, request.path_params["job"], attempt)
-        return await _json(lambda: job_json(state, view))
+        memory_of = _memory_of(request.query_params.get("memory"), view)
+        return await _json(lambda: job_json(state, view, memory_of))
 
     async def findings(self, request: Request) -> Response:
         state = request.query_params.get("state")
@@ -184,6 +185,14 @@ async def _dump_request(request: Request) -> _DumpRequest:
     if not 0 < wanted.timeout_s <= MAX_DUMP_TIMEOUT_S:
         _refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {MAX_DUMP_TIMEOUT_S:g} seconds")
     return wanted
+
+
+def _memory_of(text: str | None, view: AttemptView) -> Collection[int] | None:
+    """`all`, or ranks; None, the worst few, by default."""
+    if text == "all":
+        return range(max((rank.info.rank + 1 for rank in view.ranks), default=0))
+    ranks = _ranks(text, view)
+    return None if ranks is None else frozenset(ranks)
 
 
 def _ranks(text: str | None, view: AttemptView) -> tuple[int, ...] | None:

@@ -66,6 +66,20 @@ JOB = {
         }
         for rank in range(4)
     ],
+    "memory": {
+        "ranks": 4,
+        "recent_every_s": 2.0,
+        "series": [
+            {
+                "rank": 2,
+                "kind": "host_used",
+                "device": "",
+                "used_bytes": 12 << 30,
+                "capacity_bytes": 16 << 30,
+                "recent_bytes": [None, 4 << 30, 8 << 30, 12 << 30],
+            }
+        ],
+    },
     "nodes": [
         {
             "node": "node7",
@@ -285,6 +299,32 @@ def test_status_folds_ranks_that_stand_alike(
     assert row.split()[:3] == ["0-1,3", "(3", "ranks)"]
     assert "-0.200 ms" in text
     assert "ab12" in text
+
+
+def test_status_shows_the_worst_memory(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rank rises by 2 GiB a second: its row has use, capacity, share, bars and trend."""
+    service.says("/api/v1/jobs/a%2Fb", JOB)
+    assert frd(service, "status", "--job", "a/b") == 0
+    text = capsys.readouterr().out
+    row = next(line for line in text.splitlines() if "host" in line)
+    assert row.split() == ["2", "host", *"12.0 GiB 16.0 GiB, 75% ▁▄█ +2.0 GiB/s".split()]
+    assert "3 more ranks: --memory" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "query"), [(["--memory"], "all"), (["--ranks", "2-3"], "2-3")], ids=str
+)
+def test_status_asks_for_the_memory_of_ranks(
+    service: Service, capsys: pytest.CaptureFixture[str], options: list[str], query: str
+) -> None:
+    """--memory shows all, --ranks those named; these are then the only ones in the tables."""
+    service.says(f"/api/v1/jobs/a%2Fb?memory={query}", JOB)
+    assert frd(service, "status", "--job", "a/b", "--json", *options) == 0
+    (job,) = json.loads(capsys.readouterr().out)["jobs"]
+    ranks = [rank["rank"] for rank in job["ranks"]]
+    assert ranks == ([2, 3] if "--ranks" in options else [0, 1, 2, 3])
 
 
 def test_status_as_json_holds_every_job(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -31,13 +32,15 @@ from frd.model import (
     RankState,
     RankStatus,
     Reason,
+    SeriesInfo,
+    SeriesKind,
     Suspect,
 )
 from frd.service.http import create_app
 from frd.service.view import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.views import AttemptView, GroupView, RankView, Snapshot
+from frd.views import AttemptView, GroupView, MemoryView, RankView, Snapshot
 from frd.wire import Part
 
 SECOND = 1_000_000_000
@@ -287,7 +290,22 @@ def test_job_in_full(client: Client) -> None:
             "ranks": [0, 1],
         }
     ]
+    assert job["memory"] == {"ranks": 0, "recent_every_s": 0.0, "series": []}
     assert job["findings"] == [finding_json(finding(2)), finding_json(finding(1))]
+
+
+def test_memory_of_the_ranks_asked_for(client: Client) -> None:
+    """The worst few by default, `memory=all` or ranks; a rank that the job has not is an error."""
+    series = [SeriesInfo(rank, SeriesKind.HOST_USED) for rank in range(12)]
+    used, recent = np.full(12, 1 << 30, np.int64), np.full((12, 4), 1 << 30, np.int64)
+    memory = MemoryView(series, used, 2 * used, recent, 2.0)
+    view = dataclasses.replace(attempt_view("train", world_size=12), memory=memory)
+    client.service.told = ServiceState(Snapshot(NOW, [view], []))
+    for query, told in (("", 6), ("memory=all", 12), ("memory=3-9", 7)):
+        job = client.get("/api/v1/jobs/train", query).json
+        assert len(job["memory"]["series"]) == told, query
+    assert client.get("/api/v1/jobs/train", "memory=12").status == 400
+    assert client.get("/api/v1/jobs/train", "memory=x").status == 400
 
 
 def test_attempts_of_a_job(client: Client) -> None:

@@ -1,0 +1,71 @@
+"""Which memory series people see, and in what form: those asked for, or the few that are worst.
+
+A job of 16,384 ranks has a hundred thousand series; a screen has room for some. Worst is whatever
+is nearest to its capacity if it goes on as it went lately, one series a rank, so that a rank whose
+device, process and allocator rise together takes one row and not four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from frd.model import Float64s, Int64s
+from frd.views import MemoryView
+
+MAX_WORST: Final = 6
+"""Ranks whose memory is told without being asked for."""
+
+Json: TypeAlias = dict[str, Any]
+
+
+def memory_json(memory: MemoryView, ranks: Collection[int] | None) -> Json:
+    """All series of `ranks`, or (None) the worst one of a few ranks."""
+    known = [i for i, of in enumerate(memory.series) if ranks is None or of.rank in ranks]
+    rows = known if ranks is not None else _worst(memory)
+    return {
+        "ranks": len({memory.series[i].rank for i in known}),
+        "recent_every_s": memory.every_s,
+        "series": [_row(memory, i) for i in rows],
+    }
+
+
+def _worst(memory: MemoryView) -> list[int]:
+    rows: dict[int, int] = {}
+    for i in np.argsort(-_heading(memory), kind="stable").tolist():
+        if len(rows) == MAX_WORST:
+            break
+        rows.setdefault(memory.series[i].rank, i)
+    return list(rows.values())
+
+
+def _heading(memory: MemoryView) -> Float64s:
+    """The share of its capacity that each series has when it rises by as much again."""
+    share: Float64s = np.full(len(memory.series), -1.0)
+    known = (memory.capacity > 0) & (memory.used >= 0)
+    rise = memory.used - _earliest(memory)
+    share[known] = (memory.used + rise)[known] / memory.capacity[known]
+    return share
+
+
+def _earliest(memory: MemoryView) -> Int64s:
+    """The earliest of the recent values, the newest where there is none."""
+    if not memory.recent.size:
+        return memory.used
+    has = memory.recent >= 0
+    first = memory.recent[np.arange(len(has)), has.argmax(axis=1)]
+    return np.where(has.any(axis=1), first, memory.used)
+
+
+def _row(memory: MemoryView, row: int) -> Json:
+    of, used = memory.series[row], int(memory.used[row])
+    return {
+        "rank": of.rank,
+        "kind": of.kind.value,
+        "device": of.device,
+        "used_bytes": used if used >= 0 else None,
+        "capacity_bytes": int(memory.capacity[row]) or None,
+        "recent_bytes": [value if value >= 0 else None for value in memory.recent[row].tolist()],
+    }
