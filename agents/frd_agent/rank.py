@@ -82,7 +82,7 @@ class Rank:
         self._lost = 0
         self._complained = False
         self.process, self._is_elsewhere = self._find_process()
-        self.stacks = StackReader(self.pid, handlers)
+        self.stacks = StackReader(self.pid, handlers, file.shm_path)
         self._begin_attempt()
 
     # -- who it is -----------------------------------------------------------------------------

@@ -5,13 +5,22 @@ go. py-spy reads the process's memory from outside and needs nothing of it, but 
 forbidden. /proc is always there and shows no Python: the state of the process and where its threads
 wait in the kernel. Each means that failed leaves a line at the top of the text, because why a stack
 could not be had is evidence too.
+
+One question at a time: the handler walks the list of threads while CPython adds the thread of a
+second question to it, unready, and the rank dies of a segmentation fault (seen within seconds of
+asking from three sides at once, never from one). Agents do not know of each other, so they take
+turns by a lock on the rank's counters file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import shutil
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +30,8 @@ from frd_agent.handlers import Handlers
 MAX_TEXT = 256 * 1024
 """Characters of one stack."""
 _MAX_THREADS = 64
+_TURN_S = 0.02
+"""How often to try whether another agent's question has been answered."""
 _PATIENCE_S = 3_600.0
 """For a question that nobody waits for any more, see `StackReader`."""
 _PROC = Path("/proc")
@@ -48,10 +59,12 @@ class StackReader:
     the question.
     """
 
-    def __init__(self, pid: int, handlers: Handlers | None) -> None:
-        """`handlers` is None where the rank has no socket."""
+    def __init__(self, pid: int, handlers: Handlers | None, turn: Path | None = None) -> None:
+        """`handlers` is None where the rank has no socket; `turn` is the file that all who ask
+        this rank lock while they do."""
         self._pid = pid
         self._handlers = handlers
+        self._turn = turn
         self._question: asyncio.Task[bytes] | None = None
 
     def close(self) -> None:
@@ -83,8 +96,7 @@ class StackReader:
         if self._handlers is None:
             raise _NoStack("the rank has no socket")
         if self._question is None or self._question.done():
-            answer = self._handlers.ask("dump_traceback", timeout_s=_PATIENCE_S)
-            self._question = asyncio.create_task(answer)
+            self._question = asyncio.create_task(self._ask(self._handlers))
             self._question.add_done_callback(_taken_note_of)
         question = self._question
         await asyncio.wait({question}, timeout=timeout_s)
@@ -96,6 +108,36 @@ class StackReader:
         if "File " not in text:
             raise _NoStack("no Python frame in the answer")
         return text
+
+    async def _ask(self, handlers: Handlers) -> bytes:
+        async with _turn_at(self._turn):
+            return await handlers.ask("dump_traceback", timeout_s=_PATIENCE_S)
+
+
+@asynccontextmanager
+async def _turn_at(path: Path | None) -> AsyncIterator[None]:
+    """Holds the lock on `path`; a rank without such a file is asked without."""
+    try:
+        fd = os.open(path or "", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield
+        return
+    except OSError as error:
+        raise _NoStack(f"{path}: {error.strerror}") from error
+    try:
+        while not _locked(fd):
+            await asyncio.sleep(_TURN_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _taken_note_of(question: asyncio.Task[bytes]) -> None:

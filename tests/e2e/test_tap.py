@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -19,6 +21,8 @@ from typing import IO, Any, TypeVar
 import pytest
 
 from frd_agent import tap, taps
+from frd_agent.handlers import Handlers
+from frd_agent.stacks import StackReader
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
@@ -257,29 +261,36 @@ def test_forked_children_are_not_ranks(tmp_path: Path) -> None:
 
 
 def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
-    """A handler that needs the GIL, asked without pause while the interpreter ends: exit code 0."""
+    """Three agents ask for stacks without pause while the interpreter ends: exit code 0."""
+
+    async def ask_on(who: taps.TapIdentity, pid: int, over: threading.Event) -> int:
+        shm = tmp_path / f"{who.token}.shm"
+        handlers = Handlers(tmp_path / f"{who.token}.sock")
+
+        async def agent() -> int:
+            answered = 0
+            reader = StackReader(pid, handlers, shm)
+            while not over.is_set():
+                stack = await reader.read(py_spy_timeout_s=0.01)
+                answered += stack.source == "dump_traceback"
+            reader.close()
+            return answered
+
+        return min(await asyncio.gather(agent(), agent(), agent()))
+
     over = threading.Event()
-
-    def pester(address: str) -> None:
-        while not over.is_set():
-            with contextlib.suppress(OSError):
-                ask(address, "dump_traceback")
-
-    with puppets(1, tmp_path) as [rank]:
-        rank.do("init")
-        address = str(tmp_path / f"{identity(tmp_path).token}.sock")
-        until(lambda: Path(address).exists())
-        threads = [threading.Thread(target=pester, args=(address,)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.5)
+    with puppets(1, tmp_path) as [rank], ThreadPoolExecutor(1) as pool:
         try:
+            rank.do("init")
+            who = identity(tmp_path)
+            until((tmp_path / f"{who.token}.sock").exists)
+            asking = pool.submit(asyncio.run, ask_on(who, rank.process.pid, over))
+            time.sleep(1)
             code, _, stderr = rank.leave()
         finally:
             over.set()
-            for thread in threads:
-                thread.join()
         assert code == 0, stderr
+        assert asking.result()
 
 
 def test_a_run_directory_with_a_long_name(tmp_path: Path) -> None:
