@@ -32,6 +32,10 @@ class DumpError(FrdError):
     """A Flight Recorder dump that cannot be read; the message names the source."""
 
 
+class TelemetryError(FrdError):
+    """Telemetry events that cannot be read; the message names the file."""
+
+
 class StoreError(FrdError):
     """A data directory, database, journal or dump folder that cannot be used."""
 
