@@ -13,17 +13,29 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from frd.model import AlignedNs
+from frd.model import AlignedNs, MemoryColumns
 from frd.store.journal import Journal, JournalLimits, Record, RecordKind
 from frd.wire import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
-_Batch = list[tuple[Record, bool]]
-"""Records, each with whether it belongs to its stream's preamble."""
+
+
+class _Form(Enum):
+    """How a record is written."""
+
+    PLAIN = 0
+    PREAMBLE = 1
+    """It belongs to its stream's preamble."""
+    PACKED = 2
+    """It comes often and says little that is new."""
+
+
+_Batch = list[tuple[Record, _Form]]
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +79,7 @@ class Recorder:
         return self._journal.error
 
     def opened(self, stream: int, at: AlignedNs) -> None:
-        self._put(Record(RecordKind.OPENED, at, stream, b""), preamble=True)
+        self._put(Record(RecordKind.OPENED, at, stream, b""), _Form.PREAMBLE)
 
     def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
         """An accepted message; answers to requests change nothing that a replay could show."""
@@ -78,7 +90,9 @@ class Recorder:
         if waiting > MAX_WAITING_BYTES and not declares:
             self._overflowed += 1
             return
-        self._put(Record(RecordKind.MESSAGE, at, stream, data), preamble=declares)
+        samples = isinstance(event, MemoryColumns)
+        form = _Form.PREAMBLE if declares else _Form.PACKED if samples else _Form.PLAIN
+        self._put(Record(RecordKind.MESSAGE, at, stream, data), form)
 
     def closed(self, stream: int, at: AlignedNs) -> None:
         self._put(Record(RecordKind.CLOSED, at, stream, b""))
@@ -94,8 +108,8 @@ class Recorder:
         self._batches.put(None)
         self._thread.join()
 
-    def _put(self, record: Record, *, preamble: bool = False) -> None:
-        self._batch.append((record, preamble))
+    def _put(self, record: Record, form: _Form = _Form.PLAIN) -> None:
+        self._batch.append((record, form))
         self._batch_bytes += len(record.payload)
         if self._batch_bytes > _BATCH_BYTES:
             self._hand_over()
@@ -110,28 +124,29 @@ class Recorder:
     def _write(self) -> None:
         told = ""
         while (batch := self._batches.get()) is not None:
-            for record, preamble in batch:
+            for record, form in batch:
                 if record.kind is RecordKind.TICK:
                     self._journal.tick(record.at)
                 elif self._journal.error:
                     # If this record begins a new segment, its preamble comes before it.
-                    self._append(record)
-                    self._remember(record, preamble)
+                    self._append(record, form)
+                    self._remember(record, form)
                 else:
                     # If this record fills its segment, the next preamble comes after it.
-                    self._remember(record, preamble)
-                    self._append(record)
+                    self._remember(record, form)
+                    self._append(record, form)
             self._written_bytes += sum(len(record.payload) for record, _ in batch)
             if self._journal.error != told:
                 told = self._journal.error
                 log.warning("%s", told or "journal: written again")
         self._journal.close()
 
-    def _append(self, record: Record) -> None:
-        self._journal.append(record.kind, record.at, record.stream, record.payload)
+    def _append(self, record: Record, form: _Form) -> None:
+        pack = form is _Form.PACKED
+        self._journal.append(record.kind, record.at, record.stream, record.payload, pack=pack)
 
-    def _remember(self, record: Record, preamble: bool) -> None:
-        if preamble:
+    def _remember(self, record: Record, form: _Form) -> None:
+        if form is _Form.PREAMBLE:
             self._live.setdefault(record.stream, []).append(record)
         elif record.kind is RecordKind.CLOSED:
             self._live.pop(record.stream, None)

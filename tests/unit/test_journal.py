@@ -11,6 +11,7 @@ import pytest
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
+from frd.store import journal as journal_module
 from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
@@ -50,6 +51,29 @@ def write(target: Journal, records: Iterable[Record]) -> None:
 def replayed(path: Path) -> tuple[list[Record], list[str]]:
     warnings: list[str] = []
     return list(read(path, warnings.append)), warnings
+
+
+def test_packed_records_take_less_room_and_come_back(tmp_path: Path) -> None:
+    """A record that says the same thing often is a few bytes on the disk and whole when read."""
+    target = journal(tmp_path, segment_bytes=10_000)
+    sent = message(1, size=5000)
+    target.append(sent.kind, sent.at, sent.stream, sent.payload, pack=True)
+    target.close()
+    (path,) = segments(tmp_path)
+    assert path.stat().st_size < 200
+    assert replayed(path) == ([Record(RecordKind.START, NOW, 0, SETTINGS), sent], [])
+
+
+def test_a_packed_record_that_unfolds_to_gigabytes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A foreign journal: its checksums are right, its payload is more than any message may be."""
+    target = journal(tmp_path, segment_bytes=10_000)
+    target.append(RecordKind.MESSAGE, NOW, 7, bytes(5000), pack=True)
+    target.close()
+    monkeypatch.setattr(journal_module, "MAX_PAYLOAD_BYTES", 4000)
+    with pytest.raises(StoreError, match="does not unpack"):
+        replayed(tmp_path)
 
 
 def test_records_come_back_in_order(tmp_path: Path) -> None:

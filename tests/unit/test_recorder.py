@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frd.model import AlignedNs, NodeNs, WatermarkColumns
+from frd.model import AlignedNs, MemoryColumns, NodeNs, WatermarkColumns
 from frd.service import recorder
 from frd.service.recorder import Recorder
 from frd.store.journal import JournalLimits, Record, RecordKind, read, segments
-from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks
+from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks, encode_agent
 
 HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
 
@@ -43,6 +43,26 @@ def test_what_was_accepted_is_in_the_journal(tmp_path: Path) -> None:
         (RecordKind.TICK, 5, 0, b""),
         (RecordKind.CLOSED, 6, 7, b""),
     ]
+
+
+def test_samples_of_memory_are_packed(tmp_path: Path) -> None:
+    """A batch of samples is in the journal as it was received, but takes a fraction of its room."""
+    samples = MemoryColumns(
+        series=np.arange(8, dtype=np.uint32),
+        capacity=np.full(8, 80 << 30, np.int64),
+        begin_ns=np.arange(10, dtype=np.int64) * 100_000_000,
+        end_ns=np.arange(10, dtype=np.int64) * 100_000_000 + 1,
+        values=np.full((8, 10), 30 << 30, np.int64),
+    )
+    data = encode_agent(samples)
+    journal = start(tmp_path)
+    journal.opened(7, AlignedNs(2))
+    for at in range(100):
+        journal.message(7, AlignedNs(at), data, samples)
+    journal.tick(AlignedNs(100))
+    journal.close()
+    assert [r.payload for r in records(tmp_path) if r.kind is RecordKind.MESSAGE] == [data] * 100
+    assert sum(path.stat().st_size for path in segments(tmp_path)) < 40 * len(data)
 
 
 def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
