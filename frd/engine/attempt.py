@@ -17,6 +17,7 @@ import numpy as np
 from frd.engine import cut, marks, view
 from frd.engine.channels import Channels
 from frd.engine.collectives import Collectives
+from frd.engine.memory import Memory
 from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.engine.rows import Batch, is_empty
@@ -31,6 +32,7 @@ from frd.model import (
     RankInfo,
     RankState,
     RankStatus,
+    SeriesInfo,
     Signature,
     UInt8s,
     UInt32s,
@@ -59,6 +61,8 @@ class Attempt:
         self.revision = 0
         """Changes with everything observed."""
         self.gap_entries = 0
+        self.memory = Memory(policy)
+        """Fed directly, but for the declaration of series."""
         self._policy = policy
         self._ranks = Ranks()
         self._groups = Groups()
@@ -88,6 +92,7 @@ class Attempt:
             self.revision += 1
             self._ranks.declare(info)
             if known is not None:
+                self.memory.forget(info.rank)
                 self._collectives.forget(np.unique(self._pairs.group[self._pairs.reset(info.rank)]))
                 self._channels.forget(info.rank)
         self._ranks.infos[info.rank] = info
@@ -107,6 +112,7 @@ class Attempt:
         self.world_size = world_size
         self._ranks = Ranks()
         self._ranks.reserve(handles)
+        self.memory.forget()
         self._channels = Channels()
         self._pairs.reset_all()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
@@ -143,6 +149,10 @@ class Attempt:
             WireError: when the limit is reached.
         """
         return self._collectives.signatures.handle(signature)
+
+    def memory_series(self, info: SeriesInfo) -> int:
+        """The handle of a memory series of a declared rank; see `Memory.series`."""
+        return self.memory.series(info, node=self._ranks.infos[info.rank].boot_id)
 
     def pair(self, rank: int, group: int) -> int:
         """The row of a rank in a group; -1 when the rank is not a member.
@@ -316,7 +326,7 @@ class Attempt:
     @property
     def evicted(self) -> dict[str, int]:
         """Things dropped to stay within limits, by what."""
-        return self._collectives.evicted()
+        return {**self._collectives.evicted(), **self.memory.evicted}
 
     def stalls(self, now: AlignedNs) -> StallTable:
         """Waiting that telemetry has confirmed to be longer than its group's threshold."""
@@ -360,6 +370,7 @@ class Attempt:
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
             gap_entries=self.gap_entries,
+            memory=self.memory.view(),
         )
 
 

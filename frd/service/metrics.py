@@ -37,7 +37,7 @@ MAX_LABEL_CHARS: Final = 128
 OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
 EVICTED: Final = (
-    *("collectives", "rows", "mismatches", "attempts", "findings"),  # by the engine
+    *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series"),  # engine
     *("dumps", "journal_segments"),
 )
 STORES: Final = ("findings", "journal", "dumps")
