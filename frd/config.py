@@ -140,6 +140,11 @@ def keys() -> list[str]:
     return list(_keys(Config))
 
 
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the file, for those who check it before the service does: the chart's."""
+    return cast("dict[str, Any]", _SETTINGS.model_json_schema())
+
+
 def _toml_key(key: str) -> str:
     return key if key.replace("_", "").isalnum() and key.isascii() else json.dumps(key)
 
