@@ -21,9 +21,10 @@ from typing import Final
 
 from frd.errors import DumpError
 from frd.model import AttemptKey, EntryColumns, NodeNs
-from frd.wire import PROTOCOL, Hello, Request
+from frd.wire import PROTOCOL, ClockHello, Hello, Request
 from frd_agent.answers import answer
 from frd_agent.board import Board
+from frd_agent.clock import Clock
 from frd_agent.config import Config
 from frd_agent.dictionary import Dictionary
 from frd_agent.dispatch import Dispatch
@@ -67,6 +68,8 @@ class Agent:
             dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
             wake=self._wake,
         )
+        hello = ClockHello(self._boot_id, self._session)
+        self._clock = Clock(hello, self._stats, self._on_step)
         self._stream = Stream(
             address=config.service,
             hello=self._hello,
@@ -74,6 +77,7 @@ class Agent:
             outbox=outbox,
             stats=self._stats,
             on_request=self._on_request,
+            beside=self._clock.ping,
         )
         self._roster = Roster(config.run_dir, self._shared)
         folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
@@ -105,8 +109,10 @@ class Agent:
             async with asyncio.TaskGroup() as tasks:
                 stream = tasks.create_task(self._stream.run())
                 files = tasks.create_task(self._follow_files())
+                clock = tasks.create_task(self._clock.watch())
                 await self._watch()
                 files.cancel()
+                clock.cancel()
                 await self._say_goodbye(stream)
 
     def stop(self) -> None:
@@ -151,6 +157,13 @@ class Agent:
                 log.exception("%s: could not be looked at", rank)
             self._failing.add(rank.number)
             return True
+
+    def _on_step(self, step_ns: int) -> None:
+        """The wall clock has been set: what was seen before must not look later than now."""
+        if step_ns < 0:
+            self._shared.board.set_back(-step_ns)
+            for rank in self._roster:
+                rank.set_back(-step_ns)
 
     def _follow_process(self, rank: Rank) -> None:
         """The kernel says at once when the process exits."""

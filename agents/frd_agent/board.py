@@ -55,10 +55,14 @@ class Board:
             self.set_marks(rank, group, Marks())
 
     def set_as_of(self, rank: int, at_ns: NodeNs) -> None:
-        """Up to when the rank's marks are the whole truth; never goes back."""
+        """Up to when the rank's marks are the whole truth; goes back only with the clock."""
         if at_ns > self._as_of.get(rank, 0):
             self._as_of[rank] = at_ns
             self._untold_as_of[rank] = None
+
+    def set_back(self, by_ns: int) -> None:
+        """The wall clock has been: what was just true is not of the future now."""
+        self._as_of = {rank: NodeNs(max(at_ns - by_ns, 1)) for rank, at_ns in self._as_of.items()}
 
     def set_status(self, status: RankStatus) -> None:
         if self._status.get(status.rank) != status:

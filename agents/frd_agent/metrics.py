@@ -40,6 +40,12 @@ class AgentCollector(Collector):
         yield CounterMetricFamily(
             "frd_agent_streams", "Streams to the service ever opened.", stats.streams
         )
+        yield CounterMetricFamily(
+            "frd_agent_clock_pongs", "Pings that the service answered.", stats.pongs
+        )
+        yield CounterMetricFamily(
+            "frd_agent_clock_steps", "Steps of this node's wall clock.", stats.clock_steps
+        )
         yield _gauge("frd_agent_ranks", "Rank processes under watch that are alive.", stats.ranks)
         yield _gauge(
             "frd_agent_outbox_rows",

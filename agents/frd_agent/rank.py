@@ -223,6 +223,12 @@ class Rank:
             board.set_as_of(self.number, standing.as_of_ns)
         return standing.exact and bool(rings)
 
+    def set_back(self, by_ns: int) -> None:
+        """The wall clock has been: times that are compared with later ones go with it."""
+        self._published_at_ns = NodeNs(max(self._published_at_ns - by_ns, 0))
+        if self._recorders is not None:
+            self._recorders.set_back(by_ns)
+
     def _judge(self, vital: Vital, now_ns: NodeNs) -> None:
         """Alive or silent, in words for people."""
         if vital is Vital.STOPPED and self._watch.age_s > _STOPPED_AGE_S and self.process:

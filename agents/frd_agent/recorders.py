@@ -97,11 +97,13 @@ class Recorders:
     async def _read_ring(
         self, recorder: Recorder, ring: Ring, naming: Naming, timeout_s: float, reading: Reading
     ) -> None:
-        taken_at_ns = NodeNs(time.time_ns())
+        asked_mono_ns = time.monotonic_ns()
         try:
             data = await self._handlers.ask(
                 recorder.handler, timeout_s=timeout_s, **recorder.params
             )
+            # When it was asked, on the wall clock as it is now: it may have been set meanwhile.
+            taken_at_ns = NodeNs(time.time_ns() - (time.monotonic_ns() - asked_mono_ns))
             dump = parse(data, source=recorder.handler)
         except HandlerFailed as error:
             if error.status in (400, 404):  # offered, but not like this
@@ -139,6 +141,12 @@ class Recorders:
         return now_s - self._hold_since_s > _HOLD_S
 
     # -- what is known without asking ----------------------------------------------------------
+
+    def set_back(self, by_ns: int) -> None:
+        """The wall clock has been."""
+        for _, ring in self.rings:
+            if ring.taken_at_ns:
+                ring.taken_at_ns = max(ring.taken_at_ns - by_ns, 1)
 
     def begin_attempt(self) -> None:
         for _, ring in self.rings:

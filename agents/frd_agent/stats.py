@@ -16,6 +16,10 @@ class Stats:
     connected: bool = False
     streams: int = 0
     """Streams opened, the present one included."""
+    pongs: int = 0
+    """Pings that the service answered."""
+    clock_steps: int = 0
+    """Of this node's wall clock."""
     ranks: int = 0
     """Rank processes under watch that are alive."""
     dumps: Counter[str] = field(default_factory=Counter)

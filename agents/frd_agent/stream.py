@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,7 +44,7 @@ from frd_agent.stats import Stats
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 15.0
 _HANDSHAKE_S: Final = 10.0
-_PROVEN_S: Final = 5.0
+PROVEN_S: Final = 5.0
 """A stream that lived this long was no failure."""
 _REFUSALS: Final = 2
 
@@ -83,6 +83,8 @@ class Stream:
     stats: Stats
     on_request: Callable[[Request], None]
     """Must return at once; answers come back through `answer`."""
+    beside: Callable[[grpc.aio.Channel], Coroutine[None, None, None]]
+    """Runs on the channel of every stream that is welcome, and is cancelled with it."""
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
@@ -104,7 +106,7 @@ class Stream:
                 log.exception("service %s: unforeseen", self.address)
             finally:
                 self.stats.connected = False
-            if time.monotonic() - began > _PROVEN_S:
+            if time.monotonic() - began > PROVEN_S:
                 self._backoff.reset()
             if not self._closing:
                 with contextlib.suppress(TimeoutError):
@@ -134,8 +136,10 @@ class Stream:
     async def _live(self) -> None:
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
             call = open_stream(channel)
+            beside: asyncio.Task[None] | None = None
             try:
                 await self._handshake(call)
+                beside = asyncio.create_task(self.beside(channel))
                 reader = asyncio.create_task(self._read(call))
                 writer = asyncio.create_task(self._write(call))
                 done, pending = await asyncio.wait(
@@ -154,6 +158,9 @@ class Stream:
                 raise _Lost(f"it said what cannot be read: {error}") from None
             finally:
                 call.cancel()
+                if beside is not None:
+                    beside.cancel()
+                    await asyncio.wait({beside})
 
     async def _handshake(self, call: StreamCall) -> None:
         try:

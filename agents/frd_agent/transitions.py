@@ -39,6 +39,8 @@ from frd_agent.rows import (
 
 _COALESCES_NS: Final = 20_000_000
 """Younger entries may be the first of several of one coalesced collective: read next time."""
+_LATER_NS: Final = 5_000_000_000
+"""No dump takes so long; so much later is an entry of a clock that has been set back since."""
 _MANY_GROUPS: Final = 1_024
 
 
@@ -184,7 +186,7 @@ class Ring:
         end = len(entries)
         while (
             end > first
-            and entries[end - 1].time_created_ns > taken_at_ns - _COALESCES_NS
+            and -_COALESCES_NS < entries[end - 1].time_created_ns - taken_at_ns < _LATER_NS
             and not entries[end - 1].profiling_name.startswith("gloo:")
         ):
             end -= 1

@@ -1,0 +1,117 @@
+"""What an agent reads of its clocks, and what a clock that was set back may not do to it."""
+
+from __future__ import annotations
+
+from frd.flight import Dump, Entry
+from frd.model import NodeNs, NodeRawNs
+from frd.wire import MAX_READINGS, MAX_SLACK_NS, ClockHello
+from frd_agent.board import Board
+from frd_agent.clock import STEP_NS, Clock, Reading, read_clocks
+from frd_agent.stats import Stats
+from frd_agent.transitions import Ring
+from tests.unit.test_transitions import naming
+
+S = 1_000_000_000
+MS = 1_000_000
+T0 = 1_790_000_000 * S
+
+
+class Node:
+    """Two clocks that the test moves, and whoever reads them."""
+
+    def __init__(self) -> None:
+        self.raw = 5 * S
+        self.real = T0
+        self.slack = 300
+        self.stats = Stats()
+        self.steps: list[int] = []
+        hello = ClockHello("boot", "session")
+        self.clock = Clock(hello, self.stats, self.steps.append, self._read)
+
+    def _read(self) -> Reading:
+        return Reading(NodeRawNs(self.raw), NodeNs(self.real), self.slack)
+
+    def passes(self, raw_ns: int, real_ns: int) -> None:
+        self.raw += raw_ns
+        self.real += real_ns
+        self.clock.look()
+
+
+def test_steps_are_told_apart_from_slew() -> None:
+    """A clock slews by 500 ppm for a while, is set 3 s ahead, runs true, is set 2 s back."""
+    node = Node()
+    node.passes(0, 0)
+    for _ in range(100):
+        node.passes(250 * MS, 250 * MS + 125_000)
+    assert node.steps == []
+    node.passes(250 * MS, 3250 * MS)
+    node.passes(250 * MS, 250 * MS)
+    node.passes(250 * MS, -1750 * MS)
+    assert node.steps == [3 * S, -2 * S]
+    assert node.stats.clock_steps == 2
+
+
+def test_a_slow_reading_is_no_step() -> None:
+    """The process loses the core between its two readings: what it read is that much less sure."""
+    node = Node()
+    node.passes(0, 0)
+    node.slack = 40 * MS
+    node.passes(250 * MS, 290 * MS)
+    assert node.steps == []
+    node.slack = MAX_SLACK_NS + 1
+    node.passes(250 * MS, 3 * S)
+    assert node.steps == []
+
+
+def test_readings_that_nobody_takes_are_bounded() -> None:
+    """The service is away for a minute: the newest readings wait for it."""
+    node = Node()
+    for _ in range(4 * MAX_READINGS):
+        node.passes(250 * MS, 250 * MS)
+    readings = node.clock.take_readings()
+    assert len(readings.raw_ns) == MAX_READINGS
+    assert readings.raw_ns[-1] == node.raw
+    assert (readings.real_ns - readings.raw_ns).tolist() == [T0 - 5 * S] * MAX_READINGS
+    assert readings.slack_ns.tolist() == [300] * MAX_READINGS
+    assert len(node.clock.take_readings().raw_ns) == 0
+
+
+def test_the_real_clocks_are_read_closely() -> None:
+    """Two readings a moment apart on this machine agree, and neither clock ran backwards."""
+    first, second = read_clocks(), read_clocks()
+    assert second.raw_ns > first.raw_ns
+    passed = (second.real_ns - first.real_ns) - (second.raw_ns - first.raw_ns)
+    assert abs(passed) <= first.slack_ns + second.slack_ns + STEP_NS
+
+
+def test_what_is_known_of_a_rank_goes_on_after_a_step_back() -> None:
+    """The clock is set back by an hour: the rank's marks are fresh again at its next word."""
+    board = Board(lambda rank: 0)
+    board.set_as_of(0, NodeNs(T0))
+    board.set_back(3600 * S)
+    board.set_as_of(0, NodeNs(T0 - 3600 * S + S))
+    told = board.next_watermarks(NodeNs(T0))
+    assert told is not None
+    assert told.columns.as_of_ns.tolist() == [T0 - 3599 * S]
+
+
+def entry(created_ns: int) -> Entry:
+    return Entry(
+        record_id=0,
+        process_group=("0", ""),
+        profiling_name="nccl:all_reduce",
+        collective_seq_id=1,
+        pg_id=0,
+        op_id=1,
+        state="scheduled",
+        time_created_ns=created_ns,
+    )
+
+
+def test_an_entry_from_before_a_step_back_is_read() -> None:
+    """A rank joins and the clock is set back by an hour: its entry is no younger than the dump."""
+    for created, read in ((T0 - MS, 0), (T0 + S, 0), (T0 - S, 1), (T0 + 3600 * S, 1)):
+        ring = Ring()
+        dump = Dump(source="test", version="2.10", entries=(entry(created),))
+        assert len(ring.apply(dump, T0, naming("0")).rows) == read
+        assert ring.is_whole == bool(read)
