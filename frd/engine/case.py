@@ -1,22 +1,26 @@
-"""One attempt under observation: when to look at it, and with what.
+"""One attempt under observation: when to look at it, with what, and what was found.
 
-A look costs one cheap question when all is well; a picture is cut, and causes are sought, only
-while something is stuck, lost, mismatched or open. Looks at a big job are spaced by its size, so
-that a hanging job of 16,384 ranks does not take the processor from those who report on it.
+What stands still is one matter (`Incidents`), and whatever else can be wrong with an attempt has a
+*watcher* of its own: something that is shown the attempt at every tick and says what became of its
+findings. A look costs one cheap question when all is well; a picture is cut, and causes are sought,
+only while something is stuck, lost, mismatched or open. Looks at a big job are spaced by its size,
+so that a hanging job of 16,384 ranks does not take the processor from those who report on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from frd.engine.attempt import Attempt
+from frd.engine.board import Board
 from frd.engine.cause import find
 from frd.engine.incident import Incidents
 from frd.engine.lost import judged_after_s
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
+from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, Kind
 from frd.views import AttemptView
 
 _LOOK_AGAIN_NS = 1_000_000_000
@@ -28,11 +32,25 @@ _OLD_NEWS_NS = 30_000_000_000
 """A rank that went away this long before the service heard of the attempt was told of before."""
 
 
+class Watcher(Protocol):
+    """Looks for one sort of trouble in an attempt."""
+
+    @property
+    def board(self) -> Board:
+        """Its open findings; nobody else opens one, others may close them all."""
+
+    def look(self, attempt: Attempt, now: AlignedNs, *, room: int) -> list[FindingEvent]:
+        """What became of its findings, at most `room` more of them; called at every tick."""
+
+
 class Case:
-    """An attempt, its incidents, and what looking at it needs to remember."""
+    """An attempt, its findings, and what looking at it needs to remember."""
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
-        self.incidents = Incidents(key, policy)
+        self._incidents = Incidents(key, policy)
+        self._watchers: list[Watcher] = []
+        self._boards: list[Incidents | Board] = [self._incidents]
+        self._boards += [watcher.board for watcher in self._watchers]
         self.attempt: Attempt | None = None
         """None while only findings of an earlier process of the service tell of it."""
         self.superseded_at: AlignedNs | None = None
@@ -69,23 +87,76 @@ class Case:
         ended = view.ended or self.ended_at is not None
         return [replace(view, ended=ended, superseded=self.superseded_at is not None)]
 
-    def look(self, now: AlignedNs, *, room: int) -> list[FindingEvent]:
-        """What becomes of the attempt's findings; at most `room` open."""
+    # -- findings ----------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Open findings."""
+        return sum(map(len, self._boards))
+
+    def findings(self, now: AlignedNs) -> list[Finding]:
+        return [finding for board in self._boards for finding in board.findings(now)]
+
+    def close_all(
+        self, now: AlignedNs, reason: str, *, but: Kind | None = None
+    ) -> list[FindingEvent]:
+        return [e for board in self._boards for e in board.close_all(now, reason, but=but)]
+
+    def expire(self, now: AlignedNs) -> list[FindingEvent]:
+        """Close what has not been seen for long."""
+        after_s = self._policy.lost_close_after_s
+        return [event for board in self._boards for event in board.expire(now, after_s)]
+
+    def restore(self, finding: Finding, now: AlignedNs) -> None:
+        """Go on with a finding of an earlier process of the service."""
+        mine = [board for board in self._boards if finding.kind in board.kinds]
+        (mine or [self._incidents])[0].restore(finding, now)
+
+    def attach(
+        self,
+        finding_id: str,
+        *,
+        rank: int | None,
+        stack: tuple[str, ...],
+        note: str,
+        dump: str | None,
+    ) -> list[FindingEvent] | None:
+        """Better evidence for a finding; None when it is not open here."""
+        for board in self._boards:
+            events = board.attach(finding_id, rank=rank, stack=stack, note=note, dump=dump)
+            if events is not None:
+                return events
+        return None
+
+    # -- looking -----------------------------------------------------------------------------
+
+    def look(self, now: AlignedNs, *, room: int) -> Iterator[FindingEvent]:
+        """What becomes of the attempt's findings; at most `room` more of them open.
+
+        Events come as they happen: when a watcher fails, those of the others are known already.
+        """
         attempt = self.attempt
         if attempt is None or self.superseded_at is not None:
-            return []
+            return
         if self._is_abandoned(attempt, now):
             self.ended_at = self.ended_at or now
             waited_s = self._policy.deserted_after_s
-            return self.incidents.close_all(now, f"no agent has spoken for it for {waited_s:.0f} s")
+            yield from self.close_all(now, f"no agent has spoken for it for {waited_s:.0f} s")
+            return
         if not attempt.ended(now):
             self.ended_at = None
         elif self.ended_at is None:
             self.ended_at = now
         elif now - self.ended_at > (judged_after_s(self._policy) + 0.5) * 1e9:
-            return self.incidents.close_all(now, "the attempt ended", but=Kind.RANK_LOST)
+            yield from self.close_all(now, "the attempt ended", but=Kind.RANK_LOST)
+            return
+        before = len(self)
+        yield from self._look_for_stalls(attempt, now, room)
+        for watcher in self._watchers:
+            yield from watcher.look(attempt, now, room=room - (len(self) - before))
+
+    def _look_for_stalls(self, attempt: Attempt, now: AlignedNs, room: int) -> list[FindingEvent]:
         stalled = attempt.stalls(now)
-        if not (len(stalled) or attempt.disagrees or attempt.lost or len(self.incidents)):
+        if not (len(stalled) or attempt.disagrees or attempt.lost or len(self._incidents)):
             return []
         since_ns = now - self._looked_at
         if since_ns < attempt.world_size * _PAUSE_NS_PER_RANK or (
@@ -102,7 +173,7 @@ class Case:
             late_s=self._policy.telemetry_late_s,
         )
         old_news = AlignedNs(attempt.created_at - _OLD_NEWS_NS)
-        return self.incidents.update(picture, stalled, verdicts, old_news=old_news, room=room)
+        return self._incidents.update(picture, stalled, verdicts, old_news=old_news, room=room)
 
     def _is_abandoned(self, attempt: Attempt, now: AlignedNs) -> bool:
         if attempt.has_agents:

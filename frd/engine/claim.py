@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from frd.engine import compose, summary
+from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.compose import Attachments
 from frd.engine.lost import Exit
@@ -31,7 +31,6 @@ from frd.model import (
 
 _CHANGE_OF_MIND_NS = 1_500_000_000
 """How long other suspects must be seen before a finding names them instead."""
-_STACK_LINES = 64
 _ABSENT = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 
 
@@ -109,7 +108,7 @@ class Claim:
     def restored(cls, finding: Finding, now: AlignedNs) -> Claim:
         ref = finding.collective
         keys = {(ref.group_id, ref.seq)} if ref is not None else set()
-        extras = Attachments({s.rank: s.stack for s in finding.suspects if s.stack})
+        extras = Attachments.of(finding)
         return cls(finding, finding.suspects, keys, finding.opened_at, now, extras, restored_at=now)
 
     # -- questions ---------------------------------------------------------------------------
@@ -184,13 +183,8 @@ class Claim:
         dump: str | None,
     ) -> list[FindingEvent]:
         """Better evidence: of a suspect, or of a victim, who may become the witness."""
-        if rank is not None and stack:
-            self.extras.stacks[rank] = tuple(summary.clean(line) for line in stack[:_STACK_LINES])
-        if rank is not None and note:
-            known = self.extras.notes.get(rank, ())
-            self.extras.notes[rank] = (*known, summary.clean(note))
-        finding = self.finding if dump is None else replace(self.finding, dump=dump)
-        return self._tell(finding, self.seen)
+        self.extras.add(rank=rank, stack=stack, note=note, dump=dump)
+        return self._tell(self.finding, self.seen)
 
     def closed(self, now: AlignedNs, reason: str) -> FindingEvent:
         finding = replace(
@@ -221,11 +215,7 @@ class Claim:
     def _tell(self, finding: Finding, now: AlignedNs) -> list[FindingEvent]:
         """The new version; an event when people see a difference."""
         before = self.finding
-        self.finding = replace(
-            finding,
-            suspects=tuple(self.extras.adorn(suspect) for suspect in self.bare),
-            witness=self.extras.witness(finding),
-        )
+        self.finding = self.extras.dressed(finding, self.bare)
         self.finding = self.timed(now)
         alike = compose.looks_alike(before, self.finding)
         return [] if alike else [FindingEvent(Change.UPDATED, self.finding)]

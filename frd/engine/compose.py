@@ -27,6 +27,7 @@ from frd.model import (
     Witness,
 )
 
+_STACK_LINES = 64
 _SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 
 
@@ -36,6 +37,28 @@ class Attachments:
 
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    dump: str | None = None
+
+    @classmethod
+    def of(cls, finding: Finding) -> Attachments:
+        """What a finding of an earlier process of the service carries."""
+        return cls({s.rank: s.stack for s in finding.suspects if s.stack}, dump=finding.dump)
+
+    def add(self, *, rank: int | None, stack: tuple[str, ...], note: str, dump: str | None) -> None:
+        if rank is not None and stack:
+            self.stacks[rank] = tuple(summary.clean(line) for line in stack[:_STACK_LINES])
+        if rank is not None and note:
+            self.notes[rank] = (*self.notes.get(rank, ()), summary.clean(note))
+        self.dump = dump if dump is not None else self.dump
+
+    def dressed(self, finding: Finding, suspects: Sequence[Suspect]) -> Finding:
+        """The finding with these suspects and all that was attached."""
+        return replace(
+            finding,
+            suspects=tuple(self.adorn(suspect) for suspect in suspects),
+            witness=self.witness(finding),
+            dump=self.dump,
+        )
 
     def adorn(self, suspect: Suspect) -> Suspect:
         """The suspect with its stack and notes told in its evidence too, once."""

@@ -85,7 +85,7 @@ class Engine:
             self._supersede(attempt.key, now)
             if case.over_at is None and (attempt.ended(now) or not attempt.has_agents):
                 attempt.start_over(info.world_size)
-                self._pending += case.incidents.close_all(now, "the job started again")
+                self._pending += case.close_all(now, "the job started again")
         return attempt.rank(info, now)
 
     def _case(self, key: AttemptKey) -> Case:
@@ -106,7 +106,7 @@ class Engine:
             if is_history and case.superseded_at is None:
                 case.superseded_at = now
                 reason = f"attempt {newest.attempt} of the job started"
-                self._pending += case.incidents.close_all(now, reason)
+                self._pending += case.close_all(now, reason)
 
     def _make_room(self, now: AlignedNs) -> None:
         """Forget what is over, or what no agent speaks for, when there are too many attempts."""
@@ -127,7 +127,7 @@ class Engine:
         case = self._cases[key]
         if case.attempt is not None:
             self._evicted.update(case.attempt.evicted)
-        if len(case.incidents):
+        if len(case):
             case.attempt = None
         else:
             del self._cases[key]
@@ -216,9 +216,10 @@ class Engine:
         events, self._pending = self._pending, []
         self.faults = []
         for case in self._cases.values():
-            events += case.incidents.expire(now)
+            events += case.expire(now)
             try:
-                events += case.look(now, room=self._room())
+                for event in case.look(now, room=self._room()):
+                    events.append(event)
             except Exception as error:
                 self.faults.append(error)
         self._remember(events)
@@ -226,7 +227,7 @@ class Engine:
         return events
 
     def _room(self) -> int:
-        return self.policy.max_findings - sum(len(c.incidents) for c in self._cases.values())
+        return self.policy.max_findings - sum(map(len, self._cases.values()))
 
     def _remember(self, events: Sequence[FindingEvent]) -> None:
         for event in events:
@@ -239,7 +240,7 @@ class Engine:
     def _forget(self, now: AlignedNs) -> None:
         retention_ns = self.policy.attempt_retention_s * 1e9
         for key, case in list(self._cases.items()):
-            if case.attempt is None and not len(case.incidents):
+            if case.attempt is None and not len(case):
                 del self._cases[key]
             elif case.over_at is not None and now - case.over_at >= retention_ns:
                 self._drop(key)
@@ -258,8 +259,9 @@ class Engine:
         `stack` is innermost user frame first. An unknown id is no error: findings are forgotten.
         """
         for case in self._cases.values():
-            if (claim := case.incidents.find(finding_id)) is not None:
-                return claim.attach(rank=rank, stack=stack, note=note, dump=dump)
+            events = case.attach(finding_id, rank=rank, stack=stack, note=note, dump=dump)
+            if events is not None:
+                return events
         if (finding := self._closed.get(finding_id)) is None:
             return []
         claim = Claim.restored(finding, finding.closed_at or finding.opened_at)
@@ -271,7 +273,7 @@ class Engine:
         """Go on with the open findings of an earlier process of the service."""
         for finding in findings:
             if finding.state is FindingState.OPEN:
-                self._case(AttemptKey(finding.job, finding.attempt)).incidents.restore(finding, now)
+                self._case(AttemptKey(finding.job, finding.attempt)).restore(finding, now)
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
         for case in self._cases.values():
@@ -286,7 +288,7 @@ class Engine:
         for case in self._cases.values():
             if case.attempt is not None:
                 evicted.update(case.attempt.evicted)
-        still_open = [f for c in self._cases.values() for f in c.incidents.findings(now)]
+        still_open = [f for c in self._cases.values() for f in c.findings(now)]
         return Snapshot(
             at=now,
             attempts=list(self._views(now)),

@@ -32,7 +32,9 @@ _PASSING = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
 
 
 class Incidents:
-    """The open findings of one attempt."""
+    """The open findings of one attempt about what stands still or is gone."""
+
+    kinds = frozenset({Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST})
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._key = key
@@ -48,18 +50,29 @@ class Incidents:
     def findings(self, now: AlignedNs) -> list[Finding]:
         return [claim.timed(now) for claim in self._open.values()]
 
-    def find(self, finding_id: str) -> Claim | None:
-        return self._open.get(finding_id)
+    def attach(
+        self,
+        finding_id: str,
+        *,
+        rank: int | None,
+        stack: tuple[str, ...],
+        note: str,
+        dump: str | None,
+    ) -> list[FindingEvent] | None:
+        """Better evidence for a finding; None when it is not among these."""
+        claim = self._open.get(finding_id)
+        if claim is None:
+            return None
+        return claim.attach(rank=rank, stack=stack, note=note, dump=dump)
 
     def restore(self, finding: Finding, now: AlignedNs) -> None:
         """Go on with a finding of an earlier process of the service."""
         self._open[finding.id] = Claim.restored(finding, now)
 
-    def expire(self, now: AlignedNs) -> list[FindingEvent]:
+    def expire(self, now: AlignedNs, after_s: float) -> list[FindingEvent]:
         """Close what has not been seen for so long that nobody can still be waiting for news."""
-        limit_s = self._policy.lost_close_after_s
-        over = [c for c in self._open.values() if now - c.seen >= limit_s * 1e9]
-        return [self._close(claim, now, f"nothing new for {limit_s:.0f} s") for claim in over]
+        over = [c for c in self._open.values() if now - c.seen >= after_s * 1e9]
+        return [self._close(claim, now, f"nothing new for {after_s:.0f} s") for claim in over]
 
     def close_all(
         self, now: AlignedNs, reason: str, *, but: Kind | None = None
