@@ -19,7 +19,7 @@ import grpc
 
 from frd.engine.engine import Engine
 from frd.errors import FrdError, ServiceUnavailable, WireError
-from frd.model import AlignedNs, AttemptKey, EntryColumns
+from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.rpc import Context
 from frd.service.clocks import Clocks
 from frd.service.ledger import Ledger
@@ -54,6 +54,8 @@ ABORTED: Final = "aborted"
 gRPC itself refused it before anything here could see it."""
 FAULT: Final = "fault"
 """A stream on which this program, not the peer, went wrong."""
+SAMPLES: Final = "memory"
+"""Samples of memory that cannot be true; they end no stream."""
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WORDS_S: Final = 2.0
 _MAX_INQUIRIES: Final = 16
@@ -66,7 +68,7 @@ log = logging.getLogger(__name__)
 class _Stream:
     """What the loop keeps of one stream beside its session."""
 
-    __slots__ = ("adopted", "closing", "id", "outbox", "session", "wake")
+    __slots__ = ("adopted", "closing", "id", "outbox", "session", "told_of_refused", "wake")
 
     def __init__(self, session: Session) -> None:
         self.id = session.stream
@@ -76,6 +78,7 @@ class _Stream:
         self.outbox: list[ServiceEvent] = []
         self.wake = asyncio.Event()
         self.closing = False
+        self.told_of_refused = False
 
     def send(self, event: ServiceEvent) -> None:
         self.outbox.append(event)
@@ -114,7 +117,8 @@ class Ingest:
     ) -> None:
         self.nodes = Nodes(clocks)
         self.refused: Counter[str] = Counter()
-        """Streams that ended badly, by reason: one of `REASONS`, `ABORTED` or `FAULT`."""
+        """Streams that ended badly, by reason: one of `REASONS`, `ABORTED` or `FAULT`; and
+        `SAMPLES` of memory."""
         self._engine = engine
         self._marks = marks
         self._clocks = clocks
@@ -192,6 +196,9 @@ class Ingest:
                 self._acking.add(stream)
             case Watermarks():
                 self._lag_ns = max(self._lag_ns, session.lag_ns)
+            case MemoryColumns():
+                if refused := session.memory.take_refused():
+                    self._refuse_samples(stream, refused)
             case ResponsePart():
                 if (inquiry := self._inquiries.get(event.request_id)) is not None:
                     inquiry.take(stream.id, event)
@@ -227,6 +234,14 @@ class Ingest:
         stream.send(Refusal(reason, message))
         context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
         context.set_details(message)
+
+    def _refuse_samples(self, stream: _Stream, count: int) -> None:
+        """Told once a stream, whose other samples count."""
+        self.refused[SAMPLES] += count
+        if not stream.told_of_refused and (hello := stream.session.hello) is not None:
+            stream.told_of_refused = True
+            why = "negative, more than there is, or out of order"
+            log.warning("agent of %s: samples of memory refused: %s", hello.node, why)
 
     def _close(self, stream: _Stream) -> None:
         session = stream.session

@@ -92,7 +92,8 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_ingest_refused_total": Spec(
         _COUNTER,
         ("reason",),
-        "Streams that ended badly: refused for what they sent, or aborted without a goodbye.",
+        "Streams that ended badly: refused for what they sent, or aborted without a goodbye; "
+        "and, as `memory`, samples of memory that cannot be true.",
     ),
     "frd_ingest_lag_seconds": Spec(
         _GAUGE,

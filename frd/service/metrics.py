@@ -167,7 +167,9 @@ def _own_health(state: ServiceState) -> Iterator[Metric]:
     evicted = Counter(state.snapshot.evicted) + Counter(counters.evicted)
     evaluated = state.evaluated_at or 0
     yield _family("frd_ingest_entries_total", {(): counters.entries})
-    yield _family("frd_ingest_refused_total", _known((*REASONS, "aborted"), counters.refused))
+    yield _family(
+        "frd_ingest_refused_total", _known((*REASONS, "aborted", "memory"), counters.refused)
+    )
     yield _family("frd_ingest_lag_seconds", {(): state.ingest_lag_s})
     yield _family("frd_evicted_total", _known(EVICTED, evicted))
     yield _family("frd_store_errors_total", _known(STORES, counters.store_errors))

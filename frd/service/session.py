@@ -26,6 +26,7 @@ from frd.model import (
     EntryColumns,
     Int32s,
     MemoryColumns,
+    MemoryEvent,
     NodeNs,
     RankInfo,
     RankStatus,
@@ -37,6 +38,7 @@ from frd.service.clocks import Clocks
 from frd.service.handles import AttemptHandles, Column
 from frd.service.ledger import Ledger, Progress
 from frd.service.marks import Marks
+from frd.service.memory import MemoryFeed, observe_event
 from frd.wire import (
     AgentEvent,
     AttemptDecl,
@@ -85,6 +87,7 @@ class Session:
         self._rank_handle = Column()
         self._group_column = Column()
         self._group_handle = Column()
+        self.memory = MemoryFeed()
         self._rows: tuple[UInt32s, UInt32s, Int32s] | None = None
         """Ranks and groups of the last watermarks, and their pairs: mostly the next ones' too."""
         self._acks: dict[int, int] = {}
@@ -110,8 +113,13 @@ class Session:
                 self._entries(event, now)
             case Watermarks():
                 self._watermarks(event, now)
+            case MemoryColumns():
+                self._memory(event, now)
             case ChannelColumns():
                 self._channels(event, now)
+            case MemoryEvents():
+                for of_rank in event.events:
+                    self._memory_event(of_rank, now)
             case Statuses():
                 for status in event.statuses:
                     self._status(status, now)
@@ -120,7 +128,7 @@ class Session:
             case Hello():
                 self.hello = event
                 self._clocks.sample(event.boot_id, event.sent_at_ns, now)
-            case MemoryColumns() | MemoryEvents() | ResponsePart() | Goodbye():
+            case ResponsePart() | Goodbye():
                 pass
             case _:
                 assert_never(event)
@@ -152,6 +160,9 @@ class Session:
             self._declare_rank(rank, now)
         for group in event.groups:
             self._declare_group(group)
+        for series in event.series:
+            of = self.ranks[series.info.rank]
+            self.memory.declare(of.handles.attempt, of.info.rank, series.info)
 
     def _declare_attempt(self, declared: AttemptDecl, now: AlignedNs) -> None:
         attempt = self._engine.attempt(declared.key, declared.world_size, now)
@@ -247,6 +258,25 @@ class Session:
         told = replace(status, rank=rank.info.rank)
         self._engine.observe_status(
             rank.handles.attempt, rank.handle, told, AlignedNs(min(at, now)), now
+        )
+
+    def _memory(self, batch: MemoryColumns, now: AlignedNs) -> None:
+        self.memory.observe(
+            batch,
+            self._aligned(batch.begin_ns),
+            self._aligned(batch.end_ns),
+            self._clocks.uncertainty_ns(self.boot_id),
+            now,
+        )
+
+    def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
+        rank = self.ranks[event.rank]
+        observe_event(
+            rank.handles.attempt,
+            replace(event, rank=rank.info.rank),
+            self._clocks.one_to_aligned(self.boot_id, event.at_ns),
+            self._clocks.uncertainty_ns(self.boot_id),
+            now,
         )
 
     def _aligned(self, node_ns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

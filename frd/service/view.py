@@ -42,7 +42,7 @@ class Counters:
     entries: int = 0
     """Entry rows applied."""
     refused: Mapping[str, int] = field(default_factory=dict)
-    """Messages and streams refused, by `WireError.reason`."""
+    """Streams refused by `WireError.reason`, and `memory`: samples that cannot be true."""
     evicted: Mapping[str, int] = field(default_factory=dict)
     """Things that the service (not the engine) dropped to stay within limits, by what."""
     store_errors: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,73 @@
+"""The memory of one stream's ranks: from stream indexes and node times to the engine.
+
+A session has one of these. What an interval of time is worth depends on how well the node's clock
+is known: the onset of a rise lies between two samples, and by so much more on either side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from frd.engine.attempt import Attempt
+from frd.model import AlignedNs, Int64s, MemoryColumns, MemoryEvent, SeriesInfo
+from frd.service.handles import Column
+
+UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
+"""Of a clock of which only one-way messages told: more than a slow network takes, and little
+beside the 100 ms between two samples."""
+
+
+class MemoryFeed:
+    """Series in the order of their declaration."""
+
+    def __init__(self) -> None:
+        self._refused = 0
+        self._handles = Column()
+        self._attempts: list[Attempt] = []
+
+    def declare(self, attempt: Attempt, rank: int, info: SeriesInfo) -> None:
+        """A series of the global `rank`; `info` has the rank's stream index."""
+        self._handles.append(attempt.memory_series(replace(info, rank=rank)))
+        self._attempts.append(attempt)
+
+    def observe(
+        self,
+        batch: MemoryColumns,
+        begin: Int64s,
+        end: Int64s,
+        uncertainty_ns: int | None,
+        now: AlignedNs,
+    ) -> None:
+        """Samples that were read between the aligned times `begin` and `end`.
+
+        The wire has seen to it that all series of a batch are of one attempt.
+        """
+        slack_ns = UNKNOWN_UNCERTAINTY_NS if uncertainty_ns is None else uncertainty_ns
+        self._refused += self._attempts[int(batch.series[0])].memory.observe(
+            self._handles.take(batch.series),
+            batch.capacity,
+            begin - slack_ns,
+            np.minimum(end, now) + slack_ns,
+            batch.values,
+            now,
+        )
+
+    def take_refused(self) -> int:
+        """Samples since the last call that cannot be true."""
+        refused, self._refused = self._refused, 0
+        return refused
+
+
+def observe_event(
+    attempt: Attempt,
+    event: MemoryEvent,
+    at: AlignedNs,
+    uncertainty_ns: int | None,
+    now: AlignedNs,
+) -> None:
+    """What happened to the global rank of `event`, at an aligned time."""
+    slack_ns = UNKNOWN_UNCERTAINTY_NS if uncertainty_ns is None else uncertainty_ns
+    attempt.memory.event(event, AlignedNs(min(at, now)), slack_ns, now)

@@ -1,0 +1,118 @@
+"""Samples of memory on their way from a stream to the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from frd.engine.memory import Memory
+from frd.errors import WireError
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Int64s,
+    MemoryColumns,
+    MemoryEvent,
+    MemoryEventKind,
+    RankInfo,
+    SeriesInfo,
+    SeriesKind,
+)
+from frd.service.memory import UNKNOWN_UNCERTAINTY_NS
+from frd.views import MemoryView
+from frd.wire import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, encode_agent
+from tests.unit.test_session import OFFSET, S, Service, Stream
+
+GIB = 1 << 30
+HOST = SeriesKind.HOST_USED
+
+
+def declared(stream: Stream) -> Stream:
+    """Stream index 0 is rank 0, 1 is rank 3; rank 3 has two series."""
+    infos = (SeriesInfo(0, HOST), SeriesInfo(1, HOST), SeriesInfo(1, SeriesKind.DEVICE_USED, "G"))
+    stream.send(Declare(series=tuple(SeriesDecl(i, info) for i, info in enumerate(infos))))
+    return stream
+
+
+def samples(stream: Stream, series: list[int], values: list[list[int]]) -> MemoryColumns:
+    """A moment each 100 ms, the last one now, on the clock of the node; read in 2 ms."""
+    moments = len(values[0])
+    end = stream.node_now() - np.arange(moments, dtype=np.int64)[::-1] * (S // 10)
+    return MemoryColumns(
+        series=np.array(series, np.uint32),
+        capacity=np.full(len(series), 8 * GIB, np.int64),
+        begin_ns=end - 2_000_000,
+        end_ns=end,
+        values=np.array(values, np.int64),
+    )
+
+
+def memory(service: Service) -> MemoryView:
+    (view,) = service.engine.snapshot(AlignedNs(service.now)).attempts
+    return view.memory
+
+
+def test_samples_reach_the_series_of_their_rank() -> None:
+    """A batch names two of three series by stream index: they are told under the global ranks."""
+    service = Service()
+    stream = declared(service.stream())
+    stream.send(samples(stream, [2, 0], [[3 * GIB, 4 * GIB], [GIB, -1]]))
+    view = memory(service)
+    used = {(of.rank, of.kind): v for of, v in zip(view.series, view.used.tolist(), strict=True)}
+    assert used == {(0, HOST): GIB, (3, HOST): -1, (3, SeriesKind.DEVICE_USED): 4 * GIB}
+    assert stream.session.memory.take_refused() == 0
+
+
+def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin and end are aligned and widened by what is not known of the clock."""
+    service = Service()
+    stream = declared(service.stream())
+    seen: list[tuple[Int64s, Int64s]] = []
+
+    def observe(_: Memory, *columns: Int64s) -> int:
+        seen.append((columns[2], columns[3]))
+        return 0
+
+    monkeypatch.setattr(Memory, "observe", observe)
+    batch = samples(stream, [0], [[GIB, GIB]])
+    stream.send(batch)
+    ((begin, end),) = seen
+    assert (begin == batch.begin_ns + OFFSET - UNKNOWN_UNCERTAINTY_NS).all()
+    assert (end == batch.end_ns + OFFSET + UNKNOWN_UNCERTAINTY_NS).all()
+
+
+def test_values_that_cannot_be_true_are_counted_and_the_others_count() -> None:
+    """A driver tells minus two and a petabyte: both are refused, the series beside them goes on."""
+    service = Service()
+    stream = declared(service.stream())
+    stream.send(samples(stream, [0, 1], [[-2, 1 << 51], [GIB, 2 * GIB]]))
+    assert stream.session.memory.take_refused() == 2
+    assert stream.session.memory.take_refused() == 0
+    assert memory(service).used.tolist()[:2] == [-1, 2 * GIB]
+
+
+def test_attempts_of_one_stream_are_kept_apart() -> None:
+    """Rank 0 of two jobs on one node: each has a memory of its own; one batch is of one job."""
+    service = Service()
+    stream = declared(service.stream())
+    stream.send(
+        Declare(
+            attempts=(AttemptDecl(1, AttemptKey("other", 0), 1),),
+            ranks=(RankDecl(2, 1, RankInfo(0, 1, "n", "boot", 99)),),
+            series=(SeriesDecl(3, SeriesInfo(2, HOST)),),
+        )
+    )
+    stream.send(samples(stream, [0], [[GIB]]))
+    stream.send(samples(stream, [3], [[5 * GIB]]))
+    views = service.engine.snapshot(AlignedNs(service.now)).attempts
+    assert {view.key.job: view.memory.used[0] for view in views} == {"job": GIB, "other": 5 * GIB}
+    with pytest.raises(WireError, match="several attempts"):
+        stream.send(samples(stream, [0, 3], [[GIB], [GIB]]))
+
+
+def test_events_of_a_rank_reach_its_attempt() -> None:
+    """An out-of-memory event names the stream index of rank 3; a wrong clock tells no future."""
+    stream = declared(Service().stream())
+    event = MemoryEvent(1, MemoryEventKind.OOM, stream.node_now(), requested_bytes=GIB)
+    data = encode_agent(MemoryEvents((event,)))
+    assert stream.session.receive(data, AlignedNs(stream.service.now)) == MemoryEvents((event,))
