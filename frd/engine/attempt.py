@@ -202,9 +202,11 @@ class Attempt:
             created = joined.column(created_ns)
             if marks.join(pairs, joined, created):
                 self._ranks.moved_at[rank] = now
-            self._collectives.join(joined, rank, joined.column(signature), created, now)
+            self._collectives.join(
+                joined, rank, joined.column(signature), created, self._ranks.node, now
+            )
         if completed is not None:
-            self._collectives.complete(completed, completed_ns)
+            self._collectives.complete(completed, rank, completed_ns)
         if not is_empty(batch.starts):
             np.maximum.at(pairs.started, pair[batch.starts], seq[batch.starts])
         self.revision += 1

@@ -55,9 +55,10 @@ class Collectives:
         rank: int,
         signature: Int32s,
         created: Int64s,
+        nodes: Int32s,
         now: AlignedNs,
     ) -> None:
-        """Count joined rows of one rank, none of which was counted before.
+        """Count joined rows of one rank, none of which was counted before; `nodes` are by rank.
 
         Columns are in the order of the runs.
         """
@@ -69,7 +70,7 @@ class Collectives:
             rows = (slot >= 0).nonzero()[0]
             self.late_rows += len(slot) - len(rows)
         slot, seq, signature = slot[rows], runs.seq[rows], signature[rows]
-        other = self.rings.merge(slot, seq, signature, created[rows])
+        other = self.rings.merge(slot, seq, signature, created[rows], rank, nodes)
         if other.any():
             groups = np.repeat(group, runs.count)[rows]
             self._compare(groups[other], slot[other], seq[other], signature[other], rank)
@@ -80,7 +81,7 @@ class Collectives:
 
     def _admit(self, runs: Runs, group: Int32s, now: AlignedNs) -> Int64s:
         """Slots of the rows, -1 for those whose accumulators are gone already."""
-        rings, w = self.rings, self.rings.windows
+        rings = self.rings
         spans = list(zip(group.tolist(), runs.first.tolist(), runs.last.tolist(), strict=True))
         if tight := [span for span in spans if not rings.admit(*span)]:
             over = np.array([of for of, _, _ in tight])
@@ -88,10 +89,15 @@ class Collectives:
             for span in tight:
                 if not rings.admit(*span):
                     rings.make_room(*span)
-        low, mask = w.low[group], w.capacity[group] - 1
+        return self._slots(runs, group)
+
+    def _slots(self, runs: Runs, group: Int32s) -> Int64s:
+        """Slots of rows; -1 where the seq is outside its group's window."""
+        w = self.rings.windows
+        low, high, mask = w.low[group], w.high[group], w.capacity[group] - 1
         slot = runs.spread(w.base[group]) + (runs.seq & runs.spread(mask))
-        if (runs.first < low).any():
-            slot[runs.seq < runs.spread(low)] = -1
+        if (runs.first < low).any() or (runs.last >= high).any():
+            slot[(runs.seq < runs.spread(low)) | (runs.seq >= runs.spread(high))] = -1
         return slot
 
     def _compare(
@@ -114,12 +120,11 @@ class Collectives:
             first, surplus = slots.signature.item(slot[at]), slots.balance.item(slot[at])
             self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus)
 
-    def complete(self, runs: Runs, completed_ns: Int64s) -> None:
+    def complete(self, runs: Runs, rank: int, completed_ns: Int64s) -> None:
         """Note when a rank's collectives completed (a column of the batch, 0 where unknown)."""
         if completed_ns.any():
-            groups = np.repeat(self._pairs.group[runs.pair], runs.count)
-            slot = self.rings.locate(groups, runs.seq)
-            self.rings.complete(slot, runs.seq, runs.column(completed_ns))
+            slot = self._slots(runs, self._pairs.group[runs.pair])
+            self.rings.complete(slot, runs.seq, runs.column(completed_ns), rank)
         self._pairs.completed_row[runs.pair] = runs.last
         self._unsettled = True
 

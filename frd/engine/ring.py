@@ -35,6 +35,11 @@ class Slots(Columns):
         "joined": (np.int32, 0),
         "first_created": (np.int64, NEVER),
         "last_created": (np.int64, 0),
+        "last_rank": (np.int32, 0),
+        "second_created": (np.int64, 0),
+        "other_created": (np.int64, 0),
+        "first_completed": (np.int64, NEVER),
+        "first_done": (np.int32, 0),
         "last_completed": (np.int64, 0),
         "balance": (np.int64, 0),
     }
@@ -44,6 +49,16 @@ class Slots(Columns):
     joined: Int32s
     first_created: Int64s
     last_created: Int64s
+    last_rank: Int32s
+    """Who that was; of several at the same time, any."""
+    second_created: Int64s
+    """The latest of all others than `last_rank`, 0 for nobody."""
+    other_created: Int64s
+    """The latest of all whose clock is not that of `last_rank`, 0 for nobody."""
+    first_completed: Int64s
+    """`NEVER` when no member's backend tells."""
+    first_done: Int32s
+    """The rank that this was."""
     last_completed: Int64s
     """0 when no member's backend tells."""
     balance: Int64s
@@ -85,6 +100,11 @@ class Closed:
     joined: Int32s
     first_created: Int64s
     last_created: Int64s
+    last_rank: Int32s
+    second_created: Int64s
+    other_created: Int64s
+    first_completed: Int64s
+    first_done: Int32s
     last_completed: Int64s
 
     def __len__(self) -> int:
@@ -170,8 +190,16 @@ class Rings:
         slot = w.base[group] + (seq & (w.capacity[group] - 1))
         return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
 
-    def merge(self, slot: Int64s, seq: Int64s, signature: Int32s, created: Int64s) -> Bools:
-        """Count one more member into distinct slots, each inside its window.
+    def merge(
+        self,
+        slot: Int64s,
+        seq: Int64s,
+        signature: Int32s,
+        created: Int64s,
+        rank: int,
+        nodes: Int32s,
+    ) -> Bools:
+        """Count `rank` into distinct slots, each inside its window; `nodes` are by rank.
 
         Returns the rows whose signature is not the first one of its slot.
         """
@@ -184,16 +212,39 @@ class Rings:
             s.signature[new] = signature[fresh]
         s.joined[slot] += 1
         s.first_created[slot] = np.minimum(s.first_created[slot], created)
-        s.last_created[slot] = np.maximum(s.last_created[slot], created)
+        self._arrive(slot, created, rank, nodes)
         other: Bools = s.signature[slot] != signature
         return other
 
-    def complete(self, slot: Int64s, seq: Int64s, at: Int64s) -> None:
-        """Note completion times where the slots still hold these seqs."""
+    def _arrive(self, slot: Int64s, created: Int64s, rank: int, nodes: Int32s) -> None:
+        """Who is last, and who would be without that rank, and without its node.
+
+        Whichever of the old last and the new one came first is no longer last, but may be the
+        latest of the rest.
+        """
         s = self.slots
-        here = (slot >= 0) & (s.seq[slot] == seq)
-        slot, at = slot[here], at[here]
+        last = s.last_created[slot]
+        passed = np.minimum(last, created)
+        s.second_created[slot] = np.maximum(s.second_created[slot], passed)
+        elsewhere = nodes[s.last_rank[slot]] != nodes[rank]
+        if elsewhere.any():
+            s.other_created[slot] = np.maximum(s.other_created[slot], passed * elsewhere)
+        later = (created > last).nonzero()[0]
+        if len(later):
+            s.last_rank[slot[later]] = rank
+            s.last_created[slot] = np.maximum(last, created)
+
+    def complete(self, slot: Int64s, seq: Int64s, at: Int64s, rank: int) -> None:
+        """Note when `rank` completed (0 where unknown) in the slots that still hold these seqs."""
+        s = self.slots
+        here = (slot >= 0) & (s.seq[slot] == seq) & (at > 0)
+        if not here.all():
+            slot, at = slot[here], at[here]
         s.last_completed[slot] = np.maximum(s.last_completed[slot], at)
+        sooner = (at < s.first_completed[slot]).nonzero()[0]
+        if len(sooner):
+            s.first_completed[slot[sooner]] = at[sooner]
+            s.first_done[slot[sooner]] = rank
 
     def take(self, group: npt.NDArray[Any], upto: Int64s) -> Closed:
         """Close all that is open in these groups (each once) up to a seq each, and forget it."""
@@ -216,6 +267,11 @@ class Rings:
             s.joined[slot],
             s.first_created[slot],
             s.last_created[slot],
+            s.last_rank[slot],
+            s.second_created[slot],
+            s.other_created[slot],
+            s.first_completed[slot],
+            s.first_done[slot],
             s.last_completed[slot],
         )
         s.clear(slot)

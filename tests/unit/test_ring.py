@@ -8,6 +8,9 @@ from frd.engine.ring import FIRST_CAPACITY, Closed, Rings
 from frd.model import Int32s, Int64s
 
 
+NODES: Int32s = np.zeros(1, np.int32)
+
+
 def rings(limit: int = 1 << 20, limit_per_group: int = 1 << 13, groups: int = 2) -> Rings:
     made = Rings(limit, limit_per_group)
     made.windows.reserve(groups)
@@ -28,7 +31,8 @@ def join(
     slot = ring.locate(np.full(len(seq), group, np.int32), seq)
     inside = slot >= 0
     signatures: Int32s = np.full(len(seq), signature, np.int32)
-    ring.merge(slot[inside], seq[inside], signatures[inside], (created + seq)[inside])
+    created_at = (created + seq)[inside]
+    ring.merge(slot[inside], seq[inside], signatures[inside], created_at, 0, NODES)
     return slot
 
 
@@ -53,7 +57,7 @@ def test_another_signature_is_pointed_out() -> None:
     """The first signature of a slot stays; a row with another one is reported, row by row."""
     ring = rings()
     slot = join(ring, 0, range(1, 4), signature=7)
-    other = ring.merge(slot, i64(1, 2, 3), np.array([7, 8, 7], np.int32), i64(1, 1, 1))
+    other = ring.merge(slot, i64(1, 2, 3), np.array([7, 8, 7], np.int32), i64(1, 1, 1), 0, NODES)
     assert other.tolist() == [False, True, False]
     assert take(ring, 0, 3).signature.tolist() == [7, 7, 7]
 
@@ -139,7 +143,7 @@ def test_completion_times_go_where_their_seq_still_is() -> None:
     group = np.zeros(3, np.int32)
     for late in (30, 20):
         seq = i64(1, 2, 3)
-        ring.complete(ring.locate(group, seq), seq, i64(late, late + 1, late + 2))
+        ring.complete(ring.locate(group, seq), seq, i64(late, late + 1, late + 2), 0)
     assert take(ring, 0, 3).last_completed.tolist() == [30, 31]
 
 

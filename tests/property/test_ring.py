@@ -1,0 +1,54 @@
+"""Laws of the accumulators: whatever order ranks tell in, a slot says what a list would."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frd.engine.ring import NEVER, Closed, Rings
+
+SEQS = 6
+
+
+def told(
+    created: list[list[int]], done: list[list[int]], node_of: list[int], order: list[int]
+) -> Closed:
+    """One group in which each rank joins and completes `SEQS` collectives; ranks in `order`."""
+    rings = Rings(1 << 10, 1 << 8)
+    rings.windows.reserve(1)
+    rings.make_room(0, 0, SEQS - 1)
+    seq, group = np.arange(SEQS), np.zeros(SEQS, np.int32)
+    nodes = np.array(node_of, np.int32)
+    for rank in order:
+        slot = rings.locate(group, seq)
+        rings.merge(slot, seq, group, np.array(created[rank]), rank, nodes)
+        rings.complete(slot, seq, np.array(done[rank]), rank)
+    return rings.take(np.zeros(1, np.int32), np.array([SEQS - 1]))
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_who_was_last_and_what_would_be_without_it(ranks: int, nodes: int, seed: int) -> None:
+    """Arrivals and completions, many at the same time, some unknown: as sorting them all says."""
+    dice = Random(seed)
+    node_of = [dice.randrange(nodes) for _ in range(ranks)]
+    span = dice.choice([3, 10**9])
+    created = [[1 + dice.randrange(span) for _ in range(SEQS)] for _ in range(ranks)]
+    done = [[dice.choice([0, 1 + dice.randrange(span)]) for _ in range(SEQS)] for _ in created]
+    closed = told(created, done, node_of, dice.sample(range(ranks), ranks))
+    assert closed.joined.tolist() == [ranks] * SEQS
+    for at in range(SEQS):
+        arrivals = [created[rank][at] for rank in range(ranks)]
+        last = int(closed.last_rank[at])
+        elsewhere = [a for a, node in zip(arrivals, node_of, strict=True) if node != node_of[last]]
+        assert arrivals[last] == max(arrivals) == closed.last_created[at]
+        assert closed.first_created[at] == min(arrivals)
+        assert closed.second_created[at] == max([0, *arrivals[:last], *arrivals[last + 1 :]])
+        assert closed.other_created[at] == max([0, *elsewhere])
+        ends = {rank: done[rank][at] for rank in range(ranks) if done[rank][at]}
+        assert closed.first_completed[at] == min(ends.values(), default=NEVER)
+        assert closed.last_completed[at] == max(ends.values(), default=0)
+        if ends:
+            assert ends[int(closed.first_done[at])] == closed.first_completed[at]
