@@ -1,0 +1,116 @@
+{{/* Names, labels and what several templates agree on. */}}
+
+{{- define "frd.name" -}}
+{{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* At most 40 characters: the longest suffix and a pod's own still fit into a label. */}}
+{{- define "frd.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains (include "frd.name" .) .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "frd.name" .) | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* What selectors use: never changes in the life of a release. */}}
+{{- define "frd.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "frd.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* Of every object: (dict "root" $ "component" "service"). */}}
+{{- define "frd.labels" -}}
+{{ include "frd.selectorLabels" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: frd
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "frd.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}
+{{- else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "frd.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "frd.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* The name that agents and Prometheus call, and that the certificate has to have. */}}
+{{- define "frd.host" -}}
+{{ include "frd.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- define "frd.scheme" -}}
+{{ ternary "http" "https" .Values.insecure }}
+{{- end }}
+
+{{- define "frd.tlsSecret" -}}
+{{ default (printf "%s-tls" (include "frd.fullname" .)) .Values.tls.secretName }}
+{{- end }}
+
+{{- define "frd.tokenSecret" -}}
+{{ default (printf "%s-tokens" (include "frd.fullname" .)) .Values.auth.secretName }}
+{{- end }}
+
+{{- define "frd.agentSecret" -}}
+{{ default (printf "%s-agent" (include "frd.fullname" .)) .Values.agent.secretName }}
+{{- end }}
+
+{{/* Every name under which somebody may reach the service. */}}
+{{- define "frd.dnsNames" -}}
+{{- $name := include "frd.fullname" . }}
+{{- $space := .Release.Namespace }}
+{{- list $name (printf "%s.%s" $name $space) (printf "%s.%s.svc" $name $space) (printf "%s.%s.svc.cluster.local" $name $space) (printf "*.%s-headless.%s.svc" $name $space) "localhost" | toJson }}
+{{- end }}
+
+{{/* A TOML document of a map whose values are plain or maps of plain ones. JSON's scalars are TOML's. */}}
+{{- define "frd.toml" -}}
+{{- range $key, $value := . }}
+{{- if not (kindIs "map" $value) }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- range $section, $values := . }}
+{{- if kindIs "map" $values }}
+
+[{{ $section }}]
+{{- range $key, $value := $values }}
+{{ regexMatch "^[A-Za-z0-9_-]+$" $key | ternary $key (toJson $key) }} = {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The service's configuration: the user's keys and the chart's. */}}
+{{- define "frd.config" -}}
+{{- $config := deepCopy .Values.config }}
+{{- $_ := set $config "grpc" (printf "%s:%d" .Values.bindAddress (int .Values.service.grpcPort)) }}
+{{- $_ := set $config "http" (printf "%s:%d" .Values.bindAddress (int .Values.service.httpPort)) }}
+{{- $_ := set $config "data_dir" "/var/lib/frd" }}
+{{- if .Values.insecure }}
+{{- $_ := set $config "insecure" true }}
+{{- else }}
+{{- $tls := dict "cert_file" "/etc/frd/credentials/tls.crt" "key_file" "/etc/frd/credentials/tls.key" }}
+{{- if .Values.tls.clientCertificates }}
+{{- $_ := set $tls "client_ca_file" "/etc/frd/credentials/ca.crt" }}
+{{- end }}
+{{- $_ := set $config "tls" $tls }}
+{{- $_ := set $config "auth" (dict "token_file" "/etc/frd/credentials/tokens") }}
+{{- end }}
+{{- include "frd.toml" $config | trim }}
+{{- end }}

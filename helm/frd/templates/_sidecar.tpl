@@ -1,0 +1,161 @@
+{{/*
+The agent beside the ranks: what a pod of a training job needs. Each template takes the chart's
+context, so a chart that depends on this one can use them too, with .Subcharts.frd.
+*/}}
+
+{{- define "frd.agent.command" -}}
+- frd-agent
+- run
+- --service={{ include "frd.host" .root }}:{{ .root.Values.service.grpcPort }}
+- --run-dir={{ .runDir }}
+- --metrics={{ .root.Values.bindAddress }}:{{ .root.Values.agent.metricsPort }}
+{{- if not .root.Values.insecure }}
+- --tls-ca-file=/etc/frd/ca.crt
+{{- if .root.Values.tls.clientCertificates }}
+- --tls-cert-file=/etc/frd/tls.crt
+- --tls-key-file=/etc/frd/tls.key
+{{- end }}
+- --token-file=/etc/frd/token
+{{- end }}
+{{- end }}
+
+{{- define "frd.agent.env" -}}
+{{- range $key, $value := .Values.agent.config }}
+- name: FRD_AGENT_{{ upper $key }}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
+{{- end }}
+{{- if .Values.agent.gpus }}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: all
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: utility
+{{- end }}
+{{- end }}
+
+{{/* A root that owns what it reads needs no capability. */}}
+{{- define "frd.agent.securityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  {{- with .capabilities }}
+  add: {{ toJson . }}
+  {{- end }}
+readOnlyRootFilesystem: true
+runAsNonRoot: {{ ne (int .runAsUser) 0 }}
+runAsUser: {{ .runAsUser }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{/*
+Two: the tap, copied for images without frd, then the agent. It has no probe and the copy cannot
+fail: nothing of frd shall hold up a rank or make its pod unready.
+*/}}
+{{- define "frd.sidecar.initContainers" -}}
+{{- $security := include "frd.agent.securityContext" (dict "runAsUser" .Values.agent.sidecar.runAsUser) -}}
+- name: frd-tap
+  image: {{ include "frd.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command: [sh, -c, "cp -r /opt/frd/tap /run/frd/ && mkdir -p -m 0700 /run/frd/run /run/frd/run/dumps || true"]
+  resources:
+    {{- toYaml .Values.agent.resources | nindent 4 }}
+  securityContext:
+    {{- $security | nindent 4 }}
+  volumeMounts:
+    - name: frd
+      mountPath: /run/frd
+- name: frd-agent
+  restartPolicy: Always
+  image: {{ include "frd.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  command:
+    {{- include "frd.agent.command" (dict "root" . "runDir" "/run/frd/run") | nindent 4 }}
+  {{- with include "frd.agent.env" . | trim }}
+  env:
+    {{- . | nindent 4 }}
+  {{- end }}
+  ports:
+    - name: frd-metrics
+      containerPort: {{ .Values.agent.metricsPort }}
+  resources:
+    {{- toYaml .Values.agent.resources | nindent 4 }}
+  securityContext:
+    {{- $security | nindent 4 }}
+  volumeMounts:
+    - name: frd
+      mountPath: /run/frd
+    {{- if not .Values.insecure }}
+    - name: frd-credentials
+      mountPath: /etc/frd
+      readOnly: true
+    {{- end }}
+{{- end }}
+
+{{/* No sizeLimit on the first: to exceed one evicts the pod, and torch bounds its dumps itself. */}}
+{{- define "frd.sidecar.volumes" -}}
+- name: frd
+  emptyDir: {}
+{{- if not .Values.insecure }}
+- name: frd-credentials
+  secret:
+    secretName: {{ include "frd.agentSecret" . }}
+{{- end }}
+{{- end }}
+
+{{/* For the containers whose processes are ranks; what `frd-agent exec` would set, as variables. */}}
+{{- define "frd.sidecar.env" -}}
+- name: FRD_RUN_DIR
+  value: /run/frd/run
+- name: PYTHONPATH
+  value: /run/frd/tap/_site
+- name: TORCH_FR_BUFFER_SIZE
+  value: "2000"
+- name: TORCH_NCCL_TRACE_BUFFER_SIZE
+  value: "2000"
+- name: TORCH_FR_DUMP_TEMP_FILE
+  value: /run/frd/run/dumps/rank_
+- name: TORCH_NCCL_DEBUG_INFO_TEMP_FILE
+  value: /run/frd/run/dumps/rank_
+{{- end }}
+
+{{- define "frd.sidecar.volumeMounts" -}}
+- name: frd
+  mountPath: /run/frd
+{{- end }}
+
+{{/* All of it, as part of a pod's spec. */}}
+{{- define "frd.sidecar.recipe" -}}
+# The agent then sees when a rank's process exits, and says so at once.
+shareProcessNamespace: true
+initContainers:
+  {{- include "frd.sidecar.initContainers" . | nindent 2 }}
+containers:
+  - name: training # yours
+    env:
+      - name: FRD_JOB # the same in all pods of the job
+        valueFrom:
+          fieldRef:
+            fieldPath: metadata.labels['batch.kubernetes.io/job-name']
+      {{- include "frd.sidecar.env" . | nindent 6 }}
+    volumeMounts:
+      {{- include "frd.sidecar.volumeMounts" . | nindent 6 }}
+volumes:
+  {{- include "frd.sidecar.volumes" . | nindent 2 }}
+{{- end }}
+
+{{- define "frd.daemonset.recipe" -}}
+containers:
+  - name: training # yours
+    env:
+      - name: FRD_JOB # the same in all pods of the job
+        valueFrom:
+          fieldRef:
+            fieldPath: metadata.labels['batch.kubernetes.io/job-name']
+      {{- include "frd.sidecar.env" . | nindent 6 }}
+    volumeMounts:
+      {{- include "frd.sidecar.volumeMounts" . | nindent 6 }}
+volumes:
+  - name: frd
+    hostPath:
+      path: {{ .Values.agent.daemonset.hostPath }}
+{{- end }}

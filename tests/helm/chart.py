@@ -1,0 +1,112 @@
+"""The chart, rendered by Helm's own code, and its objects held to their schemas.
+
+Helm comes as a library (helm-python-sdk). Its `Chart.render` does not pass on a cluster's version
+and APIs, which the function below it takes; so that one call is made here, by its private door.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.helm.crds import SCHEMAS
+
+helm = pytest.importorskip("helm_python", reason="helm_python is absent (helm-python-sdk)")
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm/frd"
+NEWEST = "1.37"
+"""Of the versions whose schemas kubernetes-validate has."""
+OPERATOR = "monitoring.coreos.com/v1"
+CERT_MANAGER = "cert-manager.io/v1"
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What Helm asks of a cluster."""
+
+    version: str = NEWEST
+    apis: tuple[str, ...] = (OPERATOR, CERT_MANAGER)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    objects: tuple[Object, ...]
+    notes: str
+
+    def of(self, kind: str) -> list[Object]:
+        return [thing for thing in self.objects if thing["kind"] == kind]
+
+    def one(self, kind: str, name: str = "") -> Object:
+        """The only one of its kind, or the one with this name."""
+        (found,) = (o for o in self.of(kind) if name in ("", o["metadata"]["name"]))
+        return found
+
+    def pods(self) -> Iterator[tuple[str, Object]]:
+        """Every pod's spec, with the name of what brings it."""
+        for thing in self.objects:
+            if thing["kind"] == "Pod":
+                yield thing["metadata"]["name"], thing["spec"]
+            elif "template" in thing.get("spec", {}):
+                yield thing["metadata"]["name"], thing["spec"]["template"]["spec"]
+
+
+def render(
+    values: Mapping[str, Any] | None = None,
+    *,
+    cluster: Cluster = Cluster(),
+    name: str = "frd",
+    namespace: str = "frd",
+) -> Rendered:
+    """What `helm install` would send.
+
+    Raises:
+        helm.HelmValuesError: the schema refuses the values.
+        helm.HelmRenderError: a template does.
+    """
+    options = {
+        "name": name,
+        "namespace": namespace,
+        "kube_version": f"v{cluster.version}.0",
+        "api_versions": list(cluster.apis),
+    }
+    texts: dict[str, str] = json.loads(_render(json.dumps(values or {}), json.dumps(options)))
+    notes = texts.pop("frd/templates/NOTES.txt")
+    objects = (thing for text in texts.values() for thing in yaml.safe_load_all(text))
+    return Rendered(tuple(thing for thing in objects if thing), notes)
+
+
+@cache
+def _render(values: str, options: str) -> str:
+    with helm.Chart.load(CHART) as chart:
+        answer: str = helm._native.call_string("helm_render", chart._raw(), values, options)
+    return answer
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def check(thing: Object, version: str = NEWEST) -> None:
+    """Would the API server take it? Raises what jsonschema raises."""
+    _check(json.dumps(thing, sort_keys=True), version)
+
+
+@cache
+def _check(text: str, version: str) -> None:
+    thing = json.loads(text)
+    if (schema := SCHEMAS.get((thing["apiVersion"], thing["kind"]))) is not None:
+        jsonschema.Draft202012Validator(schema).validate(thing)
+    else:
+        kubernetes_validate.validate(thing, version, strict=True)

@@ -1,0 +1,123 @@
+"""What the operators ask of the objects of theirs that the chart makes.
+
+Kubernetes' own schemas do not know custom resources, and the operators' definitions are long; so
+here are, written by hand, the fields that the chart uses, the required ones named. They catch a
+field that is misspelt or out of place, not every rule of an operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+_STRING: Final[Schema] = {"type": "string", "minLength": 1}
+_DURATION: Final[Schema] = {"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"}
+_STRINGS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+def _object(required: str = "", /, **properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": required.split(),
+        "properties": properties,
+    }
+
+
+def _list(of: Schema) -> Schema:
+    return {"type": "array", "minItems": 1, "items": of}
+
+
+_KEY_OF_SECRET = _object("name key", name=_STRING, key=_STRING)
+_RELABELING = _object(
+    action=_STRING,
+    regex=_STRING,
+    replacement=_STRING,
+    separator=_STRING,
+    sourceLabels=_list(_STRING),
+    targetLabel=_STRING,
+)
+_SCRAPE: Final = {
+    "port": _STRING,
+    "path": _STRING,
+    "scheme": {"enum": ["http", "https"]},
+    "interval": _DURATION,
+    "scrapeTimeout": _DURATION,
+    "honorLabels": {"const": True},
+    "tlsConfig": _object("ca", ca=_object("secret", secret=_KEY_OF_SECRET), serverName=_STRING),
+    "authorization": _object("credentials", type=_STRING, credentials=_KEY_OF_SECRET),
+    "relabelings": _list(_RELABELING),
+    "metricRelabelings": _list(_RELABELING),
+}
+_SELECTOR = _object(
+    matchLabels=_STRINGS,
+    matchExpressions=_list(
+        _object("key operator", key=_STRING, operator=_STRING, values=_list(_STRING))
+    ),
+)
+_NAMESPACES = _object(any={"type": "boolean"}, matchNames=_list(_STRING))
+_RULE = _object(
+    "expr",
+    alert=_STRING,
+    record=_STRING,
+    expr=_STRING,
+    **{"for": _DURATION, "keep_firing_for": _DURATION},
+    labels=_STRINGS,
+    annotations=_STRINGS,
+)
+
+
+def _resource(api: str, kind: str, spec: Schema) -> Schema:
+    metadata = _object(
+        "name namespace labels",
+        name=_STRING,
+        namespace=_STRING,
+        labels=_STRINGS,
+        annotations=_STRINGS,
+    )
+    return _object(
+        "apiVersion kind metadata spec",
+        apiVersion={"const": api},
+        kind={"const": kind},
+        metadata=metadata,
+        spec=spec,
+    )
+
+
+_SPECS: Final = {
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): _object(
+        "selector endpoints",
+        selector=_SELECTOR,
+        namespaceSelector=_NAMESPACES,
+        endpoints=_list(_object("port", **_SCRAPE)),
+    ),
+    ("monitoring.coreos.com/v1", "PodMonitor"): _object(
+        "selector podMetricsEndpoints",
+        selector=_SELECTOR,
+        namespaceSelector=_NAMESPACES,
+        podMetricsEndpoints=_list(_object("port", **_SCRAPE)),
+    ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): _object(
+        "groups",
+        groups=_list(
+            _object("name rules", name=_STRING, interval=_DURATION, rules=_list(_RULE)),
+        ),
+    ),
+    ("cert-manager.io/v1", "Certificate"): _object(
+        "secretName issuerRef",
+        secretName=_STRING,
+        commonName={"type": "string", "minLength": 1, "maxLength": 64},
+        dnsNames=_list(_STRING),
+        ipAddresses=_list(_STRING),
+        usages=_list({"enum": ["server auth", "client auth"]}),
+        duration=_DURATION,
+        renewBefore=_DURATION,
+        privateKey=_object(
+            algorithm={"enum": ["RSA", "ECDSA", "Ed25519"]},
+            rotationPolicy={"enum": ["Always", "Never"]},
+        ),
+        issuerRef=_object("name", name=_STRING, kind=_STRING, group=_STRING),
+    ),
+}
+SCHEMAS: Final = {key: _resource(*key, spec) for key, spec in _SPECS.items()}

@@ -1,0 +1,87 @@
+"""The keys of frd's own configuration as the chart's schema knows them.
+
+They stand in `values.schema.json` under ``$defs``, so that Helm refuses a misspelt one by its name,
+long before a pod does. Made from the code: ``python -m tests.helm.keys`` writes them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from frd import config
+from frd_agent.config import Config as AgentConfig
+
+SCHEMA = Path(__file__).parents[2] / "helm/frd/values.schema.json"
+CHARTS_OWN = {"grpc", "http", "data_dir", "tls", "auth", "insecure"}
+"""What the chart sets itself, in the service's file."""
+CHARTS_FLAGS = {"service", "run_dir", "dump_dir", "metrics", "job", "insecure"}
+"""The same of the agent, beside all that begins with tls or token."""
+_NOISE = ("title", "default", "description")
+
+
+def service_keys() -> dict[str, Any]:
+    """The schema of `config`."""
+    schema = _plain(config.json_schema(), CHARTS_OWN)
+    resolved: dict[str, Any] = _resolved(schema, schema.pop("$defs"))
+    return resolved
+
+
+def agent_keys() -> dict[str, Any]:
+    """The schema of `agent.config`."""
+    schema = _plain(AgentConfig.model_json_schema(), CHARTS_FLAGS)
+    for key in list(schema["properties"]):
+        if key.startswith(("tls", "token")):
+            del schema["properties"][key]
+    return schema
+
+
+def _plain(schema: dict[str, Any], without: set[str]) -> dict[str, Any]:
+    kept = {key: part for key, part in schema.items() if key not in _NOISE}
+    kept["properties"] = {
+        key: part for key, part in schema["properties"].items() if key not in without
+    }
+    quiet: dict[str, Any] = _quiet(kept)
+    return quiet
+
+
+def _quiet(part: Any) -> Any:
+    """Without what pydantic says for people; a property may well be called `title`."""
+    match part:
+        case {"properties": {**properties}}:
+            rest = {key: _quiet(value) for key, value in part.items() if key not in _NOISE}
+            return rest | {"properties": {key: _quiet(of) for key, of in properties.items()}}
+        case dict():
+            return {key: _quiet(value) for key, value in part.items() if key not in _NOISE}
+        case list():
+            return [_quiet(value) for value in part]
+        case _:
+            return part
+
+
+def _resolved(part: Any, definitions: dict[str, Any]) -> Any:
+    match part:
+        case {"$ref": str(reference)}:
+            return _resolved(definitions[reference.rpartition("/")[2]], definitions)
+        case dict():
+            return {key: _resolved(value, definitions) for key, value in part.items()}
+        case list():
+            return [_resolved(value, definitions) for value in part]
+        case _:
+            return part
+
+
+def schema() -> dict[str, Any]:
+    """The chart's schema with the keys as the code has them now."""
+    written: dict[str, Any] = json.loads(SCHEMA.read_text("utf-8"))
+    written["$defs"] |= {"service": service_keys(), "agent": agent_keys()}
+    return written
+
+
+def text() -> str:
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(text(), "utf-8")

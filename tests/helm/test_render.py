@@ -1,0 +1,303 @@
+"""What the chart sends to a cluster: valid for every option, and nothing privileged by default."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.helm.chart import (
+    CHART,
+    Cluster,
+    Object,
+    Rendered,
+    check,
+    containers,
+    helm,
+    render,
+)
+
+Values = dict[str, Any]
+
+EVERY_POD: Values = {
+    "nodeSelector": {"pool": "system"},
+    "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "high",
+    "podLabels": {"team": "infra"},
+    "podAnnotations": {"note": "1"},
+}
+MONITOR: Values = {
+    "additionalLabels": {"release": "prometheus"},
+    "relabelings": [{"action": "labeldrop", "regex": "pod"}],
+    "metricRelabelings": [{"action": "drop", "regex": "x", "sourceLabels": ["__name__"]}],
+}
+OPTIONS: dict[str, Values] = {
+    "names": {"nameOverride": "watch", "commonLabels": {"team": "infra"}},
+    "full name": {"fullnameOverride": "a-rather-long-name-for-the-watcher-of-jobs"},
+    "digest": {"image": {"digest": "sha256:" + "0" * 64, "pullPolicy": "Always"}},
+    "pull secret": {"imagePullSecrets": [{"name": "pull"}]},
+    "insecure": {"insecure": True},
+    "own secret": {"tls": {"source": "secret", "secretName": "mine"}, "auth": {"secretName": "t"}},
+    "cert-manager": {
+        "tls": {"source": "certManager", "certManager": {"issuerRef": {"name": "ca"}}}
+    },
+    "client certificates": {"tls": {"clientCertificates": True}},
+    "config": {
+        "config": {
+            "policy": {"stall_after_s": 12.5},
+            "expected_agents": {"a job": 3},
+            "store": {"journal_bytes": 268435456},
+        }
+    },
+    "service": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}, "grpcPort": 19373}},
+    "IPv6": {"bindAddress": "[::]"},
+    "no volume": {"persistence": {"enabled": False}},
+    "volume": {"persistence": {"storageClass": "fast", "annotations": {"a": "b"}}},
+    "no account": {"serviceAccount": {"create": False, "name": "mine"}},
+    "pod": EVERY_POD,
+    "budget": {"podDisruptionBudget": {"enabled": True}},
+    "no policy": {"networkPolicy": {"enabled": False}},
+    "agents elsewhere": {"agent": {"namespaces": ["training", "frd", "more"]}},
+    "agent": {"agent": {"config": {"poll_s": 1, "log_level": "debug"}, "gpus": True}},
+    "root ranks": {"agent": {"sidecar": {"runAsUser": 0}}},
+    "daemonset": {"agent": {"daemonset": {"enabled": True} | EVERY_POD}},
+    "tracing": {
+        "agent": {"daemonset": {"enabled": True, "hostPID": True, "capabilities": ["SYS_PTRACE"]}}
+    },
+    "monitors": {"serviceMonitor": MONITOR, "podMonitor": MONITOR},
+    "no monitors": {
+        kind: {"enabled": False}
+        for kind in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards", "tests")
+    },
+    "rules": {"prometheusRule": {"additionalLabels": {"a": "b"}, "runbookUrlPrefix": "git/"}},
+    "dashboards": {"dashboards": {"additionalLabels": {"a": "b"}, "annotations": {"c": "d"}}},
+}
+OLD_AND_NEW = ("1.25", "1.27", "1.28", "1.29", "1.33", "1.37")
+
+
+def merged(*values: Values) -> Values:
+    """All of them at once; the later one wins."""
+    out: Values = {}
+    for one in values:
+        for key, value in one.items():
+            both = isinstance(value, dict) and isinstance(out.get(key), dict)
+            out[key] = merged(out[key], value) if both else value
+    return out
+
+
+EVERYTHING = merged(*(v for k, v in OPTIONS.items() if k not in ("insecure", "no monitors")))
+
+
+def labels(thing: Object) -> dict[str, str]:
+    found: dict[str, str] = thing["metadata"]["labels"]
+    return found
+
+
+def assert_sound(rendered: Rendered, version: str) -> None:
+    """What holds for whatever the chart renders."""
+    ids = [(o["kind"], o["metadata"]["namespace"], o["metadata"]["name"]) for o in rendered.objects]
+    assert len(set(ids)) == len(ids)
+    for thing in rendered.objects:
+        check(thing, version)
+        assert labels(thing)["app.kubernetes.io/instance"] == "frd"
+        for name in ("name", "version", "component", "part-of", "managed-by"):
+            assert labels(thing)[f"app.kubernetes.io/{name}"], thing
+        assert labels(thing)["helm.sh/chart"].startswith("frd-")
+    for _, pod in rendered.pods():
+        mounted = {m["name"] for c in containers(pod) for m in c.get("volumeMounts", ())}
+        claimed = {v["name"] for v in pod.get("volumes", ())}
+        assert mounted - {"data"} == claimed - {"data"}
+        assert not pod.get("automountServiceAccountToken", True)
+
+
+@pytest.mark.parametrize("values", OPTIONS.values(), ids=OPTIONS)
+def test_each_option_alone_renders_valid_objects(values: Values) -> None:
+    """With any one option set, every object passes its schema."""
+    assert_sound(render(values), "1.37")
+
+
+@pytest.mark.parametrize("version", OLD_AND_NEW)
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_every_version_of_kubernetes_takes_it(values: Values, version: str) -> None:
+    """Defaults and all options at once are valid from the oldest version to the newest."""
+    assert_sound(render(values, cluster=Cluster(version)), version)
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_helm_finds_nothing_to_complain_about(values: Values) -> None:
+    """`helm lint --strict` is silent but for the icon that the chart does not have."""
+    report = helm.lint(CHART, values, strict=True, kube_version="v1.33.0")
+    assert [m["error"] for m in report["messages"]] == ["icon is recommended"]
+    assert report["errors"] == []
+
+
+def test_without_operators_only_kubernetes_own_objects_are_sent() -> None:
+    """A cluster without the Prometheus operator gets none of its objects, and the notes say so."""
+    rendered = render(cluster=Cluster(apis=()))
+    assert {thing["apiVersion"] for thing in rendered.objects} <= {
+        "v1",
+        "apps/v1",
+        "networking.k8s.io/v1",
+    }
+    assert "by hand" in " ".join(rendered.notes.split())
+
+
+def test_cert_manager_is_asked_for_where_it_is() -> None:
+    """A cluster without it is told at once, not by a pod that waits for its Secret for ever."""
+    values = OPTIONS["cert-manager"]
+    assert render(values).one("Certificate")["spec"]["issuerRef"]["name"] == "ca"
+    with pytest.raises(helm.HelmRenderError, match=r"install cert-manager"):
+        render(values, cluster=Cluster(apis=()))
+    with pytest.raises(helm.HelmRenderError, match=r"certManager\.issuerRef\.name: empty"):
+        render({"tls": {"source": "certManager"}})
+
+
+def privileges(pod: Object) -> list[str]:
+    """Whatever a pod has beyond the restricted Pod Security Standard."""
+    found = [key for key in ("hostPID", "hostNetwork", "hostIPC") if pod.get(key)]
+    found += [v["name"] for v in pod.get("volumes", ()) if "hostPath" in v]
+    for container in containers(pod):
+        context = pod.get("securityContext", {}) | container["securityContext"]
+        name = container["name"]
+        if context.get("privileged") or context["allowPrivilegeEscalation"]:
+            found.append(f"{name}: privileged")
+        if context["capabilities"] != {"drop": ["ALL"]}:
+            found.append(f"{name}: capabilities")
+        if not context["runAsNonRoot"] or context["runAsUser"] == 0:
+            found.append(f"{name}: root")
+        if not context["readOnlyRootFilesystem"]:
+            found.append(f"{name}: writable")
+        if context["seccompProfile"] != {"type": "RuntimeDefault"}:
+            found.append(f"{name}: seccomp")
+        if any("hostPort" in port for port in container.get("ports", ())):
+            found.append(f"{name}: hostPort")
+    return found
+
+
+def test_the_default_install_is_not_privileged() -> None:
+    """No pod goes beyond the restricted standard, and nobody gets a right in the cluster."""
+    rendered = render()
+    assert [name for name, _ in rendered.pods()] == ["frd", "frd-test-ready"]
+    for name, pod in rendered.pods():
+        assert privileges(pod) == [], name
+    assert {thing["kind"] for thing in rendered.objects} == {
+        "ConfigMap",
+        "NetworkPolicy",
+        "Pod",
+        "PodMonitor",
+        "PrometheusRule",
+        "Secret",
+        "Service",
+        "ServiceAccount",
+        "ServiceMonitor",
+        "StatefulSet",
+    }
+    assert rendered.one("ServiceAccount")["automountServiceAccountToken"] is False
+    assert {thing["metadata"]["namespace"] for thing in rendered.objects} == {"frd"}
+
+
+def test_the_daemonset_takes_only_what_is_asked_for() -> None:
+    """On: a directory of the host, as root without capabilities; more when values say more."""
+    pod = render(OPTIONS["daemonset"]).one("DaemonSet")["spec"]["template"]["spec"]
+    assert privileges(pod) == ["frd", "frd-tap: root", "frd-agent: root"]
+    pod = render(OPTIONS["tracing"]).one("DaemonSet")["spec"]["template"]["spec"]
+    assert {"hostPID", "frd-agent: capabilities"} <= set(privileges(pod))
+
+
+def test_nobody_is_called_and_only_agents_and_readers_call() -> None:
+    """The policy lets DNS out, gRPC and HTTP in from pods, and nothing else."""
+    spec = render().one("NetworkPolicy")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["grpc", "http"]
+    assert all(rule["from"] == [{"namespaceSelector": {}}] for rule in spec["ingress"])
+    assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {53}
+
+
+def selects(selector: dict[str, str], thing: Object) -> bool:
+    return selector.items() <= labels(thing).items()
+
+
+def test_selectors_find_what_they_mean_and_nothing_else() -> None:
+    """Service, budget and policies select the service's pod; the agents' select the agents'."""
+    rendered = render(EVERYTHING)
+    service = rendered.one("StatefulSet")["spec"]["template"]
+    agent = rendered.one("DaemonSet")["spec"]["template"]
+    others = rendered.of("Pod")
+    for kind in ("Service", "PodDisruptionBudget", "NetworkPolicy", "StatefulSet", "DaemonSet"):
+        for thing in rendered.of(kind):
+            spec = thing["spec"]
+            selector = spec.get("podSelector") or spec["selector"]
+            selector = selector.get("matchLabels", selector)
+            own = agent if labels(thing)["app.kubernetes.io/component"] == "agent" else service
+            assert selects(selector, own), thing
+            for other in (service, agent, *others):
+                assert other is own or not selects(selector, other), thing
+
+
+def test_ports_agree_wherever_they_are_named() -> None:
+    """Services, policies and monitors name ports that the pods have."""
+    rendered = render(EVERYTHING)
+    spec = rendered.one("StatefulSet")["spec"]["template"]["spec"]
+    agent = rendered.one("DaemonSet")["spec"]["template"]["spec"]
+    (container,), (agents,) = spec["containers"], agent["containers"]
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert ports == {"grpc": 19373, "http": 9374}
+    assert {p["targetPort"] for s in rendered.of("Service") for p in s["spec"]["ports"]} <= set(
+        ports
+    )
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+    (found,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
+    assert found["port"] == "http"
+    (found,) = rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert [p["name"] for p in agents["ports"]] == [found["port"]]
+
+
+def test_the_service_monitor_finds_the_service_once() -> None:
+    """Of the two Services only one has the port that the monitor asks for."""
+    rendered = render()
+    monitor = rendered.one("ServiceMonitor")["spec"]
+    (endpoint,) = monitor["endpoints"]
+    found = [
+        service["metadata"]["name"]
+        for service in rendered.of("Service")
+        if selects(monitor["selector"]["matchLabels"], service)
+        and endpoint["port"] in {p["name"] for p in service["spec"]["ports"]}
+    ]
+    assert found == ["frd"]
+
+
+def test_two_releases_do_not_meet() -> None:
+    """In one namespace nothing of theirs shares a name, and no selector crosses."""
+    given = {key: v for key, v in EVERYTHING.items() if key not in ("fullnameOverride", "tls")}
+    one, two = (render(given | {"auth": {}}, name=name) for name in ("one", "two"))
+    names = [{(o["kind"], o["metadata"]["name"]) for o in r.objects} for r in (one, two)]
+    assert not names[0] & names[1]
+    for mine, other in itertools.permutations((one, two)):
+        selector = mine.one("StatefulSet")["spec"]["selector"]["matchLabels"]
+        assert not selects(selector, other.one("StatefulSet")["spec"]["template"])
+
+
+def test_a_changed_configuration_restarts_the_service() -> None:
+    """The pod's checksum follows the configuration, and nothing else."""
+
+    def checksum(values: Values) -> str:
+        template = render(values).one("StatefulSet")["spec"]["template"]
+        found: str = template["metadata"]["annotations"]["checksum/config"]
+        return found
+
+    assert checksum({}) == checksum({"resources": {}})
+    assert checksum({}) != checksum({"config": {"log": {"level": "debug"}}})
+
+
+def test_the_volume_holds_what_the_service_may_store() -> None:
+    """The default size leaves room above the bounds of journal and dumps."""
+    from frd.config import StoreLimits
+
+    limits = StoreLimits()
+    (claim,) = render().one("StatefulSet")["spec"]["volumeClaimTemplates"]
+    size = claim["spec"]["resources"]["requests"]["storage"]
+    gib = int(size.removesuffix("Gi"))
+    assert gib * 2**30 > 2 * (limits.journal_bytes + limits.dump_bytes)
