@@ -230,7 +230,7 @@ class NodeClock:
         last = self._last
         if last is None or not len(self._node):
             least = min((delay for _, delay in self._least), default=0)
-            return _unsynchronized("no exchange yet", aligned_now, least)
+            return unsynchronized("no exchange yet", aligned_now, least)
         reason = self._reason(last, now, table)
         knot, rate, drift = self._knot(table)
         if not reason:
@@ -314,7 +314,8 @@ def _low(value: int) -> Refusal | None:
     return Refusal.NEGATIVE if value else Refusal.ZERO
 
 
-def _unsynchronized(reason: str, now: AlignedNs, offset: int) -> Alignment:
+def unsynchronized(reason: str, now: AlignedNs, offset: int) -> Alignment:
+    """An estimate that nothing bounds."""
     return Alignment(
         ClockState.UNSYNCHRONIZED, reason, now, now - offset, offset, 0.0, -FAR_NS, 0.0, 0.0, 0, ()
     )
