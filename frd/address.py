@@ -5,6 +5,8 @@ Pure text: nothing here resolves a name or opens a socket.
 
 from __future__ import annotations
 
+import ipaddress
+
 from frd.errors import ConfigError
 
 
@@ -27,3 +29,11 @@ def split_address(text: str) -> tuple[str, int]:
 def join_address(host: str, port: int) -> str:
     """The inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Only this machine can reach `host`. A name other than localhost could be anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -31,7 +31,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from frd.address import split_address
+from frd.address import is_loopback, split_address
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
 
@@ -51,6 +51,39 @@ class StoreLimits:
     """All dumps together."""
     finding_retention_s: float = 30 * 86_400.0
     """A closed finding is forgotten after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files, read again when they change. Without a certificate nothing is encrypted."""
+
+    cert_file: Path | None = None
+    """The service's certificate chain, for gRPC and HTTP."""
+    key_file: Path | None = None
+    client_ca_file: Path | None = None
+    """Agents must show a certificate of these authorities."""
+    http_client_ca_file: Path | None = None
+    """So must everybody who speaks HTTP; Kubernetes' probes, which have none, then fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthFiles:
+    """How peers say who they are beside certificates."""
+
+    token_file: Path | None = None
+    """One bearer token a line, with what it may do; see docs/security.md. Read again when it
+    changes. Without one nobody is asked for a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimits:
+    """What one peer may take, by address."""
+
+    streams_per_peer: int = 4_096
+    """gRPC streams of one host at once; an agent has two."""
+    http_connections_per_peer: int = 256
+    stream_bytes_per_s: int = 64 * 1024 * 1024
+    """A stream that sends more is read more slowly, after a burst of twice as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +113,12 @@ class Config:
     """Findings, journal and dumps: ``$XDG_STATE_HOME/frd``, else ``~/.local/state/frd``."""
     expected_agents: Mapping[str, int] = field(default_factory=dict)
     """How many agents a job should have, by job; a job not named here expects those it has seen."""
+    insecure: bool = False
+    """Listen beyond loopback without TLS or without asking who is there."""
     policy: Policy = field(default_factory=Policy)
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    auth: AuthFiles = field(default_factory=AuthFiles)
+    limits: PeerLimits = field(default_factory=PeerLimits)
     store: StoreLimits = field(default_factory=StoreLimits)
     log: LogOptions = field(default_factory=LogOptions)
 
@@ -119,9 +157,17 @@ def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
 
 def as_dict(config: Config) -> dict[str, Any]:
     """Plain values, in the order in which the keys are declared."""
-    plain = asdict(config)
-    plain["data_dir"] = str(config.data_dir)
-    return plain
+    return cast("dict[str, Any]", _plain(asdict(config)))
+
+
+def _plain(value: object) -> object:
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case Path():
+            return str(value)
+        case _:
+            return value
 
 
 def as_toml(config: Config) -> str:
@@ -131,13 +177,17 @@ def as_toml(config: Config) -> str:
     for section, values in plain.items():
         if isinstance(values, dict):
             lines += ["", f"[{section}]"]
-            lines += [f"{_toml_key(key)} = {_toml(v)}" for key, v in values.items()]
+            lines += [_line(key, value) for key, value in values.items()]
     return "\n".join(lines) + "\n"
 
 
 def keys() -> list[str]:
     """Every dotted key that a file, the environment or a flag may set."""
     return list(_keys(Config))
+
+
+def _line(key: str, value: object) -> str:
+    return f"# {key}: not set" if value is None else f"{_toml_key(key)} = {_toml(value)}"
 
 
 def json_schema() -> dict[str, Any]:
@@ -245,7 +295,35 @@ def _checked(config: Config) -> Config:
             f"policy.stall_after_s: {floor:g}: "
             f"must not exceed policy.stall_after_max_s ({ceiling:g})"
         )
+    _check_tls(config.tls)
+    _check_exposure(config)
     return replace(config, data_dir=config.data_dir.expanduser())
+
+
+def _check_tls(tls: TlsFiles) -> None:
+    for key, other in (("cert_file", "key_file"), ("key_file", "cert_file")):
+        if getattr(tls, key) is not None and getattr(tls, other) is None:
+            raise ConfigError(f"tls.{other}: not set: tls.{key} needs it")
+    for key in ("client_ca_file", "http_client_ca_file"):
+        if getattr(tls, key) is not None and tls.cert_file is None:
+            raise ConfigError(f"tls.cert_file: not set: tls.{key} needs it")
+
+
+def _check_exposure(config: Config) -> None:
+    """Beyond loopback nothing is told or believed without TLS and knowing who is there."""
+    tls, token_file = config.tls, config.auth.token_file
+    for key, ca_key in (("grpc", "client_ca_file"), ("http", "http_client_ca_file")):
+        address = getattr(config, key)
+        if config.insecure or is_loopback(split_address(address)[0]):
+            continue
+        known = token_file is not None or getattr(tls, ca_key) is not None
+        if tls.cert_file is None or not known:
+            missing = "TLS" if tls.cert_file is None else "asking who is there"
+            raise ConfigError(
+                f"{key}: {address}: reachable from the network without {missing}: set "
+                f"tls.cert_file, tls.key_file and auth.token_file (or tls.{ca_key}), listen on "
+                "127.0.0.1, or accept it with --insecure"
+            )
 
 
 # -- models from dataclasses -------------------------------------------------------------------

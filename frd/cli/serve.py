@@ -34,12 +34,19 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Floor of the stall threshold.  [10]",
 )
+@click.option(
+    "--insecure",
+    is_flag=True,
+    default=None,
+    help="Listen beyond loopback without TLS and tokens; see docs/security.md.",
+)
 def command(
     path: Path | None,
     grpc: str | None,
     http: str | None,
     data_dir: Path | None,
     stall_after: float | None,
+    insecure: bool | None,
 ) -> None:
     """Run the central service.
 
@@ -58,6 +65,7 @@ def command(
         "http": http,
         "data_dir": data_dir,
         "policy.stall_after_s": stall_after,
+        "insecure": insecure,
     }
     effective = config.load(path, flags)
     logs.configure(effective.log)

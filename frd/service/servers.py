@@ -1,34 +1,50 @@
 """The two listeners of the service: gRPC for agents, HTTP for everybody else.
 
 Each says at start, in one line, why it cannot listen; neither touches signals, which belong to
-`frd serve`.
+`frd serve`. Both give up on a peer that does not finish a handshake or a request: what waits for
+it is little, but a thousand of them would keep everybody else out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
+from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import grpc.aio
+import h11
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from frd.address import join_address, split_address
 from frd.errors import ListenError
 from frd.rpc import SERVER_OPTIONS, StreamHandler, collector
+from frd.service.certificates import Certificates
 
 _GRACE_S: Final = 1.0
 _BACKLOG: Final = 4096
 _MAX_HTTP_CONNECTIONS: Final = 512
+_HANDSHAKE_S: Final = 10.0
+_REQUEST_S: Final = 10.0
+"""How long the head of a request may take, from the first byte that could be its own."""
+HTTP_REFUSED: Final = ("connections", "slow")
+"""Reasons by which `HttpServer.refused` counts."""
 
 
 class GrpcServer:
-    def __init__(self, handler: StreamHandler, address: str) -> None:
+    """Without `certificates` nothing is encrypted."""
+
+    def __init__(
+        self, handler: StreamHandler, address: str, certificates: Certificates | None = None
+    ) -> None:
         self._handler = handler
         self._address = address
+        self._certificates = certificates
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> str:
@@ -43,7 +59,10 @@ class GrpcServer:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((collector(self._handler),))
         try:
-            bound = server.add_insecure_port(self._address)
+            if self._certificates is None:
+                bound = server.add_insecure_port(self._address)
+            else:
+                bound = server.add_secure_port(self._address, self._certificates.for_grpc())
         except RuntimeError as error:
             raise ListenError(f"grpc: {self._address}: {error}: choose another address") from None
         await server.start()
@@ -56,9 +75,21 @@ class GrpcServer:
 
 
 class HttpServer:
-    def __init__(self, app: Starlette, address: str) -> None:
+    """Without `certificates` nothing is encrypted."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        address: str,
+        certificates: Certificates | None = None,
+        connections_per_peer: int = _MAX_HTTP_CONNECTIONS,
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        """Connections that were closed on a peer, by reason."""
         self._app = app
         self._address = address
+        self._certificates = certificates
+        self._connections_per_peer = connections_per_peer
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -72,12 +103,16 @@ class HttpServer:
         self._server = _Uvicorn(
             uvicorn.Config(
                 self._app,
+                http=functools.partial(  # type: ignore[arg-type]  # called like a class
+                    _Connection, _Peers(self._connections_per_peer), self.refused
+                ),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 limit_concurrency=_MAX_HTTP_CONNECTIONS,
                 timeout_graceful_shutdown=round(_GRACE_S),
-            )
+            ),
+            self._certificates,
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         host, _ = split_address(self._address)
@@ -89,7 +124,86 @@ class HttpServer:
             await self._serving
 
 
+class _Peers:
+    """Connections by host, and how many one may have."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.open: Counter[str] = Counter()
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, with an end to its patience."""
+
+    def __init__(self, peers: _Peers, refused: Counter[str], **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._peers = peers
+        self._refused = refused
+        self._host = ""
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._host = str((transport.get_extra_info("peername") or ("",))[0])
+        self._peers.open[self._host] += 1
+        if self._peers.open[self._host] > self._peers.limit:
+            self._refuse("connections")
+        else:
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._peers.open[self._host] -= 1
+        if not self._peers.open[self._host]:
+            del self._peers.open[self._host]
+        self._relax()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        """The clock runs while the peer owes the head of a request."""
+        if self.conn.their_state is not h11.IDLE:
+            self._relax()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_REQUEST_S, self._refuse, "slow")
+
+    def _relax(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, reason: str) -> None:
+        if not self.transport.is_closing():
+            self._refused[reason] += 1
+            self.transport.abort()
+
+
 class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, certificates: Certificates | None) -> None:
+        super().__init__(config)
+        self._certificates = certificates
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own, which knows neither a context that changes nor a patience for TLS."""
+        secure = self._certificates is not None
+        protocol: Any = self.config.http_protocol_class
+        connection = functools.partial(
+            protocol, config=self.config, server_state=self.server_state, app_state={}
+        )
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                connection,
+                sock=listener,
+                backlog=_BACKLOG,
+                ssl=self._certificates.for_http() if self._certificates else None,
+                ssl_handshake_timeout=_HANDSHAKE_S if secure else None,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves them to whoever owns the process."""

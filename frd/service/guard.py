@@ -1,0 +1,57 @@
+"""HTTP's guard: a bearer token before anything is told, where the service has tokens.
+
+Wrapped around the whole application, so that no route can be forgotten. Health and readiness stay
+open, for whoever restarts a service must be able to ask it: they tell nothing of a job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from frd.service.access import Role, Tokens
+
+OPEN: Final = ("/-/healthy", "/-/ready")
+REFUSED: Final = ("token", "role")
+"""Reasons by which `Guard.refused` counts."""
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, tokens: Tokens, refused: Counter[str]) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        role = _role(scope["method"], scope["path"])
+        grant = self._tokens.grant(Headers(scope=scope).get("authorization"))
+        if grant is None:
+            self._refused["token"] += 1
+            answer = _refusal(401, "authorization: no token that is known here: name a token file")
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        elif not grant.may(role):
+            self._refused["role"] += 1
+            answer = _refusal(403, f"authorization: the token's role may not do this: use {role}")
+        else:
+            await self._app(scope, receive, send)
+            return
+        await answer(scope, receive, send)
+
+
+def _role(method: str, path: str) -> Role:
+    """Dumps hold the stack frames of the user's program: reading one is not just reading."""
+    harmless = method in ("GET", "HEAD") and not path.startswith("/api/v1/dumps")
+    return Role.READER if harmless else Role.OPERATOR
+
+
+def _refusal(status: int, message: str) -> Response:
+    body = msgspec.json.encode({"error": message})
+    return Response(body, status, media_type="application/json")

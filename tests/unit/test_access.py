@@ -1,0 +1,108 @@
+"""Tokens and certificates: what they let their bearer do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from frd.errors import ConfigError
+from frd.service.access import EVERYTHING, Grant, Role, Tokens
+
+ALL, AGENT, OPERATOR = "a" * 32, "b" * 32, "c" * 32
+
+
+def tokens(path: Path, *lines: str) -> Tokens:
+    path.write_text("\n".join(lines))
+    path.chmod(0o600)
+    return Tokens(path)
+
+
+def test_a_token_alone_may_do_everything(tmp_path: Path) -> None:
+    """One token in the file: its bearer may stream, read and dump for every job."""
+    known = tokens(tmp_path / "tokens", "# ours", "", ALL)
+    grant = known.grant(f"Bearer {ALL}")
+    assert grant is not None
+    assert all(grant.may(role) for role in Role)
+    assert grant.may_tell_of("any")
+    assert known.grant(f"bearer  {ALL} ") == grant
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", f"Basic {ALL}", ALL, f"Bearer {ALL}x"])
+def test_others_may_do_nothing(tmp_path: Path, header: str | None) -> None:
+    """No header, another scheme and another token are all the same: nobody."""
+    assert tokens(tmp_path / "tokens", ALL).grant(header) is None
+
+
+def test_limits_behind_a_token(tmp_path: Path) -> None:
+    """An agent's token is good for its jobs only; an operator reads, a reader takes no dump."""
+    known = tokens(
+        tmp_path / "tokens",
+        f"{AGENT} role=agent job=llama job=a%20b  # of one team",
+        f"{OPERATOR} role=operator",
+    )
+    agent, operator = known.grant(f"Bearer {AGENT}"), known.grant(f"Bearer {OPERATOR}")
+    assert agent is not None
+    assert operator is not None
+    assert (agent.may(Role.AGENT), agent.may(Role.READER)) == (True, False)
+    assert [agent.may_tell_of(job) for job in ("llama", "a b", "other")] == [True, True, False]
+    assert (operator.may(Role.OPERATOR), operator.may(Role.READER)) == (True, True)
+    assert not operator.may(Role.AGENT)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "holds no token"),
+        ("short", "5 characters"),
+        (f"{ALL} jobs=x", "not a limit"),
+        (f"{ALL} role=king", "not a limit"),
+        (f"{ALL} job=x", "add role=agent"),
+        (f"{ALL} job=x role=agent role=reader", "add role=agent"),
+    ],
+)
+def test_what_cannot_be_used_ends_the_start(tmp_path: Path, line: str, said: str) -> None:
+    """A bad line is told by its number, and its token is not told."""
+    with pytest.raises(ConfigError, match=r"^auth\.token_file: ") as caught:
+        tokens(tmp_path / "tokens", line)
+    assert said in str(caught.value)
+    assert ALL not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """The error names the key and the file."""
+    with pytest.raises(ConfigError, match=r"^auth\.token_file: .*nowhere: No such file"):
+        Tokens(tmp_path / "nowhere")
+
+
+def test_tokens_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new token works at once and the old one no more; a broken file changes nothing."""
+    path = tmp_path / "tokens"
+    known = tokens(path, ALL)
+    _replace(path, AGENT)
+    assert known.grant(f"Bearer {ALL}") is None
+    assert known.grant(f"Bearer {AGENT}") is not None
+    _replace(path, "short")
+    assert known.grant(f"Bearer {AGENT}") is not None
+    assert known.grant(f"Bearer {AGENT}") is not None
+    path.unlink()
+    assert known.grant(f"Bearer {AGENT}") is not None
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 2  # once for each change, not for each question
+
+
+def _replace(path: Path, text: str) -> None:
+    other = path.with_name("next")
+    other.write_text(text)
+    os.replace(other, path)
+
+
+def test_a_certificate_narrows() -> None:
+    """Job names in a certificate limit whatever the token says; other names do not matter."""
+    names = ["node-7.example", "urn:frd:job:a%2Fb", "urn:frd:job:c"]
+    assert EVERYTHING.narrowed(["node-7.example"]) == EVERYTHING
+    assert EVERYTHING.narrowed(names).jobs == frozenset({"a/b", "c"})
+    agent = Grant(frozenset({Role.AGENT}), frozenset({"c", "d"}))
+    assert agent.narrowed(names).jobs == frozenset({"c"})
+    assert agent.narrowed(["urn:frd:job:x"]).jobs == frozenset()

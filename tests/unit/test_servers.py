@@ -1,0 +1,295 @@
+"""The two listeners with certificates, tokens and bad company."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from frd.address import split_address
+from frd.config import TlsFiles
+from frd.errors import ConfigError
+from frd.rpc import Context, open_stream
+from frd.service import servers
+from frd.service.access import Tokens
+from frd.service.certificates import Certificates
+from frd.service.guard import Guard
+from frd.service.servers import GrpcServer, HttpServer
+from tests.certs import Authority, Files
+
+TOKEN, READER = "t" * 32, "r" * 32
+
+
+def tls(files: Files, **more: Path) -> TlsFiles:
+    return replace(TlsFiles(files.cert, files.key), **more)
+
+
+# -- HTTP --------------------------------------------------------------------------------------
+
+
+async def _ok(_: Request) -> Response:
+    return PlainTextResponse("ok")
+
+
+APP = Starlette(
+    routes=[
+        Route("/metrics", _ok),
+        Route("/-/healthy", _ok),
+        Route("/api/v1/dumps/x", _ok),
+        Route("/api/v1/jobs/x/dumps", _ok, methods=["POST"]),
+    ]
+)
+
+
+@asynccontextmanager
+async def http(server: HttpServer) -> AsyncIterator[tuple[str, int]]:
+    address = await server.start()
+    try:
+        yield split_address(address)
+    finally:
+        await server.stop()
+
+
+async def fetch(
+    where: tuple[str, int],
+    path: str = "/metrics",
+    *,
+    method: str = "GET",
+    token: str = "",
+    context: ssl.SSLContext | None = None,
+) -> int:
+    """The status."""
+    name = "localhost" if context else None
+    reader, writer = await asyncio.open_connection(*where, ssl=context, server_hostname=name)
+    bearer = f"Authorization: Bearer {token}\r\n" if token else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{bearer}\r\n"
+    writer.write(head.encode())
+    try:
+        line = await reader.readline()
+    finally:
+        writer.close()
+    return int(line.split()[1])
+
+
+def test_tokens_on_http(tmp_path: Path) -> None:
+    """Health is open; the rest wants a token, and dumps the operator's."""
+    path = tmp_path / "tokens"
+    path.write_text(f"{TOKEN}\n{READER} role=reader\n")
+    refused: Counter[str] = Counter()
+
+    async def ask() -> list[int]:
+        guarded = Guard(APP, Tokens(path), refused)
+        async with http(HttpServer(guarded, "127.0.0.1:0")) as where:
+            return [
+                await fetch(where, "/-/healthy"),
+                await fetch(where),
+                await fetch(where, token=READER),
+                await fetch(where, "/api/v1/dumps/x", token=READER),
+                await fetch(where, "/api/v1/jobs/x/dumps", method="POST", token=READER),
+                await fetch(where, "/api/v1/dumps/x", token=TOKEN),
+                await fetch(where, "/api/v1/jobs/x/dumps", method="POST", token=TOKEN),
+            ]
+
+    assert asyncio.run(ask()) == [200, 401, 200, 403, 403, 200, 200]
+    assert refused == {"token": 1, "role": 2}
+
+
+def test_certificates_on_http_are_read_again(tmp_path: Path) -> None:
+    """Files that change are served at the next handshake; a pair that does not fit is not."""
+    ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
+    files = ours.issue("service")
+
+    async def trusts(where: tuple[str, int], authority: Authority) -> bool:
+        context = ssl.create_default_context(cafile=authority.ca)
+        try:
+            return await fetch(where, context=context) == 200
+        except ssl.SSLCertVerificationError:
+            return False
+
+    async def ask() -> list[bool]:
+        server = HttpServer(APP, "127.0.0.1:0", Certificates(tls(files)))
+        async with http(server) as where:
+            said = [await trusts(where, ours), await trusts(where, theirs)]
+            next_files = theirs.issue("next")
+            files.cert.write_bytes(next_files.cert.read_bytes())  # its key is still the old one
+            said.append(await trusts(where, ours))
+            files.key.write_bytes(next_files.key.read_bytes())
+            said += [await trusts(where, ours), await trusts(where, theirs)]
+            return said
+
+    assert asyncio.run(ask()) == [True, False, True, False, True]
+
+
+def test_client_certificates_on_http(tmp_path: Path) -> None:
+    """Who shows none, or one of another authority, does not get to ask."""
+    ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
+    mine, foreign = ours.issue("me", "me"), theirs.issue("foreign", "me")
+    certificates = Certificates(tls(ours.issue("service"), http_client_ca_file=ours.ca))
+
+    async def ask(where: tuple[str, int], shown: Files | None) -> int:
+        context = ssl.create_default_context(cafile=ours.ca)
+        if shown is not None:
+            context.load_cert_chain(shown.cert, shown.key)
+        try:
+            return await fetch(where, context=context)
+        except (OSError, IndexError):  # at once, or when the refusal comes
+            return 0
+
+    async def all_three() -> list[int]:
+        async with http(HttpServer(APP, "127.0.0.1:0", certificates)) as where:
+            return [await ask(where, shown) for shown in (mine, None, foreign)]
+
+    assert asyncio.run(all_three()) == [200, 0, 0]
+
+
+def test_peers_that_do_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a request, nothing at all, and more connections than one host may have: all closed."""
+    monkeypatch.setattr(servers, "_REQUEST_S", 0.3)
+
+    async def ask() -> tuple[list[bytes], int, Counter[str]]:
+        server = HttpServer(APP, "127.0.0.1:0", connections_per_peer=4)
+        async with http(server) as where:
+            opened = [await asyncio.open_connection(*where) for _ in range(6)]
+            for _, writer in opened[:2]:
+                writer.write(b"GET /metrics HTTP/1.1\r\nHos")
+            ends = [await _rest(reader) for reader, _ in opened]
+            for _, writer in opened:
+                writer.close()
+            return ends, await fetch(where), server.refused
+
+    ends, after, refused = asyncio.run(ask())
+    assert ends == [b""] * 6
+    assert after == 200
+    assert refused == {"slow": 4, "connections": 2}
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionError:
+        return b""
+
+
+# -- gRPC --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def grpc_server(
+    handler: Callable[[AsyncIterator[bytes], Context], Awaitable[None]],
+    certificates: Certificates | None,
+) -> AsyncIterator[str]:
+    server = GrpcServer(handler, "127.0.0.1:0", certificates)
+    address = await server.start()
+    try:
+        yield f"localhost:{split_address(address)[1]}"
+    finally:
+        await server.stop()
+
+
+async def _echo(_: AsyncIterator[bytes], context: Context) -> None:
+    names = context.auth_context().get("x509_subject_alternative_name") or ()
+    await context.write(b",".join(names))
+
+
+async def call(address: str, credentials: grpc.ChannelCredentials) -> bytes | None:
+    """What the server says; None when it lets nobody in."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.secure_channel(address, credentials, options) as channel:
+        try:
+            stream = open_stream(channel, timeout=5)
+            said = await stream.read()
+        except grpc.aio.AioRpcError:
+            return None
+        return said if isinstance(said, bytes) else None
+
+
+def shown(authority: Authority, files: Files | None = None) -> grpc.ChannelCredentials:
+    ca = authority.ca.read_bytes()
+    if files is None:
+        return grpc.ssl_channel_credentials(ca)
+    return grpc.ssl_channel_credentials(ca, files.key.read_bytes(), files.cert.read_bytes())
+
+
+def test_client_certificates_on_grpc(tmp_path: Path) -> None:
+    """Ours gets in and its names are known; none, a foreign one and an expired one do not."""
+    ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
+    certificates = Certificates(tls(ours.issue("service"), client_ca_file=ours.ca))
+    mine = ours.issue("me", "urn:frd:job:a")
+    expired = ours.issue("late", "me", expired=True)
+
+    async def ask() -> list[bytes | None]:
+        async with grpc_server(_echo, certificates) as address:
+            return [
+                await call(address, shown(ours, mine)),
+                await call(address, shown(ours)),
+                await call(address, shown(ours, theirs.issue("foreign", "me"))),
+                await call(address, shown(ours, expired)),
+            ]
+
+    assert asyncio.run(ask()) == [b"urn:frd:job:a", None, None, None]
+    assert certificates.handshakes >= 4
+
+
+def test_certificates_on_grpc_are_read_again(tmp_path: Path) -> None:
+    """Sixty-four handshakes at once with the files unchanged, then others with new ones."""
+    ours, theirs = Authority(tmp_path), Authority(tmp_path, "other")
+    files = ours.issue("service")
+
+    async def ask() -> tuple[set[bytes | None], bytes | None, bytes | None]:
+        async with grpc_server(_echo, Certificates(tls(files))) as address:
+            before = await asyncio.gather(*(call(address, shown(ours)) for _ in range(64)))
+            new = theirs.issue("next")
+            files.cert.write_bytes(new.cert.read_bytes())
+            files.key.write_bytes(new.key.read_bytes())
+            return set(before), await call(address, shown(ours)), await call(address, shown(theirs))
+
+    assert asyncio.run(ask()) == ({b""}, None, b"")
+
+
+def test_garbage_on_the_agents_port(tmp_path: Path) -> None:
+    """Bytes that are no TLS end their own connection and nothing else."""
+    ours = Authority(tmp_path)
+
+    async def ask() -> bytes | None:
+        async with grpc_server(_echo, Certificates(tls(ours.issue("service")))) as address:
+            port = int(address.rpartition(":")[2])
+            for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 4096, b"PRI * HTTP/2.0\r\n\r\n"):
+                with socket.create_connection(("127.0.0.1", port)) as connection:
+                    connection.sendall(junk)
+            return await call(address, shown(ours))
+
+    assert asyncio.run(ask()) == b""
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("cert_file", "no pem"),
+        ("key_file", "no pem"),
+        ("client_ca_file", "no pem"),
+        ("http_client_ca_file", ""),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, key: str, text: str) -> None:
+    """The start ends with the key's name, and a missing file is told as one."""
+    ours = Authority(tmp_path)
+    good = tls(ours.issue("service"), client_ca_file=ours.ca, http_client_ca_file=ours.ca)
+    (tmp_path / "bad").write_text(text)
+    told = "cert_file" if key == "key_file" else key  # a key is judged with its certificate
+    with pytest.raises(ConfigError, match=rf"^tls\.{told}: "):
+        Certificates(replace(good, **{key: tmp_path / "bad"}))
+    with pytest.raises(ConfigError, match=rf"^tls\.{key}: .*No such file"):
+        Certificates(replace(good, **{key: tmp_path / "nowhere"}))
