@@ -46,6 +46,7 @@ SERVER_OPTIONS: Final = (
     # Below the client's keepalive time, or the server calls its pings an attack and hangs up.
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # A port that another service holds is an error at start, not a port shared in silence.
     ("grpc.so_reuseport", 0),
 )

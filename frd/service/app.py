@@ -14,18 +14,25 @@ import fcntl
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
+
+from starlette.types import ASGIApp
 
 from frd import __version__
 from frd.config import Config
 from frd.engine.engine import Engine
 from frd.errors import StoreError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
+from frd.service.access import Tokens
+from frd.service.certificates import Certificates
 from frd.service.clocks import Clocks
+from frd.service.door import Door, Handshakes
 from frd.service.dumps import Dumper
 from frd.service.evaluator import Evaluator
+from frd.service.guard import Guard
 from frd.service.http import create_app
 from frd.service.ingest import ACK_EVERY_S, Ingest
 from frd.service.looplag import LoopLag
@@ -74,6 +81,7 @@ class App:
     """One service. `start`, then `stop`; `grpc` and `http` are the bound addresses in between.
 
     Raises:
+        ConfigError: from the constructor, when certificates or tokens cannot be used.
         StoreError: from the constructor, when the data directory cannot be used.
         ListenError: from `start`, when an address cannot be listened on.
     """
@@ -83,6 +91,11 @@ class App:
         self.http = ""
         self._config = config
         self._now = now = RealTime()
+        self._certificates = Certificates(config.tls) if config.tls.cert_file else None
+        self._tokens = Tokens(config.auth.token_file) if config.auth.token_file else None
+        self._door = Door(self._tokens, config.limits.streams_per_peer)
+        self._handshakes = Handshakes()
+        self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
         self._engine = Engine(config.policy)
         self._marks = Marks(self._engine)
@@ -104,6 +117,8 @@ class App:
             self._marks,
             self._clocks,
             self._recorder,
+            self._door,
+            stream_bytes_per_s=config.limits.stream_bytes_per_s,
             now=now,
             version=__version__,
             instance=secrets.token_hex(8),
@@ -123,9 +138,18 @@ class App:
         )
         self._loop_lag = LoopLag()
         self._store_errors = {"dumps": 0}
-        self._grpc = GrpcServer(self._ingest.handle, config.grpc)
-        self._http = HttpServer(create_app(self), config.http)
+        self._grpc = GrpcServer(self._ingest.handle, config.grpc, self._certificates)
+        self._http = HttpServer(
+            self._guarded(create_app(self)),
+            config.http,
+            self._certificates,
+            config.limits.http_connections_per_peer,
+            self._http_refused,
+        )
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _guarded(self, app: ASGIApp) -> ASGIApp:
+        return app if self._tokens is None else Guard(app, self._tokens, self._http_refused)
 
     async def start(self) -> None:
         """Take up what an earlier process found, listen, and evaluate from then on."""
@@ -215,12 +239,19 @@ class App:
                     **self._store_errors,
                 },
                 findings=dict(self._evaluator.opened),
+                http_refused=dict(self._http_refused),
+                handshakes_failed=self._handshakes_failed(),
+                throttled=self._ingest.throttled,
             ),
             ingest_lag_s=self._ingest.take_lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
             version=__version__,
             expected_agents=self._config.expected_agents,
         )
+
+    def _handshakes_failed(self) -> int:
+        begun = self._certificates.handshakes if self._certificates is not None else 0
+        return self._handshakes.failed(begun, self._door.connections, time.monotonic())
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
         self._responder.see(events)

@@ -6,7 +6,7 @@ peer is a host, by its address: that is what a cluster can count on before anyth
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,6 +17,8 @@ from frd.rpc import Context
 from frd.service.access import EVERYTHING, Grant, Role, Tokens
 
 _NAMES: Final = "x509_subject_alternative_name"
+_PENDING_S: Final = 15.0
+"""More than a handshake may take."""
 
 
 class Door:
@@ -26,6 +28,9 @@ class Door:
         self._tokens = tokens
         self._streams_per_peer = streams_per_peer
         self._streams: Counter[str] = Counter()
+        self._peers: Counter[str] = Counter()
+        self.connections = 0
+        """That ever had a stream."""
 
     @contextmanager
     def admitted(self, context: Context) -> Iterator[Grant]:
@@ -34,8 +39,23 @@ class Door:
         Raises:
             WireError: nothing (reason ``token``), or it has too many streams (``limit``).
         """
-        grant = self._grant(context)
-        host = host_of(context.peer())
+        peer = context.peer()
+        host = host_of(peer)
+        self.connections += not self._peers[peer]
+        self._peers[peer] += 1
+        try:
+            grant = self._grant(context)
+            self._count(host)
+        except WireError:
+            _less(self._peers, peer)
+            raise
+        try:
+            yield grant
+        finally:
+            _less(self._peers, peer)
+            _less(self._streams, host)
+
+    def _count(self, host: str) -> None:
         if self._streams[host] >= self._streams_per_peer:
             raise WireError(
                 "stream",
@@ -43,12 +63,6 @@ class Door:
                 f"{host} has {self._streams_per_peer} already: raise limits.streams_per_peer",
             )
         self._streams[host] += 1
-        try:
-            yield grant
-        finally:
-            self._streams[host] -= 1
-            if not self._streams[host]:
-                del self._streams[host]
 
     def _grant(self, context: Context) -> Grant:
         grant: Grant | None = EVERYTHING
@@ -60,6 +74,31 @@ class Door:
             )
         names = context.auth_context().get(_NAMES) or ()
         return grant.narrowed(name.decode("utf-8", "replace") for name in names)
+
+
+class Handshakes:
+    """How many connections came to nothing before they had a stream. gRPC tells neither of them nor
+    why: it asks for the certificate at the beginning of each, and that is all there is to count."""
+
+    def __init__(self) -> None:
+        self._begun: deque[tuple[float, int]] = deque()
+        self._failed = 0
+
+    def failed(self, begun: int, connections: int, now_s: float) -> int:
+        """So many at least; of those that began lately nobody knows yet."""
+        self._begun.append((now_s, begun))
+        while len(self._begun) > 1 and now_s - self._begun[1][0] >= _PENDING_S:
+            self._begun.popleft()
+        at_s, settled = self._begun[0]
+        if now_s - at_s >= _PENDING_S:
+            self._failed = max(self._failed, settled - connections)
+        return self._failed
+
+
+def _less(counter: Counter[str], key: str) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 def host_of(peer: str) -> str:

@@ -17,11 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from frd.service.access import Role, Tokens
 
 OPEN: Final = ("/-/healthy", "/-/ready")
-REFUSED: Final = ("token", "role")
-"""Reasons by which `Guard.refused` counts."""
 
 
 class Guard:
+    """`refused` counts by reason: ``token`` or ``role``."""
+
     def __init__(self, app: ASGIApp, tokens: Tokens, refused: Counter[str]) -> None:
         self._app = app
         self._tokens = tokens

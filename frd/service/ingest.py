@@ -2,8 +2,8 @@
 
 Each stream is a reading handler and a small writing task around a `Session`. Everything runs in
 one event loop: a message is applied to the engine between two awaits, so that no lock is needed
-and a stream that sends too fast is held back by HTTP/2 alone. A stream that breaks the contract
-hears why, is counted and ends; the others do not notice.
+and a stream that sends too fast is read more slowly, which HTTP/2 makes its sender feel. A stream
+that breaks the contract hears why, is counted and ends; the others do not notice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.rpc import Context
 from frd.service.clocks import Clocks
+from frd.service.door import Door, host_of
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.nodes import Nodes
 from frd.service.owners import Owners
+from frd.service.pace import Pace
 from frd.service.recorder import Recorder
 from frd.service.requests import Answer, Inquiry, Target
 from frd.service.session import Session
@@ -61,6 +63,12 @@ _LAST_WORDS_S: Final = 2.0
 _MAX_INQUIRIES: Final = 16
 """At once; each may hold `requests.MAX_BUFFERED_BYTES` while the disk is slow."""
 _TRAVEL_S: Final = 1.0
+_ARRIVALS_PER_S: Final = 1_000.0
+"""Streams that begin; those of a whole cluster come at once when a service restarts."""
+_ARRIVALS: Final = 500
+_STRANGERS: Final = ("token", "limit")
+"""Reasons to refuse a stream that may come in floods: one line a host and minute."""
+_QUIET_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +118,9 @@ class Ingest:
         marks: Marks,
         clocks: Clocks,
         recorder: Recorder,
+        door: Door,
         *,
+        stream_bytes_per_s: int,
         now: Callable[[], AlignedNs],
         version: str,
         instance: str,
@@ -123,6 +133,13 @@ class Ingest:
         self._marks = marks
         self._clocks = clocks
         self._recorder = recorder
+        self._door = door
+        self._stream_bytes_per_s = stream_bytes_per_s
+        self._arrivals = Pace(_ARRIVALS_PER_S, _ARRIVALS)
+        self._told: dict[tuple[str, str], float] = {}
+        """Hosts that were refused, by reason, and when the log said so last."""
+        self.throttled = 0
+        """Messages after which a stream had to wait."""
         self._now = now
         self._version = version
         self._instance = instance
@@ -147,7 +164,9 @@ class Ingest:
         writer = asyncio.create_task(stream.write(context))
         try:
             try:
-                await self._read(stream, context)
+                with self._door.admitted(context) as grant:
+                    stream.session.may_tell_of = grant.may_tell_of
+                    await self._read(stream, context)
             except FrdError as error:
                 reason = error.reason if isinstance(error, WireError) else "limit"
                 self._refuse(stream, reason, str(error), context)
@@ -175,14 +194,20 @@ class Ingest:
         """
         if len(self._streams) >= MAX_STREAMS:
             raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._arrivals.take(1, loop.time()))
         try:
             async with asyncio.timeout(_HELLO_WITHIN_S):
                 data = await context.read()
         except TimeoutError:
             raise WireError("hello", "missing", "none came: send it first") from None
+        pace = Pace(self._stream_bytes_per_s, 2 * self._stream_bytes_per_s)
         while isinstance(data, bytes):
             if isinstance(self._take(stream, data), Goodbye):
                 return
+            if wait_s := pace.take(len(data), loop.time()):
+                self.throttled += 1
+                await asyncio.sleep(wait_s)
             data = await context.read()
         self.refused[ABORTED] += 1
 
@@ -230,10 +255,21 @@ class Ingest:
     def _refuse(self, stream: _Stream, reason: str, message: str, context: Context) -> None:
         self.refused[reason] += 1
         hello = stream.session.hello
-        log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), message)
+        if self._is_news(host_of(context.peer()), reason):
+            log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), message)
         stream.send(Refusal(reason, message))
-        context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+        stranger = reason == "token"
+        code = grpc.StatusCode.UNAUTHENTICATED if stranger else grpc.StatusCode.INVALID_ARGUMENT
+        context.set_code(code)
         context.set_details(message)
+
+    def _is_news(self, host: str, reason: str) -> bool:
+        """A stranger who tries again and again must not fill the disk with lines."""
+        if reason not in _STRANGERS:
+            return True
+        now_s = asyncio.get_running_loop().time()
+        self._told = {of: at for of, at in self._told.items() if now_s - at < _QUIET_S}
+        return self._told.setdefault((host, reason), now_s) == now_s
 
     def _refuse_samples(self, stream: _Stream, count: int) -> None:
         """Told once a stream, whose other samples count."""

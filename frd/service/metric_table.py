@@ -95,6 +95,19 @@ METRICS: Final[dict[str, Spec]] = {
         "Streams that ended badly: refused for what they sent, or aborted without a goodbye; "
         "and, as `memory`, samples of memory that cannot be true.",
     ),
+    "frd_ingest_throttled_total": Spec(
+        _COUNTER, (), "Messages after which a stream had to wait, for it sent too fast."
+    ),
+    "frd_handshakes_failed_total": Spec(
+        _COUNTER,
+        (),
+        "Connections to the agents' port whose TLS handshake came to nothing, at least.",
+    ),
+    "frd_http_refused_total": Spec(
+        _COUNTER,
+        ("reason",),
+        "HTTP requests without the token or role they need, and connections closed on a peer.",
+    ),
     "frd_ingest_lag_seconds": Spec(
         _GAUGE,
         (),

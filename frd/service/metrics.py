@@ -40,6 +40,7 @@ EVICTED: Final = (
     *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series"),  # engine
     *("dumps", "journal_segments"),
 )
+HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps")
 
 Samples: TypeAlias = Mapping[tuple[str, ...], float]
@@ -170,6 +171,9 @@ def _own_health(state: ServiceState) -> Iterator[Metric]:
     yield _family(
         "frd_ingest_refused_total", _known((*REASONS, "aborted", "memory"), counters.refused)
     )
+    yield _family("frd_ingest_throttled_total", {(): counters.throttled})
+    yield _family("frd_handshakes_failed_total", {(): counters.handshakes_failed})
+    yield _family("frd_http_refused_total", _known(HTTP_REFUSED, counters.http_refused))
     yield _family("frd_ingest_lag_seconds", {(): state.ingest_lag_s})
     yield _family("frd_evicted_total", _known(EVICTED, evicted))
     yield _family("frd_store_errors_total", _known(STORES, counters.store_errors))

@@ -32,8 +32,6 @@ _MAX_HTTP_CONNECTIONS: Final = 512
 _HANDSHAKE_S: Final = 10.0
 _REQUEST_S: Final = 10.0
 """How long the head of a request may take, from the first byte that could be its own."""
-HTTP_REFUSED: Final = ("connections", "slow")
-"""Reasons by which `HttpServer.refused` counts."""
 
 
 class GrpcServer:
@@ -83,9 +81,11 @@ class HttpServer:
         address: str,
         certificates: Certificates | None = None,
         connections_per_peer: int = _MAX_HTTP_CONNECTIONS,
+        refused: Counter[str] | None = None,
     ) -> None:
-        self.refused: Counter[str] = Counter()
-        """Connections that were closed on a peer, by reason."""
+        """`refused` counts connections that are closed on a peer, by reason:
+        ``connections`` or ``slow``."""
+        self.refused: Counter[str] = Counter() if refused is None else refused
         self._app = app
         self._address = address
         self._certificates = certificates

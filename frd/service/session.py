@@ -11,7 +11,7 @@ agree, and it must start over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.engine.engine import Engine
+from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -80,6 +81,8 @@ class Session:
         self._ledger = ledger
         self._decoder = Decoder()
         self.hello: Hello | None = None
+        self.may_tell_of: Callable[[str], bool] = lambda job: True
+        """Whether the peer may speak for a job."""
         self.ranks: list[DeclaredRank] = []
         self._attempts: list[AttemptHandles] = []
         self._signatures: list[Signature] = []
@@ -165,6 +168,12 @@ class Session:
             self.memory.declare(of.handles.attempt, of.info.rank, series.info)
 
     def _declare_attempt(self, declared: AttemptDecl, now: AlignedNs) -> None:
+        if not self.may_tell_of(declared.key.job):
+            raise WireError(
+                "attempts.job",
+                "job",
+                f"{declared.key.job!r}: the agent's token or certificate is for other jobs",
+            )
         attempt = self._engine.attempt(declared.key, declared.world_size, now)
         self._attempts.append(AttemptHandles(attempt))
 

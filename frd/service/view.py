@@ -49,6 +49,12 @@ class Counters:
     """Failed writes, by store: findings, journal, dumps."""
     findings: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
     """Findings opened, by job and kind."""
+    http_refused: Mapping[str, int] = field(default_factory=dict)
+    """Requests and connections refused by HTTP, by reason."""
+    handshakes_failed: int = 0
+    """TLS handshakes with agents that came to nothing."""
+    throttled: int = 0
+    """Messages after which a stream had to wait."""
 
 
 @dataclass(frozen=True, slots=True)

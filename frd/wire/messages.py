@@ -46,6 +46,8 @@ REASONS: Final = (
     "disagree",
     "limit",
     "too_large",
+    "token",
+    "job",
 )
 """Every word that `WireError.reason` takes."""
 

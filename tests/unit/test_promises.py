@@ -135,6 +135,8 @@ PLACES = ("data_dir", "run_dir")  # these defaults depend on the user
 
 def agrees(told: str, value: object) -> bool:
     """Does the default column say this value?"""
+    if isinstance(value, bool):
+        return told == f"`{str(value).lower()}`"
     if isinstance(value, int | float):
         return float(told.strip("`")) == value
     return told == (f"`{value}`" if value else "none")

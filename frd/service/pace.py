@@ -1,0 +1,19 @@
+"""A token bucket: how long to wait so that something happens no faster than it may."""
+
+from __future__ import annotations
+
+
+class Pace:
+    """`rate` a second, after a burst of up to `burst`. Time enters as an argument."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._left = burst
+        self._at_s = 0.0
+
+    def take(self, amount: float, now_s: float) -> float:
+        """Take `amount`, now or on credit; seconds until the debt is paid."""
+        self._left = min(self._burst, self._left + (now_s - self._at_s) * self._rate) - amount
+        self._at_s = now_s
+        return max(0.0, -self._left / self._rate)
