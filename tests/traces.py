@@ -10,7 +10,7 @@ import numpy as np
 
 from frd.flight import Frame, Status, parse_profiling_name
 from frd.flight.trace import COMPLETED, SCHEDULED, STARTED, RankTrace, Trace
-from frd.model import AttemptKey, GroupInfo, RankInfo, Signature
+from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, Signature
 
 STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
 T0 = 1_700_000_000_000_000_000
@@ -51,6 +51,7 @@ class Dumped:
     status: Mapping[int, Status] = field(default_factory=dict)
     info: RankInfo | None = None
     offset_ns: int | None = None
+    uncertainty_ns: int | None = None
     version: str = "2.10"
     first_record: int = 0
 
@@ -63,6 +64,7 @@ class Folder:
     ranks: dict[int, Dumped] = field(default_factory=dict)
     world: int | None = None
     standing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    taken_at: AlignedNs | None = None
 
     def group(self, name: str, ranks: Iterable[int], desc: str = "") -> Folder:
         self.groups[name] = (
@@ -99,6 +101,7 @@ class Folder:
             threads=[],
             world_size=world if self.world is None else self.world,
             standing=self.standing,
+            taken_at=self.taken_at,
         )
 
 
@@ -119,6 +122,7 @@ def _rank(number: int, dumped: Dumped, groups: Sequence[str], into: _Dictionarie
         version=dumped.version,
         info=dumped.info,
         clock_offset_ns=dumped.offset_ns,
+        clock_uncertainty_ns=dumped.uncertainty_ns,
         record_id=_column(
             dumped.first_record + at if row.record_id is None else row.record_id
             for at, row in enumerate(rows)

@@ -51,6 +51,8 @@ def _facts(analysis: Analysis, folder: Path) -> Iterator[tuple[str, Text]]:
     yield "dumps", Text(_dumps(analysis))
     if span := _span(analysis):
         yield "recorded", Text(span)
+    if analysis.ranks:
+        yield "clocks", Text(plain(analysis.clock_source))
     for what in _unknown(analysis):
         yield "not known", Text(plain(what), style="yellow")
     here = f"{folder.absolute()}/"  # said often enough

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 
 from frd.flight.entry import Frame, Status
 from frd.flight.names import Name
-from frd.model import AttemptKey, Float64s, GroupInfo, Int32s, Int64s, RankInfo, Signature, UInt8s
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Float64s,
+    GroupInfo,
+    Int32s,
+    Int64s,
+    RankInfo,
+    Signature,
+    UInt8s,
+)
 
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
 """Values of the `state` column."""
@@ -63,6 +73,8 @@ class RankTrace:
     timeout_ms: Int64s
     status: Mapping[int, Status] = field(default_factory=dict)
     """Raw `pg_status` by `pg_id`."""
+    clock_uncertainty_ns: int | None = None
+    """How far off `clock_offset_ns` is at most; None when the folder does not tell."""
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -89,3 +101,5 @@ class Trace:
     standing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Where a rank's main thread stood when the dump was taken, innermost of the user's own frames
     first; only ranks of which the folder tells it."""
+    taken_at: AlignedNs | None = None
+    """When the dumps were taken, where the folder tells it."""

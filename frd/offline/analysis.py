@@ -18,13 +18,13 @@ from frd.engine.picture import Picture
 from frd.engine.waits import Op, Waits
 from frd.flight.trace import RankTrace, Trace
 from frd.forms import finding_json
-from frd.model import AlignedNs, Finding, GroupInfo, RankInfo
+from frd.model import AlignedNs, Finding, GroupInfo, Kind, RankInfo
 from frd.offline.clocks import clocks_of
 from frd.offline.collectives import Collective, Collectives, collectives_of
 from frd.offline.marks import marks_of
 from frd.offline.matching import matched
 from frd.offline.rows import RankRows, Rows, rows_of
-from frd.offline.verdict import judge
+from frd.offline.verdict import contradicted, judge
 
 __all__ = ["Analysis", "Collective", "Collectives", "GroupReport", "RankReport", "analyze"]
 
@@ -81,7 +81,7 @@ class Analysis:
 
     trace: Trace
     findings: Sequence[Finding]
-    """Oldest first; empty when `fault` is False."""
+    """Oldest first; at last those about clocks."""
     groups: Sequence[GroupReport]
     """Parallel to `Trace.groups`."""
     ranks: Mapping[int, RankReport]
@@ -91,8 +91,10 @@ class Analysis:
     collectives: Collectives
     clock_offsets_ns: Mapping[int, int]
     """By rank: added to its node's times to get aligned ones."""
+    clock_uncertainties_ns: Mapping[int, int | None]
+    """By rank: how far off its aligned times are at most; None where nothing bounds it."""
     clock_source: str
-    """Where the offsets come from, for people."""
+    """Where the offsets come from and how exact they are, for people."""
     fault: bool
     """False: the dumps show no communication fault."""
     summary: str
@@ -125,6 +127,14 @@ class Analysis:
                 for g in self.groups
             ],
             "missing_ranks": list(self.missing_ranks),
+            "clocks": {
+                "source": self.clock_source,
+                "offset_s": {str(r): ns / 1e9 for r, ns in self.clock_offsets_ns.items()},
+                "uncertainty_s": {
+                    str(r): None if ns is None else ns / 1e9
+                    for r, ns in self.clock_uncertainties_ns.items()
+                },
+            },
             "warnings": list(self.warnings),
             "fault": self.fault,
             "summary": self.summary,
@@ -138,23 +148,26 @@ def analyze(trace: Trace) -> Analysis:
     calls = rows.calls
     offset = np.array([clocks.offset_ns.get(int(r), 0) for r in rows.pair_rank.tolist()], np.int64)
     created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
-    marks = marks_of(rows, created, clocks.offset_ns)
+    marks = marks_of(rows, created, clocks)
     found = matched(rows, marks, created)
-    scene = judge(rows, marks, found, clocks.offset_ns, _latest(rows, clocks.offset_ns))
+    latest = _latest(rows, clocks.offset_ns)
+    scene = judge(rows, marks, found, clocks.offset_ns, latest)
+    findings = (*scene.findings, *contradicted(rows, clocks, latest))
     collectives = collectives_of(rows, marks, found)
     missing = _without_dump(trace)
     return Analysis(
         trace=trace,
-        findings=scene.findings,
+        findings=findings,
         groups=_groups(trace, collectives),
         ranks=_ranks(rows, scene.picture),
         missing_ranks=missing,
         collectives=collectives,
         clock_offsets_ns=clocks.offset_ns,
+        clock_uncertainties_ns=clocks.uncertainty_ns,
         clock_source=clocks.source,
         fault=bool(scene.findings),
-        summary=_summary(trace, scene.findings, missing),
-        warnings=(*trace.warnings, *clocks.warnings),
+        summary=_summary(trace, findings, missing),
+        warnings=trace.warnings,
     )
 
 
@@ -182,6 +195,8 @@ def _summary(trace: Trace, findings: Sequence[Finding], missing: Sequence[int]) 
         return f"the dumps hold no entries{without}"
     if not findings:
         return f"the dumps show no communication fault{without}"
+    if findings[0].kind is Kind.CLOCK_UNSYNCHRONIZED:
+        return f"the dumps show no communication fault, but {findings[0].summary}{without}"
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
     return f"{findings[0].summary}{more}{without}"
 

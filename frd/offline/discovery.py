@@ -16,13 +16,15 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from frd.errors import DumpError
 from frd.flight.stacktext import user_frames
-from frd.model import AttemptKey, RankInfo
+from frd.model import AlignedNs, AttemptKey, RankInfo
 
 MAX_FILES = 200_000
 MAX_META_BYTES = 4 * 1024 * 1024
@@ -44,6 +46,7 @@ class Identity:
 
     info: RankInfo | None = None
     clock_offset_ns: int | None = None
+    clock_uncertainty_ns: int | None = None
     stack: tuple[str, ...] = ()
     """Where the main thread stood, innermost of the user's own frames first."""
 
@@ -59,6 +62,8 @@ class Found:
     """The folder of identities and stacks, where `frd dump` made the dumps."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Ranks that did not answer `frd dump`, and why."""
+    taken_at: AlignedNs | None = None
+    """When `frd dump` made them."""
     warnings: tuple[str, ...] = ()
 
 
@@ -85,23 +90,21 @@ def discover(
     files = dict(_one_a_rank(found, ranks, warnings))
     if not files:
         raise DumpError(_nothing(path, prefix, ranks, bool(found)))
-    key = made.key if made else AttemptKey(path.name, 0)
-    failed = made.failed if made else {}
-    meta = made.meta if made else None
-    return Found(key, files, meta, failed, tuple(warnings))
+    if made is None:
+        return Found(AttemptKey(path.name, 0), files, warnings=tuple(warnings))
+    return Found(made.key, files, made.meta, made.failed, made.taken_at, tuple(warnings))
 
 
 def identity(found: Found, rank: int, warnings: list[str]) -> Identity:
     """What is told of a rank, empty where nothing is."""
     if found.meta is None:
         return Identity()
-    info, offset_ns = None, None
+    info, clock = None, _Clock()
     path = found.meta / f"rank_{rank}.json"
     try:
         told = msgspec.json.decode(_text(path))
         info = msgspec.convert(told, RankInfo, strict=False)
-        if (offset_s := told.get("clock_offset_s")) is not None:
-            offset_ns = round(msgspec.convert(offset_s, float) * 1e9)
+        clock = msgspec.convert(told, _Clock)
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
@@ -110,7 +113,26 @@ def identity(found: Found, rank: int, warnings: list[str]) -> Identity:
         text = _text(found.meta / f"rank_{rank}.stack.txt").decode("utf-8", "replace")
     except OSError:
         text = ""
-    return Identity(info, offset_ns, user_frames(text) if text else ())
+    return Identity(info, clock.offset_ns, clock.uncertainty_ns, user_frames(text) if text else ())
+
+
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+
+
+class _Clock(msgspec.Struct):
+    clock_offset_s: _Seconds | None = None
+    clock_uncertainty_s: _Seconds | None = None
+
+    @property
+    def offset_ns(self) -> int | None:
+        return None if self.clock_offset_s is None else round(self.clock_offset_s * 1e9)
+
+    @property
+    def uncertainty_ns(self) -> int | None:
+        """Of an offset; without one it says nothing."""
+        if self.clock_uncertainty_s is None or self.clock_offset_s is None:
+            return None
+        return round(abs(self.clock_uncertainty_s) * 1e9)
 
 
 # -- folders that `frd dump` made --------------------------------------------------------------
@@ -121,6 +143,7 @@ class _Summary(msgspec.Struct):
     attempt: int
     folder: str
     failed: dict[int, str] = {}
+    taken_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +152,7 @@ class _Made:
     meta: Path
     key: AttemptKey
     failed: dict[int, str]
+    taken_at: AlignedNs | None
 
 
 def _made_by_frd(path: Path, warnings: list[str]) -> _Made | None:
@@ -147,7 +171,8 @@ def _made_by_frd(path: Path, warnings: list[str]) -> _Made | None:
         if folder.parent != root or not folder.is_dir() or path not in (root, folder):
             continue
         meta = root / f"{told.folder}{_META}"
-        return _Made(folder, meta, AttemptKey(told.job, told.attempt), told.failed)
+        taken_at = AlignedNs(int(told.taken_at.timestamp() * 1e9)) if told.taken_at else None
+        return _Made(folder, meta, AttemptKey(told.job, told.attempt), told.failed, taken_at)
     return None
 
 

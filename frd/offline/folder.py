@@ -105,6 +105,7 @@ class _Join:
             version=columns.version,
             info=told.info,
             clock_offset_ns=told.clock_offset_ns,
+            clock_uncertainty_ns=told.clock_uncertainty_ns,
             status=columns.status,
             duration_ms=columns.duration_ms,
             **rows,
@@ -133,6 +134,7 @@ class _Join:
             world_size=_world_size(ranks.values(), groups),
             warnings=tuple(self._warnings),
             standing=dict(sorted(self._stacks.items())),
+            taken_at=self._found.taken_at,
         )
 
     def _warn(self, source: str, warnings: tuple[str, ...]) -> None:

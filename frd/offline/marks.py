@@ -18,11 +18,10 @@ from frd.engine.edges import is_synchronizing
 from frd.engine.picture import Bools
 from frd.flight import Status, judges
 from frd.model import UNKNOWN_SEQ, Int64s
+from frd.offline.clocks import Clocks
 from frd.offline.rows import RankRows, Rows
 
 _NEVER = np.int64(np.iinfo(np.int64).max)
-_SLACK_NS = 50_000_000
-"""Clocks of different nodes are taken to agree this well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +39,8 @@ class Marks:
     """The member may have come further than its marks say."""
 
 
-def marks_of(rows: Rows, created_ns: Int64s, offset_ns: Mapping[int, int]) -> Marks:
-    """`created_ns` are the aligned times of the calls, `offset_ns` what aligns each rank's."""
+def marks_of(rows: Rows, created_ns: Int64s, clocks: Clocks) -> Marks:
+    """`created_ns` are the aligned times of the calls."""
     marks = _of_calls(rows, created_ns)
     numbered = _p2p_series(rows)
     for rank, one in rows.ranks.items():
@@ -51,12 +50,12 @@ def marks_of(rows: Rows, created_ns: Int64s, offset_ns: Mapping[int, int]) -> Ma
             _of_status(rows, rank, one, marks, numbered)
             unknown = mine[(marks.head_since[mine] == 0) & _is_waiting(marks, mine)]
             if len(unknown):
-                marks.head_since[unknown] = _began(one) + offset_ns.get(rank, 0)
+                marks.head_since[unknown] = _began(one) + clocks.offset_ns[rank]
     if marks.hidden.any():
         _prove_by_value(rows, marks, numbered)
     _doubt_implausible(rows, marks)
     if marks.hidden.any():
-        _prove_by_time(rows, marks, offset_ns)
+        _prove_by_time(rows, marks, clocks)
     return marks
 
 
@@ -204,7 +203,7 @@ def _joined_by_all(rows: Rows) -> Int64s:
     return last
 
 
-def _prove_by_time(rows: Rows, marks: Marks, offset_ns: Mapping[int, int]) -> None:
+def _prove_by_time(rows: Rows, marks: Marks, clocks: Clocks) -> None:
     """A ring that reaches back to before the others began to wait, and shows nothing of the
     series, proves that the rank did not come with them."""
     for pair in np.flatnonzero(marks.hidden).tolist():
@@ -212,10 +211,11 @@ def _prove_by_time(rows: Rows, marks: Marks, offset_ns: Mapping[int, int]) -> No
         one = rows.ranks[rank]
         pairs = rows.series[int(rows.pair_series[pair])].pairs
         waiting = marks.head_since[pairs] > 0
-        began = _began(one) + offset_ns.get(rank, 0)
         if one.active_only or one.has_holes or not len(one.current) or not waiting.any():
             continue
-        if began + _SLACK_NS < int(marks.head_since[pairs][waiting].min()):
+        began = _began(one) + clocks.offset_ns[rank] + clocks.slack_ns[rank]
+        slack = [clocks.slack_ns[r] for r in rows.pair_rank[pairs][waiting].tolist()]
+        if began < int((marks.head_since[pairs][waiting] - np.array(slack)).min()):
             behind = int(marks.completed[pairs][waiting].min())
             marks.enqueued[pair] = marks.completed[pair] = behind
             marks.hidden[pair] = False

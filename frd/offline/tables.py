@@ -139,6 +139,9 @@ def _rank(analysis: Analysis) -> _Columns:
     def offset(report: RankReport) -> int | None:
         return analysis.clock_offsets_ns.get(report.rank)
 
+    def uncertainty(report: RankReport) -> int | None:
+        return analysis.clock_uncertainties_ns.get(report.rank)
+
     return {
         "rank": ("int", lambda r: r.rank),
         "source": ("str", lambda r: r.source),
@@ -152,6 +155,7 @@ def _rank(analysis: Analysis) -> _Columns:
         "resets": ("int", lambda r: r.resets),
         "waiting_in": ("str", lambda r: r.waiting_in),
         "clock_offset_ns": ("int", offset),
+        "clock_uncertainty_ns": ("int", uncertainty),
     }
 
 

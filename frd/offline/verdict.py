@@ -7,7 +7,7 @@ are told up to the latest moment that any dump tells, for nobody knows when the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,15 +23,19 @@ from frd.model import (
     AlignedNs,
     Confidence,
     Finding,
+    FindingState,
+    Kind,
     RankState,
     Reason,
     Suspect,
     Witness,
 )
 from frd.offline.channels import channels_of
+from frd.offline.clocks import Clocks
 from frd.offline.marks import Marks
 from frd.offline.matching import Matched, facts_of
 from frd.offline.rows import RankRows, Rows
+from frd.offline.texts import span_text
 
 _LAST_WORD_NS = 3_600_000_000_000
 """How long after the latest moment a dump still speaks: longer than any threshold."""
@@ -113,6 +117,27 @@ def _stalls(rows: Rows, marks: Marks, picture: Picture) -> StallTable:
         np.concatenate((marks.completed[pair] + 1, np.full(len(p2p.rank), UNKNOWN_SEQ))),
         np.concatenate((marks.head_since[pair], p2p.since)),
     )
+
+
+def contradicted(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding]:
+    """A finding of each clock that cannot be what it says."""
+    key = rows.trace.key
+    for domain in clocks.domains:
+        if not domain.off_by_ns:
+            continue
+        node = summary.clean(domain.name)
+        whose = "" if node == summary.ranks(domain.ranks) else f" ({summary.ranks(domain.ranks)})"
+        yield Finding(
+            id=compose.finding_id(key, Kind.CLOCK_UNSYNCHRONIZED, domain.name, now),
+            kind=Kind.CLOCK_UNSYNCHRONIZED,
+            state=FindingState.OPEN,
+            job=key.job,
+            attempt=key.attempt,
+            opened_at=now,
+            summary=f"the clock of {node}{whose} is wrong or has stepped: collectives put it off "
+            f"by {span_text(domain.off_by_ns)} or more, so its ranks are not ordered with others: "
+            "look at its time service",
+        )
 
 
 # -- findings --------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ import pytest
 
 import frd
 from frd.flight import Frame, Status
-from frd.model import Confidence, Kind, RankInfo, Reason
+from frd.model import Confidence, Kind, Reason
 from frd.offline.analysis import Analysis, analyze
 from frd.offline.channels import channels_of
-from frd.offline.clocks import clocks_of
 from frd.offline.rows import rows_of
-from tests.traces import MS, T0, Folder, Row
+from tests.traces import Folder, Row
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -248,54 +247,6 @@ def test_gloo_p2p_leaves_doubt() -> None:
     (suspect,) = finding.suspects
     assert (suspect.rank, suspect.confidence) == (2, Confidence.MEDIUM)
     assert "which its backend does not record" in suspect.evidence
-
-
-# -- clocks ----------------------------------------------------------------------------------
-
-
-def test_offsets_of_the_folder_are_used() -> None:
-    """Rank 1's clock is 5 s ahead and the folder says so: the first to wait was rank 1."""
-    folder = Folder().group("0", range(3)).rank(2)
-    folder.rank(0, stuck(1, at=1_000), offset_ns=0)
-    folder.rank(1, stuck(1, at=5_500), offset_ns=-5_000 * MS)
-    folder.ranks[2].offset_ns = 0
-    found = analyze(folder.trace())
-    assert found.clock_source == "the clock offsets that the folder tells"
-    assert found.collectives[0].first_created_ns == T0 + 500 * MS
-
-
-@pytest.mark.parametrize("error_ms", [-60_000.0, 7_000.0])
-def test_offsets_are_estimated_from_completed_collectives(error_ms: float) -> None:
-    """Nobody completes an all_reduce before the last came: two clocks apart by that cannot be."""
-    folder = Folder().group("0", range(2))
-    for rank, error in ((0, 0.0), (1, error_ms)):
-        times = [100.0 * seq + error for seq in range(1, 9)]
-        rows = [done(n, at=at, completed_at=at + 20) for n, at in enumerate(times, 1)]
-        folder.rank(rank, *rows)
-    clocks = clocks_of(rows_of(folder.trace()))
-    assert abs(clocks.offset_ns[1] / MS + error_ms) <= 20
-    assert "corrected" in clocks.source
-
-
-def test_clocks_that_agree_are_left_alone() -> None:
-    """Completion comes after creation on every clock: nothing asks for a correction."""
-    folder = (
-        Folder()
-        .group("0", range(2))
-        .everybody(
-            *(done(seq, at=seq * 100, completed_at=seq * 100 + 20) for seq in range(1, 9)),
-            ranks=[0, 1],
-        )
-    )
-    assert clocks_of(rows_of(folder.trace())).offset_ns == {0: 0, 1: 0}
-
-
-def test_ranks_of_one_node_share_a_clock() -> None:
-    """All identities name one boot: there is nothing to estimate."""
-    folder = Folder().group("0", range(2)).everybody(done(1, completed_at=9), ranks=[0, 1])
-    for rank, dump in folder.ranks.items():
-        dump.info = RankInfo(rank, 2, "n0", "boot", 7 + rank)
-    assert clocks_of(rows_of(folder.trace())).source == "one node, one clock"
 
 
 # -- what people get -------------------------------------------------------------------------

@@ -1,0 +1,178 @@
+"""Whose clock is how far off in a folder of dumps: told, estimated, or known to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.model import AlignedNs, Kind, RankInfo
+from frd.offline.analysis import analyze
+from frd.offline.clocks import Clocks, clocks_of
+from frd.offline.rows import rows_of
+from tests.traces import MS, T0, Folder, Row
+
+
+def step(seq: int, at: float, took: float = 20.0) -> Row:
+    return Row("nccl:all_reduce", seq, at=at, completed_at=at + took)
+
+
+def job(*errors_ms: float, steps: int = 8) -> Folder:
+    """A rank a node, all in one group; each node's clock is ahead by its error."""
+    folder = Folder().group("0", range(len(errors_ms)))
+    for rank, error in enumerate(errors_ms):
+        folder.rank(rank, *(step(seq, 100.0 * seq + error) for seq in range(1, steps + 1)))
+        folder.ranks[rank].info = RankInfo(rank, len(errors_ms), f"n{rank}", f"boot {rank}", 7)
+    return folder
+
+
+def tell(folder: Folder, rank: int, offset_ms: float, uncertainty_ms: float | None) -> None:
+    folder.ranks[rank].offset_ns = round(offset_ms * MS)
+    if uncertainty_ms is not None:
+        folder.ranks[rank].uncertainty_ns = round(uncertainty_ms * MS)
+
+
+def clocks(folder: Folder) -> Clocks:
+    return clocks_of(rows_of(folder.trace()))
+
+
+# -- told --------------------------------------------------------------------------------------
+
+
+def test_offsets_of_the_folder_are_used() -> None:
+    """Rank 1's clock is 5 s ahead and the folder says so: the first to wait was rank 1."""
+    folder = Folder().group("0", range(3)).rank(2)
+    folder.rank(0, Row("nccl:all_reduce", 1, at=1_000, state="scheduled"))
+    folder.rank(1, Row("nccl:all_reduce", 1, at=5_500, state="scheduled"))
+    for rank, offset_ms in enumerate((0, -5_000, 0)):
+        tell(folder, rank, offset_ms, 0.12)
+    found = analyze(folder.trace())
+    assert found.clock_source == "told by the dump, ±120 µs"
+    assert found.collectives[0].first_created_ns == T0 + 500 * MS
+    assert set(found.clock_uncertainties_ns.values()) == {120_000}
+
+
+def test_an_offset_without_a_bound() -> None:
+    """Whoever wrote the folder knew no bound: what collectives tell is one."""
+    folder = job(0, 7_000)
+    for rank, offset_ms in enumerate((0, -7_000)):
+        tell(folder, rank, offset_ms, None)
+    assert clocks(folder).offset_ns == {0: 0, 1: -7_000 * MS}
+    assert clocks(folder).source == "estimated from 8 collectives, ±20 ms"
+    silent = Folder().group("0", range(2)).rank(0, offset_ns=5).rank(1, offset_ns=6)
+    assert clocks(silent).source == "told by the dump, how exactly it does not say"
+    assert clocks(silent).uncertainty_ns == {0: None, 1: None}
+
+
+def test_clocks_drift_between_the_last_entry_and_the_dump() -> None:
+    """Dumps taken 100 s after the last entry say less of it: 100 ppm of that."""
+    folder = job(0, 0)
+    folder.taken_at = AlignedNs(T0 + 800 * MS + 100_000 * MS)
+    for rank in (0, 1):
+        tell(folder, rank, 0, 0.5)
+    assert clocks(folder).source == "told by the dump, ±10 ms"
+
+
+def test_nodes_that_the_folder_does_not_tell_of_are_estimated() -> None:
+    """One node's agent had no clock yet: its bounds come from the others, and it is said so."""
+    folder = job(0, 0, 3_000)
+    for rank in (0, 1):
+        tell(folder, rank, 0, 0.1)
+    found = clocks(folder)
+    assert abs(found.offset_ns[2] + 3_000 * MS) <= 20 * MS
+    assert found.source == (
+        "2 clocks told by the dump, ±100 µs; 1 clock estimated from 8 collectives, ±20 ms"
+    )
+
+
+# -- estimated -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error_ms", [-60_000.0, 7_000.0])
+def test_offsets_are_estimated_from_completed_collectives(error_ms: float) -> None:
+    """Nobody completes an all_reduce before the last came: two clocks apart by that cannot be."""
+    found = clocks(job(0, error_ms))
+    reach = found.uncertainty_ns[1]
+    assert reach is not None
+    assert abs(found.offset_ns[1] + error_ms * MS) <= reach <= 21 * MS
+    assert found.source == "estimated from 8 collectives, ±20 ms"
+
+
+def test_clocks_that_agree_are_left_alone() -> None:
+    """Completion comes after creation on every clock: nothing asks for a correction."""
+    assert clocks(job(0, 5)).offset_ns == {0: 0, 1: 0}
+
+
+def test_ranks_of_one_node_share_a_clock() -> None:
+    """All identities name one boot: there is nothing to estimate."""
+    folder = job(0, 0)
+    for rank, dump in folder.ranks.items():
+        dump.info = RankInfo(rank, 2, "n0", "boot", 7 + rank)
+    assert clocks(folder).source == "one node, one clock"
+    assert clocks(folder).uncertainty_ns == {0: 0, 1: 0}
+
+
+def test_bounds_travel_from_group_to_group() -> None:
+    """Rank 2 shares no group with rank 0, but rank 1 shares one with both."""
+    folder = Folder().group("1", [0, 1]).group("2", [1, 2])
+    both = [Row("nccl:all_reduce", 1, g, at=50, completed_at=60) for g in ("1", "2")]
+    folder.rank(0, both[0]).rank(1, *both)
+    folder.rank(2, Row("nccl:all_reduce", 1, "2", at=9_050, completed_at=9_060))
+    found = clocks(folder)
+    assert abs(found.offset_ns[2] - found.offset_ns[0] + 9_000 * MS) <= 41 * MS
+
+
+def test_nothing_completed() -> None:
+    """Gloo tells no times of completion: the nodes' own clocks are all there is."""
+    folder = job(0, 7_000)
+    for dump in folder.ranks.values():
+        for row in dump.rows:
+            row.completed_at = None
+    assert clocks(folder).source == "unsynchronized: no collective that completed at a known time"
+    assert clocks(folder).uncertainty_ns == {0: None, 1: None}
+
+
+# -- wrong -----------------------------------------------------------------------------------------
+
+
+def test_a_told_clock_that_lies_is_the_one_that_is_named() -> None:
+    """Node 2's offset is off by 2.5 s: three others agree on that, and they stay as they are."""
+    folder = job(0, 0, 2_500, 0)
+    for rank in range(4):
+        tell(folder, rank, 0, 0.1)
+    found = analyze(folder.trace())
+    (finding,) = found.findings
+    assert finding.kind is Kind.CLOCK_UNSYNCHRONIZED
+    assert finding.summary.startswith("the clock of n2 (rank 2) is wrong or has stepped: ")
+    assert "by 2.5 s or more" in finding.summary
+    assert (found.fault, found.clock_uncertainties_ns[2]) == (False, None)
+    assert found.clock_uncertainties_ns[3] == 100_000
+    assert found.clock_source == (
+        "3 clocks told by the dump, ±100 µs; 1 clock unsynchronized: contradicted by collectives"
+    )
+    assert "no communication fault, but the clock of n2" in found.summary
+
+
+@pytest.mark.parametrize("stepped", [0, 1, 2])
+def test_a_step_in_the_middle_is_found_without_any_help(stepped: int) -> None:
+    """One of three clocks is set back by 3 s half way: no offset fits, whichever it was."""
+    folder = job(0, 0, 0)
+    folder.ranks[stepped].rows[4:] = [step(at, 100.0 * at - 3_000) for at in range(5, 9)]
+    found = clocks_of(rows_of(folder.trace()))
+    assert [one.name for one in found.domains if one.off_by_ns] == [f"n{stepped}"]
+
+
+def test_of_two_clocks_that_contradict_each_other_nobody_knows_which() -> None:
+    """Two nodes, one of them stepped: both are named."""
+    folder = job(0, 0)
+    folder.ranks[1].rows[4:] = [step(at, 100.0 * at - 3_000) for at in range(5, 9)]
+    assert [finding.kind for finding in analyze(folder.trace()).findings] == [
+        Kind.CLOCK_UNSYNCHRONIZED,
+        Kind.CLOCK_UNSYNCHRONIZED,
+    ]
+
+
+def test_json_tells_offsets_and_how_exact_they_are() -> None:
+    """By rank, in seconds; null where nothing bounds them."""
+    told = analyze(job(0, 7_000).trace()).to_json()["clocks"]
+    assert told["source"].startswith("estimated from 8")
+    assert told["offset_s"]["1"] == pytest.approx(-7.0, abs=0.03)
+    assert told["uncertainty_s"]["1"] == pytest.approx(0.02, abs=0.001)
