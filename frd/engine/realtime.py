@@ -1,6 +1,6 @@
 """How far a host's CLOCK_REALTIME is ahead of its CLOCK_MONOTONIC_RAW, read now and then.
 
-The raw clock only counts; the real one is slewed (by the kernel at most 500 ppm) and stepped. Two
+The raw clock only counts; the real one is slewed (by a little) and stepped. Two
 readings in a row that differ by more than slewing explains have a step between them. Nobody saw the
 moment: between two readings either of them may hold, so the interval covers both, and widens with
 the distance from the nearer one. Beyond the last reading it widens with the distance from that;
@@ -15,8 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Final, Generic, TypeVar
 
-SLEW_PPM: Final = 500
-"""At most, of a real clock against the raw one of the same host."""
+SLEW_PPM: Final = 601
+"""At most, of a real clock against the raw one of the same host: the kernel slews by at most 500,
+and corrects the drift of the raw clock besides."""
 MOST_READINGS: Final = 256
 _RATE_FROM_NS: Final = 1_000_000_000
 _RATE_OVER_NS: Final = 8_000_000_000
@@ -81,6 +82,10 @@ class RealTable(Generic[Raw, Real]):
     @property
     def last_raw(self) -> int:
         return self._raws[-1]
+
+    @property
+    def last_real(self) -> int:
+        return self._raws[-1] + self._aheads[-1]
 
     def last(self) -> tuple[int, int, int]:
         """The newest reading: raw, how far real was ahead, slack."""
