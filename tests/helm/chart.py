@@ -68,6 +68,7 @@ def render(
     cluster: Cluster = Cluster(),
     name: str = "frd",
     namespace: str = "frd",
+    chart: Path = CHART,
 ) -> Rendered:
     """What `helm install` would send.
 
@@ -81,15 +82,17 @@ def render(
         "kube_version": f"v{cluster.version}.0",
         "api_versions": list(cluster.apis),
     }
-    texts: dict[str, str] = json.loads(_render(json.dumps(values or {}), json.dumps(options)))
+    texts: dict[str, str] = json.loads(
+        _render(chart, json.dumps(values or {}), json.dumps(options))
+    )
     notes = texts.pop("frd/templates/NOTES.txt")
     objects = (thing for text in texts.values() for thing in yaml.safe_load_all(text))
     return Rendered(tuple(thing for thing in objects if thing), notes)
 
 
 @cache
-def _render(values: str, options: str) -> str:
-    with helm.Chart.load(CHART) as chart:
+def _render(path: Path, values: str, options: str) -> str:
+    with helm.Chart.load(path) as chart:
         answer: str = helm._native.call_string("helm_render", chart._raw(), values, options)
     return answer
 

@@ -1,0 +1,193 @@
+"""The service that the chart starts, started: its file, its Secrets, its probes, its hook pod."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from frd import config
+from frd.cli import cli
+from tests.helm.chart import Object, Rendered, render
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "insecure": {"insecure": True},
+    "client certificates": {"tls": {"clientCertificates": True}},
+    "keys of frd": {
+        "config": {
+            "policy": {"stall_after_s": 12.5, "max_ranks": 20000},
+            "expected_agents": {"a job": 3, "b": 4},
+            "store": {"journal_bytes": 268435456},
+        }
+    },
+}
+
+
+def container(rendered: Rendered) -> Object:
+    (found,) = rendered.one("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def mounted(rendered: Rendered, root: Path) -> str:
+    """Puts the pod's files below `root`; its configuration, with paths that lead there."""
+    pod = rendered.one("StatefulSet")["spec"]["template"]["spec"]
+    sources = [v["projected"]["sources"] for v in pod["volumes"] if "projected" in v]
+    for source in (source["secret"] for found in sources for source in found):
+        data = rendered.one("Secret", source["name"])["data"]
+        for item in source["items"]:
+            path = root / "etc/frd/credentials" / item["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(base64.b64decode(data[item["key"]]))
+            path.chmod(0o440)
+    text: str = rendered.one("ConfigMap", "frd")["data"]["frd.toml"]
+    return text.replace('"/etc/', f'"{root}/etc/').replace('"/var/', f'"{root}/var/')
+
+
+@pytest.mark.parametrize("values", OPTIONS.values(), ids=OPTIONS)
+def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> None:
+    """`frd serve` would start beyond loopback with it: every key known, every file mounted."""
+    rendered = render(values)
+    (tmp_path / "frd.toml").write_text(mounted(rendered, tmp_path))
+    loaded = config.load(tmp_path / "frd.toml")
+    assert (loaded.grpc, loaded.http) == ("0.0.0.0:9373", "0.0.0.0:9374")
+    assert loaded.insecure is values.get("insecure", False)
+    for path in (loaded.tls.cert_file, loaded.tls.key_file, loaded.auth.token_file):
+        assert loaded.insecure if path is None else path.is_file()
+    for section, given in values.get("config", {}).items():
+        for key, value in given.items():
+            there = getattr(loaded, section)
+            assert (there[key] if isinstance(there, dict) else getattr(there, key)) == value
+
+
+def test_the_command_line_is_frds() -> None:
+    """The container's command and its option exist, and so does the folder that it names."""
+    found = container(render())
+    name, sub, option = found["command"]
+    command = cli.get_command(click.Context(cli), sub)
+    assert name == "frd"
+    assert command is not None
+    flag, _, path = option.partition("=")
+    assert flag in {opt for parameter in command.params for opt in parameter.opts}
+    assert path.rpartition("/")[0] in {mount["mountPath"] for mount in found["volumeMounts"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    http: str
+    rendered: Rendered
+    ca: Path
+
+    def get(self, path: str, token: str = "") -> tuple[int, str]:
+        context = ssl.create_default_context(cafile=str(self.ca))
+        url = f"https://localhost:{self.http.rpartition(':')[2]}{path}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(url, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, ""
+
+    def token(self, role: str) -> str:
+        data = self.rendered.one("Secret", "frd-tokens")["data"]
+        return base64.b64decode(data[role]).decode()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """`frd serve` with the chart's default configuration, certificate and tokens."""
+    root = tmp_path_factory.mktemp("pod")
+    rendered = render()
+    (root / "frd.toml").write_text(mounted(rendered, root))
+    ca = root / "ca.crt"
+    ca.write_bytes(base64.b64decode(rendered.one("Secret", "frd-tls")["data"]["ca.crt"]))
+    frd = Path(sys.executable).parent / "frd"
+    command = [str(frd), "serve", "--config", str(root / "frd.toml")]
+    anywhere = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command + anywhere, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield Running(json.loads(process.stdout.readline())["http"], rendered, ca)
+        finally:
+            process.terminate()
+
+
+def test_the_kubelet_gets_its_answers(running: Running) -> None:
+    """Every probe's path answers without a token, under the scheme that the probe uses."""
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = container(running.rendered)[probe]["httpGet"]
+        assert asked["scheme"] == "HTTPS"
+        assert running.get(asked["path"])[0] == 200
+
+
+def test_prometheus_gets_metrics_with_the_readers_token(running: Running) -> None:
+    """The token in the monitor's Secret opens /metrics; none does not, nor does the agents'."""
+    assert "frd_build_info" in running.get("/metrics", running.token("reader"))[1]
+    assert running.get("/metrics")[0] == 401
+    assert running.get("/metrics", running.token("agent"))[0] in (401, 403)
+    assert running.get("/api/v1/findings", running.token("operator"))[0] == 200
+
+
+def test_the_hook_pod_says_ready(running: Running) -> None:
+    """Its own command, against the running service, with the CA that it would mount."""
+    pod = running.rendered.one("Pod")["spec"]
+    (hook,) = pod["containers"]
+    env = {variable["name"]: variable["value"] for variable in hook["env"]}
+    assert env["URL"] == "https://frd.frd.svc:9374/-/ready"
+    assert env["SSL_CERT_FILE"] == "/etc/frd/ca.crt"
+    url = f"https://localhost:{running.http.rpartition(':')[2]}/-/ready"
+    done = subprocess.run(
+        [sys.executable, *hook["command"][1:]],
+        env=os.environ | {"URL": url, "SSL_CERT_FILE": str(running.ca)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "frd is ready\n"), done.stderr
+
+
+def test_the_certificate_has_every_name_of_the_service(tmp_path: Path) -> None:
+    """Agents, Prometheus and a port-forward call it by names that the certificate has."""
+    data = render().one("Secret", "frd-tls")["data"]
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(base64.b64decode(data[name]))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    client = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    names = ("frd", "frd.frd", "frd.frd.svc", "frd.frd.svc.cluster.local", "localhost")
+    for name in (*names, "frd-0.frd-headless.frd.svc", "127.0.0.1"):
+        shake_hands(server, client, name)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(server, client, "other.frd.svc")
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """A TLS handshake in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    assert all(end.version() for end in ends)

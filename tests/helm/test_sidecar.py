@@ -1,0 +1,216 @@
+"""The agent beside the ranks: the recipe in the notes, the examples, and that they work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from frd_agent import config as agent_config
+from frd_agent.exec import environment
+from tests.helm.chart import (
+    ROOT,
+    Cluster,
+    Object,
+    check,
+    containers,
+    render,
+)
+
+EXAMPLES = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))
+PACKAGE = ROOT / "agents/frd_agent"
+LABELS = {
+    "Job": "batch.kubernetes.io/job-name",
+    "JobSet": "jobset.sigs.k8s.io/jobset-name",
+    "PyTorchJob": "training.kubeflow.org/job-name",
+}
+"""What each kind's controller puts on all pods of one job."""
+
+
+def recipe(values: dict[str, Any] | None = None) -> Object:
+    """The part of a pod's spec that the notes show."""
+    notes = render(values).notes
+    blocks = re.split(r"\n\n(?=\S)", notes)
+    (block,) = (b for b in blocks if "containers:" in b)
+    part: Object = yaml.safe_load(textwrap.dedent(block.partition("\n\n")[2]))
+    return part
+
+
+def templates(thing: Any) -> Iterator[Object]:
+    """Every pod template in an object of whatever kind."""
+    if isinstance(thing, dict):
+        if "containers" in thing.get("spec", {}):
+            yield thing
+        for part in thing.values():
+            yield from templates(part)
+    elif isinstance(thing, list):
+        for part in thing:
+            yield from templates(part)
+
+
+def example(path: Path) -> tuple[str, Object]:
+    """The job's kind and its one pod template."""
+    job = list(yaml.safe_load_all(path.read_text("utf-8")))[-1]
+    (template,) = templates(job)
+    return job["kind"], template
+
+
+def variables(container: Object) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in container.get("env", ())}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_the_recipe_applied(path: Path) -> None:
+    """Agent, volumes and variables are the chart's, word for word; the rest is the job's."""
+    told, (kind, template) = recipe(), example(path)
+    pod = template["spec"]
+    for key in ("initContainers", "volumes", "shareProcessNamespace"):
+        assert pod[key] == told[key]
+    (training,), (ours,) = pod["containers"], told["containers"]
+    for entry in ours["env"]:
+        if entry["name"] == "FRD_JOB":
+            entry["valueFrom"]["fieldRef"]["fieldPath"] = f"metadata.labels['{LABELS[kind]}']"
+        assert entry in training["env"]
+    assert ours["volumeMounts"] == training["volumeMounts"]
+    assert template["metadata"]["labels"]["frd-agent"] == "sidecar"
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.33", "1.37"])
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_examples_pods_are_valid(path: Path, version: str) -> None:
+    """The pod passes Kubernetes' schema; so does all else that is Kubernetes' own."""
+    _, template = example(path)
+    metadata = {"name": "train-0"} | template["metadata"]
+    check({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    for thing in yaml.safe_load_all(path.read_text("utf-8")):
+        if thing["apiVersion"] in ("v1", "batch/v1"):
+            check(thing, version)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_ranks_and_agent_are_one_user(path: Path) -> None:
+    """The agent reads files that only their owner may read."""
+    pod = example(path)[1]["spec"]
+    users = {
+        (pod["securityContext"] | c.get("securityContext", {}))["runAsUser"]
+        for c in containers(pod)
+    }
+    assert len(users) == 1
+
+
+def test_the_recipe_asks_for_nothing_privileged() -> None:
+    """A namespace that enforces the restricted standard takes the sidecar."""
+    for container in recipe()["initContainers"]:
+        context = container["securityContext"]
+        assert context["runAsNonRoot"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert not context["allowPrivilegeEscalation"]
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    root = recipe({"agent": {"sidecar": {"runAsUser": 0}}})["initContainers"][1]["securityContext"]
+    assert not root["runAsNonRoot"]
+    assert root["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_sidecar_outlives_and_never_holds_up_the_ranks() -> None:
+    """It is a native sidecar without probes, and a Guaranteed pod stays one."""
+    _, agent = recipe()["initContainers"]
+    assert agent["restartPolicy"] == "Always"
+    assert not [key for key in agent if key.endswith("Probe")]
+    assert agent["resources"]["requests"] == agent["resources"]["limits"]
+
+
+def test_the_recipe_sets_what_exec_would(tmp_path: Path) -> None:
+    """The variables are those of `frd-agent exec`, with the pod's paths in them."""
+    set_by_exec = environment({}, str(tmp_path), job="j")
+    (training,) = recipe()["containers"]
+    told = variables(training)
+    told["FRD_JOB"] = "j"
+    expected = {
+        name: value.replace(str(tmp_path), "/run/frd/run").replace(str(PACKAGE), "/run/frd/tap")
+        for name, value in set_by_exec.items()
+    }
+    assert told == expected
+
+
+def test_the_copied_tap_starts(tmp_path: Path) -> None:
+    """The init container's command, run, gives a tap that torch.distributed brings to life."""
+    image = tmp_path / "opt/frd/tap"
+    shutil.copytree(PACKAGE / "_site", image / "_site")
+    shutil.copy(PACKAGE / "tap.py", image)
+    shared = tmp_path / "run/frd"
+    shared.mkdir(parents=True)
+    program, flag, script = recipe()["initContainers"][0]["command"]
+    script = script.replace("/opt/frd", f"{tmp_path}/opt/frd").replace("/run/frd", str(shared))
+    for _ in range(2):  # a restarted pod sandbox runs it again
+        subprocess.run([program, flag, script], check=True)
+    assert (shared / "run/dumps").stat().st_mode & 0o777 == 0o700
+    package = tmp_path / "torch/distributed"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("")
+    code = "import torch.distributed, threading; print([t.name for t in threading.enumerate()])"
+    paths = [str(shared / "tap/_site"), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "FRD_RUN_DIR": str(shared / "run")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "frd-tap" in done.stdout
+
+
+def test_a_missing_image_part_does_not_hold_up_the_pod(tmp_path: Path) -> None:
+    """When the copy fails, the container still ends well, and the ranks start without a tap."""
+    program, flag, script = recipe()["initContainers"][0]["command"]
+    script = script.replace("/opt/frd", f"{tmp_path}/no").replace("/run/frd", f"{tmp_path}/no")
+    subprocess.run([program, flag, script], check=True, stderr=subprocess.DEVNULL)
+
+
+def test_the_agent_takes_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys in agent.config reach the agent as its own variables."""
+    values = {"agent": {"config": {"poll_s": 1, "outbox_rows": 5000, "log_level": "debug"}}}
+    for name, value in variables(recipe(values)["initContainers"][1]).items():
+        monkeypatch.setenv(name, value)
+    loaded = agent_config.load()
+    assert (loaded.poll_s, loaded.outbox_rows, loaded.log_level) == (1, 5000, "debug")
+
+
+def test_without_tls_the_agent_needs_no_secret() -> None:
+    """An insecure release mounts nothing and asks for no file."""
+    told = recipe({"insecure": True})
+    assert [volume["name"] for volume in told["volumes"]] == ["frd"]
+    assert not [word for word in told["initContainers"][1]["command"] if "-file" in word]
+
+
+def test_the_agents_secret_is_where_the_jobs_are() -> None:
+    """Each namespace gets the CA and the agents' token, and nothing that opens more."""
+    rendered = render({"agent": {"namespaces": ["training"]}})
+    secrets = [s for s in rendered.of("Secret") if s["metadata"]["name"] == "frd-agent"]
+    assert {secret["metadata"]["namespace"] for secret in secrets} == {"frd", "training"}
+    tokens = rendered.one("Secret", "frd-tokens")["data"]
+    for secret in secrets:
+        assert secret["data"].keys() == {"ca.crt", "token"}
+        assert secret["data"]["token"] == tokens["agent"]
+
+
+def test_a_cluster_without_native_sidecars_is_told() -> None:
+    """Before 1.29 an init container that never ends would hold the pod for ever."""
+    assert 'see "Before 1.29"' in render(cluster=Cluster("1.28")).notes
+    assert 'see "Before 1.29"' not in render(cluster=Cluster("1.29")).notes
+
+
+def test_with_the_daemonset_the_notes_show_its_way() -> None:
+    """Pods then share the host's directory and bring no agent of their own."""
+    told = recipe({"agent": {"daemonset": {"enabled": True, "hostPath": "/srv/frd"}}})
+    assert "initContainers" not in told
+    assert told["volumes"] == [{"name": "frd", "hostPath": {"path": "/srv/frd"}}]

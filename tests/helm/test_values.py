@@ -1,0 +1,136 @@
+"""Values: what the schema lets through, and that schema, table and defaults tell the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+import frd
+from tests.helm import keys
+from tests.helm.chart import CHART, helm, render
+
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+KUBERNETES_OWN = {
+    "affinity",
+    "global",
+    "limits",
+    "podSecurityContext",
+    "requests",
+    "securityContext",
+}
+"""Objects whose insides are Kubernetes' (or Helm's) to judge."""
+WHOLE = {"podSecurityContext", "securityContext", "resources", "agent.resources"}
+"""Told in one row of the table."""
+MAPS = {"dashboards.additionalLabels", "dashboards.annotations"}
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value and key not in WHOLE | MAPS:
+            yield from leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    *sections, name = key.split(".")
+    out: dict[str, Any] = {name: value}
+    for section in reversed(sections):
+        out = {section: out}
+    return out
+
+
+LEAVES = dict(leaves(VALUES))
+
+
+@pytest.mark.parametrize("key", LEAVES)
+def test_a_misspelt_value_is_refused_by_its_name(key: str) -> None:
+    """One letter too many, anywhere, and Helm says which."""
+    section, _, name = f"{key}x".rpartition(".")
+    with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmValuesError) as refused:
+        chart.validate_schema(nested(f"{key}x", LEAVES[key]))
+    assert f"'/{section.replace('.', '/')}'" in str(refused.value) or not section
+    assert f"'{name}' not allowed" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("config.policy.stall_after", 3, "stall_after"),
+        ("config.policy.stall_after_s", 0, "stall_after_s"),
+        ("config.grpc", "0.0.0.0:1", "grpc"),
+        ("agent.config.pol_s", 1, "pol_s"),
+        ("agent.config.service", "elsewhere:1", "service"),
+        ("tls.source", "selfsigned", "source"),
+        ("tls.source", "secret", "secretName"),
+        ("service.grpcPort", 80, "grpcPort"),
+        ("image.digest", "latest", "digest"),
+        ("agent.daemonset.capabilities", ["SYS_ADMIN"], "capabilities"),
+        ("serviceMonitor.interval", "5", "interval"),
+        ("persistence.enabled", "yes", "enabled"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(key: str, value: Any, named: str) -> None:
+    """Wrong keys of frd itself, wrong kinds, wrong numbers: before anything is installed."""
+    with pytest.raises(helm.HelmValuesError, match=named):
+        render(nested(key, value))
+
+
+def test_the_chart_may_be_a_part_of_another() -> None:
+    """Helm hands the parent's `global` down; that is no misspelt value."""
+    render({"global": {"anything": 1}})
+
+
+def test_the_schema_is_closed_wherever_it_is_ours() -> None:
+    """No object but Kubernetes' own takes keys that it does not name."""
+
+    def walk(part: dict[str, Any], name: str) -> None:
+        if part.get("type") == "object" and name not in KUBERNETES_OWN:
+            closed = part.get("additionalProperties")
+            assert closed is False or "type" in (closed or {}), name
+        for key, inner in part.get("properties", {}).items():
+            walk(inner, key)
+
+    walk(SCHEMA, "")
+    for name, definition in SCHEMA["$defs"].items():
+        walk(definition, name)
+
+
+def test_the_schema_names_no_value_that_is_not_there() -> None:
+    """values.yaml shows every value that the schema would take, but for the keys of frd itself."""
+
+    def walk(part: dict[str, Any], values: dict[str, Any], prefix: str) -> None:
+        for key, inner in part.get("properties", {}).items():
+            assert key in values or key == "global", prefix + key
+            if inner.get("type") == "object" and key != "global":
+                walk(inner, values[key], f"{prefix}{key}.")
+
+    walk(SCHEMA, VALUES, "")
+
+
+def test_the_schema_knows_the_keys_that_the_code_has() -> None:
+    """`config` and `agent.config` are as in the code; else run python -m tests.helm.keys."""
+    assert (CHART / "values.schema.json").read_text("utf-8") == keys.text()
+
+
+def test_every_value_has_its_row() -> None:
+    """The table of README.md lists all values in order, with their defaults."""
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", (CHART / "README.md").read_text(), re.M)
+    assert [key for key, _ in rows] == list(LEAVES)
+    for key, told in rows:
+        assert told == "restricted" or json.loads(told.strip("`")) == LEAVES[key], key
+
+
+def test_chart_and_package_have_one_version() -> None:
+    """The image that the chart asks for is the one of this package."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    assert chart["appVersion"] == frd.__version__
+    (container,) = render().one("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"frd:{frd.__version__}"
