@@ -29,19 +29,16 @@ def cli() -> None:
 @click.option(
     "--dump-dir", type=click.Path(path_type=Path), help="Where torch writes its dump files."
 )
+@click.option("--tls-ca-file", type=click.Path(path_type=Path), help="Who signs the service.")
+@click.option("--tls-cert-file", type=click.Path(path_type=Path), help="Certificate to show.")
+@click.option("--tls-key-file", type=click.Path(path_type=Path), help="Its key.")
+@click.option("--token-file", type=click.Path(path_type=Path), help="Bearer token to show.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file.")
 @click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
-def run(
-    service: str | None,
-    run_dir: Path | None,
-    dump_dir: Path | None,
-    config: Path | None,
-    metrics: str | None,
-) -> None:
+def run(config: Path | None, **flags: object) -> None:
     """Watch this node until SIGTERM, SIGINT or SIGHUP."""
     from frd_agent.config import load
 
-    flags = {"service": service, "run_dir": run_dir, "dump_dir": dump_dir, "metrics": metrics}
     loaded = load(config, flags)
     logging.basicConfig(
         stream=sys.stderr,

@@ -29,7 +29,7 @@ import numpy as np
 
 from frd.errors import FrdError, ServiceUnavailable
 from frd.model import NodeNs, NodeRawNs
-from frd.rpc import StreamCall, open_clock
+from frd.rpc import StreamCall
 from frd.wire import (
     MAX_READINGS,
     MAX_SLACK_NS,
@@ -39,6 +39,7 @@ from frd.wire import (
     decode_pong,
     encode_clock,
 )
+from frd_agent.line import Line
 from frd_agent.stats import Stats
 from frd_agent.stream import PROVEN_S, Backoff
 
@@ -124,13 +125,13 @@ class Clock:
 
     # -- pings ---------------------------------------------------------------------------------
 
-    async def ping(self, channel: grpc.aio.Channel) -> None:
-        """Ping over `channel` until cancelled."""
+    async def ping(self, line: Line) -> None:
+        """Ping over `line` until cancelled."""
         backoff = Backoff(self.roll)
         while True:
             began = time.monotonic()
             try:
-                await self._live(open_clock(channel))
+                await self._live(line.clock())
             except FrdError as error:
                 self._complain(str(error))
             except Exception as error:

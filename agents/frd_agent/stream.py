@@ -23,7 +23,7 @@ import grpc.aio
 
 from frd.errors import ServiceUnavailable, WireError
 from frd.model import NodeNs
-from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_stream
+from frd.rpc import StreamCall
 from frd.wire import (
     Ack,
     Goodbye,
@@ -38,6 +38,7 @@ from frd.wire import (
     encode_agent,
 )
 from frd_agent.dispatch import Dispatch
+from frd_agent.line import Line, Service
 from frd_agent.outbox import Outbox
 from frd_agent.stats import Stats
 
@@ -47,9 +48,7 @@ _HANDSHAKE_S: Final = 10.0
 PROVEN_S: Final = 5.0
 """A stream that lived this long was no failure."""
 _REFUSALS: Final = 2
-
-# Every attempt is a channel of its own: a shared one would add its own back-off to ours.
-_OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+_NO_FAULT_OF_ROWS: Final = ("version", "token", "job")
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +75,15 @@ class Backoff:
 
 @dataclass(slots=True)
 class Stream:
-    address: str
+    service: Service
     hello: Callable[[], Hello]
     dispatch: Dispatch
     outbox: Outbox
     stats: Stats
     on_request: Callable[[Request], None]
     """Must return at once; answers come back through `answer`."""
-    beside: Callable[[grpc.aio.Channel], Coroutine[None, None, None]]
-    """Runs on the channel of every stream that is welcome, and is cancelled with it."""
+    beside: Callable[[Line], Coroutine[None, None, None]]
+    """Runs on the line of every stream that is welcome, and is cancelled with it."""
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
@@ -100,10 +99,10 @@ class Stream:
             began = time.monotonic()
             try:
                 await self._live()
-            except _Lost as error:
+            except ServiceUnavailable as error:
                 self._say_lost(error)
             except Exception:
-                log.exception("service %s: unforeseen", self.address)
+                log.exception("service %s: unforeseen", self.service)
             finally:
                 self.stats.connected = False
             if time.monotonic() - began > PROVEN_S:
@@ -134,12 +133,12 @@ class Stream:
     # -- one stream ----------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
-            call = open_stream(channel)
+        async with self.service.connect() as line:
+            call = line.stream()
             beside: asyncio.Task[None] | None = None
             try:
                 await self._handshake(call)
-                beside = asyncio.create_task(self.beside(channel))
+                beside = asyncio.create_task(self.beside(line))
                 reader = asyncio.create_task(self._read(call))
                 writer = asyncio.create_task(self._write(call))
                 done, pending = await asyncio.wait(
@@ -182,7 +181,7 @@ class Stream:
         self.stats.connected = True
         self.stats.streams += 1
         self._unreachable = False
-        log.info("service %s (%s): connected", self.address, event.service_version)
+        log.info("service %s (%s): connected", self.service, event.service_version)
 
     async def _next(self, call: StreamCall) -> ServiceEvent:
         data = await call.read()
@@ -199,7 +198,7 @@ class Stream:
                 case Request():
                     self.on_request(event)
                 case Resync():
-                    log.info("service %s: asks for a resync: %s", self.address, event.reason)
+                    log.info("service %s: asks for a resync: %s", self.service, event.reason)
                     self.dispatch.resync()
                     self._wake.set()
                 case Refusal():
@@ -247,19 +246,21 @@ class Stream:
         return _Lost(f"{code.name.lower()}: {details}" if details else "the service closed it")
 
     def _refused(self, refusal: Refusal) -> _Lost:
-        if refusal.reason != "version":
+        if refusal.reason not in _NO_FAULT_OF_ROWS:
             self._refusals += 1
         if self._refusals >= _REFUSALS:
             self._refusals = 0
             dropped = self.outbox.clear()
             self.stats.dropped_rows["refused"] += dropped
             log.warning(
-                "service %s: refuses what it is sent: %d rows dropped", self.address, dropped
+                "service %s: refuses what it is sent: %d rows dropped",
+                self.service,
+                dropped,
             )
         return _Lost(f"refused: {refusal.message}")
 
-    def _say_lost(self, error: _Lost) -> None:
+    def _say_lost(self, error: ServiceUnavailable) -> None:
         """One line when the stream goes, and one when the service cannot be reached at first."""
         if self.stats.connected or not self._unreachable:
-            log.warning("service %s: lost: %s", self.address, error)
+            log.warning("service %s: lost: %s", self.service, error)
         self._unreachable = True

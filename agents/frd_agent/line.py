@@ -1,0 +1,93 @@
+"""The agent's line to the service: where it is, how to know it, and what to show it.
+
+Files are read anew for every connection, so that certificates and tokens can be replaced under a
+running agent. The token goes along with each call, never into a log, and over a line without TLS
+only as far as this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from frd.errors import ServiceUnavailable
+from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock, open_stream
+
+# Every attempt is a channel of its own: a shared one would add its own back-off to ours.
+_OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An open line."""
+
+    _channel: grpc.aio.Channel
+    _metadata: tuple[tuple[str, str], ...]
+
+    def stream(self) -> StreamCall:
+        return open_stream(self._channel, metadata=self._metadata)
+
+    def clock(self) -> StreamCall:
+        return open_clock(self._channel, metadata=self._metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    address: str
+    tls: bool = False
+    ca_file: Path | None = None
+    """Authorities that the service's certificate may be of; None for those of gRPC."""
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    token_file: Path | None = None
+
+    def __str__(self) -> str:
+        return self.address
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Line]:
+        """
+        Raises:
+            ServiceUnavailable: a file cannot be read.
+        """
+        token = read(self.token_file)
+        metadata = (("authorization", f"Bearer {_word(self, token)}"),) if token else ()
+        async with self._channel() as channel:
+            yield Line(channel, metadata)
+
+    def _channel(self) -> grpc.aio.Channel:
+        if not self.tls:
+            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        credentials = grpc.ssl_channel_credentials(
+            read(self.ca_file), read(self.key_file), read(self.cert_file)
+        )
+        return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
+
+
+def read(path: Path | None) -> bytes | None:
+    """
+    Raises:
+        ServiceUnavailable: naming the file.
+    """
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_FILE_BYTES)
+    except OSError as error:
+        raise ServiceUnavailable(f"{path}: {error.strerror}: make it readable") from None
+
+
+def _word(service: Service, token: bytes) -> str:
+    """The first word of the token's file, where the service keeps what it may do behind it."""
+    words = token.decode("ascii", "replace").split(maxsplit=1)
+    if not words or not words[0].isascii() or not words[0].isprintable():
+        raise ServiceUnavailable(f"{service.token_file}: no token: write it on the first line")
+    return words[0]
