@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import http.client
 import shutil
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 from frd.address import split_address
-from frd.errors import FrdError, ServiceUnavailable
+from frd.errors import ConfigError, FrdError, ServiceUnavailable
 
 TIMEOUT_S = 10.0
 _MAX_JSON_BYTES = 256 * 1024 * 1024
@@ -26,10 +28,19 @@ _MAX_JSON_BYTES = 256 * 1024 * 1024
 class Client:
     """One service, one connection per call: commands are short and services restart."""
 
-    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        tls: ssl.SSLContext | None = None,
+        token: str | None = None,
+    ) -> None:
         self.address = address
         self._where = split_address(address)
         self._timeout_s = timeout_s
+        self._tls = tls
+        self._token = token
 
     def get(self, path: str, query: Mapping[str, str | None] | None = None) -> Any:
         """The JSON at `path`; query parameters that are None are left out."""
@@ -64,8 +75,10 @@ class Client:
         self, method: str, target: str, body: bytes | None = None, timeout_s: float | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        connection = http.client.HTTPConnection(*self._where, timeout=timeout_s)
+        connection = self._connection(timeout_s)
         headers = {"Accept": "application/json", "Connection": "close"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -84,6 +97,12 @@ class Client:
                 f"service: {self.address}: nothing listens there: "
                 "start `frd serve`, or name its address with --http HOST:PORT or FRD_HTTP"
             ) from None
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason or str(error)
+            raise ServiceUnavailable(
+                f"service: {self.address}: TLS: {why}: does it speak TLS, and is --tls-ca-file "
+                "that of its certificate?"
+            ) from None
         except http.client.HTTPException as error:
             raise ServiceUnavailable(
                 f"service: {self.address}: does not speak HTTP as frd does "
@@ -95,6 +114,11 @@ class Client:
             ) from None
         finally:
             connection.close()
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(*self._where, timeout=timeout_s)
+        return http.client.HTTPSConnection(*self._where, timeout=timeout_s, context=self._tls)
 
     def _json(self, response: http.client.HTTPResponse) -> Any:
         data = response.read(_MAX_JSON_BYTES)
@@ -120,6 +144,39 @@ class Client:
                     f"service: {self.address}: answered {response.status} {response.reason}: "
                     "name the HTTP address of `frd serve`"
                 )
+
+
+def trusting(ca_file: Path | None, cert_file: Path | None) -> ssl.SSLContext:
+    """What to believe of the service, and what to show it: a certificate with its key behind it.
+
+    Raises:
+        ConfigError: naming the option whose file cannot be used.
+    """
+    option, path = "--tls-ca-file", ca_file
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+        if cert_file is not None:
+            option, path = "--tls-cert-file", cert_file
+            context.load_cert_chain(cert_file)
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "reason", None) or error.strerror or str(error)
+        raise ConfigError(f"{option}: {path}: {why}: name a PEM file") from None
+    return context
+
+
+def token_in(path: Path) -> str:
+    """
+    Raises:
+        ConfigError: it cannot be read, or holds none.
+    """
+    try:
+        words = path.read_text("ascii").split(maxsplit=1)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not ASCII"
+        raise ConfigError(f"--token-file: {path}: {why}: name a file with a token") from None
+    if not words or not words[0].isprintable():
+        raise ConfigError(f"--token-file: {path}: holds no token: write one on the first line")
+    return words[0]
 
 
 def _target(path: str, query: Mapping[str, str | None] | None = None) -> str:

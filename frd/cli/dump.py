@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from frd.cli import FAILED
-from frd.cli.options import http_option
+from frd.cli.options import service_options
 from frd.errors import FrdError, StoreError
 from frd.forms import fold_ranks, unfold_ranks
 
@@ -51,9 +51,9 @@ _PATIENCE_S = 15.0
     metavar="DIR",
     help="The folder to make; it must not exist yet.",
 )
-@http_option
+@service_options
 def command(
-    http: str,
+    client: Client,
     job: str | None,
     ranks: str | None,
     stacks: bool,
@@ -65,14 +65,12 @@ def command(
 
     torchfrtrace reads DIR/<job>. Ranks that did not answer are listed with the reason.
     """
-    from frd.cli.client import Client
 
     if finding is not None and (job is not None or ranks is not None or stacks):
         raise click.UsageError(
             "--finding: its dump is already taken: leave out --job, --ranks and --stacks"
         )
     _refuse_existing(folder)
-    client = Client(http)
     if finding is not None:
         dump_id = _of_finding(client, finding)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.options import console, http_option, json_option, print_json
+from frd.cli.options import console, json_option, print_json, service_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,16 +24,14 @@ _WATCH_EVERY_S = 1.0
 @click.option("--all", "closed_too", is_flag=True, help="Closed findings as well.")
 @click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
 @json_option
-@http_option
-def command(http: str, job: str | None, closed_too: bool, watch: bool, as_json: bool) -> int:
+@service_options
+def command(client: Client, job: str | None, closed_too: bool, watch: bool, as_json: bool) -> int:
     """List what frd has found: open findings, newest first.
 
     Exit code 3 when there are any. With --watch, --json prints each finding as one line whenever
     it changes.
     """
-    from frd.cli.client import Client
 
-    client = Client(http)
     query = {"job": job, "state": None if closed_too else "open"}
     if watch:
         return _watch(client, query, as_json)

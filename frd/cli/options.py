@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -10,20 +12,84 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from frd.cli.client import Client
+
 DEFAULT_HTTP = "127.0.0.1:9374"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def http_option(function: _F) -> _F:
-    return click.option(
+_PATH = click.Path(path_type=Path, dir_okay=False)
+_SERVICE = (
+    click.option(
         "--http",
         metavar="HOST:PORT",
         envvar="FRD_HTTP",
         default=DEFAULT_HTTP,
         show_default=True,
         help="Where the service's HTTP listens.",
-    )(function)
+    ),
+    click.option("--tls", is_flag=True, envvar="FRD_TLS", help="The service speaks TLS."),
+    click.option(
+        "--tls-ca-file",
+        type=_PATH,
+        metavar="FILE",
+        envvar="FRD_TLS_CA_FILE",
+        help="It does, and these authorities sign its certificate.",
+    ),
+    click.option(
+        "--tls-cert-file",
+        type=_PATH,
+        metavar="FILE",
+        envvar="FRD_TLS_CERT_FILE",
+        help="Certificate to show, with its key behind it.",
+    ),
+    click.option(
+        "--token-file",
+        type=_PATH,
+        metavar="FILE",
+        envvar="FRD_TOKEN_FILE",
+        help="Bearer token to show: the first word of the file.",
+    ),
+)
+
+
+def service_options(function: _F) -> Callable[..., Any]:
+    """Where the service is and how to be let in; the command gets a `client`."""
+
+    @functools.wraps(function)
+    def command(
+        *args: Any,
+        http: str,
+        tls: bool,
+        tls_ca_file: Path | None,
+        tls_cert_file: Path | None,
+        token_file: Path | None,
+        **others: Any,
+    ) -> Any:
+        return function(
+            *args, client=_client(http, tls, tls_ca_file, tls_cert_file, token_file), **others
+        )
+
+    wrapped: Any = command
+    for option in reversed(_SERVICE):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _client(
+    http: str,
+    tls: bool,
+    tls_ca_file: Path | None,
+    tls_cert_file: Path | None,
+    token_file: Path | None,
+) -> Client:
+    from frd.cli.client import Client, token_in, trusting
+
+    context = None
+    if tls or tls_ca_file is not None or tls_cert_file is not None:
+        context = trusting(tls_ca_file, tls_cert_file)
+    return Client(http, tls=context, token=token_in(token_file) if token_file else None)
 
 
 def json_option(function: _F) -> _F:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frd.cli.options import console, http_option, json_option, print_json
+from frd.cli.options import console, json_option, print_json, service_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
+
+    from frd.cli.client import Client
 
 MAX_ROWS = 20
 
@@ -22,13 +24,14 @@ MAX_ROWS = 20
 @click.option("--memory", is_flag=True, help="Memory of all ranks, not of the worst few.")
 @click.option("--ranks", metavar="0-3,7", help="Only these ranks, with all of their memory.")
 @json_option
-@http_option
-def command(http: str, job: str | None, memory: bool, ranks: str | None, as_json: bool) -> None:
+@service_options
+def command(
+    client: Client, job: str | None, memory: bool, ranks: str | None, as_json: bool
+) -> None:
     """Show jobs, groups, ranks, memory and clocks, and what is open now."""
-    from frd.cli.client import Client, job_path
+    from frd.cli.client import job_path
 
     wanted = None if ranks is None else _checked(ranks)
-    client = Client(http)
     names = (
         [job] if job is not None else [known["job"] for known in client.get("/api/v1/jobs")["jobs"]]
     )
