@@ -1,35 +1,58 @@
 """The memory of one attempt: series come in as columns, verdicts come out.
 
 Feed it in the order of time and call `advance` a few times a second (when data of the past is fed
-at once: after each second of it); then a verdict depends on the past alone.
+at once: after each second of it). A verdict rests on the past alone, and is never taken back. Of a
+short record, a shorter `policy.memory_warmup_s` than that of a live job may be right.
+
+What is usual of a series, and when it rises, is `frd.engine.memory_series`' business; who rose
+first `frd.engine.memory_cause`'s; incidents and leaks have modules of their own.
 """
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 
+from frd.engine.memory_inbox import Inbox
+from frd.engine.memory_incidents import MemoryIncidents
+from frd.engine.memory_leaks import MemoryLeaks
+from frd.engine.memory_rise import Failure
+from frd.engine.memory_series import BIN_NS, HOST_KINDS, KINDS, SECOND, SHARED_KINDS, Series
 from frd.engine.memory_verdict import MemoryVerdict
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, Int32s, Int64s, MemoryEvent, SeriesInfo
+from frd.model import (
+    AlignedNs,
+    Int32s,
+    Int64s,
+    MemoryEvent,
+    MemoryEventKind,
+    SeriesInfo,
+    SeriesKind,
+)
 from frd.views import MemoryView
 
-MAX_BYTES = 1 << 50
-"""More is no memory."""
-_MAX_OF_CAPACITY = 4
-"""A value this many times beyond the capacity is nonsense."""
+_RECENT = 16
 
 
 class Memory:
-    """All memory series of one attempt. Handles are ints."""
+    """All memory series of one attempt. Handles are ints, and good for ever."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+        self._limit = policy.max_memory_series
         self._handles: dict[tuple[SeriesInfo, str], int] = {}
         self._infos: list[SeriesInfo] = []
-        self._refused_series = 0
-        self._used = np.empty(0, np.int64)
-        self._capacity = np.empty(0, np.int64)
-        self._end = np.empty(0, np.int64)
+        self._devices: list[str] = []
+        self._pools: dict[tuple[str, str, int], int] = {}
+        self._turned_away = 0
+        self._series = Series(policy)
+        self._inbox = Inbox(self._series)
+        numbers = count(1)
+        self._incidents = MemoryIncidents(self._series, self._devices, numbers, policy)
+        self._leaks = MemoryLeaks(self._series, self._devices, numbers, policy)
+        self._order: Int64s = np.zeros(0, np.int64)
+        """By rank; with `_ordered` what a view needs of each series."""
+        self._ordered: tuple[SeriesInfo, ...] = ()
 
     def series(self, info: SeriesInfo, *, node: str = "", source: str = "") -> int:
         """The handle of a series; what is known of it stays, until its rank is forgotten.
@@ -39,15 +62,34 @@ class Memory:
         """
         handle = self._handles.get((info, source))
         if handle is None:
-            if len(self._infos) >= self._policy.max_memory_series:
-                self._refused_series += 1
+            if len(self._infos) >= self._limit:
+                self._turned_away += 1
                 return -1
             handle = self._handles[info, source] = len(self._infos)
-            self._infos.append(info)
-            self._used = np.append(self._used, -1)
-            self._capacity = np.append(self._capacity, 0)
-            self._end = np.append(self._end, 0)
+            self._declare(handle, info, node, source)
         return handle
+
+    def _declare(self, row: int, info: SeriesInfo, node: str, source: str) -> None:
+        self._infos.append(info)
+        self._devices.append(info.device)
+        series = self._series
+        series.reserve(row + 1)
+        on_host = info.kind in HOST_KINDS
+        place = node if on_host else info.device
+        pool = ("host" if on_host else "device", place, -1 if place else info.rank)
+        series.rank[row], series.kind[row] = info.rank, KINDS.index(info.kind)
+        series.pool[row] = self._pools.setdefault(pool, len(self._pools))
+        series.on_host[row], series.shared[row] = on_host, info.kind in SHARED_KINDS
+        n = series.count
+        near = np.flatnonzero(
+            (series.rank[:n] == info.rank) & (series.pool[:n] == series.pool[row])
+        )
+        kinds = {KINDS[series.kind[other]]: other for other in near.tolist()}
+        whole = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
+        series.container[near] = near if whole is None else whole
+        # Tensors come and go within what the allocator holds: where that is known, it counts.
+        tensors = series.kind[near] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
+        series.watched[near] = ~tensors | (len(kinds) == 1)
 
     def observe(
         self,
@@ -62,44 +104,55 @@ class Memory:
 
         `series` and `capacity` are (S,), `values` is (S, T), -1 for no sample. `begin` and `end`
         are (T,), aligned and widened by what the clock leaves open: a value was read between its
-        two. Refused are values that are negative or absurd, and moments that do not rise.
+        two. Refused are values that are negative or absurd, and moments that do not rise. It only
+        checks and keeps; `advance` looks at the samples of all nodes together.
         """
-        rising = (begin <= end) & (np.diff(begin, prepend=self._end[series].max(initial=0)) > 0)
-        limit = np.where(capacity > 0, _MAX_OF_CAPACITY * capacity, MAX_BYTES)
-        good = (values >= -1) & (values <= limit[:, None]) & rising & (series >= 0)[:, None]
-        for row, handle in enumerate(series.tolist()):
-            seen = values[row, good[row] & (values[row] >= 0)]
-            if handle >= 0 and len(seen):
-                self._used[handle], self._capacity[handle] = seen[-1], capacity[row]
-                self._end[handle] = end[-1]
-        return int((~good).sum())
+        row = series.astype(np.int64)
+        if not values.size:
+            return 0
+        if row.min() < 0:
+            known = row >= 0
+            if not known.any():
+                return 0
+            row, capacity, values = row[known], capacity[known], values[known]
+        return self._inbox.put(row, capacity, begin, end, values)
 
     def event(self, event: MemoryEvent, at: AlignedNs, uncertainty_ns: int, now: AlignedNs) -> None:
         """An allocation failed, the kernel killed, a device is lost: at most `uncertainty_ns`
-        before or after `at`."""
+        before or after `at`. An event without a device is about host memory."""
+        if event.kind is not MemoryEventKind.DEVICE_LOST:
+            self._incidents.fail(Failure(event, at, uncertainty_ns, now))
 
     def forget(self, rank: int | None = None) -> None:
         """The rank (None: every rank) is another process now. Handles stay good."""
-        for (info, _), row in self._handles.items():
-            if rank is None or info.rank == rank:
-                self._used[row], self._capacity[row], self._end[row] = -1, 0, 0
+        self._inbox.flush()
+        n = self._series.count
+        all_rows = np.arange(n)
+        row = all_rows if rank is None else all_rows[self._series.rank[:n] == rank]
+        if len(row):
+            self._series.forget(row)
+            self._inbox.forget(row)
 
     def advance(self, now: AlignedNs) -> list[MemoryVerdict]:
         """What became of incidents since the last call."""
-        return []
+        self._inbox.flush()
+        return self._incidents.update(now) + self._leaks.update(now)
 
     def view(self) -> MemoryView:
         """The newest values, and a few before them; nothing in it changes afterwards."""
-        rows = sorted(self._handles.values(), key=lambda row: self._infos[row].rank)
+        series, rows = self._series, len(self._infos)
+        if rows != len(self._order):
+            self._order = np.argsort(series.rank[:rows], kind="stable")
+            self._ordered = tuple(self._infos[row] for row in self._order.tolist())
         return MemoryView(
-            series=[self._infos[row] for row in rows],
-            used=self._used[rows],
-            capacity=self._capacity[rows],
-            recent=self._used[rows, None],
-            every_s=2.0,
+            series=self._ordered,
+            used=series.value[self._order],
+            capacity=series.capacity[self._order],
+            recent=series.recent(self._order, _RECENT),
+            every_s=BIN_NS / SECOND,
         )
 
     @property
     def evicted(self) -> dict[str, int]:
         """Things dropped to stay within limits, by what."""
-        return {"memory_series": self._refused_series}
+        return {"memory_series": self._turned_away}

@@ -21,8 +21,10 @@ class Attribution(StrEnum):
     PROCESS = "the rank's process"
     """How much of it is torch's is not known."""
     OTHER = "another process"
-    DEVICE = "unknown"
-    """Somebody's on the device: only the sum is known."""
+    OUTSIDE = "NCCL, the driver or another process"
+    """Not torch's; what the rank's process uses is not known."""
+    UNKNOWN = "unknown"
+    """Only the sum over the device is known."""
     HOST = "host memory of the rank"
     CGROUP = "host memory of others in its cgroup"
 
@@ -62,7 +64,7 @@ class MemoryRise:
 class MemoryVerdict:
     """An incident, as it opens, changes or closes. A newer version carries the same number.
 
-    Who is in `first` stays in it: later data may add ranks that were `unknown`, and victims.
+    Who is in `ranks` stays in it: later data may add ranks that were `unknown`, and victims.
     """
 
     number: int
@@ -75,9 +77,11 @@ class MemoryVerdict:
     leak: bool
     """A slow, steady rise over a long time."""
     common: bool
-    """(Nearly) all ranks rose together: none of `first` is a culprit."""
+    """(Nearly) all ranks rose together: none of `ranks` is a culprit."""
+    ranks: tuple[int, ...]
+    """Those of which each may have been the first, sorted; one when it is certain."""
     first: tuple[MemoryRise, ...]
-    """Those of which each may have been the first, by rank; one when it is certain."""
+    """Their rises, as many as a finding lists, those who were named first before all others."""
     unknown: tuple[int, ...]
     """Ranks that may have risen as early, but nobody saw: their samples are missing or late."""
     victims: tuple[int, ...]

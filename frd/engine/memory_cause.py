@@ -1,0 +1,180 @@
+"""Whose memory rose first: a pure question about intervals.
+
+Each rank that rises does so since an *onset*, an interval of aligned time in which its rise began.
+One is before another only when the whole interval is. So the first causes are those before which
+nobody else is: a single rank when it leads by more than clocks and samples leave open, or a *tie*.
+When the intervals of (nearly) all ranks hang together, something happened to all of them, such as a
+step that takes more, and nobody is the culprit.
+
+How far each has risen since is no matter: the first may well be the one that rises least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.engine.memory_series import SECOND, Series
+from frd.engine.picture import Bools
+from frd.engine.policy import Policy
+from frd.model import Int32s, Int64s
+
+_ALL: Final = 0.8
+"""Share of the ranks that counts as nearly all."""
+_COMPARABLE: Final = 0.2
+"""A rise of this part of another's matters as much,"""
+_URGENT: Final = 10
+"""and so does a smaller one that exhausts its capacity within this many times the horizon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rises:
+    """What rises, one row a rank, by rank: on the host, or on devices."""
+
+    rank: Int32s
+    row: Int64s
+    """The series that shows the rank's onset."""
+    lo: Int64s
+    hi: Int64s
+    risen: Int64s
+    urgent: Bools
+    visible: Bools
+    young: Bools
+    """It began while the rank was warming up."""
+    hot: Bools
+    """Worth a finding, and in none yet."""
+    incident: Int32s
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Places in a `Rises`."""
+
+    first: Int64s
+    later: Int64s
+    common: bool
+    doubtful: Int64s
+    """Early enough to be the first, but too small to tell whether they rise at all."""
+
+
+def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
+    """What rises now. Of the series of one rank the earliest speaks for it."""
+    n = series.count
+    row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == on_host))
+    lo, hi = series.onset(row)
+    row, lo, hi = (column[_own(series, row, lo, hi)] for column in (row, lo, hi))
+    order = np.lexsort((hi, series.rank[row]))
+    row, lo, hi = row[order], lo[order], hi[order]
+    rank = series.rank[row]
+    start = np.flatnonzero(np.diff(rank, prepend=-1))
+    one = row[start]
+    if not len(row):
+        start = np.zeros(0, np.int64)
+    left, rate = series.headroom(row), series.rate[row]
+    urgent = (rate > 0) & (left <= _URGENT * policy.memory_horizon_s * rate)
+    visible = series.peak[row] - series.high[row] >= series.visible[row]
+    visible &= (series.twice[row] > 0) | (series.hot[row] > 0)  # else its onset may move
+    return Rises(
+        rank=rank[start],
+        row=one,
+        lo=lo[start],
+        hi=hi[start],
+        risen=_by_rank(np.maximum, series.peak[row] - series.high[row], start),
+        urgent=_by_rank(np.logical_or, urgent, start),
+        visible=_by_rank(np.logical_or, visible, start),
+        young=lo[start] - series.first[one] < policy.memory_warmup_s * SECOND,
+        hot=_by_rank(np.logical_or, series.hot[row] > 0, start),
+        incident=_by_rank(np.maximum, series.incident[row], start),
+    )
+
+
+def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
+    """All but the rises of whole devices and cgroups that the rise of one process explains."""
+    shared, pool = series.shared[row], series.pool[row]
+    if not shared.any() or shared.all():
+        return np.ones(len(row), np.bool_)
+    risen = series.peak[row] - series.high[row]
+    pools = int(pool.max()) + 1
+    most, begun = np.zeros(pools, np.int64), np.full(pools, np.iinfo(np.int64).max)
+    np.maximum.at(most, pool[~shared], risen[~shared])
+    np.minimum.at(begun, pool[~shared], lo[~shared])
+    return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= hi))
+
+
+def _by_rank(reduce: np.ufunc, of: np.ndarray, start: Int64s) -> np.ndarray:
+    return reduce.reduceat(of, start) if len(of) else of
+
+
+def with_failures(
+    of: Rises, rank: Int32s, lo: Int64s, hi: Int64s, requested: Int64s
+) -> tuple[Rises, Int64s]:
+    """The same with ranks whose allocations failed, and the places of these.
+
+    Where the rank was seen to rise before, that is when it began; what it did while it was warming
+    up is not, for then all ranks rise.
+    """
+    seen = np.flatnonzero(np.isin(of.rank, rank) & of.visible & ~of.young)
+    bare = ~np.isin(rank, of.rank[seen])
+    keep = np.union1d(np.flatnonzero(~np.isin(of.rank, rank)), seen)
+    count = int(bare.sum())
+    yes, no = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+    more = Rises(
+        rank[bare], np.full(count, -1), lo[bare], hi[bare], requested[bare],
+        urgent=yes, visible=yes, young=no, hot=yes, incident=np.zeros(count, np.int32),
+    )  # fmt: skip
+    both = Rises(
+        *(
+            np.concatenate((getattr(of, name)[keep], getattr(more, name)))
+            for name in Rises.__slots__
+        )
+    )
+    return both, np.flatnonzero(np.isin(both.rank, rank))
+
+
+def linked(of: Rises, to: int, policy: Policy) -> Int64s:
+    """The places of those that belong to one incident with the rise at `to`."""
+    link_ns = round(policy.memory_link_s * SECOND)
+    near = (of.hi >= of.lo[to] - link_ns) & (of.lo <= of.hi[to] + link_ns)
+    near[to] = True
+    return np.flatnonzero(near)
+
+
+def matters(of: Rises, lead: int) -> Bools:
+    """Those that may be the cause of what a rise of `lead` bytes has made an incident."""
+    return of.visible & ~of.young & (of.hot | of.urgent | (of.risen >= _COMPARABLE * lead))
+
+
+def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
+    """Who began it, of an incident that the rise at `trigger` has made one.
+
+    `ranks` is how many ranks are watched at all.
+    """
+    near = linked(of, trigger, policy)
+    near = near[(of.incident[near] == 0) | (near == trigger)]
+    can = matters(of, int(of.risen[trigger]))
+    can[trigger] = True
+    able = near[can[near]]
+    limit = of.hi[able].min()
+    first = able[of.lo[able] <= limit]
+    later = able[of.lo[able] > limit]
+    small = near[~of.visible[near] & ~of.young[near]]
+    together = _together(of, np.concatenate((able, small)), int(limit))
+    common = ranks > 1 and len(together) >= _ALL * ranks
+    if common:
+        first = np.intersect1d(together, able)
+        later = np.setdiff1d(able, first)
+    doubtful = small[of.urgent[small] & (of.lo[small] <= limit)]
+    return Cause(first, later, common, doubtful)
+
+
+def _together(of: Rises, places: Int64s, limit: int) -> Int64s:
+    """Those whose onsets hang together with the first: overlaps of overlaps count."""
+    ordered = places[np.argsort(of.lo[places], kind="stable")]
+    reach = np.maximum.accumulate(np.maximum(of.hi[ordered], limit))
+    apart = of.lo[ordered][1:] > reach[:-1]
+    return ordered[: int(apart.argmax()) + 1] if apart.any() else ordered

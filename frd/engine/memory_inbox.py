@@ -1,0 +1,129 @@
+"""Batches of samples on their way into the series: checked at once, applied together.
+
+Two thousand agents send a small batch each second. Checking one is all that is done when it comes;
+then those of all agents are stacked and applied in a few passes over long columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.engine.memory_series import BIN_NS, Series
+from frd.engine.picture import Bools
+from frd.model import Int32s, Int64s
+
+MAX_BYTES: Final = 1 << 50
+"""More is no memory."""
+_MAX_OF_CAPACITY: Final = 4
+"""A value so many times beyond its capacity is no value."""
+_MOST_MOMENTS: Final = 16
+_MOST_WAITING: Final = 4_000_000
+"""Values that wait at most; then they are applied although nobody asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    row: Int64s
+    capacity: Int64s
+    begin: Int64s
+    end: Int64s
+    values: Int64s
+
+
+class Inbox:
+    """Takes batches in the order of time."""
+
+    def __init__(self, series: Series) -> None:
+        self._series = series
+        self._newest: Int64s = np.zeros(0, np.int64)
+        """Begin of the last moment taken, by row."""
+        self._turn: Int32s = np.zeros(0, np.int32)
+        """Batches of a row that wait."""
+        self._waiting: dict[tuple[int, int], list[_Batch]] = {}
+        """By turn, and number of moments."""
+        self._values = 0
+
+    def forget(self, row: Int64s) -> None:
+        self._reserve()
+        self._newest[row] = 0
+
+    def put(self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s) -> int:
+        """Samples of S series at T moments; returns how many are refused."""
+        self._reserve()
+        refused = 0
+        previous = int(self._newest[row].max())
+        if begin[0] <= previous or (begin > end).any() or (begin[1:] <= begin[:-1]).any():
+            good = _rising(begin, end, previous)
+            refused += int((values[:, ~good] != -1).sum())
+            begin, end, values = begin[good], end[good], values[:, good]
+            if not len(begin):
+                return refused
+        limit = np.where(
+            capacity > 0, np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY, MAX_BYTES
+        )
+        if values.min() < -1 or (values > limit[:, None]).any():
+            bad = (values < -1) | (values > limit[:, None])
+            refused += int(bad.sum())
+            values = np.where(bad, -1, values)
+        if values.min() < 0:
+            told = (values >= 0).any(axis=1)
+            row, capacity, values = row[told], capacity[told], values[told]
+            if not len(row):
+                return refused
+        self._newest[row] = begin[-1]
+        self._split(row, np.maximum(capacity, 0), begin, end, values)
+        return refused
+
+    def _split(
+        self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
+    ) -> None:
+        """In pieces that are short in number and time, each of them series with a sample."""
+        start, moments = 0, len(begin)
+        while start < moments:
+            stop = min(start + _MOST_MOMENTS, moments)
+            if begin[stop - 1] - begin[start] >= BIN_NS:
+                stop = int(begin.searchsorted(begin[start] + BIN_NS))
+            piece = values[:, start:stop]
+            if (told := (piece >= 0).any(axis=1)).any():
+                turn = int(self._turn[row].max())
+                self._turn[row] = turn + 1
+                batch = _Batch(
+                    row[told], capacity[told], begin[start:stop], end[start:stop], piece[told]
+                )
+                self._waiting.setdefault((turn, stop - start), []).append(batch)
+            start = stop
+        self._values += values.size
+        if self._values > _MOST_WAITING:
+            self.flush()
+
+    def flush(self) -> None:
+        """Apply all that waits."""
+        for (_, moments), batches in sorted(self._waiting.items(), key=lambda item: item[0]):
+            counts = [len(batch.row) for batch in batches]
+            times = np.repeat(np.arange(len(batches)), counts)
+            self._series.apply(
+                np.concatenate([batch.row for batch in batches]),
+                np.concatenate([batch.capacity for batch in batches]),
+                np.concatenate([batch.begin for batch in batches]).reshape(-1, moments)[times],
+                np.concatenate([batch.end for batch in batches]).reshape(-1, moments)[times],
+                np.concatenate([batch.values for batch in batches]),
+            )
+        self._waiting.clear()
+        self._turn[:] = 0
+        self._values = 0
+
+    def _reserve(self) -> None:
+        known, capacity = len(self._newest), len(self._series.rank)
+        if capacity > known:
+            more = capacity - known
+            self._newest = np.concatenate((self._newest, np.zeros(more, np.int64)))
+            self._turn = np.concatenate((self._turn, np.zeros(more, np.int32)))
+
+
+def _rising(begin: Int64s, end: Int64s, previous: int) -> Bools:
+    """Moments that end after they begin, and begin after all before them."""
+    highest = np.maximum.accumulate(np.concatenate(([previous], begin[:-1])))
+    return (begin <= end) & (begin > highest)

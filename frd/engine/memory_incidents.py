@@ -1,0 +1,349 @@
+"""Incidents of memory in one attempt: when one opens, whom it names, when it is over.
+
+A rise that is worth a finding opens an incident once all ranks have told of the time in which it
+began, or have had half a second to. Whoever is named then stays named: later data may show that
+another rose as early, which makes a tie of it, or later, which makes a victim; it takes nobody
+back. Ranks whose samples are missing over the onset are kept as unknown until they tell.
+
+An allocation that fails opens an incident of its own kind, in which the rises before it are the
+first causes; it takes over from an open one that had foreseen it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from frd.engine import memory_cause
+from frd.engine.memory_cause import Rises
+from frd.engine.memory_rise import Failure, failed, rise_of
+from frd.engine.memory_series import BIN_NS, SECOND, Series
+from frd.engine.memory_verdict import MemoryRise, MemoryVerdict
+from frd.engine.picture import Bools
+from frd.engine.policy import Policy
+from frd.model import AlignedNs, Change, Confidence, Int64s, Kind
+
+WAIT_NS: Final = SECOND // 2
+"""How long the ranks have to tell what they did at the time of an onset."""
+_TELL_NS: Final = 2 * SECOND
+"""A rank that has told of this much after the onset, and does not rise, did not rise."""
+_SOON_NS: Final = SECOND * 3 // 10
+"""Samples of different ranks are taken at different times."""
+_STEADY: Final = 3
+"""A rise whose rate is within this factor of its mean, and which is slow, is a leak."""
+
+
+@dataclass(slots=True)
+class Incident:
+    number: int
+    kind: Kind
+    on_host: bool
+    leak: bool
+    common: bool
+    first: dict[int, int]
+    """Ranks that may have been the first, and the series that speaks for each; -1 for none."""
+    rises: dict[int, MemoryRise]
+    """Of some of them, as they were when they were named."""
+    limit: int
+    """By when the first of them had begun to rise."""
+    last: int
+    """When the latest of its ranks began to."""
+    unknown: set[int] = field(default_factory=set)
+    victims: set[int] = field(default_factory=set)
+    keep_until: int = 0
+    told: MemoryVerdict | None = None
+
+    @property
+    def confidence(self) -> Confidence:
+        if len(self.first) > 1:
+            return Confidence.MEDIUM if len(self.first) == 2 else Confidence.LOW
+        seen = all(row >= 0 for row in self.first.values())
+        return Confidence.HIGH if seen and not self.unknown else Confidence.MEDIUM
+
+    def tell(self, now: AlignedNs, reason: str = "") -> list[MemoryVerdict]:
+        """What is new of it since this was called last; it is over for `reason`."""
+        verdict = MemoryVerdict(
+            number=self.number,
+            change=Change.UPDATED if self.told is not None else Change.OPENED,
+            kind=self.kind,
+            on_host=self.on_host,
+            leak=self.leak,
+            common=self.common,
+            ranks=tuple(sorted(self.first)),
+            first=tuple(self.rises.values()),
+            unknown=tuple(sorted(self.unknown - set(self.first))),
+            victims=tuple(sorted(self.victims - set(self.first))),
+            confidence=self.confidence,
+            since=AlignedNs(self.limit),
+            at=now,
+        )
+        if reason:
+            verdict = replace(verdict, change=Change.CLOSED, close_reason=reason)
+        elif self.told is not None and replace(self.told, change=Change.UPDATED, at=now) == verdict:
+            return []
+        self.told = verdict
+        return [verdict]
+
+
+class MemoryIncidents:
+    """The open incidents over the series of one attempt, whose `incident` column it keeps."""
+
+    def __init__(
+        self, series: Series, devices: Sequence[str], numbers: Iterator[int], policy: Policy
+    ) -> None:
+        self._series = series
+        self._devices = devices
+        """By row."""
+        self._numbers = numbers
+        self._policy = policy
+        self._link_ns = round(policy.memory_link_s * SECOND)
+        self._open: dict[int, Incident] = {}
+        self._waiting: dict[tuple[bool, int], AlignedNs] = {}
+        """Since when the rise of a rank has waited for what the others tell."""
+        self._failures: list[Failure] = []
+
+    def fail(self, failure: Failure) -> None:
+        self._failures.append(failure)
+
+    def update(self, now: AlignedNs) -> list[MemoryVerdict]:
+        """What has become of incidents; looks at nothing while nothing rises or fails."""
+        series = self._series
+        if not (self._open or self._failures or series.rising[: series.count].any()):
+            return []
+        out: list[MemoryVerdict] = []
+        for on_host in (False, True):
+            of = memory_cause.rises(series, on_host=on_host, policy=self._policy)
+            out += self._fail(of, on_host, now)
+            for incident in self._of(on_host):
+                self._follow(incident, of)
+            self._begin(of, on_host, now)
+        for incident in list(self._open.values()):
+            reason = self._over(incident, now)
+            if reason:
+                del self._open[incident.number]
+            out += incident.tell(now, reason)
+        return out
+
+    def _of(self, on_host: bool) -> list[Incident]:
+        return [one for one in self._open.values() if one.on_host == on_host]
+
+    # -- opening -----------------------------------------------------------------------------
+
+    def _begin(self, of: Rises, on_host: bool, now: AlignedNs) -> None:
+        """Rises that are worth a finding and belong to no incident."""
+        places = np.flatnonzero(of.hot & (of.incident == 0))
+        ranks = {(on_host, rank) for rank in of.rank[places].tolist()}
+        self._waiting = {
+            key: at for key, at in self._waiting.items() if key[0] != on_host or key in ranks
+        }
+        while len(places):
+            trigger = int(places[of.hi[places].argmin()])
+            since = self._waiting.setdefault((on_host, int(of.rank[trigger])), now)
+            heard = _Heard(self._series, on_host)
+            if now - since < WAIT_NS and not heard.all_have_told(
+                int(self._series.hot[of.row[trigger]])
+            ):
+                break
+            self._name(of, trigger, heard, on_host, Kind.MEMORY_SPIKE, {})
+            places = places[of.incident[places] == 0]
+
+    def _name(
+        self,
+        of: Rises,
+        trigger: int,
+        heard: _Heard,
+        on_host: bool,
+        kind: Kind,
+        failures: dict[int, list[Failure]],
+    ) -> Incident:
+        """A new incident, which the rise at `trigger` has made one."""
+        limit = int(of.hi[trigger])
+        alive = heard.rank[heard.newest >= limit - self._link_ns]
+        ranks = len(np.union1d(alive, of.rank[trigger]))
+        cause = memory_cause.first_cause(of, trigger, ranks, self._policy)
+        limit = int(of.hi[cause.first].min())
+        number = next(self._numbers)
+        incident = Incident(
+            number=number,
+            kind=kind,
+            on_host=on_host,
+            leak=False,
+            common=cause.common,
+            first={},
+            rises={},
+            limit=limit,
+            last=int(of.lo[trigger]),
+        )
+        self._add(incident, of, cause.first[np.argsort(of.hi[cause.first])], failures)
+        self._add_victims(incident, of, cause.later)
+        silent = np.intersect1d(alive, heard.rank[~heard.saw(limit)])
+        incident.unknown = {*silent.tolist(), *of.rank[cause.doubtful].tolist()} - set(
+            of.rank[of.visible].tolist()
+        )
+        incident.leak = kind is Kind.MEMORY_SPIKE and all(
+            map(self._is_leak, incident.rises.values())
+        )
+        self._open[number] = incident
+        return incident
+
+    def _is_leak(self, rise: MemoryRise) -> bool:
+        mean = rise.risen_bytes / max(rise.took_s, 1e-9)
+        slow = rise.took_s >= self._policy.memory_link_s
+        return slow and mean / _STEADY <= rise.bytes_per_s <= mean * _STEADY
+
+    def _add(
+        self,
+        incident: Incident,
+        of: Rises,
+        places: Int64s,
+        failures: dict[int, list[Failure]],
+    ) -> None:
+        """Ranks that may have been the first."""
+        for place in places.tolist():
+            rank, row = int(of.rank[place]), int(of.row[place])
+            incident.first[rank] = row
+            if len(incident.rises) < self._policy.max_suspects:
+                onset, why = (int(of.lo[place]), int(of.hi[place])), failures.get(rank, [])
+                incident.rises[rank] = (
+                    rise_of(self._series, row, onset, self._devices[row], why)
+                    if row >= 0
+                    else failed(rank, onset, why)
+                )
+        self._mark(incident, of, places)
+
+    def _add_victims(self, incident: Incident, of: Rises, places: Int64s) -> None:
+        if len(places):
+            incident.victims.update(of.rank[places].tolist())
+            incident.last = max(incident.last, int(of.lo[places].max()))
+            self._mark(incident, of, places)
+
+    def _mark(self, incident: Incident, of: Rises, places: Int64s) -> None:
+        of.incident[places] = incident.number
+        series = self._series
+        n = series.count
+        mine = series.rising[:n] & (series.on_host[:n] == incident.on_host)
+        mine &= np.isin(series.rank[:n], of.rank[places])
+        series.incident[:n][mine] = incident.number
+
+    # -- what comes later --------------------------------------------------------------------
+
+    def _follow(self, incident: Incident, of: Rises) -> None:
+        """Who rises too, and what those tell of whom nothing was known."""
+        free = (of.incident == 0) & of.visible & (of.lo <= incident.last + self._link_ns)
+        early = of.lo <= incident.limit
+        lead = max((rise.risen_bytes for rise in incident.rises.values()), default=0)
+        matters = memory_cause.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
+        self._add(incident, of, np.flatnonzero(free & early & matters), {})
+        self._add_victims(incident, of, np.flatnonzero(free & ~early))
+        if incident.unknown:
+            heard = _Heard(self._series, incident.on_host)
+            told = heard.rank[
+                heard.saw(incident.limit) & (heard.newest >= incident.limit + _TELL_NS)
+            ]
+            incident.unknown &= {*of.rank[early].tolist()} | (incident.unknown - set(told.tolist()))
+            incident.unknown -= set(incident.first)
+
+    def _over(self, incident: Incident, now: AlignedNs) -> str:
+        """Why it is; empty while it is not."""
+        series = self._series
+        rows = np.array([row for row in incident.first.values() if row >= 0], np.int64)
+        if now < incident.keep_until or bool((series.incident[rows] == incident.number).any()):
+            return ""
+        if not len(rows):
+            return f"no allocation has failed for {self._policy.memory_settle_s:.0f} s"
+        if bool((series.value[rows] < 0).all()):
+            return "its processes were replaced"
+        settled = series.high[rows] + series.visible[rows] >= series.mark[rows]
+        if settled.any():
+            return f"memory has stood still for {self._policy.memory_settle_s:.0f} s"
+        return "memory fell back"
+
+    # -- failures ----------------------------------------------------------------------------
+
+    def _fail(self, of: Rises, on_host: bool, now: AlignedNs) -> list[MemoryVerdict]:
+        """Allocations that failed, or kills, that have waited for those of other ranks."""
+        ripe = [
+            one for one in self._failures if one.on_host == on_host and now - one.told_at >= WAIT_NS
+        ]
+        if not ripe:
+            return []
+        self._failures = [one for one in self._failures if one not in ripe]
+        by_rank: dict[int, list[Failure]] = {}
+        for one in ripe:
+            by_rank.setdefault(one.event.rank, []).append(one)
+        at = max(one.at for one in ripe)
+        out: list[MemoryVerdict] = []
+        known = [
+            one
+            for one in self._of(on_host)
+            if at <= one.last + self._link_ns or set(one.first) & set(by_rank)
+        ]
+        incident = next((one for one in known if one.kind is Kind.OOM), None)
+        if incident is None and known:
+            incident, out = self._take_over(known[0], now)
+        if incident is None:
+            rank = np.array(sorted(by_rank), np.int32)
+            lo = np.array([min(f.at - f.uncertainty_ns for f in by_rank[r]) for r in rank.tolist()])
+            hi = np.array([min(f.at + f.uncertainty_ns for f in by_rank[r]) for r in rank.tolist()])
+            size = np.array(
+                [max(f.event.requested_bytes for f in by_rank[r]) for r in rank.tolist()]
+            )
+            both, places = memory_cause.with_failures(of, rank, lo, hi, size)
+            trigger = int(places[both.hi[places].argmin()])
+            heard = _Heard(self._series, on_host)
+            incident = self._name(both, trigger, heard, on_host, Kind.OOM, by_rank)
+        for rank_, failures in by_rank.items():
+            self._ran_out(incident, rank_, failures)
+        incident.last = max(incident.last, at)
+        incident.keep_until = at + round((self._policy.memory_settle_s) * SECOND)
+        return out
+
+    def _take_over(self, spike: Incident, now: AlignedNs) -> tuple[Incident, list[MemoryVerdict]]:
+        """What an open incident had foreseen has happened."""
+        del self._open[spike.number]
+        incident = replace(spike, number=next(self._numbers), kind=Kind.OOM, told=None)
+        self._open[incident.number] = incident
+        series = self._series
+        series.incident[: series.count][series.incident[: series.count] == spike.number] = (
+            incident.number
+        )
+        return incident, spike.tell(now, "memory ran out")
+
+    def _ran_out(self, incident: Incident, rank: int, failures: list[Failure]) -> None:
+        if rank not in incident.first:
+            incident.victims.add(rank)
+        elif rank in incident.rises:
+            incident.rises[rank] = replace(
+                incident.rises[rank],
+                out_of_memory=True,
+                requested_bytes=max(one.event.requested_bytes for one in failures),
+            )
+
+
+class _Heard:
+    """Up to when each rank has told, and since when; one row a rank."""
+
+    def __init__(self, series: Series, on_host: bool) -> None:
+        n = series.count
+        row = np.flatnonzero(
+            series.watched[:n] & (series.on_host[:n] == on_host) & (series.first[:n] > 0)
+        )
+        row = row[np.argsort(series.rank[row], kind="stable")]
+        rank = series.rank[row]
+        start = np.flatnonzero(np.diff(rank, prepend=-1))
+        self.rank = rank[start]
+        self.first: Int64s = series.first[row]
+        self.newest: Int64s = series.end[row]
+        if len(row):
+            self.first = np.minimum.reduceat(self.first, start)
+            self.newest = np.maximum.reduceat(self.newest, start)
+
+    def all_have_told(self, upto: int) -> bool:
+        return bool((self.newest >= upto - _SOON_NS).all())
+
+    def saw(self, limit: int) -> Bools:
+        """It had told for long enough before, and has told since."""
+        return (self.newest >= limit) & (self.first + BIN_NS <= limit)

@@ -1,0 +1,445 @@
+"""Memory series as columns: what is usual of each, and which of them rise above it.
+
+Thousands of series have ten samples a second each, so nothing here is done for one series. A batch
+is screened in whole columns: a series that stays within its *band* costs a few comparisons, and
+only those that leave it are followed sample by sample.
+
+The band of a series ends at its usual highest level and some slack. The level is the maximum of
+bins of two seconds over the last minute, without the newest ones (a slow rise must not become usual
+while it is looked at) and without those in which it rose. The slack is a share of how much the
+series moves anyhow, so that the saw-tooth of training steps, and samples that hit its peak by
+chance, stay inside.
+
+A series *rises* from the moment it leaves its band until it has fallen back for longer than it
+usually dips, or has stood still for so long that the new level is its usual one. When the rise
+began is an interval: not before the last sample within the band, less what a gentle slope needs to
+get through it, which is measured on the next stretch of the same height; and not after the first
+sample beyond it. Everything needs only the past, so what has been told of a rise stays true.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.memory_trend import Trend
+from frd.engine.picture import Bools
+from frd.engine.policy import Policy
+from frd.engine.tables import Columns
+from frd.model import Float64s, Int32s, Int64s, SeriesKind
+
+SECOND: Final = 1_000_000_000
+BIN_NS: Final = 2 * SECOND
+BINS: Final = 36
+_NEWEST: Final = 4
+"""Bins that are too young to say what is usual,"""
+_ENOUGH: Final = 8
+"""once there are so many older ones."""
+_FEW_SAMPLES: Final = 5
+"""Less says nothing of what is usual."""
+_SLACK: Final = 0.25
+"""Share of what a series moves anyhow,"""
+_SLACK_SAMPLES: Final = 4
+"""and so much more while few samples tell how much that is."""
+_SLACK_OF_MIN: Final = 64
+"""The least slack, as a part of the least rise: what drivers and interpreters do by themselves."""
+_LONGEST_DIP_NS: Final = 10 * SECOND
+_DIP_GAPS: Final = 2.5
+"""Samples so far apart that a dip shorter than this would be a single one."""
+_GENTLE: Final = 2
+"""A slope that steepens takes longer through the band than through the same height beyond it."""
+_YOUNG_SETTLE_NS: Final = 5 * SECOND
+_SMALL_SETTLE_NS: Final = 10 * SECOND
+_RATE_STEP_NS: Final = SECOND // 2
+_SMALL_SHARE: Final = 200
+_SMALL_BYTES: Final = 1 << 30
+_GROWTH_PARTS: Final = 8
+"""Part of a visible rise that counts as going on."""
+_MOST: Final = np.iinfo(np.int64).max
+
+KINDS: Final = tuple(SeriesKind)
+HOST_KINDS: Final = frozenset({SeriesKind.HOST_USED, SeriesKind.CGROUP_USED})
+SHARED_KINDS: Final = frozenset({SeriesKind.DEVICE_USED, SeriesKind.CGROUP_USED})
+"""Of all who use the device or the cgroup; the other kinds are of one process."""
+
+
+_IDENTITY: Final = frozenset({"rank", "kind", "pool", "container", "on_host", "shared", "watched"})
+
+
+class Series(Columns):
+    """One row a series. Times are aligned nanoseconds, 0 for never; sizes are bytes."""
+
+    _fill = {  # noqa: RUF012  see tables.Ranks
+        "rank": (np.int32, -1),
+        "kind": (np.int8, 0),
+        "pool": (np.int32, -1),
+        "container": (np.int32, -1),
+        "on_host": (np.bool_, 0),
+        "shared": (np.bool_, 0),
+        "watched": (np.bool_, 0),
+        "capacity": (np.int64, 0),
+        "visible": (np.int64, 0),
+        "first": (np.int64, 0),
+        "begin": (np.int64, 0),
+        "end": (np.int64, 0),
+        "gap": (np.int64, 0),
+        "value": (np.int64, -1),
+        "top": (np.int64, -1),
+        "known": (np.bool_, 0),
+        "low": (np.int64, 0),
+        "high": (np.int64, 0),
+        "slack": (np.int64, 0),
+        "dip": (np.int64, BIN_NS),
+        "bin_begin": (np.int64, 0),
+        "bin_low": (np.int64, _MOST),
+        "bin_high": (np.int64, -1),
+        "bin_count": (np.int32, 0),
+        "bin_odd": (np.bool_, 0),
+        "newest": (np.int32, -1),
+        "below": (np.int64, 0),
+        "rising": (np.bool_, 0),
+        "lo": (np.int64, 0),
+        "hi": (np.int64, 0),
+        "twice": (np.int64, 0),
+        "up_at": (np.int64, 0),
+        "peak": (np.int64, 0),
+        "mark": (np.int64, 0),
+        "mark_at": (np.int64, 0),
+        "t1": (np.int64, 0),
+        "v1": (np.int64, 0),
+        "t2": (np.int64, 0),
+        "v2": (np.int64, 0),
+        "t3": (np.int64, 0),
+        "v3": (np.int64, 0),
+        "rate": (np.float64, 0),
+        "hot": (np.int64, 0),
+        "incident": (np.int32, 0),
+    }
+    rank: Int32s
+    kind: npt.NDArray[np.int8]
+    """Place in `KINDS`."""
+    pool: Int32s
+    """Series of one device, or of one node's host memory, have the same."""
+    container: Int32s
+    """The row that tells how much of the capacity is used by all; its own where none does."""
+    on_host: Bools
+    shared: Bools
+    watched: Bools
+    """Its rises count; others only say whose memory it is."""
+    capacity: Int64s
+    visible: Int64s
+    """A rise by less says nothing."""
+    first: Int64s
+    """Begin of the first sample."""
+    begin: Int64s
+    end: Int64s
+    gap: Int64s
+    """Between samples, lately."""
+    value: Int64s
+    top: Int64s
+    """The highest of the last batch."""
+    known: Bools
+    """There were enough samples for what follows."""
+    low: Int64s
+    high: Int64s
+    slack: Int64s
+    dip: Int64s
+    """It stays below the middle for so long anyhow."""
+    bin_begin: Int64s
+    bin_low: Int64s
+    bin_high: Int64s
+    bin_count: Int32s
+    bin_odd: Bools
+    """It was above the band meanwhile."""
+    newest: Int32s
+    """Place of the last bin that is complete."""
+    below: Int64s
+    """Begin of the last sample within the band."""
+    rising: Bools
+    lo: Int64s
+    hi: Int64s
+    """End of the first sample beyond the band."""
+    twice: Int64s
+    """End of the first sample beyond the band and its height again; 0 not yet."""
+    up_at: Int64s
+    """End of the last sample that was not a dip."""
+    peak: Int64s
+    mark: Int64s
+    mark_at: Int64s
+    """When it last grew by enough to say that it grows."""
+    t1: Int64s
+    v1: Int64s
+    """The peak as it was a little while ago, and twice and three times as long ago."""
+    t2: Int64s
+    v2: Int64s
+    t3: Int64s
+    v3: Int64s
+    rate: Float64s
+    """Bytes a second, lately and steadily; a jump has none."""
+    hot: Int64s
+    """Since when the rise is worth a finding."""
+    incident: Int32s
+    """Number of the incident that the rise belongs to; 0 none."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self._policy = policy
+        self._bins_begin: Int64s = np.zeros((0, BINS), np.int64)
+        self._bins_low: Int64s = np.zeros((0, BINS), np.int64)
+        self._bins_high: Int64s = np.zeros((0, BINS), np.int64)
+        self._bins_count: Int32s = np.zeros((0, BINS), np.int32)
+        self._bins_usual: Bools = np.zeros((0, BINS), np.bool_)
+        self.trend = Trend(policy.memory_leak_window_s)
+
+    def reserve(self, count: int) -> None:
+        super().reserve(count)
+        capacity, known = len(self.rank), len(self._bins_low)
+        if capacity > known:
+            for name in ("begin", "low", "high", "count", "usual"):
+                old: npt.NDArray[Any] = getattr(self, f"_bins_{name}")
+                grown = np.zeros((capacity, BINS), old.dtype)
+                grown[:known] = old
+                setattr(self, f"_bins_{name}", grown)
+            self.trend.reserve(capacity)
+
+    def forget(self, row: Int64s) -> None:
+        """Nothing has been seen of these yet; who they are stays."""
+        for name, (_, fill) in self._fill.items():
+            if name not in _IDENTITY:
+                getattr(self, name)[row] = fill
+        self._bins_usual[row] = False
+        self._bins_count[row] = 0
+        self._bins_high[row] = -1
+        self.trend.forget(row)
+
+    # -- samples -----------------------------------------------------------------------------
+
+    def apply(
+        self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
+    ) -> None:
+        """Samples of n different series at T moments: (n,), (n,), and three times (n, T).
+
+        A value of -1 is no sample; every row has one.
+        """
+        n, moments = values.shape
+        has = values >= 0
+        count = has.sum(axis=1)
+        at = np.arange(n)
+        first, last = has.argmax(axis=1), moments - 1 - has[:, ::-1].argmax(axis=1)
+        first_begin, last_begin, last_end = begin[at, first], begin[at, last], end[at, last]
+        is_new = self.first[row] == 0
+        if is_new.any():
+            self.first[row[is_new]] = self.bin_begin[row[is_new]] = first_begin[is_new]
+            self.gap[row[is_new]] = SECOND // 10
+        self.gap[row] = np.where(is_new, self.gap[row], (last_begin - self.begin[row]) // count)
+        full = first_begin - self.bin_begin[row] >= BIN_NS
+        if full.any():
+            self._turn(row[full], first_begin[full])
+        self._measure(row, capacity)
+        top = values.max(axis=1)
+        self.begin[row], self.end[row] = last_begin, last_end
+        self.value[row], self.top[row] = values[at, last], top
+        outside = self.rising[row] | (top > self.high[row] + self.slack[row])
+        outside &= self.known[row] & self.watched[row]
+        self.below[row[~outside]] = last_begin[~outside]
+        if outside.any():
+            out = row[outside]
+            self.bin_odd[out] = True
+            self._follow(out, begin[outside], end[outside], values[outside])
+            self._judge(out)
+        low = np.where(has, values, _MOST).min(axis=1)
+        self.bin_low[row] = np.minimum(self.bin_low[row], low)
+        self.bin_high[row] = np.maximum(self.bin_high[row], top)
+        self.bin_count[row] += count.astype(np.int32)
+
+    def _measure(self, row: Int64s, capacity: Int64s) -> None:
+        changed = self.capacity[row] != capacity
+        changed |= self.visible[row] == 0
+        if changed.any():
+            row, capacity = row[changed], capacity[changed]
+            small = np.minimum(capacity // _SMALL_SHARE, _SMALL_BYTES)
+            self.capacity[row] = capacity
+            self.visible[row] = np.maximum(small, self._policy.memory_min_rise_bytes)
+
+    def _follow(self, row: Int64s, begin: Int64s, end: Int64s, values: Int64s) -> None:
+        """Sample by sample, all of these series at once: where rises begin, go on and are over."""
+        high, visible = self.high[row], self.visible[row]
+        band = high + self.slack[row]
+        twice_band = 2 * band - self.low[row]
+        patience = np.maximum(self.dip[row], (_DIP_GAPS * self.gap[row]).astype(np.int64))
+        rising, lo, hi, twice = self.rising[row], self.lo[row], self.hi[row], self.twice[row]
+        peak, up_at, below = self.peak[row], self.up_at[row], self.below[row]
+        for b, e, v in zip(begin.T, end.T, values.T, strict=True):
+            above = v > band
+            begins = above & ~rising
+            if begins.any():
+                rising |= begins
+                lo[begins], hi[begins], twice[begins] = below[begins], e[begins], 0
+                peak[begins] = v[begins]
+                self._begin_rise(row[begins], e[begins], v[begins])
+            np.maximum(peak, v, out=peak, where=rising)
+            np.copyto(twice, e, where=(v > twice_band) & (twice == 0) & rising)
+            floor = np.where(
+                peak - high < visible, band, np.maximum(band, high + (peak - high) // 4)
+            )
+            is_up = v > floor
+            np.copyto(up_at, e, where=is_up)
+            np.copyto(below, b, where=(v >= 0) & ~above)
+            over = rising & (v >= 0) & ~is_up & (b - up_at > patience)
+            if over.any():
+                rising &= ~over
+                self._end_rise(row[over], (peak - high < visible)[over], lo[over])
+            self._pace(row, e, peak, rising)
+        self.rising[row], self.lo[row], self.hi[row], self.twice[row] = rising, lo, hi, twice
+        self.peak[row], self.up_at[row], self.below[row] = peak, up_at, below
+
+    def _begin_rise(self, row: Int64s, at: Int64s, value: Int64s) -> None:
+        self.mark[row], self.mark_at[row] = value, at
+        self.t1[row], self.v1[row] = at, value
+        self.t2[row] = self.t3[row] = self.hot[row] = self.incident[row] = 0
+        self.rate[row] = 0.0
+
+    def _end_rise(self, row: Int64s, was_small: Bools, lo: Int64s) -> None:
+        """It fell back. What was hardly a rise is usual."""
+        self.hot[row] = self.incident[row] = 0
+        row, lo = row[was_small], lo[was_small]
+        self._bins_usual[row] |= self._bins_begin[row] >= lo[:, None]
+        self.bin_odd[row] = False
+
+    def _pace(self, row: Int64s, now: Int64s, peak: Int64s, rising: Bools) -> None:
+        """How fast it rises: the slower of the last half second or so and the second before."""
+        due = rising & (now - self.t1[row] >= _RATE_STEP_NS)
+        if not due.any():
+            return
+        row, now, peak = row[due], now[due], peak[due]
+        self.t3[row], self.v3[row] = self.t2[row], self.v2[row]
+        self.t2[row], self.v2[row] = self.t1[row], self.v1[row]
+        self.t1[row], self.v1[row] = now, peak
+        short = (peak - self.v2[row]) / (now - self.t2[row])
+        long = (peak - self.v3[row]) / (now - self.t3[row])
+        self.rate[row] = np.where(self.t3[row] > 0, np.minimum(short, long), 0.0) * SECOND
+
+    # -- what has become of rises ------------------------------------------------------------
+
+    def _judge(self, row: Int64s) -> None:
+        """Which of these rises are worth a finding, and which have found their level."""
+        policy = self._policy
+        row = row[self.rising[row]]
+        grows = self.peak[row] > self.mark[row] + self.visible[row] // _GROWTH_PARTS
+        self.mark[row[grows]] = self.peak[row[grows]]
+        self.mark_at[row[grows]] = self.end[row[grows]]
+        young = self.is_young(row)
+        risen, left, capacity = self.risen(row), self.headroom(row), self.capacity_of(row)
+        large = risen >= policy.memory_min_rise_share * capacity
+        large |= risen >= left
+        large &= (risen >= policy.memory_min_rise_bytes) & (capacity > 0)
+        high = capacity - left >= policy.memory_high_share * capacity
+        soon = left <= policy.memory_horizon_s * self.rate[row]
+        hot = large & (high | (soon & (self.rate[row] > 0))) & ~young & (self.hot[row] == 0)
+        self.hot[row[hot]] = self.end[row[hot]]
+        patience = np.full(len(row), round(policy.memory_link_s * SECOND))
+        patience[self.peak[row] - self.high[row] < self.visible[row]] = _SMALL_SETTLE_NS
+        patience[young] = _YOUNG_SETTLE_NS
+        patience[self.incident[row] > 0] = round(policy.memory_settle_s * SECOND)
+        settled = row[self.end[row] - self.mark_at[row] > patience]
+        if len(settled):
+            self.settle(settled)
+
+    def is_young(self, row: Int64s) -> Bools:
+        warmup_ns = round(self._policy.memory_warmup_s * SECOND)
+        return self.end[row] - self.first[row] < warmup_ns
+
+    def risen(self, row: Int64s) -> Int64s:
+        """Beyond the usual level, now."""
+        risen: Int64s = np.maximum(self.top[row] - self.high[row], 0)
+        return risen
+
+    def headroom(self, row: Int64s) -> Int64s:
+        """What is left of the capacity, whoever uses the rest."""
+        used = np.maximum(self.top[self.container[row]], self.top[row])
+        return np.maximum(self.capacity_of(row) - used, 0)
+
+    def capacity_of(self, row: Int64s) -> Int64s:
+        of_all = self.capacity[self.container[row]]
+        return np.where(of_all > 0, of_all, self.capacity[row])
+
+    def onset(self, row: Int64s) -> tuple[Int64s, Int64s]:
+        """The interval in which each rise began."""
+        lo, hi, twice = self.lo[row], self.hi[row], self.twice[row]
+        band = self.high[row] + self.slack[row]
+        beyond = np.maximum(self.mark[row] - band, 1)
+        share = np.minimum((band - self.low[row]) / beyond, _DIP_GAPS)
+        slow = np.where(twice > 0, twice - hi, ((self.mark_at[row] - hi) * share).astype(np.int64))
+        return lo - _GENTLE * slow, hi
+
+    def settle(self, row: Int64s) -> None:
+        """The level that these have risen to is their usual one from now on."""
+        self.rising[row] = False
+        self.hot[row] = self.incident[row] = 0
+        newest = np.arange(BINS) == self.newest[row, None]
+        self._bins_usual[row] = newest | (self._bins_begin[row] >= self.mark_at[row, None])
+        self.bin_odd[row] = False
+        self._learn(row)
+
+    # -- what is usual -----------------------------------------------------------------------
+
+    def _turn(self, row: Int64s, begin: Int64s) -> None:
+        """The open bins of these series are complete; new ones begin."""
+        place = (self.newest[row] + 1) % BINS
+        self.newest[row] = place
+        self._bins_begin[row, place] = self.bin_begin[row]
+        self._bins_low[row, place] = self.bin_low[row]
+        self._bins_high[row, place] = self.bin_high[row]
+        self._bins_count[row, place] = self.bin_count[row]
+        self._bins_usual[row, place] = ~self.bin_odd[row]
+        self.trend.add(row, self.bin_begin[row], self.bin_low[row])
+        self.bin_begin[row], self.bin_low[row], self.bin_high[row] = begin, _MOST, -1
+        self.bin_count[row], self.bin_odd[row] = 0, False
+        calm = row[~self.rising[row]]
+        if len(calm):
+            self._learn(calm)
+
+    def _learn(self, row: Int64s) -> None:
+        """The band, from the bins; it stays as it is where no bin tells."""
+        usual = self._bins_usual[row] & (self._bins_count[row] > 0)
+        age = (self.newest[row, None] - np.arange(BINS)) % BINS
+        older = usual & (age >= _NEWEST)
+        usual = np.where((older.sum(axis=1) >= _ENOUGH)[:, None], older, usual)
+        bins, samples = usual.sum(axis=1), (self._bins_count[row] * usual).sum(axis=1)
+        enough = samples >= _FEW_SAMPLES
+        row, usual, bins, samples = row[enough], usual[enough], bins[enough], samples[enough]
+        highs, lows = self._bins_high[row], self._bins_low[row]
+        high = np.where(usual, highs, -1).max(axis=1)
+        # Of the lows the median: one that is from another time must not widen the band.
+        low = np.sort(np.where(usual, lows, _MOST), axis=1)[np.arange(len(row)), (bins - 1) // 2]
+        share = _SLACK + _SLACK_SAMPLES / samples
+        least = self._policy.memory_min_rise_bytes // _SLACK_OF_MIN
+        self.slack[row] = np.maximum(((high - low) * share).astype(np.int64), least)
+        self.low[row], self.high[row], self.known[row] = low, high, True
+        moves = high - low > least
+        misses = usual & (highs < ((high + low) // 2)[:, None])
+        run = _longest_run(np.take_along_axis(misses, np.argsort(age[enough], axis=1), axis=1))
+        dip = (run + 1 + moves) * BIN_NS
+        self.dip[row] = np.minimum(dip, _LONGEST_DIP_NS)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def recent(self, row: Int64s, count: int) -> Int64s:
+        """(n, count) the highest value of each of the last bins, the open one last; -1 none."""
+        back = np.arange(count - 2, -1, -1)
+        place = (self.newest[row, None] - back) % BINS
+        highs = np.take_along_axis(self._bins_high[row], place, axis=1)
+        counts = np.take_along_axis(self._bins_count[row], place, axis=1)
+        complete = np.where(counts > 0, highs, -1)
+        return np.concatenate((complete, self.bin_high[row, None]), axis=1)
+
+
+def _longest_run(of: Bools) -> Int64s:
+    """By row: how many in a row are true, at most."""
+    run = longest = np.zeros(len(of), np.int64)
+    for column in of.T if of.any() else ():
+        run = (run + 1) * column
+        longest = np.maximum(longest, run)
+    return longest
