@@ -21,6 +21,7 @@ FAILED, USAGE, FINDINGS_PRESENT, INTERRUPTED = 1, 2, 3, 130
 
 COMMANDS = {
     "serve": "Run the central service.",
+    "up": "Run service and agent on this machine, together.",
     "demo": "Watch frd find the culprit of a small job that hangs, on this machine.",
     "status": "Show jobs, groups, ranks and clocks.",
     "findings": "List what frd has found.",

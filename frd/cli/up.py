@@ -1,0 +1,162 @@
+"""`frd up`: service and agent of one machine, started and stopped together.
+
+For a workstation, where two terminals and an address between them would be in the way. Both are
+processes of their own in this one's process group, so that Ctrl-C reaches all three; when one of
+them ends, so does the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import asyncio
+
+_READY_WITHIN_S = 30.0
+_STOP_WITHIN_S = 10.0
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("up")
+@click.option(
+    "--config", type=_PATH, metavar="FILE", help="The service's TOML file; see `frd check`."
+)
+@click.option("--grpc", metavar="HOST:PORT", help="Where the agent connects.  [127.0.0.1:9373]")
+@click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]")
+@click.option("--data-dir", type=_PATH, metavar="DIR", help="Findings, journal and dumps.")
+@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where the taps publish.")
+@click.option("--agent-metrics", metavar="HOST:PORT|off", help="The agent's own /metrics.")
+@click.option(
+    "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Say where everything is as one JSON line.")
+def command(
+    config: Path | None,
+    grpc: str | None,
+    http: str | None,
+    data_dir: Path | None,
+    run_dir: Path | None,
+    agent_metrics: str | None,
+    stall_after: float | None,
+    as_json: bool,
+) -> int:
+    """Run service and agent on this machine, until Ctrl-C or SIGTERM."""
+    import asyncio
+
+    serve = _given(
+        {"config": config, "grpc": grpc, "http": http, "data-dir": data_dir}
+        | {"stall-after": stall_after}
+    )
+    watch = _given({"run-dir": run_dir, "metrics": agent_metrics})
+    return asyncio.run(_up(serve, watch, run_dir, as_json))
+
+
+def _given(options: dict[str, object]) -> list[str]:
+    return [
+        word
+        for name, value in options.items()
+        if value is not None
+        for word in (f"--{name}", str(value))
+    ]
+
+
+async def _up(
+    serve: Sequence[str], watch: Sequence[str], run_dir: Path | None, as_json: bool
+) -> int:
+    import asyncio
+    import json
+    import signal
+
+    from frd.errors import ServiceUnavailable
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    running: dict[str, asyncio.subprocess.Process] = {}
+    try:
+        service = running["service"] = await _start("frd", "serve", *serve)
+        assert service.stdout is not None
+        try:
+            line = await asyncio.wait_for(service.stdout.readline(), _READY_WITHIN_S)
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise ServiceUnavailable("up: the service did not start: see its lines above")
+        where = json.loads(line)
+        running["agent"] = await _start("frd_agent", "run", "--service", where["grpc"], *watch)
+        _tell(where, run_dir, as_json)
+        return await _until_one_ends(running, stopped)
+    finally:
+        await _stop(running)
+
+
+async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
+    import asyncio
+    import sys
+
+    stdout = asyncio.subprocess.PIPE if module == "frd" else asyncio.subprocess.DEVNULL
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *words, stdin=asyncio.subprocess.DEVNULL, stdout=stdout
+    )
+
+
+def _tell(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
+    import json
+
+    if as_json:
+        click.echo(json.dumps({**where, "run_dir": None if run_dir is None else str(run_dir)}))
+        return
+    http = "" if where["http"] == "127.0.0.1:9374" else f" --http {where['http']}"
+    place = "" if run_dir is None else f" --run-dir {run_dir}"
+    click.echo(
+        f"frd is up: http://{where['http']}/metrics, Ctrl-C ends it\n"
+        f"  start a job:   frd-agent exec{place} -- torchrun --nproc-per-node 2 train.py\n"
+        f"  look at it:    frd status{http}\n"
+        f"  what is wrong: frd findings --watch{http}"
+    )
+
+
+async def _until_one_ends(
+    running: dict[str, asyncio.subprocess.Process], stopped: asyncio.Event
+) -> int:
+    import asyncio
+
+    ends = {asyncio.create_task(process.wait()): name for name, process in running.items()}
+    signalled = asyncio.create_task(stopped.wait())
+    done, rest = await asyncio.wait({signalled, *ends}, return_when=asyncio.FIRST_COMPLETED)
+    for task in rest:
+        task.cancel()
+    # Ctrl-C reaches all three: whoever is first, it was asked for.
+    if stopped.is_set() or signalled in done:
+        return 0
+    await asyncio.sleep(0.2)
+    if stopped.is_set():
+        return 0
+    name = next(ends[task] for task in done if task in ends)
+    click.echo(
+        f"frd: error: up: the {name} ended with {running[name].returncode}: see its lines above",
+        err=True,
+    )
+    return 1
+
+
+async def _stop(running: dict[str, asyncio.subprocess.Process]) -> None:
+    """The agent first, so that its last words are heard."""
+    import asyncio
+    import contextlib
+
+    for name in ("agent", "service"):
+        process = running.get(name)
+        if process is None or process.returncode is not None:
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_WITHIN_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
