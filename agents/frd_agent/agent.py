@@ -30,6 +30,7 @@ from frd_agent.dictionary import Dictionary
 from frd_agent.dispatch import Dispatch
 from frd_agent.file_rank import FileRank
 from frd_agent.files import DumpFile, DumpFiles
+from frd_agent.memory import MemoryView, MemoryWatch, Samples
 from frd_agent.metrics import AgentCollector, MetricsServer
 from frd_agent.naming import Signatures
 from frd_agent.outbox import Outbox
@@ -57,6 +58,7 @@ class Agent:
         dictionary = Dictionary()
         outbox = Outbox(config.outbox_rows, config.outbox_bytes)
         board = Board(lambda rank: dictionary.ranks[rank].attempt)
+        self._samples = Samples(config.memory_bytes, dictionary.series_number)
         self._stats = Stats()
         self._shared = Shared(
             dictionary=dictionary,
@@ -71,9 +73,9 @@ class Agent:
         hello = ClockHello(self._boot_id, self._session)
         self._clock = Clock(hello, self._stats, self._on_step)
         self._stream = Stream(
-            address=config.service,
+            service=config.line(),
             hello=self._hello,
-            dispatch=Dispatch(dictionary, outbox, board, self._in_flight),
+            dispatch=Dispatch(dictionary, outbox, board, self._samples, self._in_flight),
             outbox=outbox,
             stats=self._stats,
             on_request=self._on_request,
@@ -91,6 +93,7 @@ class Agent:
         """Numbers of ranks about which an unforeseen error has been logged."""
         self._answers: set[asyncio.Task[None]] = set()
         self._answering = asyncio.Semaphore(_CONCURRENT_ANSWERS)
+        self._memory: MemoryWatch | None = None
         self._stop = asyncio.Event()
         self._turn = asyncio.Event()
 
@@ -102,9 +105,18 @@ class Agent:
         """
         with ExitStack() as stack:
             if self._config.metrics != "off":
-                collector = AgentCollector(self._stats, self._shared.outbox, _version())
+                collector = AgentCollector(
+                    self._stats,
+                    self._shared.outbox,
+                    self._samples,
+                    self._memory_view,
+                    self._shared.dictionary.who,
+                    _version(),
+                )
                 stack.enter_context(MetricsServer(self._config.metrics, collector))
             stack.callback(self._roster.close)
+            if self._config.memory_hz:
+                self._memory = stack.enter_context(self._watch_memory())
             log.info("watching %s, telling %s", self._config.run_dir, self._config.service)
             async with asyncio.TaskGroup() as tasks:
                 stream = tasks.create_task(self._stream.run())
@@ -118,6 +130,25 @@ class Agent:
     def stop(self) -> None:
         self._stop.set()
         self._turn.set()
+
+    # -- memory --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _watch_memory(self) -> Iterator[MemoryWatch]:
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._wake)
+
+        memory = MemoryWatch(self._samples, self._config.memory_hz, wake)
+        memory.start()
+        try:
+            yield memory
+        finally:
+            memory.stop()
+
+    def _memory_view(self) -> MemoryView:
+        return self._memory.view if self._memory else MemoryView()
 
     # -- turns ---------------------------------------------------------------------------------
 
@@ -144,7 +175,10 @@ class Agent:
                 self._roster.end(rank, now_ns)
             self._unfollow_processes()
         self._roster.clear(now_ns)
-        self._stats.ranks = sum(not rank.is_gone for rank in self._roster)
+        alive = [rank for rank in self._roster if not rank.is_gone]
+        self._stats.ranks = len(alive)
+        if self._memory is not None:
+            self._memory.follow([rank.target(now_s) for rank in alive])
         if self._shared.board.has_news or self._shared.outbox.rows:
             self._wake()
 

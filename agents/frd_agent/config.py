@@ -11,9 +11,9 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -22,9 +22,10 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from frd.address import split_address
-from frd.errors import ConfigError
+from frd.address import is_loopback, split_address
+from frd.errors import ConfigError, ServiceUnavailable
 from frd_agent import tap
+from frd_agent.line import Service, read
 
 _PREFIX = "FRD_AGENT_"
 _SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
@@ -39,6 +40,18 @@ class Config(BaseSettings):
 
     service: str = "127.0.0.1:9373"
     """Where the service listens, HOST:PORT."""
+    tls: bool = False
+    """Speak TLS to the service; so does an agent that has `tls_ca_file`."""
+    tls_ca_file: Path | None = None
+    """Authorities that the service's certificate may be of, PEM."""
+    tls_cert_file: Path | None = None
+    """Certificate to show to the service, PEM."""
+    tls_key_file: Path | None = None
+    """Its key."""
+    token_file: Path | None = None
+    """Bearer token to show to the service: the first word of the file."""
+    insecure: bool = False
+    """Send the token unencrypted beyond this machine."""
     run_dir: Path = Field(default_factory=lambda: Path(tap.run_dir(os.environ)))
     """Where the taps of this node publish."""
     dump_dir: Path | None = None
@@ -53,9 +66,42 @@ class Config(BaseSettings):
     """Transitions kept for a service that does not acknowledge."""
     outbox_bytes: Annotated[int, Field(ge=65_536)] = 32 * 1024 * 1024
     """The same in bytes; whichever bound is met first."""
+    memory_hz: Annotated[float, Field(ge=0, le=100)] = 10.0
+    """How often memory is sampled while a rank makes progress; 0 switches it off."""
+    memory_bytes: Annotated[int, Field(ge=65_536)] = 8 * 1024 * 1024
+    """Samples of memory kept for a service that is out of reach."""
     ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.6
     """Share of a recorder's ring that may be new before it is read."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file: set both or neither")
+        line = self.line()
+        for path in (line.ca_file, line.cert_file, line.key_file, line.token_file):
+            try:
+                read(path)
+            except ServiceUnavailable as error:
+                raise ValueError(str(error)) from None
+        far = not is_loopback(split_address(self.service)[0])
+        if self.token_file is not None and not line.tls and far and not self.insecure:
+            raise ValueError(
+                "token_file: the token would be sent unencrypted: set tls_ca_file or tls = true, "
+                "or accept it with insecure = true"
+            )
+        return self
+
+    def line(self) -> Service:
+        """How to reach the service."""
+        return Service(
+            self.service,
+            self.tls or self.tls_ca_file is not None or self.tls_cert_file is not None,
+            self.tls_ca_file,
+            self.tls_cert_file,
+            self.tls_key_file,
+            self.token_file,
+        )
 
     @field_validator("service")
     @classmethod

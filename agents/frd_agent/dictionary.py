@@ -1,4 +1,4 @@
-"""Attempts, ranks, groups and signatures to small numbers, and those to the indexes of a stream.
+"""Attempts, ranks, groups, signatures and series to small numbers, and those to a stream's indexes.
 
 The agent's own numbers (`Dictionary`) are given once and never again, so rows and watermarks can
 wait for any stream. What a stream calls a thing is settled when the stream first needs it
@@ -21,7 +21,9 @@ from frd.model import (
     ChannelColumns,
     EntryColumns,
     GroupInfo,
+    MemoryColumns,
     RankInfo,
+    SeriesInfo,
     Signature,
     UInt32s,
 )
@@ -29,8 +31,10 @@ from frd.wire import (
     AttemptDecl,
     Declare,
     GroupDecl,
+    MemoryEvents,
     RankDecl,
     ResponsePart,
+    SeriesDecl,
     SignatureDecl,
     Statuses,
     Watermarks,
@@ -38,6 +42,8 @@ from frd.wire import (
 
 MAX_SIGNATURES: Final = 60_000
 """Below the service's bound of 65,536 per stream."""
+MAX_SERIES: Final = 60_000
+"""The same of series."""
 MAX_WORLD_SIZE: Final = 1 << 20
 """The service's own bound."""
 _MAX_TENSORS: Final = 1_024
@@ -48,8 +54,16 @@ _BYTES_A_MESSAGE: Final = 4 * 1024 * 1024
 MAX_SIGNATURE_BYTES: Final = 32 * 1024 * 1024
 """Well below the service's bound on all that a stream declares."""
 
-About: TypeAlias = EntryColumns | Watermarks | ChannelColumns | Statuses | ResponsePart
-"""Events that speak of ranks, groups or signatures, by number."""
+About: TypeAlias = (
+    EntryColumns
+    | Watermarks
+    | ChannelColumns
+    | Statuses
+    | MemoryColumns
+    | MemoryEvents
+    | ResponsePart
+)
+"""Events that speak of ranks, groups, signatures or series, by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +92,12 @@ class Dictionary:
         self.ranks: list[_Rank] = []
         self.groups: list[_Group] = []
         self.signatures: dict[int, Signature] = {}
+        self.series: list[SeriesInfo] = []
+        """`rank` is the number of one."""
         self._attempt_of: dict[AttemptKey, int] = {}
         self._group_of: dict[_Group, int] = {}
         self._signature_of: dict[Signature, int] = {}
+        self._series_of: dict[SeriesInfo, int] = {}
         self._next_signature = 0
         self.forgotten = 0
         """Changes whenever numbers of signatures have been forgotten."""
@@ -100,6 +117,11 @@ class Dictionary:
         self.ranks.append(_Rank(attempt, info))
         return len(self.ranks) - 1
 
+    def who(self, rank: int) -> tuple[str, int]:
+        """Job and global rank, for people."""
+        known = self.ranks[rank]
+        return self.attempts[known.attempt].key.job, known.info.rank
+
     def group(self, attempt: int, info: GroupInfo) -> int:
         group = _Group(attempt, info)
         index = self._group_of.setdefault(group, len(self.groups))
@@ -115,6 +137,12 @@ class Dictionary:
             if index == self._next_signature:
                 self._next_signature += 1
                 self.signatures[index] = fitted
+        return index
+
+    def series_number(self, series: SeriesInfo) -> int:
+        index = self._series_of.setdefault(series, len(self.series))
+        if index == len(self.series):
+            self.series.append(series)
         return index
 
     def keep_signatures(self, used: Iterable[int]) -> None:
@@ -140,6 +168,7 @@ class Told:
         self._ranks = _Indexes()
         self._groups = _Indexes()
         self._signatures = _Indexes()
+        self._series = _Indexes()
         self._signature_bytes = 0
 
     @property
@@ -147,6 +176,7 @@ class Told:
         """Another stream must be opened soon."""
         return (
             len(self._signatures) >= self._max_signatures
+            or len(self._series) >= MAX_SERIES
             or self._signature_bytes >= self._max_signature_bytes
         )
 
@@ -192,6 +222,14 @@ class Told:
                         for status in event.statuses
                     )
                 )
+            case MemoryColumns():
+                declares = self._declare_series(event.series)
+                told = replace(event, series=self._series.all_of(event.series))
+            case MemoryEvents():
+                declares = self._declare([one.rank for one in event.events])
+                told = MemoryEvents(
+                    tuple(replace(one, rank=self._ranks.of(one.rank)) for one in event.events)
+                )
             case ResponsePart():
                 declares = self._declare([event.rank_index])
                 told = replace(event, rank_index=self._ranks.of(event.rank_index))
@@ -236,6 +274,20 @@ class Told:
             for some in _pieces(new_signatures, lambda s: _signature_bytes(known.signatures[s]))
         ]
         return [declare for declare in declares if declare != Declare()]
+
+    def _declare_series(self, series: npt.NDArray[Any]) -> list[Declare]:
+        known = self._dictionary.series
+        new = self._series.missing_of(series)
+        declares = self._declare([known[number].rank for number in new])
+        return declares + [
+            Declare(series=tuple(self._series_decl(number) for number in some))
+            for some in _pieces(new, lambda _: 0)
+        ]
+
+    def _series_decl(self, number: int) -> SeriesDecl:
+        series = self._dictionary.series[number]
+        told = replace(series, rank=self._ranks.of(series.rank))
+        return SeriesDecl(self._series.add(number), told)
 
     def _rank_decl(self, number: int) -> RankDecl:
         rank = self._dictionary.ranks[number]

@@ -1,7 +1,8 @@
 """What to say next on a stream: the protocol of the agent's side, without any I/O.
 
 Rows go first, since watermarks claim that all rows before them have been told; statuses last, since
-what is known of a rank that died includes what it did before. A service that has restarted knows
+what is known of a rank that died includes what it did before; memory has all the time in the world,
+but for what is urgent. A service that has restarted knows
 nothing: it gets the open collectives whose rows it acknowledged in its former life as a replay,
 before the rows that still wait. Nothing queues up here: what is not said yet stays in the outbox
 and on the board, within their bounds.
@@ -18,6 +19,7 @@ from frd.model import EntryColumns, NodeNs
 from frd.wire import AgentEvent
 from frd_agent.board import Board
 from frd_agent.dictionary import About, Dictionary, Told
+from frd_agent.memory import Samples
 from frd_agent.outbox import Outbox, part
 
 _ROUND_S: Final = 0.9
@@ -31,12 +33,14 @@ class Dispatch:
         dictionary: Dictionary,
         outbox: Outbox,
         board: Board,
+        samples: Samples,
         in_flight: Callable[[], Iterable[EntryColumns]],
     ) -> None:
         """`in_flight` gives the open collectives of every rank, JOINED flags set."""
         self._dictionary = dictionary
         self._outbox = outbox
         self._board = board
+        self._samples = samples
         self._in_flight = in_flight
         self._told = Told(dictionary)
         self._replays: deque[EntryColumns] = deque()
@@ -79,14 +83,21 @@ class Dispatch:
         if self._replays:
             event = self._replays.popleft()
         else:
-            event = self._outbox.next_batch() or self._board.next_channels()
+            event = (
+                self._outbox.next_batch()
+                or self._samples.next_events()
+                or self._board.next_channels()
+            )
         if event is None and (watermarks_due or self._board.has_news):
             event = self._board.next_watermarks(now_ns) or self._board.next_statuses()
+        if event is None and (watermarks_due or self._samples.urgent):
+            event = self._samples.next_batch()
         return [] if event is None else self.tell(event)
 
     def _say_all_again(self, *, replay: bool) -> None:
         self._outbox.rewind()
         self._board.rewind()
+        self._samples.rewind()
         self._replays.clear()
         if replay:
             for batch in self._in_flight():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from types import TracebackType
 
@@ -17,14 +17,27 @@ from prometheus_client.registry import Collector
 
 from frd.address import split_address
 from frd.errors import FrdError
+from frd_agent.memory import MemoryView, Samples, memory_metrics
 from frd_agent.outbox import Outbox
 from frd_agent.stats import POLL_BOUNDS, Stats
 
 
 class AgentCollector(Collector):
-    def __init__(self, stats: Stats, outbox: Outbox, version: str) -> None:
+    def __init__(
+        self,
+        stats: Stats,
+        outbox: Outbox,
+        samples: Samples,
+        view: Callable[[], MemoryView],
+        who: Callable[[int], tuple[str, int]],
+        version: str,
+    ) -> None:
+        """`who` gives job and rank of a number of the dictionary."""
         self._stats = stats
         self._outbox = outbox
+        self._samples = samples
+        self._view = view
+        self._who = who
         self._version = version
 
     def collect(self) -> Iterator[Metric]:
@@ -54,10 +67,11 @@ class AgentCollector(Collector):
         )
         dropped = CounterMetricFamily(
             "frd_agent_dropped_rows",
-            "Transitions that will never reach the service, by reason.",
+            "Transitions, or moments of memory, that will never reach the service, by reason.",
             labels=["reason"],
         )
         dropped.add_metric(["outbox_full"], self._outbox.dropped_total)
+        dropped.add_metric(["memory"], self._samples.dropped)
         for reason in ("overrun", "refused"):
             dropped.add_metric([reason], stats.dropped_rows[reason])
         yield dropped
@@ -76,6 +90,7 @@ class AgentCollector(Collector):
             ),
             sum_value=stats.poll_sum_s,
         )
+        yield from memory_metrics(self._view(), self._who)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -22,6 +22,7 @@ from frd_agent import tap
 from frd_agent.board import Board
 from frd_agent.dictionary import Dictionary
 from frd_agent.handlers import HandlerFailed, Handlers, Silent
+from frd_agent.memory import Target
 from frd_agent.naming import KnownGroup, Naming, Signatures
 from frd_agent.outbox import Outbox
 from frd_agent.process import Listener, Process, Vital, listener
@@ -36,6 +37,8 @@ from frd_agent.watch import Raw, Watch, WatchPolicy
 DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
+_MOVING_S: Final = 10.0
+"""A rank that has made progress within this time is training."""
 log = logging.getLogger(__name__)
 
 
@@ -104,9 +107,9 @@ class Rank:
 
     def _begin_attempt(self) -> None:
         shared, identity = self._shared, self.identity
-        attempt = shared.dictionary.attempt(identity.attempt, identity.info.world_size)
-        self.number = shared.dictionary.rank(attempt, identity.info)
-        self.naming = Naming(shared.dictionary, shared.signatures, attempt)
+        self._attempt = shared.dictionary.attempt(identity.attempt, identity.info.world_size)
+        self.number = shared.dictionary.rank(self._attempt, identity.info)
+        self.naming = Naming(shared.dictionary, shared.signatures, self._attempt)
         self._state, self._since_ns = RankState.LIVE, identity.started_at_ns
         self._lost = 0
         if self._recorders is not None:
@@ -160,6 +163,18 @@ class Rank:
         if sample is None:
             return float("inf")
         return max(time.monotonic_ns() - sample.published_mono_ns, 0) / 1e9
+
+    def target(self, now_s: float) -> Target:
+        """What the samplers of memory need to know."""
+        return Target(
+            number=self.number,
+            attempt=self._attempt,
+            pid=self.process.pid if self.process else None,
+            said_pid=self.identity.info.pid,
+            devices=self.identity.info.devices,
+            shm_path=self.file.shm_path,
+            moving=self._watch.rested_s(now_s) < _MOVING_S,
+        )
 
     # -- a turn --------------------------------------------------------------------------------
 

@@ -1,13 +1,15 @@
 """The part of frd that lives inside a training process: it tells the agent who this rank is.
 
 It knows torch's process groups, recorder counters and allocator counters, and three files in the
-run directory: an identity (JSON, replaced as a whole), counters (binary, about once a second) and
-the unix socket of torch's own C++ worker server. It refuses to know jobs, agents and services, and
-it stands alone: standard library only, Python 3.9 or later, loaded by path where frd is absent.
+run directory: an identity (JSON, replaced as a whole), counters (binary: of collectives about once
+a second, of the allocator five times) and the unix socket of torch's own C++ worker server. It
+refuses to know jobs, agents and services, and it stands alone: standard library only, Python 3.9
+or later, loaded by path where frd is absent.
 
 The rank is sacred. One daemon thread does everything, asleep but for some 100 µs a second; whatever
 fails costs one line on stderr, and the rank runs on as if frd were not there. No signal handler, no
-excepthook, no setenv, nothing of torch replaced. What that demanded, each tried on torch 2.13:
+excepthook, no setenv, nothing of torch replaced. What that demanded, each tried on torch 2.13 but
+for the allocator, which a CPU build has not:
 
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
@@ -20,6 +22,12 @@ excepthook, no setenv, nothing of torch replaced. What that demanded, each tried
   not know would have its next file overwritten.
 - No reference to a process group is kept, so that none is ever destroyed late or on this thread.
 - Nothing is imported on the thread: a fork at that moment would leave an import lock held.
+- torch tells its allocator's counters under the GIL only, some tens of µs a device, so they are
+  read five times a second and not more. All ranks read them together, at fifths of a second of the
+  wall clock: one pause for a job that waits for its slowest rank anyway, and samples that can be
+  compared.
+- The observer of out-of-memory errors appends a tuple to a deque and knows nothing else: it runs in
+  the middle of a failing allocation, and torch offers no way to take it back.
 - Forked children (DataLoader workers) have no thread, and the exit handler tells by the pid.
 """
 
@@ -28,6 +36,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import itertools
 import json
 import operator
 import os
@@ -39,19 +48,20 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 SCHEMA = 1
 
 # -- the counters file; all little-endian. `frd_agent.taps` reads what stands here ------------
 
-MAGIC = b"FRDTAP01"
+MAGIC = b"FRDTAP02"
 PREFIX = struct.Struct("<8sQ")
 """Magic and sequence; 0: never written, even: whole, odd: being written."""
-BODY = struct.Struct("<qqIIqqqq")
-"""published_at_ns (CLOCK_REALTIME, read before the counters), published_mono_ns, row_count, flags,
-then allocated, reserved and peak bytes and the count of out-of-memory errors (-1: no allocator)."""
+BODY = struct.Struct("<qqII")
+"""published_at_ns (CLOCK_REALTIME, before the counters were read), published_mono_ns, row_count,
+flags."""
 CHECKSUM = struct.Struct("<I4x")
 """CRC-32 of body and rows."""
 ROW = struct.Struct("<Biqqq")
@@ -61,9 +71,33 @@ CAPACITY = 1024
 SHM_SIZE = HEADER_SIZE + CAPACITY * ROW.size
 OVERFLOWED = 1
 GENERIC, NCCL = 0, 1
-NO_ALLOCATOR = (-1, -1, -1, -1)
 
 Row = tuple[int, int, int, int, int]
+
+# -- the allocator's part of the same file, which stands behind the counters ------------------
+
+MEMORY_MAGIC = b"FRDMEM01"
+MEMORY_BODY = struct.Struct("<qqqII")
+"""begin_ns and end_ns (CLOCK_REALTIME, around the reading), mono_ns, device_count, error_count; in
+front of it PREFIX, after it the devices, the errors and CHECKSUM."""
+DEVICE = struct.Struct("<16sqqqqq")
+"""UUID (zeros: unknown); total, allocated, reserved and peak bytes; out-of-memory errors so far."""
+ERROR = struct.Struct("<Qq16sqq")
+"""One out-of-memory error: its number (from 1), CLOCK_REALTIME, UUID, bytes requested and free."""
+MAX_DEVICES = 16
+MAX_ERRORS = 16
+"""The last ones."""
+MEMORY_AT = SHM_SIZE
+MEMORY_SIZE = (
+    PREFIX.size
+    + MEMORY_BODY.size
+    + MAX_DEVICES * DEVICE.size
+    + MAX_ERRORS * ERROR.size
+    + CHECKSUM.size
+)
+
+Device = tuple[bytes, int, int, int, int, int]
+Error = tuple[int, int, bytes, int, int]
 
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a unix socket."""
@@ -74,13 +108,14 @@ WAIT_S = 0.3
 """How often a process that may become a rank looks for process groups."""
 WAIT_LONG_S = 1.0
 """The same after a minute without any."""
-TICK_S = 0.25
-"""How often a rank looks for new groups: identity comparisons only. Short, because ranks number
-re-initializations by counting them, and one that lives for less than this goes unnoticed."""
+TICK_S = 0.2
+"""How often a rank looks for new groups (identity comparisons only; short, because ranks number
+re-initializations by counting them, and one that lives for less than this goes unnoticed), and at
+its allocator. Ticks are at multiples of this on the wall clock, so that all ranks tick together."""
 PUBLISH_S = 1.0
 PUBLISH_MAX_S = 5.0
 SHARE = 1 / 500
-"""Publishing slows down, as far as `PUBLISH_MAX_S`, to take no more than this of a core."""
+"""Each of both publications slows down, as far as `PUBLISH_MAX_S`, to take no more of a core."""
 RESCAN_S = 30.0
 """How often devices that this rank has not used so far are looked at again."""
 REFRESH_S = 3600.0
@@ -148,10 +183,12 @@ def _run(stop: threading.Event) -> None:
             return
         tap = Tap(c10d, os.environ)
         tap.serve()
-        due = 0.0
+        groups, memory, counters = Pace(TICK_S), Pace(TICK_S), Pace(PUBLISH_S)
         while not stop.is_set():
-            due = _turn(tap, due)
-            stop.wait(TICK_S)
+            memory.take(tap.publish_memory)
+            groups.take(tap.follow_groups)
+            counters.take(tap.publish_counters)
+            stop.wait(TICK_S - time.time() % TICK_S)
     except Exception as error:
         _complain("start", error)
     finally:
@@ -159,20 +196,27 @@ def _run(stop: threading.Event) -> None:
             tap.close()
 
 
-def _turn(tap: Tap, due: float) -> float:
-    """Publish what is due; returns when counters are due next. A failing disk may come back."""
-    now = time.monotonic()
-    try:
-        tap.follow_groups(now)
-        if now < due:
-            return due
+class Pace:
+    """How often something is published, by what it costs."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._due = 0.0
+
+    def take(self, publish: Callable[[], None]) -> None:
+        """If it is due. A failing disk may come back."""
+        now = time.monotonic()
+        if now < self._due:
+            return
         before = time.thread_time()
-        tap.publish_counters()
-        cost = time.thread_time() - before
-        return now - TICK_S / 2 + min(PUBLISH_MAX_S, max(PUBLISH_S, cost / SHARE))
-    except Exception as error:
-        _complain("publish", error)
-        return now + PUBLISH_S
+        try:
+            publish()
+            cost = time.thread_time() - before
+            every_s = min(PUBLISH_MAX_S, max(self._every_s, cost / SHARE))
+        except Exception as error:
+            _complain("publish", error)
+            every_s = PUBLISH_S
+        self._due = now - TICK_S / 2 + every_s
 
 
 def _await_groups(stop: threading.Event) -> Any:
@@ -268,50 +312,104 @@ def _backends(group: Any, config: str) -> list[str]:
 
 
 class Allocator:
-    """The counters of torch's CUDA allocator, only where the program itself has initialized CUDA.
-
-    Polled: `num_ooms` says what an observer would, and an observer is Python code in the middle of
-    a failing allocation that torch offers no way to take back.
-    """
+    """torch's CUDA allocator, only where the program itself has initialized CUDA."""
 
     def __init__(self) -> None:
-        self._used: list[int] = []
+        self._known: dict[int, tuple[bytes, int]] = {}
+        """UUID and size of the devices that this rank has used."""
         self._rescan_at = 0.0
         self._usable = True
+        self._errors = Errors()
 
-    def read(self) -> tuple[int, int, int, int]:
+    def read(self) -> list[Device] | None:
+        """None where there is nothing to read."""
         cuda = sys.modules.get("torch.cuda")
         if not self._usable or cuda is None or not cuda.is_initialized():
-            return NO_ALLOCATOR
+            return None
+        self._errors.observe()
         try:
-            return self._sum(cuda)
+            return self._read(cuda)
         except Exception:
             self._usable = False  # a replaced allocator that keeps no counters
-            return NO_ALLOCATOR
+            return None
 
-    def _sum(self, cuda: Any) -> tuple[int, int, int, int]:
+    def _read(self, cuda: Any) -> list[Device]:
         now = time.monotonic()
-        if rescan := now >= self._rescan_at:
+        rescan = now >= self._rescan_at or not self._known
+        if rescan:
             self._rescan_at = now + RESCAN_S
-        totals = [0, 0, 0, 0]
-        used = []
-        for device in range(cuda.device_count()) if rescan or not self._used else self._used:
+        devices = []
+        for device in range(cuda.device_count()) if rescan else list(self._known):
             stats = cuda.memory_stats_as_nested_dict(device)
             allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-            if reserved["peak"] or stats["num_ooms"]:
-                used.append(device)
-            totals[0] += allocated["current"]
-            totals[1] += reserved["current"]
-            totals[2] += allocated["peak"]
-            totals[3] += stats["num_ooms"]
-        self._used = used
-        return totals[0], totals[1], totals[2], totals[3]
+            if device not in self._known:
+                if not reserved["peak"] and not stats["num_ooms"]:
+                    continue
+                self._known[device] = _device(cuda.get_device_properties(device))
+            devices.append(
+                (
+                    *self._known[device],
+                    allocated["current"],
+                    reserved["current"],
+                    allocated["peak"],
+                    stats["num_ooms"],
+                )
+            )
+        return devices[:MAX_DEVICES]
 
     def devices(self) -> list[str]:
-        """UUIDs of the devices that this rank has used."""
-        cuda: Any = sys.modules.get("torch.cuda")
-        uuids = [getattr(cuda.get_device_properties(i), "uuid", None) for i in self._used]
-        return [f"GPU-{uuid}" for uuid in uuids if uuid is not None]
+        """The devices that this rank has used, as the driver spells them."""
+        return [spelled(uuid) for uuid, _ in self._known.values() if any(uuid)]
+
+    def errors(self) -> list[Error]:
+        unknown = (bytes(16), 0)
+        return [
+            (number, at_ns, self._known.get(device, unknown)[0], requested, free)
+            for number, at_ns, device, requested, free in self._errors.last()
+        ]
+
+
+def _device(properties: Any) -> tuple[bytes, int]:
+    """UUID and size. torch has its own type of UUIDs, which old releases lack."""
+    digits = str(getattr(properties, "uuid", "")).replace("-", "")
+    uuid = bytes(16)
+    with contextlib.suppress(ValueError):
+        uuid = bytes.fromhex(digits) if len(digits) == 32 else uuid
+    return uuid, int(getattr(properties, "total_memory", 0))
+
+
+def spelled(uuid: bytes) -> str:
+    digits = uuid.hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+class Errors:
+    """Allocations that failed for want of memory, as torch tells its observers."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, int, int, int, int]] = deque(maxlen=MAX_ERRORS)
+        """Number, time, device index, bytes requested, bytes free."""
+        self._numbers = itertools.count(1)
+        self._observing = False
+
+    def observe(self) -> None:
+        """Once; torch keeps the observer as long as the process lives."""
+        if not self._observing:
+            self._observing = True
+            torch = sys.modules.get("torch._C")
+            attach = getattr(torch, "_cuda_attach_out_of_memory_observer", None)
+            if attach is not None:
+                with contextlib.suppress(Exception):  # a replaced allocator that has no observers
+                    attach(self.saw)
+
+    def saw(self, device: int, requested: int, _device_total: int, free: int) -> None:
+        """Called by torch in the thread whose allocation fails. An error here would become the
+        program's own; only a signal's exception passes, for that is the program's own already."""
+        with contextlib.suppress(Exception):
+            self._seen.append((next(self._numbers), time.time_ns(), device, requested, free))
+
+    def last(self) -> list[tuple[int, int, int, int, int]]:
+        return list(self._seen)
 
 
 class Counters:
@@ -378,9 +476,10 @@ class Files:
         self._shm = os.path.join(directory, token + ".shm")
         self._temporary = os.path.join(directory, "." + token + ".tmp")
         self._sequence = 0
+        self._memory_sequence = 0
         fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(fd, SHM_SIZE)
+            os.ftruncate(fd, MEMORY_AT + MEMORY_SIZE)
         finally:
             os.close(fd)
 
@@ -390,24 +489,31 @@ class Files:
             file.write(text)
         os.replace(self._temporary, self._json)
 
-    def write_counters(
-        self,
-        at_ns: int,
-        mono_ns: int,
-        rows: list[Row],
-        allocator: tuple[int, int, int, int] = NO_ALLOCATOR,
-    ) -> None:
-        """In one piece. What tears nevertheless fails its checksum and is read again."""
+    def write_counters(self, at_ns: int, mono_ns: int, rows: list[Row]) -> None:
         flags = OVERFLOWED if len(rows) > CAPACITY else 0
         rows = rows[:CAPACITY]
-        body = BODY.pack(at_ns, mono_ns, len(rows), flags, *allocator)
+        body = BODY.pack(at_ns, mono_ns, len(rows), flags)
         packed = b"".join([ROW.pack(*row) for row in rows])
         checksum = CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(body)))
         self._sequence += 2
-        whole = PREFIX.pack(MAGIC, self._sequence) + body + checksum + packed
+        self._write(PREFIX.pack(MAGIC, self._sequence) + body + checksum + packed, 0)
+
+    def write_memory(
+        self, begin_ns: int, end_ns: int, mono_ns: int, devices: list[Device], errors: list[Error]
+    ) -> None:
+        """At most `MAX_DEVICES` and `MAX_ERRORS`."""
+        body = MEMORY_BODY.pack(begin_ns, end_ns, mono_ns, len(devices), len(errors))
+        body += b"".join([DEVICE.pack(*device) for device in devices])
+        body += b"".join([ERROR.pack(*error) for error in errors])
+        self._memory_sequence += 2
+        prefix = PREFIX.pack(MEMORY_MAGIC, self._memory_sequence)
+        self._write(prefix + body + CHECKSUM.pack(zlib.crc32(body)), MEMORY_AT)
+
+    def _write(self, whole: bytes, at: int) -> None:
+        """In one piece. What tears nevertheless fails its checksum and is read again."""
         fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            os.pwrite(fd, whole, 0)
+            os.pwrite(fd, whole, at)
         finally:
             os.close(fd)
 
@@ -454,8 +560,8 @@ class Tap:
             self._identity["socket_error"] = str(error).partition("\n")[0][:300]
             _complain("worker server", error)
 
-    def follow_groups(self, now: float) -> None:
-        """`now` on the monotonic clock, in seconds."""
+    def follow_groups(self) -> None:
+        now = time.monotonic()
         if self._membership.changed():
             self._publish_again_at = now
         if now >= self._publish_again_at:
@@ -475,8 +581,15 @@ class Tap:
 
     def publish_counters(self) -> None:
         at_ns, mono_ns = time.time_ns(), time.monotonic_ns()
-        rows = self._counters.read()
-        self._files.write_counters(at_ns, mono_ns, rows, self._allocator.read())
+        self._files.write_counters(at_ns, mono_ns, self._counters.read())
+
+    def publish_memory(self) -> None:
+        begin_ns, mono_ns = time.time_ns(), time.monotonic_ns()
+        read = self._allocator.read()
+        if read is None:
+            return
+        errors = self._allocator.errors()
+        self._files.write_memory(begin_ns, time.time_ns(), mono_ns, read, errors)
         devices = self._allocator.devices()
         if devices != self._identity["devices"]:
             self._identity["devices"] = devices
@@ -490,6 +603,7 @@ class Tap:
                 self._identity.update(socket=None, socket_error="the program has ended")
                 time.sleep(PAUSE_S)
             self._identity["exit"] = _exit_record()
+            self.publish_memory()
             self.publish_identity()
             self.publish_counters()
         except Exception as error:

@@ -232,13 +232,6 @@ class StatusRow(NamedTuple):
     completed: int
 
 
-class AllocatorCounters(NamedTuple):
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_bytes: int
-    oom_count: int
-
-
 @dataclass(frozen=True, slots=True)
 class ShmSample:
     """What a rank's counters were at `published_at_ns`, read before them."""
@@ -249,8 +242,6 @@ class ShmSample:
     rows: list[StatusRow]
     overflowed: bool
     """There were more groups than rows."""
-    allocator: AllocatorCounters | None
-    """None when torch has no device allocator in use."""
 
 
 class TapShm:
@@ -300,7 +291,7 @@ def parse_counters(raw: bytes) -> ShmSample | None:
     magic, sequence = tap.PREFIX.unpack_from(raw)
     if magic != tap.MAGIC or sequence == 0 or sequence % 2:
         return None
-    at_ns, mono_ns, row_count, flags, *allocator = tap.BODY.unpack_from(raw, tap.PREFIX.size)
+    at_ns, mono_ns, row_count, flags = tap.BODY.unpack_from(raw, tap.PREFIX.size)
     end = tap.HEADER_SIZE + row_count * tap.ROW.size
     if row_count > tap.CAPACITY or end > len(raw):
         return None
@@ -313,7 +304,6 @@ def parse_counters(raw: bytes) -> ShmSample | None:
         published_mono_ns=mono_ns,
         rows=[StatusRow(*row) for row in tap.ROW.iter_unpack(raw[tap.HEADER_SIZE : end])],
         overflowed=bool(flags & tap.OVERFLOWED),
-        allocator=None if tuple(allocator) == tap.NO_ALLOCATOR else AllocatorCounters(*allocator),
     )
 
 

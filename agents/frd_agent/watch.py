@@ -119,6 +119,10 @@ class Watch:
         """It came, but cannot be used yet."""
         self._retry = True
 
+    def rested_s(self, now: float) -> float:
+        """For how long the counters have not moved."""
+        return now - self._moved_at
+
     # -- what is due ---------------------------------------------------------------------------
 
     @property

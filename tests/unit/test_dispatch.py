@@ -33,6 +33,7 @@ from frd.wire import (
 from frd_agent.board import Board
 from frd_agent.dictionary import Dictionary, Told
 from frd_agent.dispatch import Dispatch
+from frd_agent.memory import Samples
 from frd_agent.outbox import Outbox
 from frd_agent.progress import Marks
 from frd_agent.rows import columns
@@ -53,8 +54,11 @@ class Agent:
         self.group = self.dictionary.group(self.attempt, GroupInfo("0", "default_pg", (0, 1)))
         self.outbox = Outbox(1000, 100_000)
         self.board = Board(lambda rank: self.dictionary.ranks[rank].attempt)
+        self.samples = Samples(1 << 20, self.dictionary.series_number)
         self.open: list[EntryColumns] = []
-        self.dispatch = Dispatch(self.dictionary, self.outbox, self.board, lambda: self.open)
+        self.dispatch = Dispatch(
+            self.dictionary, self.outbox, self.board, self.samples, lambda: self.open
+        )
 
     def rows(self, rank: int, *seqs: int, flags: int = Flags.JOINED) -> EntryColumns:
         n = len(seqs)

@@ -17,10 +17,13 @@ import pytest
 from frd import config
 from frd.cli import COMMANDS, cli
 from frd.cli.demo.scenarios import SCENARIOS
-from frd.model import Confidence, Kind, Reason
+from frd.model import Confidence, Kind, Reason, SeriesInfo, SeriesKind
 from frd.service.metric_table import METRICS
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
+from frd_agent.dictionary import Dictionary
+from frd_agent.memory import MemoryView, Samples
+from frd_agent.memory.nvml import DeviceReading
 from frd_agent.metrics import AgentCollector
 from frd_agent.outbox import Outbox
 from frd_agent.stats import Stats
@@ -184,10 +187,18 @@ def test_the_example_file_and_variables_of_the_docs_work(
 def agent_metrics() -> dict[str, tuple[str, ...]]:
     """What an agent exports, by exposed name."""
     stats = Stats(dumps=Counter({"fill": 1}))
-    collector = AgentCollector(stats, Outbox(1000, 1 << 20), "0")
+    dictionary = Dictionary()
+    samples = Samples(1 << 20, dictionary.series_number)
+    kinds = [SeriesInfo(0, kind, "GPU-1") for kind in SeriesKind]
+    view = MemoryView((DeviceReading("GPU-1", 1, 2, {}),), dict.fromkeys(kinds, 1))
+    collector = AgentCollector(
+        stats, Outbox(1000, 1 << 20), samples, lambda: view, lambda number: ("job", number), "0"
+    )
     return {
         metric.name + ("_total" if metric.type == "counter" else ""): tuple(
-            sorted({label for sample in metric.samples for label in sample.labels} - {"le"})
+            dict.fromkeys(
+                label for sample in metric.samples for label in sample.labels if label != "le"
+            )
         )
         for metric in collector.collect()
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -159,12 +161,16 @@ def test_counters_of_both_recorders() -> None:
     assert tap.Counters(None).read() == []
 
 
+UUID = "01234567-89ab-cdef-0123-456789abcdef"
+
+
 class Cuda:
     """torch.cuda of a rank that sees two devices and uses the second."""
 
     def __init__(self) -> None:
         self.initialized = False
         self.asked: list[int] = []
+        self.observers: list[Callable[[int, int, int, int], None]] = []
 
     def is_initialized(self) -> bool:
         return self.initialized
@@ -182,32 +188,101 @@ class Cuda:
         }
 
     def get_device_properties(self, device: int) -> Any:
-        return SimpleNamespace(uuid=f"uuid-{device}")
+        return SimpleNamespace(uuid=UUID, total_memory=1000)
+
+    def attach(self, observer: Callable[[int, int, int, int], None]) -> None:
+        assert self.initialized, "torch would initialize CUDA"
+        self.observers.append(observer)
 
 
-def test_allocator_is_asked_only_where_cuda_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    fake = Cuda()
+    monkeypatch.setitem(sys.modules, "torch.cuda", fake)
+    ext = SimpleNamespace(_cuda_attach_out_of_memory_observer=fake.attach)
+    monkeypatch.setitem(sys.modules, "torch._C", ext)
+    return fake
+
+
+def test_allocator_is_asked_only_where_cuda_is_in_use(cuda: Cuda) -> None:
     """Nothing before the program initializes CUDA; afterwards the devices that the rank uses."""
-    cuda = Cuda()
-    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
     allocator = tap.Allocator()
-    assert allocator.read() == tap.NO_ALLOCATOR
-    assert allocator.devices() == []
+    assert allocator.read() is None
+    assert (allocator.devices(), allocator.errors(), cuda.observers) == ([], [], [])
     cuda.initialized = True
-    assert allocator.read() == (10, 20, 30, 1)
-    assert allocator.devices() == ["GPU-uuid-1"]
+    row = (bytes.fromhex(UUID.replace("-", "")), 1000, 10, 20, 30, 1)
+    assert allocator.read() == [row]
+    assert allocator.devices() == [f"GPU-{UUID}"]
     cuda.asked.clear()
-    assert allocator.read() == (10, 20, 30, 1)
+    assert allocator.read() == [row]
     assert cuda.asked == [1]
 
 
-def test_an_allocator_without_counters_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_without_counters_is_none(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pluggable allocator raises; it is asked once and then left alone."""
-    cuda = Cuda()
     cuda.initialized = True
     monkeypatch.setattr(cuda, "memory_stats_as_nested_dict", lambda device: {})
-    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
     allocator = tap.Allocator()
-    assert allocator.read() == tap.NO_ALLOCATOR
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
-    assert allocator.read() == tap.NO_ALLOCATOR
+    assert allocator.read() is None
+    monkeypatch.delattr(cuda, "memory_stats_as_nested_dict")
+    assert allocator.read() is None
+
+
+def test_out_of_memory_errors_are_seen_as_they_happen(cuda: Cuda) -> None:
+    """torch tells its one observer what was asked for; the last sixteen errors are kept."""
+    cuda.initialized = True
+    allocator = tap.Allocator()
+    allocator.read()
+    allocator.read()
+    (observer,) = cuda.observers
+    before = time.time_ns()
+    for requested in range(20):
+        observer(1, requested, 1000, 7)
+    observer(0, 99, 1000, 0)
+    errors = allocator.errors()
+    assert [error[0] for error in errors] == list(range(6, 22))
+    number, at_ns, uuid, requested, free = errors[0]
+    assert (number, uuid.hex(), requested, free) == (6, UUID.replace("-", ""), 5, 7)
+    assert before <= at_ns <= time.time_ns()
+    assert errors[-1][2:] == (bytes(16), 99, 0), "a device that this rank has never used"
+
+
+def test_an_observer_that_cannot_be_attached_changes_nothing(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replaced allocator refuses observers, an old torch has none: the counters come anyway."""
+    cuda.initialized = True
+
+    def refuse(observer: object) -> None:
+        raise RuntimeError("does not yet support observers")
+
+    for ext in (SimpleNamespace(_cuda_attach_out_of_memory_observer=refuse), SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, "torch._C", ext)
+        assert tap.Allocator().read() is not None
+
+
+def test_nothing_raises_into_a_failing_allocation(cuda: Cuda) -> None:
+    """Whatever torch passes to the observer, the program sees its own error and no other."""
+    cuda.initialized = True
+    errors = tap.Errors()
+    errors.saw(*([object()] * 4))  # type: ignore[arg-type]
+    errors._seen = None  # type: ignore[assignment]
+    errors.saw(0, 1, 2, 3)
+
+
+def test_what_costs_more_is_published_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication that takes 4 ms of a core comes every 2 s, one that fails once a second."""
+    now, spent = [100.0], [0.0]
+    clocks = SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: spent[0])
+    monkeypatch.setattr(tap, "time", clocks)
+    done: list[float] = []
+
+    def publish() -> None:
+        done.append(now[0])
+        spent[0] += 0.004
+
+    pace = tap.Pace(0.2)
+    for _ in range(30):
+        pace.take(publish)
+        now[0] += 0.2
+    assert done == pytest.approx([100, 102, 104])

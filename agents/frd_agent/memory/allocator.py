@@ -1,0 +1,213 @@
+"""What torch's allocator holds, as the tap of a rank publishes it; and its out-of-memory errors.
+
+The layout of the file is the tap's own (`frd_agent.tap`). It was written by a training process, so
+nothing in it is trusted. A publication counts once: between two of them there is no sample.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
+from frd_agent import tap
+from frd_agent.memory.target import ABSURD_BYTES, Part, Reading, Target
+from frd_agent.rows import LATEST_NS
+
+_TORN_READS = 3
+_STILL_S = 5.0
+"""A file that has not moved for this long is opened anew, for it may have been replaced."""
+_NEWS_NS = 60_000_000_000
+"""An error that is older than this when a rank is first looked at was told by another agent."""
+
+
+class Device(NamedTuple):
+    uuid: bytes
+    """Zeros when unknown."""
+    total_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_bytes: int
+    error_count: int
+
+
+class Error(NamedTuple):
+    number: int
+    at_ns: int
+    uuid: bytes
+    requested_bytes: int
+    free_bytes: int
+
+
+class Publication(NamedTuple):
+    begin_ns: int
+    """CLOCK_REALTIME of the node, as `end_ns`: it was read in between."""
+    end_ns: int
+    devices: list[Device]
+    errors: list[Error]
+
+
+def parse(raw: bytes) -> Publication | None:
+    """None when `raw` does not begin with one whole publication."""
+    at = tap.PREFIX.size + tap.MEMORY_BODY.size
+    if len(raw) < at:
+        return None
+    magic, sequence = tap.PREFIX.unpack_from(raw)
+    begin_ns, end_ns, _, devices, errors = tap.MEMORY_BODY.unpack_from(raw, tap.PREFIX.size)
+    if magic != tap.MEMORY_MAGIC or sequence == 0 or sequence % 2:
+        return None
+    if devices > tap.MAX_DEVICES or errors > tap.MAX_ERRORS:
+        return None
+    errors_at = at + devices * tap.DEVICE.size
+    end = errors_at + errors * tap.ERROR.size
+    if len(raw) < end + tap.CHECKSUM.size or not 0 <= begin_ns <= end_ns < LATEST_NS:
+        return None
+    if (zlib.crc32(raw[tap.PREFIX.size : end]),) != tap.CHECKSUM.unpack_from(raw, end):
+        return None
+    return Publication(
+        begin_ns,
+        end_ns,
+        [Device(*row) for row in tap.DEVICE.iter_unpack(raw[at:errors_at])],
+        [Error(*row) for row in tap.ERROR.iter_unpack(raw[errors_at:end])],
+    )
+
+
+class _File:
+    """The allocator's part of one rank's counters file."""
+
+    def __init__(self, path: Path, now_s: float) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._last_ns = 0
+        self._moved_at = now_s
+
+    def read(self, now_s: float) -> Publication | None:
+        """None when there is nothing new."""
+        try:
+            if self._fd is None:
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                self._fd = os.open(self._path, flags)
+            for _ in range(_TORN_READS):
+                found = parse(os.pread(self._fd, tap.MEMORY_SIZE, tap.MEMORY_AT))
+                if found is not None:
+                    break
+        except OSError:
+            self.close()
+            return None
+        if found is not None and found.begin_ns != self._last_ns:
+            self._last_ns = found.begin_ns
+            self._moved_at = now_s
+            return found
+        if now_s - self._moved_at > _STILL_S:
+            self._moved_at = now_s
+            self.close()
+        return None
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+class _Rank:
+    def __init__(self, target: Target, now_s: float, now_ns: int) -> None:
+        self.target = target
+        self._file = _File(target.shm_path, now_s)
+        self._news_from_ns = now_ns - _NEWS_NS
+        self._told: int | None = None
+        """Number of the last error that was told."""
+        self._counts: dict[bytes, int] = {}
+        """Errors of each device, for a torch that has no observers."""
+        self._series: dict[tuple[bytes, SeriesKind], SeriesInfo] = {}
+
+    def read(self, now_s: float, names: Mapping[bytes, str]) -> Part | None:
+        """`names`: how the driver spells the devices that it knows."""
+        found = self._file.read(now_s)
+        if found is None:
+            return None
+        part = Part(found.begin_ns, found.end_ns)
+        for device in found.devices:
+            if any(device.uuid):
+                name = names.get(device.uuid) or tap.spelled(device.uuid)
+                total = device.total_bytes if 0 < device.total_bytes < ABSURD_BYTES else 0
+                for kind, value in (
+                    (SeriesKind.TORCH_RESERVED, device.reserved_bytes),
+                    (SeriesKind.TORCH_ALLOCATED, device.allocated_bytes),
+                ):
+                    series = self._known_series(device.uuid, kind, name)
+                    part.readings.append(Reading(self.target.attempt, series, total, value))
+        part.events = list(self._events(found, names))
+        return part
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _known_series(self, uuid: bytes, kind: SeriesKind, name: str) -> SeriesInfo:
+        known = self._series.get((uuid, kind))
+        if known is None or known.device != name or known.rank != self.target.number:
+            known = self._series[uuid, kind] = SeriesInfo(self.target.number, kind, name)
+        return known
+
+    def _events(self, found: Publication, names: Mapping[bytes, str]) -> Iterable[MemoryEvent]:
+        for error in found.errors:
+            if self._told is None:
+                is_news = error.at_ns >= self._news_from_ns
+            else:
+                is_news = error.number > self._told
+            if is_news:
+                detail = f"{error.free_bytes} bytes of the device were free"
+                yield self._event(error.at_ns, names, error.uuid, error.requested_bytes, detail)
+        self._told = max([self._told or 0, *(error.number for error in found.errors)])
+        for device in found.devices:
+            before = self._counts.get(device.uuid, device.error_count)
+            self._counts[device.uuid] = device.error_count
+            if device.error_count > before and not found.errors:
+                yield self._event(found.end_ns, names, device.uuid, 0, "")
+
+    def _event(
+        self, at_ns: int, names: Mapping[bytes, str], uuid: bytes, requested: int, detail: str
+    ) -> MemoryEvent:
+        device = names.get(uuid) or (tap.spelled(uuid) if any(uuid) else "")
+        return MemoryEvent(
+            rank=self.target.number,
+            kind=MemoryEventKind.OOM,
+            at_ns=NodeNs(min(max(at_ns, 0), LATEST_NS)),
+            device=device,
+            requested_bytes=max(requested, 0),
+            detail=detail,
+        )
+
+
+class Allocators:
+    """Of all ranks of one node. Lives on one thread."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, _Rank] = {}
+
+    def read(
+        self, targets: Sequence[Target], names: Mapping[bytes, str], now_s: float, now_ns: int
+    ) -> list[Part]:
+        """What was published since the last call, each publication a part of its own.
+
+        `names`: how the driver spells the UUIDs of the devices that it knows.
+        """
+        living = {target.number: target for target in targets}
+        parts = []
+        for number, target in living.items():
+            if number not in self._ranks:
+                self._ranks[number] = _Rank(target, now_s, now_ns)
+            parts.append(self._ranks[number].read(now_s, names))
+        for number in self._ranks.keys() - living.keys():
+            # Its last word, at exit, tells the error that it may have died of.
+            gone = self._ranks.pop(number)
+            parts.append(gone.read(now_s, names))
+            gone.close()
+        return [part for part in parts if part is not None]
+
+    def close(self) -> None:
+        for rank in self._ranks.values():
+            rank.close()
+        self._ranks.clear()

@@ -1,0 +1,90 @@
+"""One round of sampling: all sources of the node, in one moment as far as they keep up.
+
+A moment is as wide as its slowest source, so one that is late (a driver that takes its time, a tap
+that waits for the GIL) does not widen it: what it brings becomes a moment of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from frd.model import SeriesInfo
+from frd_agent.memory.allocator import Allocators
+from frd_agent.memory.devices import Devices
+from frd_agent.memory.gpus import Gpus
+from frd_agent.memory.node import NodeMemory
+from frd_agent.memory.samples import Samples
+from frd_agent.memory.target import NO_SAMPLE, Part, Target
+
+_DRIVER_S: Final = 0.02
+"""How long a round waits for the driver; a look at eight devices takes a few milliseconds."""
+_TOGETHER_NS: Final = 100_000_000
+"""What was read this long before a round, or later, belongs to its moment."""
+_OLDEST_NS: Final = 60_000_000_000
+"""Older readings, and those of the future, are of a clock that was set, or of a broken file."""
+
+
+class Sampler:
+    """Lives on one thread."""
+
+    def __init__(self, samples: Samples, node: NodeMemory, gpus: Gpus, devices: Devices) -> None:
+        self._samples = samples
+        self._node = node
+        self._gpus = gpus
+        self._devices = devices
+        self._allocators = Allocators()
+        self._ranks: frozenset[tuple[int, int]] = frozenset()
+        self._last_ns = 0
+        self.latest: dict[SeriesInfo, int] = {}
+        """The last value of every series of a living rank."""
+
+    def round(self, targets: Sequence[Target]) -> bool:
+        """True when something happened that should not wait for the next message."""
+        self._follow(targets)
+        moment = Part(time.time_ns(), 0)
+        now_s = time.monotonic()
+        self._devices.ask()
+        self._node.read(targets, now_s, moment)
+        parts = self._allocators.read(targets, self._gpus.names, now_s, moment.begin_ns)
+        while (answer := self._devices.take(_DRIVER_S)) is not None:
+            parts.append(self._gpus.read(answer, targets))
+        moment.end_ns = time.time_ns()
+        late = [part for part in parts if not self._joins(part, moment)]
+        self._last_ns = moment.begin_ns
+        return self._keep([moment, *late], [*parts, moment])
+
+    def close(self) -> None:
+        self._allocators.close()
+
+    def _joins(self, part: Part, moment: Part) -> bool:
+        """Take the part into the moment, if it is of now."""
+        earliest = max(moment.begin_ns - _TOGETHER_NS, self._last_ns + 1)
+        if not (earliest <= part.begin_ns and part.end_ns <= moment.end_ns):
+            return False
+        moment.begin_ns = min(moment.begin_ns, part.begin_ns)
+        moment.readings += part.readings
+        return True
+
+    def _keep(self, moments: Sequence[Part], sources: Sequence[Part]) -> bool:
+        jumped = False
+        now_ns = moments[0].end_ns
+        for moment in moments:
+            if now_ns - _OLDEST_NS < moment.begin_ns and moment.end_ns <= now_ns:
+                jumped |= self._samples.add(moment.begin_ns, moment.end_ns, moment.readings)
+                for reading in moment.readings:
+                    if reading.value != NO_SAMPLE:
+                        self.latest[reading.series] = reading.value
+        events = [event for source in sources for event in source.events]
+        for event in events:
+            self._samples.event(event)
+        return jumped or bool(events)
+
+    def _follow(self, targets: Sequence[Target]) -> None:
+        ranks = frozenset((target.attempt, target.number) for target in targets)
+        if ranks != self._ranks:
+            self._ranks = ranks
+            numbers = {number for _, number in ranks}
+            self._samples.follow({attempt for attempt, _ in ranks}, numbers)
+            self.latest = {s: value for s, value in self.latest.items() if s.rank in numbers}

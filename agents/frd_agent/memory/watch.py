@@ -1,0 +1,111 @@
+"""Watches the memory of this node's ranks, on threads of its own, for as long as the agent runs.
+
+Ten rounds a second while some rank makes progress or some memory moves, one a second otherwise. The
+event loop says which ranks there are and takes what was sampled; it may be busy with a large dump,
+and the samples come all the same. No round costs the node more than its share: what is slow is
+looked at more rarely.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from frd_agent.memory.devices import HANGS_S, Devices
+from frd_agent.memory.gpus import Gpus
+from frd_agent.memory.host import Host
+from frd_agent.memory.node import NodeMemory
+from frd_agent.memory.nvml import Nvml
+from frd_agent.memory.owners import PidSpace
+from frd_agent.memory.sampler import Sampler
+from frd_agent.memory.samples import Samples
+from frd_agent.memory.target import Target
+from frd_agent.memory.view import MemoryView
+
+_IDLE_S: Final = 1.0
+_BUSY_S: Final = 10.0
+"""How long a jump keeps the rounds quick."""
+SHARE: Final = 1 / 50
+"""Rounds become more rare, to take no more than this of a core."""
+_AFTER_TAPS_S: Final = 0.025
+"""Rounds come this long after the taps have published (`frd_agent.tap.TICK_S`)."""
+_JOIN_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class MemoryWatch:
+    def __init__(self, samples: Samples, hz: float, wake: Callable[[], None]) -> None:
+        """`wake` is called on the sampler's thread: there is something urgent to send."""
+        self._hz = hz
+        self._wake = wake
+        self._gpus = Gpus(PidSpace())
+        self._devices = Devices(Nvml())
+        self._sampler = Sampler(samples, NodeMemory(Host()), self._gpus, self._devices)
+        self._targets: Sequence[Target] = ()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="frd-memory", daemon=True)
+        self._hangs = False
+
+    def start(self) -> None:
+        self._devices.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """`wake` is not called any more."""
+        self._stop.set()
+        self._devices.stop()
+        self._thread.join(_JOIN_S)
+
+    def follow(self, targets: Sequence[Target]) -> None:
+        """These ranks are alive."""
+        self._targets = targets
+
+    @property
+    def view(self) -> MemoryView:
+        """May be looked at from any thread."""
+        latest = dict(self._sampler.latest)
+        return MemoryView(self._gpus.devices, latest, self._devices.silent_s)
+
+    def _run(self) -> None:
+        busy_until = 0.0
+        failing = False
+        period_s = 1 / self._hz
+        while not self._stop.wait(_until_next(period_s)):
+            targets = self._targets
+            before = time.thread_time()
+            try:
+                urgent = self._sampler.round(targets)
+                failing = False
+            except Exception:  # whatever is wrong with one round, another one may be well
+                if not failing:
+                    log.exception("memory could not be sampled")
+                urgent, failing = False, True
+            cost_s = time.thread_time() - before
+            now_s = time.monotonic()
+            if urgent or any(target.moving for target in targets):
+                busy_until = now_s + _BUSY_S
+            wanted_s = 1 / self._hz if now_s < busy_until else max(_IDLE_S, 1 / self._hz)
+            period_s = max(wanted_s, cost_s / SHARE)
+            if urgent and not self._stop.is_set():
+                self._wake()
+            self._judge_driver()
+        self._sampler.close()
+
+    def _judge_driver(self) -> None:
+        """One line when it hangs, one when it answers again."""
+        hangs = self._devices.silent_s > HANGS_S
+        if hangs and not self._hangs:
+            log.warning("NVIDIA driver: no answer for %g s: device memory is not seen", HANGS_S)
+        elif self._hangs and not hangs:
+            log.warning("NVIDIA driver: answers again")
+        self._hangs = hangs
+
+
+def _until_next(period_s: float) -> float:
+    """Rounds of all nodes are at the same moments of the wall clock, just after the taps'."""
+    past_s = (time.time() - _AFTER_TAPS_S) % period_s
+    return period_s - past_s if past_s < period_s * 0.9 else 2 * period_s - past_s
