@@ -22,6 +22,7 @@ from frd import config
 from frd.cli import cli
 from tests.helm.chart import Object, Rendered, render
 
+FRD = Path(sys.executable).parent / "frd"
 OPTIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "insecure": {"insecure": True},
@@ -89,7 +90,12 @@ def test_the_command_line_is_frds() -> None:
 class Running:
     http: str
     rendered: Rendered
-    ca: Path
+    root: Path
+    """Where the pod's files are."""
+
+    @property
+    def ca(self) -> Path:
+        return self.root / "etc/frd/credentials/ca.crt"
 
     def get(self, path: str, token: str = "") -> tuple[int, str]:
         context = ssl.create_default_context(cafile=str(self.ca))
@@ -114,15 +120,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     root = tmp_path_factory.mktemp("pod")
     rendered = render()
     (root / "frd.toml").write_text(mounted(rendered, root))
-    ca = root / "ca.crt"
-    ca.write_bytes(base64.b64decode(rendered.one("Secret", "frd-tls")["data"]["ca.crt"]))
-    frd = Path(sys.executable).parent / "frd"
-    command = [str(frd), "serve", "--config", str(root / "frd.toml")]
+    command = [str(FRD), "serve", "--config", str(root / "frd.toml")]
     anywhere = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with subprocess.Popen(command + anywhere, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield Running(json.loads(process.stdout.readline())["http"], rendered, ca)
+            yield Running(json.loads(process.stdout.readline())["http"], rendered, root)
         finally:
             process.terminate()
 
@@ -141,6 +144,23 @@ def test_prometheus_gets_metrics_with_the_readers_token(running: Running) -> Non
     assert running.get("/metrics")[0] == 401
     assert running.get("/metrics", running.token("agent"))[0] in (401, 403)
     assert running.get("/api/v1/findings", running.token("operator"))[0] == 200
+
+
+def test_commands_work_in_the_pod(running: Running) -> None:
+    """`kubectl exec frd-0 -- frd findings` finds certificate and token by the pod's variables."""
+    env = {
+        variable["name"]: variable["value"].replace("/etc/frd", f"{running.root}/etc/frd")
+        for variable in container(running.rendered)["env"]
+    }
+    done = subprocess.run(
+        [str(FRD), "findings", "--json"],
+        env=os.environ | env | {"FRD_HTTP": running.http},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"findings": []}), done.stderr
 
 
 def test_the_hook_pod_says_ready(running: Running) -> None:

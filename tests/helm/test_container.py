@@ -1,0 +1,176 @@
+"""The container file, as far as it can be tried where no container engine runs.
+
+Parsed; its build context copied as .dockerignore lets it through; its pip steps run on that copy.
+That the base image exists, and that the whole builds, nobody has shown here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import frd
+from tests.helm.chart import ROOT, containers, render
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    stage: int
+    name: str
+    text: str
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text)
+
+
+def steps() -> list[Step]:
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    found: list[Step] = []
+    stage = -1
+    for line in filter(None, text.splitlines()):
+        name, _, rest = line.partition(" ")
+        stage += name == "FROM"
+        found.append(Step(stage, name, rest))
+    return found
+
+
+def final(name: str) -> list[Step]:
+    last = steps()[-1].stage
+    return [step for step in steps() if step.stage == last and step.name == name]
+
+
+def context(target: Path) -> Path:
+    """The build context: what .dockerignore lets through, the last matching line deciding."""
+    lines = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    assert patterns[0] == "*", "what is not named is not sent"
+    sent = [line[1:] for line in patterns if line.startswith("!")]
+    held_back = [line for line in patterns[1:] if not line.startswith("!")]
+    assert held_back == patterns[len(sent) + 1 :]
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        here = Path(folder).relative_to(ROOT)
+        return {
+            name
+            for name in names
+            for pattern in held_back
+            if name == pattern.removeprefix("**/") or str(here / name) == pattern
+        }
+
+    for name in sent:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=ignored)
+        else:
+            shutil.copy(source, target / name)
+    return target
+
+
+def test_two_stages_of_one_pinned_base() -> None:
+    """Nothing of the build but its result is in the image, and the base is named to the patch."""
+    images = [step.words[0] for step in steps() if step.name == "FROM"]
+    assert len(images) == 2
+    assert len(set(images)) == 1
+    version = re.fullmatch(r"python:(\d+\.\d+)\.\d+-slim-[a-z]+", images[0])
+    assert version is not None
+    assert f"Programming Language :: Python :: {version[1]}" in PYPROJECT["project"]["classifiers"]
+
+
+def test_it_does_not_run_as_root() -> None:
+    """The user is a number, which runAsNonRoot can check, and the one of the chart."""
+    (user,) = final("USER")
+    uid, _, gid = user.text.partition(":")
+    pod = render().one("StatefulSet")["spec"]["template"]["spec"]["securityContext"]
+    assert (int(uid), int(gid)) == (pod["runAsUser"], pod["runAsGroup"])
+    assert not [step for step in final("RUN") if "root" in step.text]
+
+
+def test_the_ports_are_frds() -> None:
+    """What is exposed is what the service and the agent listen on by default."""
+    (exposed,) = final("EXPOSE")
+    rendered = render({"agent": {"daemonset": {"enabled": True}}})
+    used = {
+        str(port["containerPort"])
+        for _, pod in rendered.pods()
+        for container in containers(pod)
+        for port in container.get("ports", ())
+    }
+    assert set(exposed.words) == used
+
+
+def test_every_pin_of_the_image_is_a_tested_one() -> None:
+    """The constraints name a version for each dependency, in files that make installs."""
+    (install,) = (step for step in steps() if "pip install" in step.text)
+    words = install.words
+    path = ROOT / words[words.index("--constraint") + 1]
+    pins = "\n".join(
+        (path.parent / name).read_text("utf-8")
+        for name in [path.name, *re.findall(r"^-c (\S+)$", path.read_text("utf-8"), re.M)]
+    )
+    for wanted in [*PYPROJECT["project"]["dependencies"], "py-spy"]:
+        name = re.split(r"[^\w-]", wanted)[0]
+        assert re.search(rf"^{name}==", pins, re.MULTILINE), name
+
+
+def test_the_tap_lies_where_the_chart_copies_it_from(tmp_path: Path) -> None:
+    """The init container's `cp -r /opt/frd/tap` finds tap.py and _site beside each other."""
+    sent = context(tmp_path)
+    copied = {step.words[1]: step.words[0] for step in final("COPY") if len(step.words) == 2}
+    assert copied.keys() == {"/opt/frd/tap/tap.py", "/opt/frd/tap/_site"}
+    assert all((sent / source).exists() for source in copied.values())
+
+
+def test_what_the_build_installs_runs(tmp_path: Path) -> None:
+    """The wheel step, run on the build context, gives a wheel with both programs.
+
+    Hatchling and the dependencies are those of this environment: what the image would download is
+    pinned to the same versions.
+    """
+    (tmp_path / "src").mkdir()
+    sent = context(tmp_path / "src")
+    (build,) = (step.words for step in steps() if "pip wheel" in step.text)
+    assert build[:2] == ["pip", "wheel"]
+    build = [word.replace("/wheels", str(tmp_path / "wheels")) for word in build[1:]]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *build, "--no-build-isolation"], cwd=sent, check=True)
+    (wheel,) = (tmp_path / "wheels").glob("*.whl")
+    venv.create(tmp_path / "venv", with_pip=False)
+    inside = tmp_path / "venv/bin"
+    fresh = [*pip, "--python", str(inside / "python")]
+    subprocess.run([*fresh, "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    dependencies = next(path for path in map(Path, sys.path) if (path / "click").is_dir())
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(dependencies)}
+    for program, said in (("frd", f"frd {frd.__version__}"), ("frd-agent", "Usage: frd-agent")):
+        option = "--version" if program == "frd" else "--help"
+        done = subprocess.run(
+            [str(inside / program), option],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.startswith(said), done.stderr
+
+
+@pytest.mark.parametrize("name", ["frd", "frd-agent"])
+def test_the_chart_runs_programs_that_the_image_has(name: str) -> None:
+    """Both are entry points of the package, and the only ones that pods call."""
+    assert name in PYPROJECT["project"]["scripts"]
+    rendered = render({"agent": {"daemonset": {"enabled": True}}})
+    called = {c["command"][0] for _, pod in rendered.pods() for c in containers(pod)}
+    assert called == {"frd", "frd-agent", "sh", "python3"}
