@@ -1,0 +1,151 @@
+"""Agents of a release keep working with every later service of the same protocol.
+
+`tests/golden/` holds the contract of each release as a compiled descriptor
+(``python -m tests.unit.test_wire_release VERSION`` freezes the present one). An older agent is
+played by messages of that descriptor: what it does not know is lost on the way, as in life.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    EntryColumns,
+    Flags,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+)
+from frd.service.ledger import Ledger
+from frd.service.marks import Marks
+from frd.service.session import Session
+from frd.v1 import stream_pb2 as now
+from frd.wire import (
+    PROTOCOL,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    Refusal,
+    Request,
+    SignatureDecl,
+    Statuses,
+    Welcome,
+    encode_agent,
+    encode_service,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RELEASES = sorted(GOLDEN.glob("stream-*.binpb"))
+NOW = 1_790_000_000_000_000_000
+
+
+def frozen(release: Path) -> Any:
+    """The release's file descriptor, in a pool of its own."""
+    pool = descriptor_pool.DescriptorPool()
+    told = descriptor_pb2.FileDescriptorProto.FromString(release.read_bytes())
+    pool.Add(told)
+    return pool.FindFileByName(told.name)
+
+
+def fields(messages: Any, prefix: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
+    message: Descriptor
+    for message in messages.values():
+        for field in message.fields:
+            yield f"{prefix}{message.name}.{field.name}", field
+        yield from fields(message.nested_types_by_name, f"{prefix}{message.name}.")
+
+
+def shape(field: FieldDescriptor) -> tuple[object, ...]:
+    kind = field.message_type or field.enum_type
+    return field.number, field.type, field.is_repeated, kind.full_name if kind else ""
+
+
+@pytest.fixture(params=RELEASES, ids=lambda release: release.stem)
+def release(request: pytest.FixtureRequest) -> Any:
+    return frozen(request.param)
+
+
+def test_nothing_of_a_release_has_changed(release: Any) -> None:
+    """Fields keep number, type and cardinality, enums their values, calls their types."""
+    present = dict(fields(now.DESCRIPTOR.message_types_by_name))
+    for name, field in fields(release.message_types_by_name):
+        assert name in present, f"{name} is gone: fields are only ever added"
+        assert shape(present[name]) == shape(field), name
+    for name, enum in release.enum_types_by_name.items():
+        values = now.DESCRIPTOR.enum_types_by_name[name].values_by_name
+        for value in enum.values:
+            assert values[value.name].number == value.number, value.name
+    for service in release.services_by_name.values():
+        calls = now.DESCRIPTOR.services_by_name[service.name].methods_by_name
+        for call in service.methods:
+            types = (call.input_type.full_name, call.output_type.full_name)
+            mine = calls[call.name]
+            assert (mine.input_type.full_name, mine.output_type.full_name) == types
+
+
+def test_an_agent_of_a_release_is_understood(release: Any) -> None:
+    """Its declarations, rows and statuses are applied and acknowledged by the present service."""
+    old = message_factory.GetMessageClass(release.message_types_by_name["AgentMessage"])
+    engine = Engine(Policy())
+    session = Session(engine, Marks(engine), Ledger(), 1)
+    columns: Any = {"group": np.uint32, "seq": np.int64, "signature": np.uint32, "flags": np.uint8}
+    columns |= dict.fromkeys(("created_ns", "started_ns", "completed_ns"), np.int64)
+    rows = {name: np.zeros(3, kind) for name, kind in columns.items()}
+    rows["seq"] += np.arange(3)
+    rows["flags"] += np.uint8(Flags.JOINED | Flags.COMPLETED)
+    rows["created_ns"] += NOW
+    for event in (
+        Hello(PROTOCOL, "0", "n", "boot", "s", NodeNs(NOW)),
+        Declare(
+            attempts=(AttemptDecl(0, AttemptKey("job", 0), 1),),
+            ranks=(RankDecl(0, 0, RankInfo(0, 1, "n", "boot", 7)),),
+            groups=(GroupDecl(0, 0, GroupInfo("0", "default_pg", (0,))),),
+            signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
+        ),
+        Statuses((RankStatus(0, RankState.LIVE, NodeNs(NOW)),)),
+        EntryColumns(rank=0, first_revision=1, **rows),
+    ):
+        said = old.FromString(encode_agent(event))
+        said.DiscardUnknownFields()
+        session.receive(said.SerializeToString(), AlignedNs(NOW))
+    assert session.entries == 3
+    assert session.take_acks() == {0: 3}
+    (view,) = engine.snapshot(AlignedNs(NOW)).attempts
+    assert [rank.status.state for rank in view.ranks] == [RankState.LIVE]
+
+
+def test_an_agent_of_a_release_understands(release: Any) -> None:
+    """What the present service says can be read by the release's agent."""
+    old = message_factory.GetMessageClass(release.message_types_by_name["ServiceMessage"])
+    for event, kind in (
+        (Welcome(PROTOCOL, "9", "instance", 1), "welcome"),
+        (Request(1, (0,), True, True, 5.0), "request"),
+        (Refusal("token", "no"), "refusal"),
+    ):
+        assert old.FromString(encode_service(event)).WhichOneof("kind") == kind
+
+
+def test_there_is_a_release() -> None:
+    """Without one, nothing above would have been tested."""
+    assert RELEASES
+
+
+if __name__ == "__main__":
+    (GOLDEN / f"stream-{sys.argv[1]}.binpb").write_bytes(now.DESCRIPTOR.serialized_pb)
