@@ -18,6 +18,7 @@ from frd.engine.board import Board
 from frd.engine.cause import find
 from frd.engine.incident import Incidents
 from frd.engine.lost import judged_after_s
+from frd.engine.memory_watch import MemoryWatcher
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, Kind
@@ -48,7 +49,7 @@ class Case:
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._incidents = Incidents(key, policy)
-        self._watchers: list[Watcher] = []
+        self._watchers: list[Watcher] = [MemoryWatcher(key)]
         self._boards: list[Incidents | Board] = [self._incidents]
         self._boards += [watcher.board for watcher in self._watchers]
         self.attempt: Attempt | None = None

@@ -53,6 +53,7 @@ class Incident:
     """When the latest of its ranks began to."""
     unknown: set[int] = field(default_factory=set)
     victims: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
     keep_until: int = 0
     told: MemoryVerdict | None = None
 
@@ -76,6 +77,7 @@ class Incident:
             first=tuple(self.rises.values()),
             unknown=tuple(sorted(self.unknown - set(self.first))),
             victims=tuple(sorted(self.victims - set(self.first))),
+            failed=tuple(sorted(self.failed)),
             confidence=self.confidence,
             since=AlignedNs(self.limit),
             at=now,
@@ -313,14 +315,15 @@ class MemoryIncidents:
         return incident, spike.tell(now, "memory ran out")
 
     def _ran_out(self, incident: Incident, rank: int, failures: list[Failure]) -> None:
+        incident.failed.add(rank)
         if rank not in incident.first:
             incident.victims.add(rank)
         elif rank in incident.rises:
-            incident.rises[rank] = replace(
-                incident.rises[rank],
-                out_of_memory=True,
-                requested_bytes=max(one.event.requested_bytes for one in failures),
-            )
+            row, rise = incident.first[rank], incident.rises[rank]
+            if row >= 0 and self._series.incident[row] == incident.number:
+                rise = rise_of(self._series, row, rise.onset, rise.device, failures)
+            asked = max(one.event.requested_bytes for one in failures)
+            incident.rises[rank] = replace(rise, out_of_memory=True, requested_bytes=asked)
 
 
 class _Heard:

@@ -86,6 +86,8 @@ class MemoryVerdict:
     """Ranks that may have risen as early, but nobody saw: their samples are missing or late."""
     victims: tuple[int, ...]
     """Ranks that rose, or ran out of memory, later."""
+    failed: tuple[int, ...]
+    """Ranks whose allocations failed, or who were killed for want of memory."""
     confidence: Confidence
     since: AlignedNs
     """By when the first of them had begun to rise."""
