@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from frd.engine.alignment import FAR_NS, Alignment, ClockState, Knot
 from frd.engine.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
-from frd.engine.history import History
+from frd.engine.history import LONG_NS, History
 from frd.engine.hull import Strip
 from frd.engine.realtime import RealTable
 from frd.engine.witness import Witnesses
@@ -103,7 +103,7 @@ class NodeClock:
         self._history: History | None = None
         self._knot_raw = 0
         """Node raw time of the newest knot."""
-        self._service_stepped_at = 0
+        self._service_steps = 0
         self._witnesses = Witnesses()
         self._line: tuple[int, int, float] | None = None
         self._half = 0
@@ -128,7 +128,7 @@ class NodeClock:
         self._refused = 0
         first, self._last = self._last is None, x
         bounds = self._bounds
-        if bounds is None or bounds.first.t1 < self._node.stepped_at <= x.t1:
+        if bounds is None:
             self._bounds = Bounds(x)
         elif first or not bounds.narrow(x):
             self._contradicted()
@@ -224,10 +224,14 @@ class NodeClock:
     def alignment(self, now: ServiceRawNs, table: ServiceTable) -> Alignment:
         """What is known now; `table` should have been read just before."""
         now_ns = AlignedNs(now + table.ahead(now)[0])
+        if table.steps != self._service_steps:
+            once = table.steps == self._service_steps + 1 and table.step_gap <= LONG_NS
+            self._service_steps = table.steps
+            if self._last is None:
+                self._forget_readings()
+            elif self._history is not None:
+                self._history.shift(self._node.last_real + now - self._last.t2, once=once)
         last, bounds, history = self._last, self._bounds, self._history
-        if history is not None and table.stepped_at != self._service_stepped_at:
-            history.shift(self._node.last_real)
-        self._service_stepped_at = table.stepped_at
         if last is None or bounds is None or history is None:
             return self._unknown(now_ns)
         reason = self._reason(last, now, table.stepped_at)

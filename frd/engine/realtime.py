@@ -29,7 +29,7 @@ Real = TypeVar("Real", bound=int)
 class RealTable(Generic[Raw, Real]):
     """Readings of one host, in the order of its raw clock; old ones are forgotten."""
 
-    __slots__ = ("_aheads", "_raws", "_segment", "_slacks", "_spacing", "stepped_at", "steps")
+    __slots__ = ("_aheads", "_raws", "_segment", "_slacks", "_spacing", "step_gap", "stepped_at", "steps")
 
     def __init__(self, spacing_ns: int = 0) -> None:
         """A reading within `spacing_ns` of the previous one is passed over unless it shows a step,
@@ -43,6 +43,8 @@ class RealTable(Generic[Raw, Real]):
         self.steps = 0
         self.stepped_at = 0
         """Raw time of the first reading after the last step; 0 never."""
+        self.step_gap = 0
+        """Raw time between the readings around the last step."""
 
     def __len__(self) -> int:
         return len(self._raws)
@@ -62,7 +64,7 @@ class RealTable(Generic[Raw, Real]):
             stepped = not -room <= ahead - self._aheads[-1] <= room
             if stepped:
                 self.steps += 1
-                self.stepped_at = raw
+                self.stepped_at, self.step_gap = raw, gap
                 self._segment = len(self._raws)
             elif gap < self._spacing:
                 return False

@@ -1,0 +1,197 @@
+"""Hosts whose clocks drift, slew, step and stop, and networks between them; the truth is known.
+
+Simulated time is whole nanoseconds since the simulation began. A clock is a line of straight
+pieces, so that what it shows at any moment is exact, and its past can be asked again.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from frd.engine.alignment import Alignment
+from frd.engine.clock import Exchange, NodeClock, Refusal, ServiceTable
+from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
+
+S = 1_000_000_000
+MS = 1_000_000
+US = 1_000
+EPOCH = 1_790_000_000 * S
+
+
+class Clock:
+    """Shows `value` at 0, and runs `ppb` parts in 10^9 faster than true time."""
+
+    def __init__(self, value: int, ppb: int = 0) -> None:
+        self._from = [0]
+        self._value = [value]
+        self._ppb = [ppb]
+
+    def __call__(self, at: int) -> int:
+        i = bisect_right(self._from, at) - 1
+        passed = at - self._from[max(i, 0)]
+        return self._value[max(i, 0)] + passed + passed * self._ppb[max(i, 0)] // S
+
+    def change(self, at: int, ppb: int | None = None, jump: int = 0) -> None:
+        """From `at`, later than all changes before, it runs at another rate, or shows `jump` more."""
+        self._value.append(self(at) + jump)
+        self._ppb.append(self._ppb[-1] if ppb is None else ppb)
+        self._from.append(at)
+
+    @property
+    def ppb(self) -> int:
+        return self._ppb[-1]
+
+
+@dataclass
+class Host:
+    """Both clocks of a host; `events` are the moments at which one of them did what no bound on
+    drift and slew explains."""
+
+    raw: Clock
+    real: Clock
+    events: list[int] = field(default_factory=list)
+    asleep: list[tuple[int, int]] = field(default_factory=list)
+
+    def step(self, at: int, jump: int) -> None:
+        self.real.change(at, jump=jump)
+        self.events.append(at)
+
+    def sleep(self, at: int, length: int, *, real_knows: bool) -> None:
+        """The raw clock stands still; the real one shows the true time afterwards, or does too."""
+        for clock, stops in ((self.raw, True), (self.real, not real_knows)):
+            if stops:
+                ppb = clock.ppb
+                clock.change(at, ppb=-S)
+                clock.change(at + length, ppb=ppb)
+        self.events += [at, at + length]
+        self.asleep.append((at, at + length))
+
+    def awake(self, at: int) -> int:
+        """The first moment from `at` on at which the host does not sleep."""
+        return next((end for start, end in self.asleep if start <= at < end), at)
+
+    def eventless(self, after: int, until: int) -> bool:
+        asleep = any(start <= until < end and after < end for start, end in self.asleep)
+        return not asleep and not any(after < event <= until for event in self.events)
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way from node to service, or back."""
+
+    least: int
+    mean: int
+    """Of what exponentially comes on top."""
+    tail: float = 0.0
+    """Share of messages that take up to a thousand times longer."""
+
+    def delay(self, dice: random.Random) -> int:
+        extra = dice.expovariate(1.0) * self.mean
+        if self.tail and dice.random() < self.tail:
+            extra *= 10 ** (3 * dice.random())
+        return self.least + int(extra)
+
+
+@dataclass(frozen=True)
+class Network:
+    there: Path
+    back: Path
+    lost: float = 0.0
+
+
+class Agent:
+    """One agent session, and what the service makes of its messages. `table` is the service's own,
+    which all agents share."""
+
+    def __init__(
+        self, node: Host, service: Host, network: Network, table: ServiceTable, dice: random.Random
+    ) -> None:
+        self.node, self.service, self.network, self.table = node, service, network, table
+        self.dice = dice
+        self.clock = NodeClock()
+        self.refused: list[Refusal] = []
+        self.told: list[int] = []
+        """When the readings that the service has were made."""
+        self.exchanged_at = 0
+        """When the last exchange that the service has began."""
+        self._readings: list[tuple[int, int, int, int]] = []
+        self._came = self._back = 0
+        """Messages of one stream overtake none."""
+        self._pong: Exchange | None = None
+
+    def read(self, at: int) -> None:
+        slack = self.dice.randrange(50, 400)
+        real_at = at + self.dice.randrange(slack)
+        self._readings.append((at, self.node.raw(at), self.node.real(real_at), slack + 1))
+
+    def ping(self, at: int) -> int:
+        """Sent at `at`; gives when the service had learned from it, or would have."""
+        came = max(self.service.awake(at + self.network.there.delay(self.dice)), self._came + 1)
+        if self.dice.random() < self.network.lost:
+            return came
+        self._came = came
+        self._tell(at)
+        went = self.service.awake(came + self.dice.randrange(20 * US, 100 * US))
+        self.tick(went)
+        if self._pong is None and self.dice.random() >= self.network.lost:
+            back = self.node.awake(went + self.network.back.delay(self.dice))
+            self._back = back = max(back, self._back + 1)
+            self._pong = self.exchange(at, came, went, back)
+            self._pong_of = at
+        return went
+
+    def exchange(self, at: int, came: int, went: int, back: int) -> Exchange:
+        node, service = self.node.raw, self.service.raw
+        return Exchange(
+            NodeRawNs(node(at)),
+            ServiceRawNs(service(came)),
+            ServiceRawNs(service(went)),
+            NodeRawNs(node(back)),
+        )
+
+    def _tell(self, at: int) -> None:
+        """What the ping carries: readings, and when the last pong came."""
+        readings, self._readings = self._readings[-64:], []
+        if readings:
+            columns = np.array(readings, np.int64)
+            self._note(self.clock.readings(columns[:, 1], columns[:, 2], columns[:, 3]))
+            self.told += [at for at, *_ in readings]
+        if self._pong is not None and self._back <= at:
+            self._note(self.clock.exchange(self._pong))
+            self.exchanged_at, self._pong = self._pong_of, None
+
+    def tick(self, at: int) -> None:
+        service = self.service
+        at = service.awake(at)
+        self.table.read(ServiceRawNs(service.raw(at)), AlignedNs(service.real(at)), 200)
+
+    def alignment(self, at: int) -> Alignment:
+        self.tick(at)
+        return self.clock.alignment(ServiceRawNs(self.service.raw(at)), self.table)
+
+    def error(self, alignment: Alignment, at: int) -> tuple[int, int | None]:
+        """Of a node stamp made at `at`: how far it is aligned from the truth, and the bound."""
+        stamp = NodeNs(self.node.real(at))
+        aligned = alignment.one_to_aligned(stamp)
+        return aligned - self.service.real(at), alignment.uncertainty_ns(stamp)
+
+    def knows(self, at: int) -> bool:
+        """Nothing unusual happened between the service's last news of this node and `at`, and not
+        twice between the two readings around it."""
+        news = min(self.told[-1], self.exchanged_at)
+        i = bisect_right(self.told, at)
+        before, after = self.told[max(i - 1, 0)], self.told[min(i, len(self.told) - 1)]
+        events = [e for e in self.node.events + self.service.events if before < e <= after]
+        return (
+            self.node.eventless(news, at)
+            and self.service.eventless(news, at)
+            and (len(events) < 2 or after - before < S)
+        )
+
+    def _note(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self.refused.append(refusal)
