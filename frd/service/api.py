@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from frd.forms import finding_json, utc_text
 from frd.model import AlignedNs, Finding
+from frd.service.clocks import clock_json
 from frd.service.memory_rows import memory_json
 from frd.service.view import NodeView, ServiceState
 from frd.views import AttemptView, GroupView, RankView
@@ -98,8 +99,7 @@ def _node(node: NodeView, at: AlignedNs) -> Json:
         "node": node.node,
         "boot_id": node.boot_id,
         "connected": node.connected,
-        "clock_offset_s": node.clock_offset_s,
-        "clock_uncertainty_s": node.clock_uncertainty_s,
+        **clock_json(node.clock),
         "last_message_age_s": _age_s(node.last_message_at, at),
     }
 

@@ -37,6 +37,7 @@ from frd.service.http import create_app
 from frd.service.ingest import ACK_EVERY_S, Ingest
 from frd.service.looplag import LoopLag
 from frd.service.marks import Marks
+from frd.service.pings import Pings, raw_now
 from frd.service.recorder import Recorder
 from frd.service.responder import Responder
 from frd.service.servers import GrpcServer, HttpServer
@@ -47,7 +48,9 @@ from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from frd.views import Snapshot
 
+_CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
+_SLOWER: Final = 2_500
 _STALE_AFTER_S: Final = 5.0
 _MAX_STORED_FINDINGS: Final = 100_000
 
@@ -55,24 +58,23 @@ _MAX_STORED_FINDINGS: Final = 100_000
 class RealTime:
     """CLOCK_REALTIME that never runs backwards.
 
-    After a step back it goes on with the monotonic clock, a hundredth slower, until the wall clock
-    has caught up: if it stood still, nothing would ever have waited too long.
+    After a step back it goes on with the raw clock, a little slower, until the wall clock has
+    caught up: if it stood still, nothing would ever have waited too long. No faster than the kernel
+    itself slews a clock, or the clocks of all nodes would seem to run away from it.
     """
 
     def __init__(
-        self,
-        wall: Callable[[], int] = time.time_ns,
-        monotonic: Callable[[], int] = time.monotonic_ns,
+        self, wall: Callable[[], int] = time.time_ns, raw: Callable[[], int] = raw_now
     ) -> None:
         self._wall = wall
-        self._monotonic = monotonic
+        self._raw = raw
         self._last = wall()
-        self._read_at = monotonic()
+        self._read_at = raw()
 
     def __call__(self) -> AlignedNs:
-        read_at = self._monotonic()
+        read_at = self._raw()
         passed = read_at - self._read_at
-        self._last = max(self._wall(), self._last + passed - passed // 100)
+        self._last = max(self._wall(), self._last + passed - passed // _SLOWER)
         self._read_at = read_at
         return AlignedNs(self._last)
 
@@ -99,7 +101,8 @@ class App:
         self._lock = _lock(config.data_dir)
         self._engine = Engine(config.policy)
         self._marks = Marks(self._engine)
-        self._clocks = Clocks()
+        self._clocks = Clocks(now, raw_now)
+        self._pings = Pings(self._clocks, self._door)
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
         self._dumps = DumpStore(
             config.data_dir / "dumps",
@@ -132,13 +135,15 @@ class App:
             project=self._project,
             publish=self._published,
         )
-        self._dumper = Dumper(self._ingest, self._dumps, self._clocks, now)
+        self._dumper = Dumper(self._ingest, self._dumps, now)
         self._responder = Responder(
             self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
         )
         self._loop_lag = LoopLag()
         self._store_errors = {"dumps": 0}
-        self._grpc = GrpcServer(self._ingest.handle, config.grpc, self._certificates)
+        self._grpc = GrpcServer(
+            self._ingest.handle, self._pings.handle, config.grpc, self._certificates
+        )
         self._http = HttpServer(
             self._guarded(create_app(self)),
             config.http,
@@ -163,6 +168,7 @@ class App:
                 self._evaluator.run(),
                 self._loop_lag.watch(),
                 self._acknowledge(),
+                self._keep_clocks(),
                 self._prune(),
             )
         ]
@@ -232,6 +238,7 @@ class App:
             counters=Counters(
                 entries=self._ingest.entries,
                 refused=dict(self._ingest.refused),
+                clock_refused=dict(self._clocks.refused),
                 evicted={"dumps": self._dumps.evicted, "journal_segments": recorder.evicted},
                 store_errors={
                     "findings": self._evaluator.store_errors,
@@ -262,6 +269,11 @@ class App:
         while True:
             await asyncio.sleep(ACK_EVERY_S)
             self._ingest.flush_acks()
+
+    async def _keep_clocks(self) -> None:
+        while True:
+            await asyncio.sleep(_CLOCKS_EVERY_S)
+            self._clocks.refresh()
 
     async def _prune(self) -> None:
         while True:

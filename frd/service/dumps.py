@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from frd.model import AlignedNs, AttemptKey
-from frd.service.clocks import Clocks
+from frd.service.clocks import clock_json
 from frd.service.ingest import Ingest
 from frd.service.requests import Answer
 from frd.service.view import DumpResult
@@ -28,12 +28,9 @@ OnStack = Callable[[int, str], None]
 
 
 class Dumper:
-    def __init__(
-        self, ingest: Ingest, store: DumpStore, clocks: Clocks, now: Callable[[], AlignedNs]
-    ) -> None:
+    def __init__(self, ingest: Ingest, store: DumpStore, now: Callable[[], AlignedNs]) -> None:
         self._ingest = ingest
         self._store = store
-        self._clocks = clocks
         self._now = now
 
     async def take(
@@ -85,17 +82,14 @@ class Dumper:
     def _identities(self, key: AttemptKey, taking: _Taking) -> list[Answer]:
         answers = []
         for rank, source in sorted(taking.sources.items()):
-            boot_id = self._ingest.boot_id(key, rank)
-            offset_ns = self._clocks.offset_ns(boot_id)
-            uncertainty_ns = self._clocks.uncertainty_ns(boot_id)
+            clock = self._ingest.clock(key, rank)
             identity = {
                 "job": key.job,
                 "attempt": key.attempt,
                 "rank": rank,
                 **taking.identity(rank),
                 "source": source,
-                "clock_offset_s": None if offset_ns is None else offset_ns / 1e9,
-                "clock_uncertainty_s": None if uncertainty_ns is None else uncertainty_ns / 1e9,
+                **({} if clock is None else clock_json(clock.view(self._now()))),
             }
             text = json.dumps(identity, indent=1).encode("ascii")
             answers.append(Answer(rank, Part.IDENTITY, text))

@@ -13,15 +13,17 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import grpc
 
+from frd.engine.alignment import Alignment
 from frd.engine.engine import Engine
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.rpc import Context
-from frd.service.clocks import Clocks
+from frd.service.clocks import AgentClock, Clocks, encode
 from frd.service.door import Door, host_of
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
@@ -76,13 +78,24 @@ log = logging.getLogger(__name__)
 class _Stream:
     """What the loop keeps of one stream beside its session."""
 
-    __slots__ = ("adopted", "closing", "id", "outbox", "session", "told_of_refused", "wake")
+    __slots__ = (
+        "adopted",
+        "clock",
+        "closing",
+        "id",
+        "outbox",
+        "session",
+        "told_of_refused",
+        "wake",
+    )
 
     def __init__(self, session: Session) -> None:
         self.id = session.stream
         self.session = session
         self.adopted = 0
         """How many of the session's ranks have been made this stream's own."""
+        self.clock: AgentClock | None = None
+        """Since its hello."""
         self.outbox: list[ServiceEvent] = []
         self.wake = asyncio.Event()
         self.closing = False
@@ -125,7 +138,7 @@ class Ingest:
         version: str,
         instance: str,
     ) -> None:
-        self.nodes = Nodes(clocks)
+        self.nodes = Nodes()
         self.refused: Counter[str] = Counter()
         """Streams that ended badly, by reason: one of `REASONS`, `ABORTED` or `FAULT`; and
         `SAMPLES` of memory."""
@@ -158,9 +171,7 @@ class Ingest:
 
     async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Serve one stream until either side ends it."""
-        stream = _Stream(
-            Session(self._engine, self._marks, self._clocks, self._ledger, next(self._stream_ids))
-        )
+        stream = _Stream(Session(self._engine, self._marks, self._ledger, next(self._stream_ids)))
         writer = asyncio.create_task(stream.write(context))
         try:
             try:
@@ -221,6 +232,8 @@ class Ingest:
                 self._acking.add(stream)
             case Watermarks():
                 self._lag_ns = max(self._lag_ns, session.lag_ns)
+                if stream.clock is not None:
+                    self._clocks.heard(stream.clock, event.sent_at_ns, now)
             case MemoryColumns():
                 if refused := session.memory.take_refused():
                     self._refuse_samples(stream, refused)
@@ -233,23 +246,38 @@ class Ingest:
                 self._greet(stream, event, now)
             case _:
                 pass
-        self.nodes.heard(session.boot_id, now)
+        self.nodes.heard(session.key, now)
         self._recorder.message(stream.id, now, data, event)
+        if stream.clock is not None and isinstance(event, Hello):
+            self._resume(stream, stream.clock)
         return event
 
     def _greet(self, stream: _Stream, hello: Hello, now: AlignedNs) -> None:
         log.info("agent of %s connected: stream %d", hello.node, stream.id)
         self._streams[stream.id] = stream
-        self.nodes.connected(hello.boot_id, hello.node, stream.id, now)
+        key = stream.session.key
+        stream.clock = self._clocks.connected(
+            key, hello.node, stream.session.alignment, stream.id, partial(self._align, stream)
+        )
+        self.nodes.connected(key, hello.node, stream.clock, stream.id, now)
         self._recorder.opened(stream.id, now)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
+
+    def _resume(self, stream: _Stream, clock: AgentClock) -> None:
+        """A session that had a stream before has a clock that is known."""
+        if clock.used is not stream.session.alignment:
+            self._align(stream, clock.used)
+
+    def _align(self, stream: _Stream, alignment: Alignment) -> None:
+        stream.session.align(alignment)
+        self._recorder.aligned(stream.id, self._now(), encode(alignment))
 
     def _adopt(self, stream: _Stream) -> None:
         """The ranks that the stream has newly declared are its own from now on."""
         session = stream.session
         new = session.ranks[stream.adopted :]
         self._owners.claim(session, stream.adopted)
-        self.nodes.hosts(session.boot_id, ((rank.key, rank.info.rank) for rank in new))
+        self.nodes.hosts(session.key, ((rank.key, rank.info.rank) for rank in new))
         stream.adopted = len(session.ranks)
 
     def _refuse(self, stream: _Stream, reason: str, message: str, context: Context) -> None:
@@ -288,16 +316,18 @@ class Ingest:
         now = self._now()
         self._owners.claim(session, stream.adopted)  # a declaration may have failed half way
         session.disconnect(self._owners.release(session), now)
-        self.nodes.disconnected(session.boot_id, stream.id)
+        self.nodes.disconnected(session.key, stream.id)
+        if stream.clock is not None:
+            stream.clock.disconnected(stream.id, now)
         self._recorder.closed(stream.id, now)
         for inquiry in self._inquiries.values():
             inquiry.fail("the agent's stream ended", stream.id)
         log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
 
-    def boot_id(self, key: AttemptKey, rank: int) -> str:
-        """The clock domain of a rank; empty when no connected agent speaks for it."""
+    def clock(self, key: AttemptKey, rank: int) -> AgentClock | None:
+        """The clock of a rank; None when no connected agent speaks for it."""
         owner = self._owners.of(key, rank)
-        return owner[0].boot_id if owner else ""
+        return self._streams[owner[0].stream].clock if owner else None
 
     # -- for the app ---------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from frd.engine.alignment import Alignment
 from frd.engine.attempt import Attempt
 from frd.engine.engine import Engine
 from frd.model import AlignedNs, Int32s, Int64s, WatermarkColumns
@@ -22,7 +23,7 @@ class _Message:
     pair: Int32s
     seen: Int32s
     columns: WatermarkColumns
-    offset_ns: int
+    alignment: Alignment
 
 
 @dataclass(slots=True)
@@ -43,13 +44,13 @@ class Marks:
         pair: Int32s,
         seen: Int32s,
         columns: WatermarkColumns,
-        offset_ns: int,
+        alignment: Alignment,
     ) -> None:
         """One message: engine rows for its rows and its seen ranks, times of the node's clock."""
         batch = self._batches.get(id(attempt))
         if batch is None:
             batch = self._batches[id(attempt)] = _Batch(attempt)
-        batch.messages.append(_Message(pair, seen, columns, offset_ns))
+        batch.messages.append(_Message(pair, seen, columns, alignment))
 
     def flush(self, now: AlignedNs) -> None:
         """Apply all that has been added."""
@@ -65,7 +66,7 @@ class Marks:
 
     def _apply(self, attempt: Attempt, messages: list[_Message], now: AlignedNs) -> None:
         columns = [message.columns for message in messages]
-        offsets = np.array([message.offset_ns for message in messages])
+        alignments = [message.alignment for message in messages]
         heads = [c.head_created_ns for c in columns]
         as_ofs = [c.as_of_ns for c in columns]
         self._engine.observe_watermarks(
@@ -74,19 +75,28 @@ class Marks:
             np.concatenate([c.enqueued for c in columns]),
             np.concatenate([c.started for c in columns]),
             np.concatenate([c.completed for c in columns]),
-            _aligned(heads, offsets),
+            # Nothing that is told has yet to happen, whatever the node's clock says.
+            np.minimum(_aligned(heads, alignments), now),
             np.concatenate([message.seen for message in messages]),
-            # An agent cannot have seen what has not happened yet, whatever its clock says.
-            np.minimum(_aligned(as_ofs, offsets), now),
+            np.minimum(_aligned(as_ofs, alignments), now),
             now,
         )
 
 
-def _aligned(columns: list[Int64s], offsets: Int64s) -> Int64s:
-    """Node times on the service's clock; 0, which says unknown, stays 0."""
+def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
+    """As `Alignment.to_aligned` of each column: at once for all times that lie on the lines, as
+    nearly all do."""
+    rows = [len(column) for column in columns]
+    lines = [(a.at_ns, a.line_ns, a.line_from_ns) for a in alignments]
+    at, line, since = np.repeat(lines, rows, axis=0).T
+    rate = np.repeat([a.rate for a in alignments], rows)
     node = np.concatenate(columns)
-    aligned: Int64s = node + np.repeat(offsets, [len(column) for column in columns])
+    aligned: Int64s = node + line + ((node - at) * rate).astype(np.int64)
     aligned[node == 0] = 0
+    if (early := (node < since) & (node != 0)).any():
+        ends = np.cumsum(rows)
+        for i in set(np.searchsorted(ends, np.flatnonzero(early), "right").tolist()):
+            aligned[ends[i] - rows[i] : ends[i]] = alignments[i].to_aligned(columns[i])
     return aligned
 
 

@@ -77,10 +77,23 @@ METRICS: Final[dict[str, Spec]] = {
         "Time between the first member joining a collective and its last known completion.",
     ),
     "frd_clock_offset_seconds": Spec(
-        _GAUGE, ("node",), "Service clock minus node clock, for nodes where it is known."
+        _GAUGE, ("node",), "Service clock minus node clock, estimated."
     ),
     "frd_clock_uncertainty_seconds": Spec(
         _GAUGE, ("node",), "Half the width of the offset's interval, for nodes where it is known."
+    ),
+    "frd_clock_steps_total": Spec(
+        _COUNTER, ("node",), "Steps of the node's wall clock, since its agent started."
+    ),
+    "frd_clock_refused_total": Spec(
+        _COUNTER,
+        ("reason",),
+        "Timestamps of clock streams that were not believed, and clock streams not served.",
+    ),
+    "frd_nodes_unsynchronized": Spec(
+        _GAUGE,
+        ("job",),
+        "Connected nodes that host ranks of the job's newest attempt and whose clock is not known.",
     ),
     "frd_agents_expected": Spec(
         _GAUGE, ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from frd.model import Kind, RankState
 from frd.service.metric_table import MAX_SUSPECTS, METRICS
+from frd.service.pings import REASONS as CLOCK_REASONS
 from frd.service.view import NodeView, ServiceState
 from frd.views import AttemptView, GroupView, Histogram
 from frd.wire import REASONS
@@ -81,6 +82,7 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
     expected: Counter[tuple[str, ...]] = Counter()
     reporting: Counter[tuple[str, ...]] = Counter()
     gaps: Counter[tuple[str, ...]] = Counter()
+    unsynchronized: Counter[tuple[str, ...]] = Counter()
     for name, view in latest.items():
         job = label(name)
         nodes.update(dict.fromkeys(((job, word) for word in NODE_STATES), 0))
@@ -88,6 +90,7 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
         expected[job,] += 0
         seen = 0
         reporting[job,] += 0
+        unsynchronized[job,] += 0
         gaps[job,] += view.gap_entries
         for rank_state, count in Counter(rank.status.state for rank in view.ranks).items():
             ranks[job, rank_state.value] += count
@@ -96,6 +99,7 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
                 nodes[job, _node_state(node)] += 1
                 seen += 1
                 reporting[job,] += node.reporting and not view.ended
+                unsynchronized[job,] += node.connected and not node.clock.is_synchronized
         if not view.ended:
             expected[job,] += state.expected_agents.get(name, seen)
     yield _family("frd_nodes", nodes)
@@ -103,6 +107,7 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
     yield _family("frd_agents_expected", expected)
     yield _family("frd_agents_reporting", reporting)
     yield _family("frd_telemetry_gap_entries_total", gaps)
+    yield _family("frd_nodes_unsynchronized", unsynchronized)
 
 
 def _groups(latest: Mapping[str, AttemptView]) -> Iterator[Metric]:
@@ -154,13 +159,16 @@ def _clocks(nodes: Iterable[NodeView]) -> Iterator[Metric]:
     """Of a node that was rebooted, the clock that was heard of last."""
     offset: dict[tuple[str, ...], float] = {}
     uncertainty: dict[tuple[str, ...], float] = {}
+    steps: Counter[tuple[str, ...]] = Counter()
     for node in sorted(nodes, key=lambda node: node.last_message_at):
-        if node.clock_offset_s is not None:
-            offset[label(node.node),] = node.clock_offset_s
-        if node.clock_uncertainty_s is not None:
-            uncertainty[label(node.node),] = node.clock_uncertainty_s
+        name = (label(node.node),)
+        offset[name] = node.clock.offset_s
+        if (uncertainty_s := node.clock.uncertainty_s) is not None:
+            uncertainty[name] = uncertainty_s
+        steps[name] += node.clock.steps
     yield _family("frd_clock_offset_seconds", offset)
     yield _family("frd_clock_uncertainty_seconds", uncertainty)
+    yield _family("frd_clock_steps_total", steps)
 
 
 def _own_health(state: ServiceState) -> Iterator[Metric]:
@@ -174,6 +182,7 @@ def _own_health(state: ServiceState) -> Iterator[Metric]:
     yield _family("frd_ingest_throttled_total", {(): counters.throttled})
     yield _family("frd_handshakes_failed_total", {(): counters.handshakes_failed})
     yield _family("frd_http_refused_total", _known(HTTP_REFUSED, counters.http_refused))
+    yield _family("frd_clock_refused_total", _known(CLOCK_REASONS, counters.clock_refused))
     yield _family("frd_ingest_lag_seconds", {(): state.ingest_lag_s})
     yield _family("frd_evicted_total", _known(EVICTED, evicted))
     yield _family("frd_store_errors_total", _known(STORES, counters.store_errors))

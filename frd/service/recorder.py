@@ -51,6 +51,8 @@ class Recorder:
         self, folder: Path, *, settings: bytes, now: AlignedNs, limits: JournalLimits
     ) -> None:
         self._live: dict[int, list[Record]] = {}
+        self._aligned: dict[int, Record] = {}
+        """By stream: only the last one counts."""
         self._journal = Journal(
             folder, settings=settings, preamble=self._preamble, now=now, limits=limits
         )
@@ -93,6 +95,9 @@ class Recorder:
         samples = isinstance(event, MemoryColumns)
         form = _Form.PREAMBLE if declares else _Form.PACKED if samples else _Form.PLAIN
         self._put(Record(RecordKind.MESSAGE, at, stream, data), form)
+
+    def aligned(self, stream: int, at: AlignedNs, alignment: bytes) -> None:
+        self._put(Record(RecordKind.ALIGNED, at, stream, alignment), _Form.PACKED)
 
     def closed(self, stream: int, at: AlignedNs) -> None:
         self._put(Record(RecordKind.CLOSED, at, stream, b""))
@@ -148,9 +153,13 @@ class Recorder:
     def _remember(self, record: Record, form: _Form) -> None:
         if form is _Form.PREAMBLE:
             self._live.setdefault(record.stream, []).append(record)
+        elif record.kind is RecordKind.ALIGNED:
+            self._aligned[record.stream] = record
         elif record.kind is RecordKind.CLOSED:
             self._live.pop(record.stream, None)
+            self._aligned.pop(record.stream, None)
 
     def _preamble(self) -> Iterator[Record]:
         for records in self._live.values():
             yield from records
+        yield from self._aligned.values()

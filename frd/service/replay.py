@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from frd.engine.engine import Engine
 from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState
-from frd.service.clocks import Clocks
+from frd.service.clocks import decode
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
@@ -65,8 +65,11 @@ class _Player:
                 self.advance(record.at)
             case RecordKind.OPENED:
                 self._streams[record.stream] = Session(
-                    self._engine, self._marks, self._clocks, self._ledger, record.stream
+                    self._engine, self._marks, self._ledger, record.stream
                 )
+            case RecordKind.ALIGNED:
+                if (session := self._streams.get(record.stream)) is not None:
+                    session.align(decode(record.payload))
             case RecordKind.CLOSED:
                 self._close(record.stream, record.at)
             case RecordKind.START:
@@ -79,7 +82,6 @@ class _Player:
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         self._engine = Engine(settings.policy)
         self._marks = Marks(self._engine)
-        self._clocks = Clocks()
         self._ledger = Ledger()
         self._streams: dict[int, Session] = {}
         self._owners = Owners()

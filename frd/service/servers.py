@@ -38,9 +38,14 @@ class GrpcServer:
     """Without `certificates` nothing is encrypted."""
 
     def __init__(
-        self, handler: StreamHandler, address: str, certificates: Certificates | None = None
+        self,
+        handler: StreamHandler,
+        clock: StreamHandler,
+        address: str,
+        certificates: Certificates | None = None,
     ) -> None:
         self._handler = handler
+        self._clock = clock
         self._address = address
         self._certificates = certificates
         self._server: grpc.aio.Server | None = None
@@ -55,7 +60,7 @@ class GrpcServer:
         # gRPC does not say why it cannot bind, so the question is put to a socket first.
         _listen("grpc", self._address).close()
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        server.add_generic_rpc_handlers((collector(self._handler),))
+        server.add_generic_rpc_handlers((collector(self._handler, self._clock),))
         try:
             if self._certificates is None:
                 bound = server.add_insecure_port(self._address)

@@ -18,6 +18,7 @@ from typing import Any, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.alignment import Alignment
 from frd.engine.engine import Engine
 from frd.errors import WireError
 from frd.model import (
@@ -35,7 +36,7 @@ from frd.model import (
     UInt32s,
     WatermarkColumns,
 )
-from frd.service.clocks import Clocks
+from frd.service.clocks import Key, claim_ns, guess
 from frd.service.handles import AttemptHandles, Column
 from frd.service.ledger import Ledger, Progress
 from frd.service.marks import Marks
@@ -71,13 +72,10 @@ class DeclaredRank:
 class Session:
     """One stream, numbered `stream`."""
 
-    def __init__(
-        self, engine: Engine, marks: Marks, clocks: Clocks, ledger: Ledger, stream: int
-    ) -> None:
+    def __init__(self, engine: Engine, marks: Marks, ledger: Ledger, stream: int) -> None:
         self.stream = stream
         self._engine = engine
         self._marks = marks
-        self._clocks = clocks
         self._ledger = ledger
         self._decoder = Decoder()
         self.hello: Hello | None = None
@@ -98,11 +96,16 @@ class Session:
         """Entry rows applied; duplicates and rows known from before are not."""
         self.duplicates = 0
         self.lag_ns = 0
-        """How long the last watermark message was under way beyond the fastest one."""
+        """How long the last watermark message was under way."""
+        self.alignment = guess(NodeNs(0), AlignedNs(0))
+        """What node times are aligned with."""
+        self._uncertainty_ns: int | None = None
+        """Of times that it aligns; None while nothing bounds it."""
 
     @property
-    def boot_id(self) -> str:
-        return self.hello.boot_id if self.hello else ""
+    def key(self) -> Key:
+        """Which agent process it is the stream of."""
+        return (self.hello.boot_id, self.hello.session) if self.hello else ("", "")
 
     def receive(self, data: bytes, now: AlignedNs) -> AgentEvent:
         """Decode and apply one message.
@@ -130,12 +133,20 @@ class Session:
                 self._declare(event, now)
             case Hello():
                 self.hello = event
-                self._clocks.sample(event.boot_id, event.sent_at_ns, now)
+                self.align(guess(event.sent_at_ns, now))
             case ResponsePart() | Goodbye():
                 pass
             case _:
                 assert_never(event)
         return event
+
+    def align(self, alignment: Alignment) -> None:
+        """Align what comes from now on with another alignment."""
+        self.alignment = alignment
+        self._uncertainty_ns = claim_ns(alignment)
+        for handles in self._attempts:
+            if ranks := [handle for _, handle in handles.ranks]:
+                handles.attempt.clock(ranks, self.stream, self._uncertainty_ns)
 
     def take_acks(self) -> dict[int, int]:
         """Revisions applied since the last call, per stream index."""
@@ -187,6 +198,7 @@ class Session:
         self.ranks.append(DeclaredRank(key, declared.info, handles, handle, row, progress))
         self._rank_row.append(row)
         self._rank_handle.append(handle)
+        handles.attempt.clock([handle], self.stream, self._uncertainty_ns)
         self._engine.connection(handles.attempt, [handle], True, now)
 
     def _declare_group(self, declared: GroupDecl) -> None:
@@ -210,9 +222,9 @@ class Session:
                 batch.seq,
                 rank.handles.signatures(batch.signature, self._signatures),
                 batch.flags,
-                self._aligned(batch.created_ns),
-                self._aligned(batch.started_ns),
-                self._aligned(batch.completed_ns),
+                *self._aligned(
+                    np.array([batch.created_ns, batch.started_ns, batch.completed_ns]), now
+                ),
                 replay=progress.replay or not numbered,
                 now=now,
             )
@@ -223,7 +235,7 @@ class Session:
             self._acks[batch.rank] = progress.applied
 
     def _watermarks(self, batch: Watermarks, now: AlignedNs) -> None:
-        self.lag_ns = self._clocks.sample(self.boot_id, batch.sent_at_ns, now)
+        self.lag_ns = max(now - self.alignment.one_to_aligned(batch.sent_at_ns), 0)
         handles = self._attempts[batch.attempt_index]
         columns = batch.columns
         self._marks.add(
@@ -231,7 +243,7 @@ class Session:
             self._pairs_of(handles, columns),
             self._rank_handle.take(columns.seen_rank),
             columns,
-            self._clocks.offset_ns(self.boot_id) or 0,
+            self.alignment,
         )
 
     def _pairs_of(self, handles: AttemptHandles, columns: WatermarkColumns) -> Int32s:
@@ -257,13 +269,13 @@ class Session:
             batch.peer,
             batch.is_send,
             batch.in_flight,
-            self._aligned(batch.head_created_ns),
+            self._aligned(batch.head_created_ns, now),
             now,
         )
 
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]
-        at = self._clocks.one_to_aligned(self.boot_id, NodeNs(status.at_ns))
+        at = self.alignment.one_to_aligned(status.at_ns)
         told = replace(status, rank=rank.info.rank)
         self._engine.observe_status(
             rank.handles.attempt, rank.handle, told, AlignedNs(min(at, now)), now
@@ -272,9 +284,9 @@ class Session:
     def _memory(self, batch: MemoryColumns, now: AlignedNs) -> None:
         self.memory.observe(
             batch,
-            self._aligned(batch.begin_ns),
-            self._aligned(batch.end_ns),
-            self._clocks.uncertainty_ns(self.boot_id),
+            self._aligned(batch.begin_ns, now),
+            self._aligned(batch.end_ns, now),
+            self._uncertainty_ns,
             now,
         )
 
@@ -283,13 +295,14 @@ class Session:
         observe_event(
             rank.handles.attempt,
             replace(event, rank=rank.info.rank),
-            self._clocks.one_to_aligned(self.boot_id, event.at_ns),
-            self._clocks.uncertainty_ns(self.boot_id),
+            AlignedNs(min(self.alignment.one_to_aligned(event.at_ns), now)),
+            self._uncertainty_ns,
             now,
         )
 
-    def _aligned(self, node_ns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        return self._clocks.to_aligned(self.boot_id, node_ns)
+    def _aligned(self, node_ns: npt.NDArray[Any], now: AlignedNs) -> npt.NDArray[np.int64]:
+        """On the service's clock. What is told has happened, whatever the node's clock says."""
+        return np.minimum(self.alignment.to_aligned(node_ns), now)
 
 
 def _after(batch: EntryColumns, applied: int) -> EntryColumns:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
+from frd.service.clocks import ClockView
 from frd.views import AttemptView, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One host (clock domain) whose agent has spoken to this service."""
+    """What one agent that has spoken to this service watches: a host as a rule."""
 
     node: str
     boot_id: str
@@ -28,9 +29,7 @@ class NodeView:
     """Connected, and heard of recently enough to be believed."""
     last_message_at: AlignedNs
     """When the service last heard of it; 0 before the first message."""
-    clock_offset_s: float | None
-    """Service clock minus node clock; None while unknown."""
-    clock_uncertainty_s: float | None
+    clock: ClockView
     ranks: Mapping[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
     """Sorted global ranks that the node hosts."""
 
@@ -43,6 +42,8 @@ class Counters:
     """Entry rows applied."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Streams refused by `WireError.reason`, and `memory`: samples that cannot be true."""
+    clock_refused: Mapping[str, int] = field(default_factory=dict)
+    """Timestamps not believed and clock streams not served, by `pings.REASONS`."""
     evicted: Mapping[str, int] = field(default_factory=dict)
     """Things that the service (not the engine) dropped to stay within limits, by what."""
     store_errors: Mapping[str, int] = field(default_factory=dict)

@@ -58,6 +58,8 @@ class RecordKind(IntEnum):
     """A stream went."""
     TICK = 5
     """The engine advanced."""
+    ALIGNED = 6
+    """The times of a stream's later messages are aligned like this."""
 
 
 @dataclass(frozen=True, slots=True)

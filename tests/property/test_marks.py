@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frd.engine.alignment import Alignment, Segment
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, WatermarkColumns
+from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, WatermarkColumns
+from frd.service.clocks import guess
 from frd.service.marks import Marks
 
 NOW = AlignedNs(1_790_000_000_000_000_000)
@@ -39,6 +43,15 @@ def columns(told: list[tuple[int, int, int]]) -> WatermarkColumns:
     )
 
 
+def alignment(offset_ns: int) -> Alignment:
+    """With an odd offset, one by which heads lie before the line and get twice the offset."""
+    line = guess(NodeNs(NOW), AlignedNs(NOW + offset_ns))
+    if not offset_ns % 2:
+        return line
+    early = Segment(NOW - 20_000, NOW, True, ((NOW - 15_000, 2 * offset_ns, 1),))
+    return replace(line, line_from_ns=NOW - 8_000, segments=(early,))
+
+
 def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -> object:
     engine = Engine(Policy())
     attempt = engine.attempt(AttemptKey("job", 0), WORLD, NOW)
@@ -49,7 +62,8 @@ def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -
     marks = Marks(engine)
     for rows, offset_ns in sent:
         batch = columns(rows)
-        marks.add(attempt, pairs[batch.rank], batch.rank.astype(np.int32), batch, offset_ns)
+        seen = batch.rank.astype(np.int32)
+        marks.add(attempt, pairs[batch.rank], seen, batch, alignment(offset_ns))
         if not at_once:
             marks.flush(NOW)
     marks.flush(NOW)

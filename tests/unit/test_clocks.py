@@ -1,94 +1,210 @@
-"""One-way messages give an upper bound of a node's offset, and no more."""
+"""Which of the alignments that pings teach are in use, whose they are, and for how long."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from frd.model import AlignedNs, NodeNs
+from frd.engine.alignment import Alignment, ClockState
+from frd.engine.clock import Exchange
+from frd.errors import StoreError
+from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
 from frd.service import clocks as module
-from frd.service.clocks import WINDOW_S, Clocks
+from frd.service.clocks import AgentClock, Clocks, claim_ns, decode, encode, guess, serves
+from frd.wire import Readings
 
 S = 1_000_000_000
-T0 = 1_790_000_000 * S
-OFFSET = -3 * S
-"""The node's clock is three seconds ahead of the service's."""
+MS = 1_000_000
+WALL = 1_790_000_000 * S
 
 
-def send(clocks: Clocks, at: int, way: int, offset: int = OFFSET, boot: str = "boot") -> int:
-    """A message that arrives at service time `at` after `way` ns; gives its lag."""
-    return clocks.sample(boot, NodeNs(at - way - offset), AlignedNs(at))
+class World:
+    """A service, and true time, which its clocks tell."""
+
+    def __init__(self) -> None:
+        self.at = 1_000 * S
+        self.clocks = Clocks(self.now, lambda: ServiceRawNs(self.at))
+
+    def now(self) -> AlignedNs:
+        return AlignedNs(WALL + self.at)
 
 
-def test_the_fastest_message_counts() -> None:
-    """Messages take from 1 to 50 ms; the offset is high by the fastest way, and by no more."""
-    clocks = Clocks()
-    for i, way_ms in enumerate([50, 7, 1, 20, 3]):
-        send(clocks, T0 + i * S, way_ms * 1_000_000)
-    assert clocks.offset_ns("boot") == OFFSET + 1_000_000
+class Agent:
+    """A node whose wall clock is `ahead`, and whose raw one counts from somewhere else."""
+
+    def __init__(self, world: World, session: str = "s", ahead: int = 2 * S) -> None:
+        self.world = world
+        self.key = ("boot", session)
+        self.ahead = ahead
+        self.told: list[Alignment] = []
+        self.clock = self.connect(1)
+
+    def connect(self, stream: int) -> AgentClock:
+        hello = self.wall(-MS)
+        first = guess(hello, self.world.now())
+        clocks = self.world.clocks
+        return clocks.connected(self.key, "node", first, stream, self.told.append)
+
+    def raw(self, later: int = 0) -> NodeRawNs:
+        return NodeRawNs(self.world.at + later - 700 * S)
+
+    def wall(self, later: int = 0) -> NodeNs:
+        return NodeNs(self.world.now() + later + self.ahead)
+
+    def ping(self) -> None:
+        """A round trip of 200 µs that is over now, and a reading of both clocks."""
+        service = ServiceRawNs(self.world.at - MS // 10)
+        exchange = Exchange(self.raw(-MS // 5), service, service, self.raw())
+        self.world.clocks.learn(self.clock, self._readings(), exchange)
+
+    def read(self) -> None:
+        """A ping whose answer does not come."""
+        self.world.clocks.learn(self.clock, self._readings(), None)
+
+    def _readings(self) -> Readings:
+        one = (np.array([value]) for value in (self.raw(), self.wall(), 100))
+        return Readings(*one)
+
+    def pings(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.world.at += S
+            self.ping()
+
+    @property
+    def error(self) -> int:
+        """How far off a time of now is told."""
+        return abs(self.clock.used.one_to_aligned(self.wall()) - self.world.now())
+
+    @property
+    def state(self) -> tuple[ClockState, str]:
+        return self.clock.used.state, self.clock.used.reason
 
 
-def test_lag_is_time_beyond_the_fastest() -> None:
-    """A message that waited 2 s in a full buffer has a lag of 2 s, whatever the clocks say."""
-    clocks = Clocks()
-    send(clocks, T0, 1_000_000)
-    assert send(clocks, T0 + 3 * S, 2 * S + 1_000_000) == 2 * S
+def test_without_pings_the_fastest_message_counts() -> None:
+    """Messages take from 1 to 50 ms: the offset is high by the fastest way, and bounded by none."""
+    world = World()
+    agent = Agent(world)
+    for way_ms in (50, 7, 3, 20):
+        world.at += S
+        world.clocks.heard(agent.clock, agent.wall(-way_ms * MS), world.now())
+    assert agent.error == 3 * MS
+    assert agent.state == (ClockState.UNSYNCHRONIZED, "no exchange yet")
+    assert claim_ns(agent.clock.used) is None
 
 
-def test_the_fastest_message_is_forgotten_with_its_window() -> None:
-    """The node's clock slews 10 ms back; after a window the offset has followed."""
-    clocks = Clocks()
-    send(clocks, T0, 1_000_000)
-    for second in range(1, WINDOW_S + 11):
-        send(clocks, T0 + second * S, 1_000_000, OFFSET + 10_000_000)
-    assert clocks.offset_ns("boot") == OFFSET + 11_000_000
+def test_a_few_pings_are_enough() -> None:
+    """A burst at connect, then one a second for a minute: the claim holds, and hardly changes."""
+    world = World()
+    agent = Agent(world)
+    for _ in range(8):
+        world.at += 10 * MS
+        agent.ping()
+    assert agent.state == (ClockState.SYNCHRONIZED, "")
+    told = len(agent.told)
+    for _ in range(60):
+        agent.pings(1)
+        claimed = claim_ns(agent.clock.used)
+        assert claimed is not None
+        assert agent.error <= MS // 10
+        assert agent.error <= claimed < 4 * MS
+    assert len(agent.told) - told <= 2
 
 
-def test_a_step_forward_is_followed_at_once() -> None:
-    """The node's clock jumps 5 s ahead: the next message shows it."""
-    clocks = Clocks()
-    send(clocks, T0, 1_000_000)
-    send(clocks, T0 + S, 1_000_000, OFFSET - 5 * S)
-    assert clocks.offset_ns("boot") == OFFSET - 5 * S + 1_000_000
+@pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
+def test_a_step_is_said_and_healed(step: int) -> None:
+    """The node's wall clock is set: unsynchronized until the next ping, right all the while."""
+    world = World()
+    agent = Agent(world)
+    agent.pings(20)
+    agent.ahead += step
+    world.at += S // 4
+    agent.read()
+    assert agent.state == (ClockState.UNSYNCHRONIZED, "stepped")
+    assert agent.error < MS
+    world.at += S
+    agent.ping()
+    assert agent.state == (ClockState.SYNCHRONIZED, "")
+    assert agent.error <= MS // 10
+    view = agent.clock.view(world.now())
+    assert view.steps == 1
+    assert abs(view.offset_s + agent.ahead / S) < 1e-3
 
 
-def test_unknown_times_stay_unknown() -> None:
-    """A column with zeros (no such time) keeps them; the rest moves by the offset."""
-    clocks = Clocks()
-    send(clocks, T0, 0)
-    node = np.array([T0 - OFFSET, 0], np.int64)
-    assert clocks.to_aligned("boot", node).tolist() == [T0, 0]
-    assert node.tolist() == [T0 - OFFSET, 0]
-    assert clocks.one_to_aligned("boot", NodeNs(0)) == 0
-    assert clocks.one_to_aligned("boot", NodeNs(T0 - OFFSET)) == T0
+def test_what_is_claimed_of_a_silent_clock_grows() -> None:
+    """Pings stop: the claim stays true without them, until nothing is claimed any more."""
+    world = World()
+    agent = Agent(world)
+    agent.pings(20)
+    drift = 0
+    for _ in range(200):
+        world.at += S
+        drift += 600_000  # as fast as clocks can part: 100 ppm, and 500 of slew
+        agent.ahead = 2 * S + drift
+        world.clocks.refresh()
+        claimed = claim_ns(agent.clock.used)
+        assert claimed is None or agent.error <= claimed
+    assert agent.state == (ClockState.UNSYNCHRONIZED, "silent")
 
 
-def test_nothing_is_claimed_of_what_is_not_known() -> None:
-    """A node that has not spoken has no offset, and one-way messages never give an uncertainty."""
-    clocks = Clocks()
-    assert clocks.offset_ns("boot") is None
-    send(clocks, T0, 1)
-    assert clocks.uncertainty_ns("boot") is None
+def test_a_liar_moves_its_own_clock_only() -> None:
+    """Two agents of one host: one tells of raw times that cannot be, and of a wall clock that runs
+    wild; the other's clock does not move."""
+    world = World()
+    honest, liar = Agent(world, "honest"), Agent(world, "liar")
+    for second in range(60):
+        world.at += S
+        honest.ping()
+        liar.ahead += second * second * MS
+        exchange = Exchange(liar.raw(-S), ServiceRawNs(world.at), ServiceRawNs(1), NodeRawNs(0))
+        world.clocks.learn(liar.clock, liar._readings(), exchange)
+    assert honest.error <= MS // 10
+    assert honest.state == (ClockState.SYNCHRONIZED, "")
+    assert liar.state[0] is ClockState.UNSYNCHRONIZED
+    assert world.clocks.refused.total() >= 60
 
 
-def test_silent_nodes_are_forgotten() -> None:
-    """After an hour of silence a node's clock is no longer kept."""
-    clocks = Clocks()
-    send(clocks, T0, 1)
-    clocks.forget(AlignedNs(T0 + 3000 * S))
-    assert clocks.offset_ns("boot") is not None
-    clocks.forget(AlignedNs(T0 + 3700 * S))
-    assert clocks.offset_ns("boot") is None
+def test_a_session_that_comes_back_is_known() -> None:
+    """The connection breaks for a minute; when the agent is back its clock is known at once."""
+    world = World()
+    agent = Agent(world)
+    agent.pings(20)
+    agent.clock.disconnected(1, world.now())
+    assert world.clocks.find(agent.key) is None
+    world.at += 60 * S
+    world.clocks.forget(world.now())
+    agent.clock = agent.connect(2)
+    assert world.clocks.find(agent.key) is agent.clock
+    assert agent.state == (ClockState.SYNCHRONIZED, "")
+    agent.clock.disconnected(1, world.now())
+    assert world.clocks.find(agent.key) is agent.clock, "its newer stream is there"
 
 
-def test_ever_new_nodes_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody says hello under a new boot id each time; those who speak on are kept."""
-    monkeypatch.setattr(module, "MAX_NODES", 8)
-    clocks = Clocks()
-    for at in range(100):
-        send(clocks, T0 + 2 * at * S, 1)
-        send(clocks, T0 + (2 * at + 1) * S, 1, boot=f"boot {at}")
-    known = [at for at in range(100) if clocks.offset_ns(f"boot {at}") is not None]
-    assert known == list(range(100 - len(known), 100))
-    assert len(known) < 8
-    assert clocks.offset_ns("boot") is not None
+def test_sessions_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents come and go under ever new sessions: a few are kept, for a while."""
+    monkeypatch.setattr(module, "MAX_GONE", 8)
+    world = World()
+    agents = []
+    for number in range(20):
+        agents.append(Agent(world, f"session {number}"))
+        agents[-1].clock.disconnected(1, world.now())
+        world.at += S
+    world.clocks.forget(world.now())
+    kept = [agent for agent in agents if agent.connect(2) is agent.clock]
+    assert kept == agents[-8:]
+    for agent in kept:
+        agent.clock.disconnected(2, world.now())
+    world.at += 3600 * S
+    world.clocks.forget(world.now())
+    assert not [agent for agent in kept if agent.connect(3) is agent.clock]
+
+
+def test_an_alignment_can_be_written_down() -> None:
+    """The journal keeps it whole; what is none is refused."""
+    world = World()
+    agent = Agent(world)
+    agent.pings(90)
+    used = agent.clock.used
+    assert decode(encode(used)) == used
+    assert serves(used, decode(encode(used)))
+    with pytest.raises(StoreError, match="alignment"):
+        decode(b"\x01")

@@ -36,6 +36,7 @@ from frd.model import (
     SeriesKind,
     Suspect,
 )
+from frd.service.clocks import ClockView, guess
 from frd.service.http import create_app
 from frd.service.view import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
@@ -95,8 +96,7 @@ class Service:
             connected=True,
             reporting=True,
             last_message_at=AlignedNs(NOW - SECOND // 2),
-            clock_offset_s=0.001,
-            clock_uncertainty_s=None,
+            clock=ClockView(guess(NodeNs(NOW - 1_000_000), NOW), NOW),
             ranks={view.key: (0, 1) for view in jobs},
         )
         self.told = ServiceState(Snapshot(NOW, jobs, findings), [node])
@@ -284,8 +284,13 @@ def test_job_in_full(client: Client) -> None:
             "node": "node-a",
             "boot_id": "boot-a",
             "connected": True,
+            "clock_state": "unsynchronized",
+            "clock_reason": "no exchange yet",
             "clock_offset_s": 0.001,
             "clock_uncertainty_s": None,
+            "clock_drift_ppm": 0.0,
+            "clock_age_s": None,
+            "clock_steps": 0,
             "last_message_age_s": 0.5,
             "ranks": [0, 1],
         }

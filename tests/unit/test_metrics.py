@@ -24,6 +24,7 @@ from frd.model import (
     Reason,
     Suspect,
 )
+from frd.service.clocks import ClockView, guess
 from frd.service.metric_table import MAX_SUSPECTS, METRICS
 from frd.service.metrics import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.view import Counters, NodeView, ServiceState
@@ -47,6 +48,9 @@ PROMISED = {
     "frd_collective_duration_seconds": ("job", "op"),
     "frd_clock_offset_seconds": ("node",),
     "frd_clock_uncertainty_seconds": ("node",),
+    "frd_clock_steps_total": ("node",),
+    "frd_clock_refused_total": ("reason",),
+    "frd_nodes_unsynchronized": ("job",),
     "frd_agents_expected": ("job",),
     "frd_agents_reporting": ("job",),
     "frd_ingest_entries_total": (),
@@ -126,8 +130,7 @@ def node_view(name: str, *, reporting: bool = True, connected: bool = True) -> N
         connected=connected,
         reporting=reporting,
         last_message_at=NOW,
-        clock_offset_s=0.25,
-        clock_uncertainty_s=None,
+        clock=ClockView(guess(NodeNs(NOW - 250_000_000), NOW), NOW, steps=1),
         ranks={AttemptKey("train", 0): (0, 1)},
     )
 
@@ -213,6 +216,9 @@ def test_values_of_a_stalled_job() -> None:
     assert value(got, "frd_suspect", **suspect) == 1
     assert value(got, "frd_clock_offset_seconds", node="node-a") == 0.25
     assert value(got, "frd_clock_uncertainty_seconds", node="node-a") is None
+    assert value(got, "frd_clock_steps_total", node="node-a") == 1
+    assert value(got, "frd_clock_refused_total", reason="backwards") == 0
+    assert value(got, "frd_nodes_unsynchronized", job="train") == 2
     assert value(got, "frd_telemetry_gap_entries_total", job="train") == 3
     assert value(got, "frd_ingest_entries_total") == 1000
     assert value(got, "frd_ingest_refused_total", reason="length") == 2

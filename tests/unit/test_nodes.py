@@ -2,49 +2,116 @@
 
 from __future__ import annotations
 
-from frd.model import AlignedNs, AttemptKey
-from frd.service.clocks import Clocks
+from frd.model import AlignedNs, AttemptKey, NodeNs
+from frd.service.clocks import AgentClock, guess
 from frd.service.nodes import Nodes
 
 KEY = AttemptKey("job", 0)
 NOW = AlignedNs(1_790_000_000_000_000_000)
 
 
-def hosting(**ranks: list[int]) -> Nodes:
-    """Connected nodes by boot id, each with its ranks; stream i speaks for the i-th."""
-    nodes = Nodes(Clocks())
-    for stream, (boot_id, hosted) in enumerate(ranks.items()):
-        nodes.connected(boot_id, f"node {boot_id}", stream, NOW)
-        nodes.hosts(boot_id, [(KEY, rank) for rank in hosted])
-    return nodes
+class Agents:
+    """Streams come and go; agent `s` of host `h` is written ``h/s``."""
 
+    def __init__(self, **ranks: list[int]) -> None:
+        """An agent on a host of its own for each of `ranks`."""
+        self.nodes = Nodes()
+        self._streams = 0
+        self._open: dict[str, int] = {}
+        for host, hosted in ranks.items():
+            self.connect(f"{host}/1", hosted)
 
-def listed(nodes: Nodes) -> dict[str, tuple[int, ...]]:
-    return {view.boot_id: view.ranks.get(KEY, ()) for view in nodes.views(NOW, 5.0)}
+    def connect(self, agent: str, ranks: list[int]) -> None:
+        self._streams += 1
+        self._open[agent] = self._streams
+        host, session = key = self.key(agent)
+        clock = AgentClock(host, guess(NodeNs(NOW), NOW))
+        now = AlignedNs(NOW + self._streams)
+        self.nodes.connected(key, f"node {host}", clock, self._streams, now)
+        self.nodes.heard(key, now)
+        self.nodes.hosts(key, [(KEY, rank) for rank in ranks])
+
+    def leave(self, agent: str) -> None:
+        self.nodes.disconnected(self.key(agent), self._open.pop(agent))
+
+    @staticmethod
+    def key(agent: str) -> tuple[str, str]:
+        host, _, session = agent.partition("/")
+        return host, session
+
+    @property
+    def listed(self) -> list[tuple[str, bool, tuple[int, ...]]]:
+        views = self.nodes.views(NOW, 5.0)
+        return sorted((v.boot_id, v.connected, v.ranks.get(KEY, ())) for v in views)
 
 
 def test_an_agent_that_vanished_stays_listed_while_its_attempt_is_remembered() -> None:
     """One of two agents is gone: it is missing, until the attempt is forgotten."""
-    nodes = hosting(a=[0, 1], b=[2, 3])
-    nodes.disconnected("b", 1)
-    assert listed(nodes) == {"a": (0, 1), "b": (2, 3)}
-    nodes.keep(set())
-    assert listed(nodes) == {"a": ()}
+    agents = Agents(a=[0, 1], b=[2, 3])
+    agents.leave("b/1")
+    assert agents.listed == [("a", True, (0, 1)), ("b", False, (2, 3))]
+    agents.nodes.keep(set())
+    assert agents.listed == [("a", True, ())]
 
 
 def test_a_node_whose_ranks_went_on_elsewhere_is_not_missed() -> None:
     """A node dies, and its ranks are started on another one in the same attempt."""
-    nodes = hosting(a=[0, 1], b=[2, 3])
-    nodes.disconnected("b", 1)
-    nodes.connected("c", "node c", 2, NOW)
-    nodes.hosts("c", [(KEY, 2)])
-    assert listed(nodes) == {"a": (0, 1), "b": (3,), "c": (2,)}
-    nodes.hosts("c", [(KEY, 3)])
-    assert listed(nodes) == {"a": (0, 1), "c": (2, 3)}
+    agents = Agents(a=[0, 1], b=[2, 3])
+    agents.leave("b/1")
+    agents.connect("c/1", [2])
+    assert agents.listed == [("a", True, (0, 1)), ("b", False, (3,)), ("c", True, (2,))]
+    agents.nodes.hosts(("c", "1"), [(KEY, 3)])
+    assert agents.listed == [("a", True, (0, 1)), ("c", True, (2, 3))]
 
 
 def test_an_agent_that_hosted_nothing_leaves_nothing() -> None:
     """Whoever connects and goes again under ever new names fills no memory."""
-    nodes = hosting(a=[0], b=[])
-    nodes.disconnected("b", 1)
-    assert listed(nodes) == {"a": (0,)}
+    agents = Agents(a=[0], b=[])
+    agents.leave("b/1")
+    assert agents.listed == [("a", True, (0,))]
+
+
+def test_two_agents_of_one_host_are_two() -> None:
+    """Each watches ranks of its own; when one goes, it is missed though the other is there."""
+    agents = Agents(a=[0, 1])
+    agents.connect("a/2", [2, 3])
+    assert agents.listed == [("a", True, (0, 1)), ("a", True, (2, 3))]
+    agents.leave("a/2")
+    assert agents.listed == [("a", False, (2, 3)), ("a", True, (0, 1))]
+
+
+def test_an_agent_that_is_started_again_is_the_same() -> None:
+    """It is gone, a rank of its host dies, it is back and tells of the other one."""
+    agents = Agents(a=[0, 1], b=[2])
+    agents.leave("a/1")
+    agents.connect("a/2", [1])
+    assert agents.listed == [("a", True, (0, 1)), ("b", True, (2,))]
+
+
+def test_an_agent_that_is_back_before_its_death_is_noticed() -> None:
+    """Its new process connects while its old stream still looks alive, and knows one rank less."""
+    agents = Agents(a=[0, 1], b=[2])
+    agents.connect("a/2", [1])
+    assert agents.listed == [("a", True, (0,)), ("a", True, (1,)), ("b", True, (2,))]
+    agents.leave("a/1")
+    assert agents.listed == [("a", True, (0, 1)), ("b", True, (2,))]
+
+
+def test_two_agents_of_one_host_start_again() -> None:
+    """Both vanish and come back in the other order: each has its own ranks again."""
+    agents = Agents(a=[0, 1])
+    agents.connect("a/2", [2, 3])
+    agents.leave("a/1")
+    agents.leave("a/2")
+    agents.connect("a/3", [0, 1])
+    agents.connect("a/4", [2, 3])
+    assert agents.listed == [("a", True, (0, 1)), ("a", True, (2, 3))]
+
+
+def test_a_stream_that_breaks_is_not_another_agent() -> None:
+    """The connection is lost and made again under the same session, twice at once."""
+    agents = Agents(a=[0])
+    agents.leave("a/1")
+    agents.connect("a/1", [0])
+    agents.nodes.disconnected(("a", "1"), 99)
+    assert agents.listed == [("a", True, (0,))]

@@ -13,12 +13,12 @@ class Host:
 
     def __init__(self) -> None:
         self.wall = 1_790_000_000 * S
-        self.monotonic = 5 * S
-        self.now = RealTime(lambda: self.wall, lambda: self.monotonic)
+        self.raw = 5 * S
+        self.now = RealTime(lambda: self.wall, lambda: self.raw)
 
     def pass_s(self, seconds: float) -> None:
         self.wall += round(seconds * S)
-        self.monotonic += round(seconds * S)
+        self.raw += round(seconds * S)
 
 
 def test_it_is_the_wall_clock() -> None:
@@ -31,7 +31,7 @@ def test_it_is_the_wall_clock() -> None:
 
 
 def test_it_goes_on_after_a_step_back() -> None:
-    """NTP takes an hour back: ten seconds later ten seconds have passed, less a hundredth."""
+    """NTP takes an hour back: ten seconds later ten seconds have passed, less four milliseconds."""
     host = Host()
     before = host.now()
     host.wall -= HOUR
@@ -39,15 +39,16 @@ def test_it_goes_on_after_a_step_back() -> None:
     for _ in range(100):
         host.pass_s(0.1)
         host.now()
-    assert host.now() - before == round(9.9 * S)
+    assert host.now() - before == round(9.996 * S)
 
 
 def test_it_meets_the_wall_clock_again() -> None:
-    """A second taken back is made up for within two minutes; time never runs backwards."""
+    """A tenth of a second taken back is made up for within five minutes; time never runs
+    backwards."""
     host = Host()
-    host.wall -= S
+    host.wall -= S // 10
     last = host.now()
-    for _ in range(120):
+    for _ in range(300):
         host.pass_s(1)
         assert host.now() > last
         last = host.now()

@@ -21,7 +21,6 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.service.clocks import Clocks
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
@@ -58,7 +57,6 @@ class Service:
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policy or Policy(stall_after_s=1.0))
         self.marks = Marks(self.engine)
-        self.clocks = Clocks()
         self.ledger = Ledger()
         self.now = NOW
         self._streams = 0
@@ -67,7 +65,7 @@ class Service:
         self._streams += 1
         return Stream(
             self,
-            Session(self.engine, self.marks, self.clocks, self.ledger, self._streams),
+            Session(self.engine, self.marks, self.ledger, self._streams),
             session,
             pid,
         )
