@@ -51,13 +51,16 @@ class Inbox:
         self._newest[row] = 0
 
     def put(self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s) -> int:
-        """Samples of S series at T moments; returns how many are refused."""
+        """Samples of S series at T moments; returns how many are refused.
+
+        Moments that came before are passed over: after a reconnect an agent sends some again.
+        """
         self._reserve()
         refused = 0
         previous = int(self._newest[row].max())
         if begin[0] <= previous or (begin > end).any() or (begin[1:] <= begin[:-1]).any():
             good = _rising(begin, end, previous)
-            refused += int((values[:, ~good] != -1).sum())
+            refused += int((values[:, ~good & (begin > previous)] != -1).sum())
             begin, end, values = begin[good], end[good], values[:, good]
             if not len(begin):
                 return refused
@@ -75,6 +78,33 @@ class Inbox:
                 return refused
         self._newest[row] = begin[-1]
         self._split(row, np.maximum(capacity, 0), begin, end, values)
+        return refused
+
+    def put_table(
+        self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
+    ) -> int:
+        """Samples of S series, each with T moments of its own within two seconds: all (S, T).
+
+        For who has the samples of many nodes at hand; they are applied at once. A place without a
+        sample holds -1, and times that do not fall. Returns how many are refused.
+        """
+        self._reserve()
+        self.flush()
+        limit = np.where(
+            capacity > 0, np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY, MAX_BYTES
+        )
+        before = np.concatenate((self._newest[row][:, None], begin[:, :-1]), axis=1)
+        bad = (values < -1) | (values > limit[:, None])
+        bad |= (values >= 0) & ((begin > end) | (begin <= before))
+        refused = int(bad.sum())
+        if refused:
+            values = np.where(bad, -1, values)
+        if values.min() < 0 and not (told := (values >= 0).any(axis=1)).all():
+            row, capacity = row[told], capacity[told]
+            begin, end, values = begin[told], end[told], values[told]
+        if len(row):
+            self._newest[row] = begin[:, -1]
+            self._series.apply(row, np.maximum(capacity, 0), begin, end, values)
         return refused
 
     def _split(

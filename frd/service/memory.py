@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
 from frd.engine.attempt import Attempt
 from frd.model import AlignedNs, Int64s, MemoryColumns, MemoryEvent, SeriesInfo
 from frd.service.handles import Column
@@ -50,7 +48,7 @@ class MemoryFeed:
             self._handles.take(batch.series),
             batch.capacity,
             begin - slack_ns,
-            np.minimum(end, now) + slack_ns,
+            end + slack_ns,
             batch.values,
             now,
         )
