@@ -117,6 +117,18 @@ class Memory:
             row, capacity, values = row[known], capacity[known], values[known]
         return self._inbox.put(row, capacity, begin, end, values)
 
+    def observe_table(
+        self, series: Int32s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
+    ) -> int:
+        """The same at once of series of many nodes, each with moments of its own: (S, T) are
+        `begin` and `end` too, of no more than two seconds. Times go on where no sample is, and do
+        not fall."""
+        known = series >= 0
+        if not known.any():
+            return 0
+        row = series[known].astype(np.int64)
+        return self._inbox.put_table(row, capacity[known], begin[known], end[known], values[known])
+
     def event(self, event: MemoryEvent, at: AlignedNs, uncertainty_ns: int, now: AlignedNs) -> None:
         """An allocation failed, the kernel killed, a device is lost: at most `uncertainty_ns`
         before or after `at`. An event without a device is about host memory."""
