@@ -7,6 +7,8 @@ and APIs, which the function below it takes; so that one call is made here, by i
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -95,6 +97,14 @@ def _render(path: Path, values: str, options: str) -> str:
     with helm.Chart.load(path) as chart:
         answer: str = helm._native.call_string("helm_render", chart._raw(), values, options)
     return answer
+
+
+def recipe(values: Mapping[str, Any] | None = None) -> Object:
+    """The part of a pod's spec that the notes show."""
+    blocks = re.split(r"\n\n(?=\S)", render(values).notes)
+    (block,) = (block for block in blocks if "containers:" in block)
+    part: Object = yaml.safe_load(textwrap.dedent(block.partition("\n\n")[2]))
+    return part
 
 
 def containers(pod: Object) -> list[Object]:

@@ -1,7 +1,7 @@
-"""What the operators ask of the objects of theirs that the chart makes.
+"""What the operators ask of the objects of theirs that the chart and the examples make.
 
 Kubernetes' own schemas do not know custom resources, and the operators' definitions are long; so
-here are, written by hand, the fields that the chart uses, the required ones named. They catch a
+here are, written by hand, the fields that are used here, the required ones named. They catch a
 field that is misspelt or out of place, not every rule of an operator.
 """
 
@@ -66,11 +66,19 @@ _RULE = _object(
     labels=_STRINGS,
     annotations=_STRINGS,
 )
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 1}
+_JOB = _object("spec", spec={"type": "object"})
+_REPLICAS = _object(
+    "replicas template",
+    replicas=_COUNT,
+    restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+    template={"type": "object"},
+)
 
 
 def _resource(api: str, kind: str, spec: Schema) -> Schema:
     metadata = _object(
-        "name namespace labels",
+        "name namespace",
         name=_STRING,
         namespace=_STRING,
         labels=_STRINGS,
@@ -118,6 +126,23 @@ _SPECS: Final = {
             rotationPolicy={"enum": ["Always", "Never"]},
         ),
         issuerRef=_object("name", name=_STRING, kind=_STRING, group=_STRING),
+    ),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): _object(
+        "replicatedJobs",
+        failurePolicy=_object(maxRestarts=_COUNT),
+        replicatedJobs=_list(
+            _object("name template", name=_STRING, replicas=_COUNT, template=_JOB)
+        ),
+    ),
+    ("kubeflow.org/v1", "PyTorchJob"): _object(
+        "pytorchReplicaSpecs",
+        nprocPerNode=_STRING,
+        elasticPolicy=_object(
+            rdzvBackend={"enum": ["c10d", "etcd", "etcd-v2"]},
+            minReplicas=_COUNT,
+            maxReplicas=_COUNT,
+        ),
+        pytorchReplicaSpecs=_object(Master=_REPLICAS, Worker=_REPLICAS),
     ),
 }
 SCHEMAS: Final = {key: _resource(*key, spec) for key, spec in _SPECS.items()}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ import pytest
 
 from frd import config
 from frd.cli import cli
-from tests.helm.chart import Object, Rendered, render
+from tests.helm.chart import Object, Rendered, recipe, render
 
 FRD = Path(sys.executable).parent / "frd"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -88,7 +90,9 @@ def test_the_command_line_is_frds() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Running:
+    grpc: str
     http: str
+    values: dict[str, Any]
     rendered: Rendered
     root: Path
     """Where the pod's files are."""
@@ -114,18 +118,22 @@ class Running:
         return base64.b64decode(data[role]).decode()
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """`frd serve` with the chart's default configuration, certificate and tokens."""
+@pytest.fixture(scope="module", params=["defaults", "client certificates"])
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """`frd serve` with the chart's configuration, certificate and tokens."""
     root = tmp_path_factory.mktemp("pod")
-    rendered = render()
+    values = OPTIONS[request.param]
+    rendered = render(values)
     (root / "frd.toml").write_text(mounted(rendered, root))
     command = [str(FRD), "serve", "--config", str(root / "frd.toml")]
     anywhere = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with subprocess.Popen(command + anywhere, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield Running(json.loads(process.stdout.readline())["http"], rendered, root)
+            bound = json.loads(process.stdout.readline())
+            yield Running(bound["grpc"], bound["http"], values, rendered, root)
         finally:
             process.terminate()
 
@@ -144,6 +152,43 @@ def test_prometheus_gets_metrics_with_the_readers_token(running: Running) -> Non
     assert running.get("/metrics")[0] == 401
     assert running.get("/metrics", running.token("agent"))[0] in (401, 403)
     assert running.get("/api/v1/findings", running.token("operator"))[0] == 200
+
+
+def test_the_sidecar_gets_in(running: Running, tmp_path: Path) -> None:
+    """The agent's own command line, with the files of its Secret, connects to the service."""
+    credentials = tmp_path / "frd"
+    credentials.mkdir()
+    for name, value in running.rendered.one("Secret", "frd-agent")["data"].items():
+        (credentials / name).write_bytes(base64.b64decode(value))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        metrics = f"127.0.0.1:{taken.getsockname()[1]}"
+    (command,) = (c["command"] for c in recipe(running.values)["initContainers"][1:])
+    here = {
+        "--service": f"localhost:{running.grpc.rpartition(':')[2]}",
+        "--run-dir": str(tmp_path / "run"),
+        "--metrics": metrics,
+    }
+    told = dict(word.partition("=")[::2] for word in command[2:]) | here
+    options = [f"{k}={v.replace('/etc/frd', str(credentials))}" for k, v in told.items()]
+    agent = [str(FRD.with_name(command[0])), command[1], *options]
+    with subprocess.Popen(agent, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not is_connected(metrics):
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def is_connected(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            return b"frd_agent_connected 1.0" in answer.read()
+    except OSError:
+        return False
 
 
 def test_commands_work_in_the_pod(running: Running) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from tests.helm.chart import (
     Object,
     check,
     containers,
+    recipe,
     render,
 )
 
@@ -34,15 +33,6 @@ LABELS = {
     "PyTorchJob": "training.kubeflow.org/job-name",
 }
 """What each kind's controller puts on all pods of one job."""
-
-
-def recipe(values: dict[str, Any] | None = None) -> Object:
-    """The part of a pod's spec that the notes show."""
-    notes = render(values).notes
-    blocks = re.split(r"\n\n(?=\S)", notes)
-    (block,) = (b for b in blocks if "containers:" in b)
-    part: Object = yaml.safe_load(textwrap.dedent(block.partition("\n\n")[2]))
-    return part
 
 
 def templates(thing: Any) -> Iterator[Object]:
@@ -87,13 +77,14 @@ def test_an_example_is_the_recipe_applied(path: Path) -> None:
 @pytest.mark.parametrize("version", ["1.29", "1.33", "1.37"])
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_examples_pods_are_valid(path: Path, version: str) -> None:
-    """The pod passes Kubernetes' schema; so does all else that is Kubernetes' own."""
+    """The pod passes Kubernetes' schema, and so does each object around it, or its model."""
     _, template = example(path)
     metadata = {"name": "train-0"} | template["metadata"]
     check({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
     for thing in yaml.safe_load_all(path.read_text("utf-8")):
-        if thing["apiVersion"] in ("v1", "batch/v1"):
-            check(thing, version)
+        check(thing, version)
+        for job in thing["spec"].get("replicatedJobs", ()):
+            check({"apiVersion": "batch/v1", "kind": "Job"} | job["template"], version)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

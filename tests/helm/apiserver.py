@@ -1,0 +1,114 @@
+"""As much of a Kubernetes API server as Helm asks for when it renders Secrets against a cluster.
+
+`helm template` asks no cluster, so what the chart keeps on upgrade (`lookup`) shows only against
+one. No real API server runs here; this one knows Secrets, remembers those that are put in, and
+refuses to change anything.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tests.helm.chart import Object, helm
+
+_KIND: Final = {"group": "", "kind": "Secret", "version": "v1"}
+_CALL: Final = {
+    "parameters": [{"name": "fieldValidation", "in": "query"}],
+    "x-kubernetes-group-version-kind": _KIND,
+}
+_ANSWERS: Final[Mapping[str, Any]] = {
+    "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/api/v1": {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": "v1",
+        "resources": [
+            {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret"}
+            | {"verbs": ["get", "create", "patch"]}
+        ],
+    },
+    "/openapi/v3": {"paths": {"api/v1": {"serverRelativeURL": "/openapi/v3/api/v1"}}},
+    "/openapi/v3/api/v1": {
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": "v1.33.0"},
+        "paths": {
+            "/api/v1/namespaces/{namespace}/secrets": {"post": _CALL, "patch": _CALL},
+        },
+    },
+}
+_ABSENT: Final = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound"}
+_OWNED: Final = {"meta.helm.sh/release-name": "frd", "meta.helm.sh/release-namespace": "frd"}
+
+Secrets = dict[tuple[str, str], Object]
+"""By namespace and name."""
+
+
+def install(chart: Path, values: Mapping[str, Any], present: Secrets) -> Secrets:
+    """The Secrets that `helm install` of a chart of nothing else sends, where these are present.
+
+    Raises:
+        helm.HelmError: Helm does.
+    """
+    with _serving(present) as config, helm.Config(**config) as cluster:
+        release = cluster.install(chart, "frd", dict(values), dry_run="server")
+    sent = (thing for thing in yaml.safe_load_all(release["manifest"]) if thing)
+    return {(s["metadata"]["namespace"], s["metadata"]["name"]): s for s in sent}
+
+
+@contextmanager
+def _serving(present: Secrets) -> Iterator[dict[str, str]]:
+    """The options with which `helm.Config` finds the server."""
+    answers = dict(_ANSWERS)
+    for (namespace, name), secret in present.items():
+        metadata = secret["metadata"] | {"annotations": _OWNED}
+        answers[f"/api/v1/namespaces/{namespace}/secrets/{name}"] = secret | {"metadata": metadata}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path.partition("?")[0])
+            body = json.dumps(_ABSENT | {"code": 404} if answer is None else answer).encode()
+            self.send_response(404 if answer is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Silence."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield {
+            "namespace": "frd",
+            "storage_driver": "memory",
+            "kubeconfig_content": _kubeconfig(f"http://127.0.0.1:{server.server_port}"),
+        }
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _kubeconfig(address: str) -> str:
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+    )

@@ -1,0 +1,87 @@
+"""Certificates and tokens that the chart makes itself: once, and kept from then on."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from pathlib import Path
+
+import pytest
+
+from frd.service.access import Role, Tokens
+from tests.helm.apiserver import Secrets, install
+from tests.helm.chart import CHART, render
+
+TLS, TOKENS, AGENT = ("frd", "frd-tls"), ("frd", "frd-tokens"), ("frd", "frd-agent")
+
+
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart with nothing but its Secrets, which is all that the API server here knows."""
+    copy = tmp_path_factory.mktemp("chart") / "frd"
+    shutil.copytree(CHART, copy)
+    shutil.rmtree(copy / "templates/tests")
+    for template in (copy / "templates").glob("*.yaml"):
+        if template.name != "secrets.yaml":
+            template.unlink()
+    return copy
+
+
+def data(secrets: Secrets) -> dict[tuple[str, str], dict[str, str]]:
+    return {key: secret["data"] for key, secret in secrets.items()}
+
+
+def test_an_upgrade_keeps_what_the_install_made(chart: Path) -> None:
+    """The same certificate and tokens the second time, and others in another cluster."""
+    first = install(chart, {}, present={})
+    assert first.keys() == {TLS, TOKENS, AGENT}
+    assert data(install(chart, {}, first)) == data(first)
+    assert data(install(chart, {}, {})) != data(first)
+
+
+def test_a_new_namespace_gets_what_the_others_have(chart: Path) -> None:
+    """Naming one more namespace of jobs changes nothing for the agents that run."""
+    first = install(chart, {}, {})
+    more = install(chart, {"agent": {"namespaces": ["training"]}}, first)
+    assert data(more) == data(first) | {("training", "frd-agent"): first[AGENT]["data"]}
+
+
+def test_client_certificates_come_with_a_new_authority(chart: Path) -> None:
+    """The old one's key was not kept, so all certificates are made anew; the tokens stay."""
+    values = {"tls": {"clientCertificates": True}}
+    first = install(chart, {}, {})
+    second = install(chart, values, first)
+    assert second[TLS]["data"]["ca.crt"] != first[TLS]["data"]["ca.crt"]
+    assert second[AGENT]["data"]["ca.crt"] == second[TLS]["data"]["ca.crt"]
+    assert second[TOKENS]["data"] == first[TOKENS]["data"]
+    assert data(install(chart, values, second)) == data(second)
+
+
+def test_a_lost_secret_of_the_agents_is_made_again(chart: Path) -> None:
+    """Somebody deleted it: the next upgrade brings the same one back."""
+    first = install(chart, {}, {})
+    rest = {key: secret for key, secret in first.items() if key != AGENT}
+    assert data(install(chart, {}, rest)) == data(first)
+
+
+def test_each_token_opens_what_its_name_says(tmp_path: Path) -> None:
+    """The service reads the tokens file, and grants each kind of peer its own role only."""
+    secret = render().one("Secret", "frd-tokens")["data"]
+    plain = {key: base64.b64decode(value).decode() for key, value in secret.items()}
+    (tmp_path / "tokens").write_text(plain.pop("tokens"))
+    (tmp_path / "tokens").chmod(0o440)
+    tokens = Tokens(tmp_path / "tokens")
+    assert plain.keys() == {role.value for role in Role}
+    for role, token in plain.items():
+        grant = tokens.grant(f"Bearer {token}")
+        assert grant is not None
+        assert grant.roles == {Role(role)}
+    assert len(set(plain.values())) == len(plain)
+
+
+def test_your_own_secrets_are_only_named() -> None:
+    """With both given, the chart makes none, and the notes ask for the agents'."""
+    values = {"tls": {"source": "secret", "secretName": "mine"}, "auth": {"secretName": "t"}}
+    rendered = render(values)
+    assert rendered.of("Secret") == []
+    assert "Make the Secret frd-agent" in rendered.notes
