@@ -68,7 +68,7 @@ class Attempt:
         self._groups = Groups()
         self._pairs = Pairs()
         self._channels = Channels()
-        self._collectives = Collectives(policy, self._groups, self._pairs)
+        self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs)
 
     # -- declarations ------------------------------------------------------------------------
 
@@ -108,10 +108,8 @@ class Attempt:
 
         Handles stay good, for streams that told of that run may still be open.
         """
-        handles = self._ranks.count
         self.world_size = world_size
-        self._ranks = Ranks()
-        self._ranks.reserve(handles)
+        self._ranks.clear()
         self.memory.forget()
         self._channels = Channels()
         self._pairs.reset_all()
@@ -198,15 +196,15 @@ class Attempt:
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
         if completed is not None and marks.complete(pairs, completed, self._ranks.as_of.item(rank)):
             self._ranks.moved_at[rank] = now
+        slots = None
         if joined is not None:
             created = joined.column(created_ns)
             if marks.join(pairs, joined, created):
                 self._ranks.moved_at[rank] = now
-            self._collectives.join(
-                joined, rank, joined.column(signature), created, self._ranks.node, now
-            )
+            slots = self._collectives.join(joined, rank, joined.column(signature), created, now)
         if completed is not None:
-            self._collectives.complete(completed, rank, completed_ns)
+            same = slots if completed is joined else None
+            self._collectives.complete(completed, rank, completed_ns, same)
         if not is_empty(batch.starts):
             np.maximum.at(pairs.started, pair[batch.starts], seq[batch.starts])
         self.revision += 1
@@ -295,9 +293,8 @@ class Attempt:
         `node` is any number that ranks of one clock, and no others, have in common. To be told
         again when a rank is declared again, which makes all clocks forget it.
         """
-        at = np.asarray(ranks, np.int64)
-        self._ranks.node[at] = node
-        self._ranks.uncertainty_ns[at] = UNKNOWN_NS if uncertainty_ns is None else uncertainty_ns
+        bound = UNKNOWN_NS if uncertainty_ns is None else uncertainty_ns
+        self._ranks.set_clock(np.asarray(ranks, np.int64), node, bound)
 
     # -- questions ---------------------------------------------------------------------------
 

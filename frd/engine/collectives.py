@@ -13,37 +13,51 @@ from typing import Final
 
 import numpy as np
 
+from frd.engine.arrivals import ClockHint, GroupClocks, charges, clock_hints
 from frd.engine.histogram import OpHistograms
+from frd.engine.lateness import Lateness
 from frd.engine.match import Signatures
 from frd.engine.mismatch import Mismatches
-from frd.engine.picture import MismatchFact
+from frd.engine.picture import Bools, MismatchFact
 from frd.engine.policy import Policy
 from frd.engine.ring import Closed, Rings
 from frd.engine.rows import Places, Runs
-from frd.engine.tables import Groups, Pairs
+from frd.engine.tables import Groups, Pairs, Ranks
 from frd.engine.tail import SlowTail
 from frd.model import AlignedNs, Int32s, Int64s
 
 _EXPIRY_NS: Final = 60_000_000_000
 """How often tails are asked whether they have forgotten something."""
+_MOST_RETIRED: Final = 16_384
+"""Collectives that wait to be learnt from all at once."""
+_MOST_HINTS: Final = 1_024
+"""Kept for who may ask."""
 
 
 class Collectives:
     """Accumulators and statistics over the tables of one attempt, which it reads and, for what
     concerns groups (`matched`, `threshold_ns`), writes."""
 
-    def __init__(self, policy: Policy, groups: Groups, pairs: Pairs) -> None:
+    def __init__(self, policy: Policy, ranks: Ranks, groups: Groups, pairs: Pairs) -> None:
         self._policy = policy
+        self._ranks = ranks
         self._groups = groups
         self._pairs = pairs
         self.signatures = Signatures(policy.max_signatures)
         self.rings = Rings(policy.max_open_collectives, policy.max_open_collectives_per_group)
         self.skew = OpHistograms()
         self.duration = OpHistograms()
+        self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
+        self.clock_hints: list[ClockHint] = []
+        """What collectives told of clocks since somebody emptied this."""
+        self._clocks = GroupClocks.of(0, ranks, pairs)
+        self._clocks_as_of = (-1, -1, -1)
         self._mismatches = Mismatches()
         self._tails: dict[int, SlowTail] = {}
         self._tails_asked_at = AlignedNs(0)
         self._unsettled = False
+        self._retired: list[Closed] = []
+        """Out of the ring, and not learnt from yet."""
         self.late_rows = 0
         """Rows of collectives whose accumulators had been evicted."""
 
@@ -55,22 +69,21 @@ class Collectives:
         rank: int,
         signature: Int32s,
         created: Int64s,
-        nodes: Int32s,
         now: AlignedNs,
-    ) -> None:
-        """Count joined rows of one rank, none of which was counted before; `nodes` are by rank.
+    ) -> Int64s:
+        """Count joined rows of one rank, none of which was counted before; returns their slots.
 
         Columns are in the order of the runs.
         """
         group = self._pairs.group[runs.pair]
         self._groups.note_first(group, runs.first)
-        slot = self._admit(runs, group, now)
+        slots = slot = self._admit(runs, group, now)
         rows: Places = slice(None)
         if slot.min() < 0:
             rows = (slot >= 0).nonzero()[0]
             self.late_rows += len(slot) - len(rows)
         slot, seq, signature = slot[rows], runs.seq[rows], signature[rows]
-        other = self.rings.merge(slot, seq, signature, created[rows], rank, nodes)
+        other = self.rings.merge(slot, seq, signature, created[rows], rank, self._ranks.node)
         if other.any():
             groups = np.repeat(group, runs.count)[rows]
             self._compare(groups[other], slot[other], seq[other], signature[other], rank)
@@ -78,6 +91,7 @@ class Collectives:
             self.rings.slots.balance[slot] += self.signatures.balance[signature]
             self._weigh(np.repeat(group, runs.count)[rows], slot, seq)
         self._pairs.joined_row[runs.pair] = runs.last
+        return slots
 
     def _admit(self, runs: Runs, group: Int32s, now: AlignedNs) -> Int64s:
         """Slots of the rows, -1 for those whose accumulators are gone already."""
@@ -120,10 +134,16 @@ class Collectives:
             first, surplus = slots.signature.item(slot[at]), slots.balance.item(slot[at])
             self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus)
 
-    def complete(self, runs: Runs, rank: int, completed_ns: Int64s) -> None:
-        """Note when a rank's collectives completed (a column of the batch, 0 where unknown)."""
+    def complete(
+        self, runs: Runs, rank: int, completed_ns: Int64s, slot: Int64s | None = None
+    ) -> None:
+        """Note when a rank's collectives completed (a column of the batch, 0 where unknown).
+
+        `slot` is what `join` gave for these very rows.
+        """
         if completed_ns.any():
-            slot = self._slots(runs, self._pairs.group[runs.pair])
+            if slot is None:
+                slot = self._slots(runs, self._pairs.group[runs.pair])
             self.rings.complete(slot, runs.seq, runs.column(completed_ns), rank)
         self._pairs.completed_row[runs.pair] = runs.last
         self._unsettled = True
@@ -145,6 +165,8 @@ class Collectives:
             low = self.rings.windows.low[layout.groups]
             over = np.flatnonzero(passed >= low)
             self._retire(layout.groups[over], passed[over], now)
+        if self._retired:
+            self._learn(now)
         if len(self._mismatches):
             self._mismatches.expire(self.rings.windows.done, now)
         if self._tails and now - self._tails_asked_at > _EXPIRY_NS:
@@ -157,20 +179,48 @@ class Collectives:
 
     def _retire(self, group: Int32s | Int64s, upto: Int64s, now: AlignedNs) -> None:
         closed = self.rings.take(group, upto)
-        if not len(closed):
-            return
-        groups, signatures = self._groups, self.signatures
+        if len(closed):
+            self._retired.append(closed)
+            if sum(map(len, self._retired)) > _MOST_RETIRED:
+                self._learn(now)
+
+    def _learn(self, now: AlignedNs) -> None:
+        """What retired collectives tell of their groups, members and clocks."""
+        closed, self._retired = Closed.of(self._retired), []
+        groups, ops = self._groups, self.signatures.op[closed.signature]
         groups.matched[: groups.count] += np.bincount(closed.group, minlength=groups.count)
         full = closed.joined == groups.size[closed.group]
+        clocks = self._group_clocks()
+        fair = full & clocks.comparable(closed)
         skew = closed.last_created - closed.first_created
-        op = signatures.op[closed.signature]
-        self.skew.add(op[full], skew[full])
-        timed = full & (closed.last_completed > 0)
+        self.skew.add(ops[fair], skew[fair])
+        timed = fair & (closed.last_completed > 0)
         spent = closed.last_completed - closed.first_created
-        self.duration.add(op[timed], np.maximum(spent[timed], 0))
+        self.duration.add(ops[timed], np.maximum(spent[timed], 0))
+        self._compare_arrivals(closed, fair, clocks, now)
         slow = full & (skew * self._policy.stall_tail_factor > self._policy.stall_after_s * 1e9)
         if slow.any():
             self._remember(closed, np.flatnonzero(slow), now)
+
+    def _group_clocks(self) -> GroupClocks:
+        as_of = self._ranks.clock_revision, self._groups.count, self._pairs.count
+        if self._clocks_as_of != as_of:
+            self._clocks_as_of = as_of
+            self._clocks = GroupClocks.of(self._groups.count, self._ranks, self._pairs)
+        return self._clocks
+
+    def _compare_arrivals(
+        self, closed: Closed, fair: Bools, clocks: GroupClocks, now: AlignedNs
+    ) -> None:
+        """Who came late to these, and what they tell of clocks."""
+        of, signatures = closed.signature, self.signatures
+        judged = fair & signatures.synchronizing[of] & (closed.joined > 1)
+        charged = charges(closed, judged, self._ranks, clocks)
+        at = closed.last_created[judged]
+        self.lateness.add(self._groups.count, closed.group[judged], at, charged, now)
+        telling = fair & signatures.strict[of] & clocks.spans[closed.group]
+        if len(self.clock_hints) < _MOST_HINTS:
+            self.clock_hints += clock_hints(closed, telling, self._ranks)
 
     def _remember(self, closed: Closed, slow: Int64s, now: AlignedNs) -> None:
         """Waits that were long enough to move their group's threshold."""

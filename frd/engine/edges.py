@@ -18,15 +18,13 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from frd.engine.match import is_synchronizing
 from frd.engine.picture import Picture
 from frd.engine.waits import Attendance, Instance, Op, Waits
 from frd.model import AlignedNs, Int32s, RankState
 
 GONE_STATES = frozenset({RankState.EXITED, RankState.FINISHED, RankState.SILENT})
 """States in which an agent has positive evidence that the rank does not take part any more."""
-
-_SYNCHRONIZING = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
-"""Ops that nobody can complete before every member has joined, by the start of their names."""
 
 _MOVED_LATELY_S = 2.0
 """A rank between two collectives is known to move for this long: two reports of its agent."""
@@ -293,15 +291,3 @@ def wait_of(rank: int, op: Op) -> Wait:
     if op.instance.is_p2p:
         return Wait(op.instance, rank=rank)
     return Wait(op.instance, started=op.started)
-
-
-def is_synchronizing(op: str) -> bool:
-    """Nobody can complete such an op before every member has joined it.
-
-    Names differ by backend and torch version: ``all_reduce``, ``_all_gather_base``,
-    ``ALLGATHER_coalesced``, ``allreduce_coalesced``. Ops issued as one are as strict as the
-    strictest of them: ``coalesced(broadcast,all_reduce x2)``.
-    """
-    plain = op.rpartition(":")[2].replace("_", "").lower()
-    parts = plain.removeprefix("coalesced(").split(",")
-    return any(part.startswith(_SYNCHRONIZING) for part in parts)

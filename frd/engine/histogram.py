@@ -21,25 +21,26 @@ class OpHistograms:
 
     def __init__(self) -> None:
         self._counts: npt.NDArray[np.int64] = np.zeros((0, _WIDTH), np.int64)
-        self._total_s: npt.NDArray[np.float64] = np.zeros(0)
+        self._total_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
     def add(self, op: Int32s, value_ns: npt.NDArray[Any]) -> None:
         if not len(op):
             return
-        if (need := int(op.max()) + 1 - len(self._total_s)) > 0:
+        if (need := int(op.max()) + 1 - len(self._total_ns)) > 0:
             self._counts = np.append(self._counts, np.zeros((need, _WIDTH), np.int64), axis=0)
-            self._total_s = np.append(self._total_s, np.zeros(need))
+            self._total_ns = np.append(self._total_ns, np.zeros(need, np.int64))
         cell = op * _WIDTH + np.searchsorted(_BOUNDS_NS, value_ns)
-        ops = len(self._total_s)
+        ops = len(self._total_ns)
         self._counts += np.bincount(cell, minlength=ops * _WIDTH).reshape(ops, _WIDTH)
-        self._total_s += np.bincount(op, value_ns / 1e9, minlength=ops)
+        # Whole numbers, so that their sum does not depend on their order.
+        self._total_ns += np.bincount(op, value_ns, minlength=ops).astype(np.int64)
 
     def by_op(self, names: Sequence[str]) -> dict[str, Histogram]:
         """Those that hold anything; `names` are the ops by index."""
         return {
-            name: Histogram(BOUNDS_S, tuple(counts), total)
+            name: Histogram(BOUNDS_S, tuple(counts), total / 1e9)
             for name, counts, total in zip(
-                names, self._counts.tolist(), self._total_s.tolist(), strict=False
+                names, self._counts.tolist(), self._total_ns.tolist(), strict=False
             )
             if any(counts)
         }

@@ -105,6 +105,17 @@ _SCATTERS: Final = frozenset(
     }
 )
 
+_SYNCHRONIZING: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+"""Ops that nobody can complete before every member has joined, by the start of their names."""
+_STRICT: Final = frozenset(
+    op
+    for op, of in _RULES.items()
+    if of in (Rule.ALL, Rule.INPUT, Rule.OUTPUT)
+    and op.strip("_").startswith(
+        ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "barrier")
+    )
+)
+
 Sizes = tuple[tuple[int, ...], ...]
 
 
@@ -145,6 +156,24 @@ def balance(signature: Signature) -> int:
         return 0
     surplus = _total(signature.input_sizes) - _total(signature.output_sizes)
     return max(-_MOST_ELEMENTS, min(surplus, _MOST_ELEMENTS))
+
+
+def is_synchronizing(op: str) -> bool:
+    """Nobody can complete such an op before every member has joined it.
+
+    Names differ by backend and torch version: ``all_reduce``, ``_all_gather_base``,
+    ``ALLGATHER_coalesced``, ``allreduce_coalesced``. Ops issued as one are as strict as the
+    strictest of them: ``coalesced(broadcast,all_reduce x2)``.
+    """
+    plain = op.rpartition(":")[2].replace("_", "").lower()
+    parts = plain.removeprefix("coalesced(").split(",")
+    return any(part.startswith(_SYNCHRONIZING) for part in parts)
+
+
+def is_strict(signature: Signature) -> bool:
+    """Nobody completes it before all members have come: every output depends on every input, none
+    of which is empty."""
+    return signature.op in _STRICT and all(map(prod, signature.input_sizes))
 
 
 def scales(op: str) -> bool:
@@ -237,6 +266,10 @@ class Signatures:
         self.balanced: Bools = np.empty(0, np.bool_)
         """Those whose totals over all members must add up to nothing."""
         self.any_balanced = False
+        self.synchronizing: Bools = np.empty(0, np.bool_)
+        """See `is_synchronizing`."""
+        self.strict: Bools = np.empty(0, np.bool_)
+        """See `is_strict`."""
 
     def handle(self, signature: Signature) -> int:
         """Get or create.
@@ -259,6 +292,8 @@ class Signatures:
         )
         self.op[handle] = self._op(signature.op)
         self.balance[handle] = balance(signature)
+        self.synchronizing[handle] = is_synchronizing(signature.op)
+        self.strict[handle] = is_strict(signature)
         self.balanced[handle] = rule(signature.op) is Rule.BALANCE
         self.any_balanced |= bool(self.balanced[handle])
         return handle
@@ -271,6 +306,6 @@ class Signatures:
         return self._op_index[name]
 
     def _grow(self, size: int) -> None:
-        for name in ("match_class", "op", "balance", "balanced"):
+        for name in ("match_class", "op", "balance", "balanced", "synchronizing", "strict"):
             column = getattr(self, name)
             setattr(self, name, np.append(column, np.zeros(size - len(column), column.dtype)))

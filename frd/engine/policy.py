@@ -26,6 +26,14 @@ class Policy:
     telemetry_late_s: float = 10.0
     """A rank whose `as_of` is older than this is late: its absence proves nothing. More than the
     time between two looks at the ring of a rank that moves, which agents keep below 7 s."""
+    straggler_window_s: float = 60.0
+    """Stretch of time in which lateness is looked at."""
+    straggler_share: float = 0.01
+    """A straggler is late in at least this share of the collectives of a group in that time,"""
+    straggler_min_lost_s: float = 1.0
+    """and the group loses at least this much to it."""
+    clock_unsynchronized_after_s: float = 60.0
+    """A node whose clock is unknown, or contradicts another's, for this long is told of."""
     attempt_retention_s: float = 900.0
     """An attempt that is over (its ranks are gone, or a newer one runs) is forgotten after this
     long."""

@@ -11,7 +11,8 @@ Why not a dict of objects: at millions of entries a second a dict spends the who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -78,6 +79,7 @@ class Windows(Columns):
         "low": (np.int64, 0),
         "high": (np.int64, 0),
         "done": (np.int64, -1),
+        "freed_at": (np.int64, 0),
     }
     base: Int64s
     capacity: Int64s
@@ -88,6 +90,8 @@ class Windows(Columns):
     """One beyond the highest; equal to `low` when nothing was ever open."""
     done: Int64s
     """Everything up to here was retired or evicted; what comes of it later is too late."""
+    freed_at: Int64s
+    """When the last of these was over, 0 when nobody told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,20 @@ class Closed:
     first_completed: Int64s
     first_done: Int32s
     last_completed: Int64s
+    freed_at: Int64s
+    """When the group's collective before it was over, 0 when nobody told."""
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    def at(self, rows: Int64s) -> Closed:
+        return Closed(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    @classmethod
+    def of(cls, parts: Sequence[Closed]) -> Closed:
+        """The rows of all parts."""
+        names = [column.name for column in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 class Rings:
@@ -223,12 +238,12 @@ class Rings:
         latest of the rest.
         """
         s = self.slots
-        last = s.last_created[slot]
+        last = s.last_created.take(slot)
         passed = np.minimum(last, created)
-        s.second_created[slot] = np.maximum(s.second_created[slot], passed)
-        elsewhere = nodes[s.last_rank[slot]] != nodes[rank]
+        s.second_created[slot] = np.maximum(s.second_created.take(slot), passed)
+        elsewhere = nodes.take(s.last_rank.take(slot)) != nodes[rank]
         if elsewhere.any():
-            s.other_created[slot] = np.maximum(s.other_created[slot], passed * elsewhere)
+            s.other_created[slot] = np.maximum(s.other_created.take(slot), passed * elsewhere)
         later = (created > last).nonzero()[0]
         if len(later):
             s.last_rank[slot[later]] = rank
@@ -259,9 +274,10 @@ class Rings:
         w.low[group] = end
         w.done[group] = np.maximum(w.done[group], end - 1)
         held = np.flatnonzero(s.seq[slot] == seq)
-        slot = slot[held]
+        slot, of = slot[held], of[held]
+        over = s.first_completed[slot]
         closed = Closed(
-            group[of[held]].astype(np.int32),
+            group[of].astype(np.int32),
             seq[held],
             s.signature[slot],
             s.joined[slot],
@@ -270,13 +286,26 @@ class Rings:
             s.last_rank[slot],
             s.second_created[slot],
             s.other_created[slot],
-            s.first_completed[slot],
+            over,
             s.first_done[slot],
             s.last_completed[slot],
+            self._freed(group, of, over),
         )
         s.clear(slot)
         self.open -= len(slot)
         return closed
+
+    def _freed(self, group: npt.NDArray[Any], of: Int64s, over: Int64s) -> Int64s:
+        """When the collective before each of these was over; row i is of ``group[of[i]]``."""
+        freed = np.zeros(len(of), np.int64)
+        freed[1:] = over[:-1]
+        edge = np.flatnonzero(np.diff(of)) + 1
+        first, last = np.append(0, edge), np.append(edge, len(of)) - 1
+        if len(of):
+            freed[first] = self.windows.freed_at[group[of[first]]]
+            self.windows.freed_at[group[of[last]]] = over[last]
+        freed[freed == NEVER] = 0
+        return freed
 
     def drop(self, group: npt.NDArray[Any]) -> None:
         """Forget all that is open in these groups, and where their windows were."""
@@ -285,3 +314,4 @@ class Rings:
         for name in ("low", "high"):
             getattr(w, name)[group] = 0
         w.done[group] = -1
+        w.freed_at[group] = 0

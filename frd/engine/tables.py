@@ -27,8 +27,8 @@ from frd.model import (
     UInt8s,
 )
 
-UNKNOWN_NS: Final = np.iinfo(np.int64).max
-"""The uncertainty of a clock of which nothing is known."""
+UNKNOWN_NS: Final = 2**62 - 1
+"""The uncertainty of a clock of which nothing is known; two of them add up without overflow."""
 
 STATES: Final = (RankState.LIVE, RankState.SILENT, RankState.EXITED, RankState.FINISHED)
 LIVE, SILENT, EXITED, FINISHED = range(4)
@@ -72,6 +72,7 @@ class Ranks(Columns):
         "connected": (np.bool_, 0),
         "node": (np.int32, -1),
         "uncertainty_ns": (np.int64, UNKNOWN_NS),
+        "clock_since": (np.int64, 0),
     }
     declared: Bools
     as_of: Int64s
@@ -86,9 +87,13 @@ class Ranks(Columns):
     """Ranks of one number share one clock; -1 until somebody tells."""
     uncertainty_ns: Int64s
     """How far aligned times of the rank may be off; `UNKNOWN_NS` while unsynchronized."""
+    clock_since: Int64s
+    """What the rank told of before this was aligned by what is not believed of its clock now."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.clock_revision = 0
+        """Changes with all that is known of clocks."""
         self.infos: dict[int, RankInfo] = {}
         self.statuses: dict[int, RankStatus] = {}
         self._sorted: Int32s | None = None
@@ -101,7 +106,27 @@ class Ranks(Columns):
         for name, (_, fill) in self._fill.items():
             getattr(self, name)[info.rank] = fill
         self.declared[info.rank] = True
+        self.clock_revision += 1
         self._sorted = None
+
+    def set_clock(self, rank: Int64s, node: int, uncertainty_ns: int) -> None:
+        """These ranks share a clock that is as good as that."""
+        was = self.uncertainty_ns[rank]
+        if (was == uncertainty_ns).all() and (self.node[rank] == node).all():
+            return
+        self.clock_since[rank] = np.where(
+            was < UNKNOWN_NS, self.clock_since[rank], self.as_of[rank]
+        )
+        self.node[rank] = node
+        self.uncertainty_ns[rank] = uncertainty_ns
+        self.clock_revision += 1
+
+    def clear(self) -> None:
+        """As if none had ever been declared; the rows stay."""
+        for name, (_, fill) in self._fill.items():
+            getattr(self, name)[:] = fill
+        self.infos, self.statuses, self._sorted = {}, {}, None
+        self.clock_revision += 1
 
     def knows(self, rank: Int32s) -> Bools:
         """Which of these ranks were declared; any rank may be asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.engine.edges import is_synchronizing
+from frd.engine.match import is_synchronizing
 from frd.engine.picture import MismatchFact
 from frd.engine.waits import Instance
 from frd.model import Confidence, Kind, RankState, Reason, Signature
