@@ -7,24 +7,23 @@ of a clock, the node's or the service's, starts a new segment of knots. When a c
 shows the same times twice: such a time is taken for the later one, unless that would be the future,
 and its interval covers both.
 
-Times of the last seconds lie on one line, which costs a few additions a column. Only plain numbers
-are in here, so that an alignment can be written down and read again.
+Times of the last seconds lie on one line, which costs a few additions a column. Alignments are
+tuples of plain numbers: thousands are made a second, and some are written down and read again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from frd.model import AlignedNs, Int64s
 
-FAR_NS: Final = 1 << 62
-"""Times beyond this (the year 2116) are clipped to it, so that sums fit into 64 bits."""
+FAR_NS: Final = (1 << 62) - (1 << 56)
+"""Times and offsets beyond this (the year 2113) are clipped to it: their sums fit into 64 bits."""
 GROWTH_PPM: Final = 1_305
 """An offset changes at most so fast: drift between the hosts and slew on either side, and a little
 because ages are measured with these very clocks."""
@@ -38,8 +37,7 @@ class ClockState(StrEnum):
     UNSYNCHRONIZED = "unsynchronized"
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """The node's real clock from one step to the next."""
 
     start_ns: int
@@ -61,8 +59,7 @@ class Segment:
         return low - grown, high + grown
 
 
-@dataclass(frozen=True, slots=True)
-class Alignment:
+class Alignment(NamedTuple):
     state: ClockState
     reason: str
     """Why the clock is unsynchronized; empty otherwise."""

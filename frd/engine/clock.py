@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, TypeAlias
 
-from frd.engine.alignment import FAR_NS, Alignment, ClockState, Knot
+from frd.engine.alignment import FAR_NS, Alignment, ClockState
 from frd.engine.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
 from frd.engine.history import LONG_NS, History
 from frd.engine.hull import Strip
@@ -69,11 +69,11 @@ class Bounds:
 
     def narrow(self, x: Exchange) -> bool:
         """Keep what binds from now on; False when nothing is left."""
-        high, low = x.t2 - x.t1, x.t3 - x.t4
-        if (high - self._high) * _DRIFT <= x.t1 - self._high_at:
-            self._high, self._high_at = high, x.t1
-        if (self._low - low) * _DRIFT <= x.t4 - self._low_at:
-            self._low, self._low_at = low, x.t4
+        t1, t2, t3, t4 = x
+        if (t2 - t1 - self._high) * _DRIFT <= t1 - self._high_at:
+            self._high, self._high_at = t2 - t1, t1
+        if (t4 - t3 + self._low) * _DRIFT <= t4 - self._low_at:
+            self._low, self._low_at = t3 - t4, t4
         return (self._low - self._high - 2) * _DRIFT <= abs(self._low_at - self._high_at)
 
     def at(self, raw: int) -> tuple[int, int]:
@@ -81,6 +81,10 @@ class Bounds:
             self._low - abs(raw - self._low_at) // _DRIFT - 1,
             self._high + abs(raw - self._high_at) // _DRIFT + 1,
         )
+
+
+def _node_table() -> RealTable[NodeRawNs, NodeNs]:
+    return RealTable(most=16)
 
 
 class NodeClock:
@@ -99,7 +103,7 @@ class NodeClock:
         self._agreed = AGREE
         self._refused = 0
         self._unread = 0
-        self._node: RealTable[NodeRawNs, NodeNs] = RealTable()
+        self._node = _node_table()
         self._history: History | None = None
         self._knot_raw = 0
         """Node raw time of the newest knot."""
@@ -140,12 +144,17 @@ class NodeClock:
 
     def _learn(self, x: Exchange) -> None:
         """Teach the strips; one that no line fits any more has seen the drift change."""
-        at, upper, lower = x.t4, x.t2 - x.t1 + (x.t4 - x.t1) // _DRIFT, x.t3 - x.t4
-        strips = [strip for strip in self._strips if strip[1].add(at, upper, lower)]
+        t1, t2, t3, at = x
+        upper, lower = t2 - t1 + (at - t1) // _DRIFT, t3 - at
+        strips = self._strips
+        if strips:
+            since, youngest = strips[-1]
+            if at - since <= WINDOW_NS and youngest.idle(at, upper, lower):
+                return
+            strips = [strip for strip in strips if strip[1].add(at, upper, lower)]
         if not strips or at - strips[-1][0] > WINDOW_NS:
             strips.append((at, Strip(_STEEPEST, at, upper, lower)))
-            del strips[:-2]
-        self._strips = strips
+        self._strips = strips[-2:]
 
     def _contradicted(self) -> None:
         self.contradictions += 1
@@ -159,8 +168,13 @@ class NodeClock:
         """The node's clocks side by side, in order; the whole batch is refused when it is bad."""
         if len(raw) > MOST_READINGS:
             return Refusal.FLOOD
-        rows = list(zip(raw.tolist(), real.tolist(), slack.tolist(), strict=True))
+        raws, reals, slacks = raw.tolist(), real.tolist(), slack.tolist()
         table = self._node
+        sane = raws and raws[-1] < FAR_NS and 0 < reals[-1] < FAR_NS
+        if sane and table.read_calm(raws, reals, slacks):
+            self._unread = 0
+            return None
+        rows = list(zip(raws, reals, slacks, strict=True))
         refusal = refuse_readings(rows, table.last_raw if table else 0)
         if refusal is not None:
             self._unread += 1
@@ -185,7 +199,7 @@ class NodeClock:
 
     def _forget_readings(self) -> None:
         self._unread = 0
-        self._node, self._history, self._knot_raw = RealTable(), None, 0
+        self._node, self._history, self._knot_raw = _node_table(), None, 0
 
     def constrain(
         self,
@@ -223,41 +237,54 @@ class NodeClock:
 
     def alignment(self, now: ServiceRawNs, table: ServiceTable) -> Alignment:
         """What is known now; `table` should have been read just before."""
-        now_ns = AlignedNs(now + table.ahead(now)[0])
         if table.steps != self._service_steps:
-            once = table.steps == self._service_steps + 1 and table.step_gap <= LONG_NS
-            self._service_steps = table.steps
-            if self._last is None:
-                self._forget_readings()
-            elif self._history is not None:
-                self._history.shift(self._node.last_real + now - self._last.t2, once=once)
+            self._service_stepped(now, table)
         last, bounds, history = self._last, self._bounds, self._history
         if last is None or bounds is None or history is None:
-            return self._unknown(now_ns)
+            return self._unknown(now, table)
         reason = self._reason(last, now, table.stepped_at)
         if not reason and self._is_stale(bounds.first, table.stepped_at):
             bounds = self._bounds = Bounds(last)
-        knot, rate = self._knot(bounds, table)
-        raw = self._node.last_raw
+
+        raw, node_ahead, slack = self._node.last()
+        low, high = bounds.at(raw)
+        raw_offset, drift = self._strips[0][1].line(raw)
+        raw_offset = min(max(raw_offset, low), high)
+        ahead, loose = table.ahead(raw + raw_offset)
+        at_ns = raw + node_ahead
+        line_ns = min(max(raw_offset - node_ahead + ahead, -FAR_NS), FAR_NS)
+        half = max(high - raw_offset, raw_offset - low)
+        half += slack + loose + half // 1_000 + _FLOORS_NS
+        if self._witnesses:
+            line_ns, half = self._clamped(at_ns, line_ns, half)
+        rate = drift - self._node.rate + table.rate
         if not reason and raw > self._knot_raw:
-            history.add(knot)
+            history.add((at_ns, line_ns, half))
             self._knot_raw = raw
-        at_ns, line_ns, self._half = knot
-        self._line = (at_ns, line_ns, rate)
+        self._line, self._half = (at_ns, line_ns, rate), half
         return Alignment(
             ClockState.UNSYNCHRONIZED if reason else ClockState.SYNCHRONIZED,
             reason,
-            now_ns,
+            AlignedNs(now + ahead),
             at_ns,
             line_ns,
             rate,
             max(history.start_ns, at_ns - _LINE_NS),
-            self._strips[0][1].slope * 1e6,
+            drift * 1e6,
             (now - last.t3) / 1e9,
             history.segments(),
         )
 
-    def _unknown(self, now_ns: AlignedNs) -> Alignment:
+    def _service_stepped(self, now: ServiceRawNs, table: ServiceTable) -> None:
+        once = table.steps == self._service_steps + 1 and table.step_gap <= LONG_NS
+        self._service_steps = table.steps
+        if self._last is None:
+            self._forget_readings()
+        elif self._history is not None:
+            self._history.shift(self._node.last_real + now - self._last.t2, once=once)
+
+    def _unknown(self, now: ServiceRawNs, table: ServiceTable) -> Alignment:
+        now_ns = AlignedNs(now + table.ahead(now)[0])
         reason = "contradiction" if self._agreed < AGREE else "no exchange yet"
         at_ns, line_ns, rate = self._line or (0, min([w for _, w in self._least], default=0), 0.0)
         return Alignment(
@@ -277,21 +304,6 @@ class NodeClock:
     def _is_stale(self, x: Exchange, service_stepped_at: int) -> bool:
         """The exchange began before a clock stepped."""
         return x.t1 < self._node.stepped_at or x.t2 < service_stepped_at
-
-    def _knot(self, bounds: Bounds, table: ServiceTable) -> tuple[Knot, float]:
-        """The node's newest reading with the offset then, and how fast that grows."""
-        raw, node_ahead, slack = self._node.last()
-        low, high = bounds.at(raw)
-        strip = self._strips[0][1]
-        raw_offset = min(max(strip.at(raw), low), high)
-        half = max(high - raw_offset, raw_offset - low)
-        ahead, loose = table.ahead(raw + raw_offset)
-        half += slack + loose + half // 1_000 + _FLOORS_NS
-        offset = raw_offset - node_ahead + ahead
-        if self._witnesses:
-            offset, half = self._clamped(raw + node_ahead, offset, half)
-        rate = strip.slope - self._node.rate() + table.rate()
-        return (raw + node_ahead, offset, half), rate
 
     def _clamped(self, node_ns: int, offset: int, half: int) -> tuple[int, int]:
         """Into what the witnesses permit, as far as the interval does; that stays as it is."""

@@ -8,9 +8,8 @@ host can come into (it slept, its clock was set) is believed, and dealt with by 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from frd.engine.alignment import FAR_NS
 from frd.model import NodeRawNs, ServiceRawNs
@@ -35,8 +34,7 @@ class Refusal(StrEnum):
     """More at a time, or more often, than an agent sends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """A ping and its pong: sent, received, answered, answer received."""
 
     t1: NodeRawNs
@@ -47,7 +45,7 @@ class Exchange:
 
 def refuse_exchange(x: Exchange, last: Exchange | None) -> Refusal | None:
     """`last` is the previous one that was believed."""
-    t1, t2, t3, t4 = x.t1, x.t2, x.t3, x.t4
+    t1, t2, t3, t4 = x
     if t1 <= 0 or t4 <= 0 or t2 <= 0:
         return Refusal.NEGATIVE if min(t1, t2, t4) < 0 else Refusal.ZERO
     if t1 >= FAR_NS or t4 >= FAR_NS or t3 >= FAR_NS:
@@ -56,9 +54,10 @@ def refuse_exchange(x: Exchange, last: Exchange | None) -> Refusal | None:
     if held < 0 or t4 - t1 < held - held // _DRIFT - 2:
         return Refusal.BACKWARDS
     if last is not None:
-        if t1 <= last.t1 or t4 <= last.t4 or t2 <= last.t2:
+        last_t1, last_t2, last_t3, last_t4 = last
+        if t1 <= last_t1 or t4 <= last_t4 or t2 <= last_t2:
             return Refusal.BACKWARDS
-        if t4 - last.t4 - (t3 - last.t3) > MOST_AHEAD_NS:
+        if t4 - last_t4 - (t3 - last_t3) > MOST_AHEAD_NS:
             return Refusal.FUTURE
     return None
 

@@ -7,7 +7,6 @@ clock could have got before the step, and the next one begins where it could hav
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from frd.engine.alignment import FAR_NS, Knot, Segment
@@ -54,7 +53,7 @@ class History:
             self._forget(min(before_ns, self.start_ns), max(before_ns + gap_ns, after_ns))
 
     def shift(self, now_ns: int, *, once: bool) -> None:
-        """The service's clock stepped between the last knot and `now_ns`, perhaps more than once."""
+        """The service's clock stepped between the last knot and `now_ns`, maybe more than once."""
         start = self._last()
         if self._blind or not self._knots or not once:
             for piece in self._blind:
@@ -69,12 +68,13 @@ class History:
         """All that is known of times before `now_ns` is contradicted."""
         self._end(now_ns)
         self.start_ns = now_ns
-        self._past = [replace(segment, sure=False) for segment in self._past]
+        self._past = [segment._replace(sure=False) for segment in self._past]
 
     def segments(self) -> tuple[Segment, ...]:
         knots = self._knots
         end = knots[-1][0] + _AHEAD_NS if knots else FAR_NS
-        return (*self._past, Segment(self.start_ns, end, bool(knots), tuple(knots)))
+        current = Segment(self.start_ns, end, bool(knots), tuple(knots))
+        return (*self._past, current) if self._past else (current,)
 
     def _last(self) -> int:
         return self._knots[-1][0] if self._knots else self.start_ns

@@ -6,9 +6,9 @@ extreme, the steepest and the flattest, and to the right of all points they are 
 and the lowest. Their bisector is the estimate (after Duda's hulls and Jabbarifar's bisector).
 
 Points come from left to right. A point that no permitted line can touch will never be touched
-later, since what is permitted only shrinks; it is forgotten at once. What is left are about as many
-points as the hulls have vertices, the logarithm of those seen. Hence nothing leaves a strip either:
-whoever wants a window keeps two strips of different age.
+later, since what is permitted only shrinks; it is forgotten at once, and most are like that. The
+others are kept as hulls, by a monotone chain. Nothing leaves a strip: whoever wants a window keeps
+two strips of different age.
 
 What is told here is an estimate, in floats relative to the first point. It says nothing when the
 drift changes, and its caller must not rest a bound on it.
@@ -16,10 +16,13 @@ drift changes, and its caller must not rest a bound on it.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 MOST_POINTS: Final = 32
-"""On either side; beyond it the oldest are forgotten, which costs precision only."""
+"""Of a hull; beyond it the oldest are forgotten, which costs precision only."""
+
+Hull: TypeAlias = list[tuple[int, int]]
+"""Convex from below. That of the lower points is kept upside down."""
 
 
 class Strip:
@@ -31,8 +34,8 @@ class Strip:
         """The first two points, both at `x`."""
         self._x, self._y = x, upper
         self._steepest = steepest
-        self._uppers = [(0, 0)]
-        self._lowers = [(0, lower - upper)]
+        self._uppers: Hull = [(0, 0)]
+        self._lowers: Hull = [(0, upper - lower)]
         self._high = (0, 0, steepest)
         self._low = (0, lower - upper, -steepest)
 
@@ -48,29 +51,43 @@ class Strip:
         if upper < low or lower > high:
             return False
         if upper < high:
-            rises = [(upper - b) / (x - a) for a, b in self._lowers]
-            self._high = (x, upper, min(self._steepest, *rises))
-            _keep(self._uppers, x, upper)
+            self._high = (x, upper, min(_flattest(self._lowers, x, upper), self._steepest))
         if lower > low:
-            falls = [(lower - b) / (x - a) for a, b in self._uppers if a < x]
-            self._low = (x, lower, max(-self._steepest, *falls))
-            _keep(self._lowers, x, lower)
+            self._low = (x, lower, -min(_flattest(self._uppers, x, -lower), self._steepest))
+            _append(self._lowers, x, -lower)
+        if upper < high:
+            _append(self._uppers, x, upper)
         return True
 
-    def at(self, x: int) -> int:
-        """Height of the bisector at `x`."""
+    def idle(self, x: int, upper: int, lower: int) -> bool:
+        """These points would touch no line, neither here nor in an older strip."""
         x -= self._x
         x_high, y_high, rise = self._high
         x_low, y_low, fall = self._low
-        return self._y + round((y_high + rise * (x - x_high) + y_low + fall * (x - x_low)) / 2)
+        return upper - self._y >= y_high + rise * (
+            x - x_high
+        ) and lower - self._y <= y_low + fall * (x - x_low)
 
-    @property
-    def slope(self) -> float:
-        """Of the bisector."""
-        return (self._high[2] + self._low[2]) / 2
+    def line(self, x: int) -> tuple[int, float]:
+        """Height and slope of the bisector at `x`."""
+        x -= self._x
+        x_high, y_high, rise = self._high
+        x_low, y_low, fall = self._low
+        twice = y_high + rise * (x - x_high) + y_low + fall * (x - x_low)
+        return self._y + int(twice / 2), (rise + fall) / 2
 
 
-def _keep(points: list[tuple[int, int]], x: int, y: int) -> None:
-    points.append((x, y))
-    if len(points) > MOST_POINTS:
-        del points[0]
+def _flattest(hull: Hull, x: int, y: int) -> float:
+    """The least slope by which a line reaches (x, y) from a point that mirrors one of the hull."""
+    return min([(y + b) / (x - a) for a, b in hull])
+
+
+def _append(hull: Hull, x: int, y: int) -> None:
+    while len(hull) > 1:
+        (x_1, y_1), (x_2, y_2) = hull[-2:]
+        if (y_2 - y_1) * (x - x_2) < (y - y_2) * (x_2 - x_1):
+            break
+        del hull[-1]
+    hull.append((x, y))
+    if len(hull) > MOST_POINTS:
+        del hull[0]
