@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.edges import is_synchronizing
+from frd.engine.match import is_synchronizing
 from frd.flight.trace import RankTrace
 from frd.model import AlignedNs, Int64s
 from frd.offline.bounds import FAR, Bounds, Samples, bound

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.edges import is_synchronizing
+from frd.engine.match import is_synchronizing
 from frd.engine.picture import Bools
 from frd.flight import Status, judges
 from frd.model import UNKNOWN_SEQ, Int64s
