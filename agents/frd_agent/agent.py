@@ -31,6 +31,7 @@ from frd_agent.dispatch import Dispatch
 from frd_agent.file_rank import FileRank
 from frd_agent.files import DumpFile, DumpFiles
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
+from frd_agent.memory.exits import out_of_memory
 from frd_agent.metrics import AgentCollector, MetricsServer
 from frd_agent.naming import Signatures
 from frd_agent.outbox import Outbox
@@ -172,7 +173,7 @@ class Agent:
             for rank in self._roster.update(now_ns):
                 self._follow_process(rank)
             for rank in vanished:
-                self._roster.end(rank, now_ns)
+                self._end(rank, now_ns)
             self._unfollow_processes()
         self._roster.clear(now_ns)
         alive = [rank for rank in self._roster if not rank.is_gone]
@@ -181,6 +182,12 @@ class Agent:
             self._memory.follow([rank.target(now_s) for rank in alive])
         if self._shared.board.has_news or self._shared.outbox.rows:
             self._wake()
+
+    def _end(self, rank: Rank, now_ns: NodeNs) -> None:
+        record = rank.identity.exit
+        if record is not None and (event := out_of_memory(record, rank.number)) is not None:
+            self._samples.event(event)
+        self._roster.end(rank, now_ns)
 
     def _poll(self, rank: Rank, now_s: float, now_ns: NodeNs) -> bool:
         """One rank's turn; whatever is wrong with one, the others get theirs."""

@@ -1,0 +1,48 @@
+"""Exit records of ranks that died for want of memory, and of others."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.model import MemoryEventKind, NodeNs
+from frd_agent.memory.exits import out_of_memory
+from frd_agent.taps import ExitRecord
+
+CPU_ALLOCATOR = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
+    "allocate memory: you tried to allocate 8388608 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    ("detail", "requested"),
+    [
+        (CPU_ALLOCATOR, 8388608),
+        ("MemoryError: ", 0),
+        ("MemoryError", 0),
+        ("_ArrayMemoryError: Unable to allocate 8.00 GiB for an array with shape (1,)", 0),
+        ("OSError: [Errno 12] Cannot allocate memory", 0),
+        ("RuntimeError: std::bad_alloc", 0),
+    ],
+)
+def test_an_allocation_that_failed_is_an_event(detail: str, requested: int) -> None:
+    """What Python, numpy, torch and the system call it, with the size where it is told."""
+    event = out_of_memory(ExitRecord("exception", detail, NodeNs(7)), rank=3)
+    assert event is not None
+    assert (event.rank, event.kind, event.at_ns) == (3, MemoryEventKind.OOM, 7)
+    assert (event.device, event.requested_bytes, event.detail) == ("", requested, detail)
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail"),
+    [
+        ("clean", "MemoryError"),
+        ("exception", ""),
+        ("exception", "ValueError: MemoryError is not what this is"),
+        ("exception", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"),
+        ("exception", "RuntimeError: Connection closed by peer [127.0.0.1]:40341"),
+    ],
+)
+def test_other_ends_are_none(kind: str, detail: str) -> None:
+    """A clean exit, other exceptions, and devices, of which torch's observer tells."""
+    assert out_of_memory(ExitRecord(kind, detail, NodeNs(7)), rank=3) is None
