@@ -22,6 +22,7 @@ from frd.model import NodeRawNs, ServiceRawNs
 from frd.rpc import Context
 from frd.service.clocks import AgentClock, Clocks, Key
 from frd.service.door import Door
+from frd.service.pace import Pace
 from frd.wire import ClockHello, Ping, decode_clock, encode_pong
 
 MAX_STREAMS: Final = 16_384
@@ -80,7 +81,7 @@ class Pings:
         key = await self._introduce(context)
         clock = await self._find(key)
         asked = _Asked()
-        allowance = _Allowance()
+        pace = Pace(_A_SECOND, BURST)
         while isinstance(data := await context.read(), bytes):
             received = raw_now()
             ping = decode_clock(data)
@@ -89,7 +90,7 @@ class Pings:
             asked.check(ping)
             if self._clocks.find(key) is not clock:
                 raise _Stranger("its stream of rows is gone: open that one first")
-            if (wait_s := allowance.wait_s(received)) > 0:
+            if wait_s := pace.take(1, received / 1e9):
                 self._clocks.refuse(Refusal.FLOOD.value)
                 await asyncio.sleep(wait_s)
                 continue
@@ -152,21 +153,3 @@ class _Asked:
         number, pong_received = ping.pong
         stamps = self._open.pop(number, None)
         return Exchange(*stamps, pong_received) if stamps is not None else None
-
-
-class _Allowance:
-    """A bucket of pings that fills again with time."""
-
-    def __init__(self) -> None:
-        self._left = float(BURST)
-        self._at = 0
-
-    def wait_s(self, now: ServiceRawNs) -> float:
-        """Take one; 0 when there was one, else how long to wait before the next is looked at."""
-        if self._at:
-            self._left = min(BURST, self._left + (now - self._at) / 1e9 * _A_SECOND)
-        self._at = now
-        if self._left < 1.0:
-            return (1.0 - self._left) / _A_SECOND
-        self._left -= 1.0
-        return 0.0
