@@ -1,16 +1,18 @@
 """frd names the first cause when distributed PyTorch training hangs, while it hangs.
 
-`load` is the door to it from Python: the analysis of a folder of dumps, as `frd analyze` prints it.
+`load` and `load_memory` are the doors to it from Python: the analysis of a folder of dumps, and of
+files of memory telemetry, as `frd analyze` prints them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from frd.offline.analysis import Analysis
+    from frd.offline.memory import MemoryAnalysis
 
 __version__ = "0.1.0"
 
@@ -42,3 +44,25 @@ def load(
         path, prefix=prefix, ranks=ranks, progress=progress, transform_ft=transform_ft
     )
     return analyze(trace)
+
+
+def load_memory(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    clock_uncertainty_s: float = 1.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> MemoryAnalysis:
+    """What files of memory telemetry say: whose memory rose first, and what is known of each rank.
+
+    Args:
+        paths: files of events of the "TelemetryEventV2" form, JSON lines or a JSON list, gzipped or
+            not; in any order, with any ranks and jobs in each.
+        clock_uncertainty_s: how far off the clock of each host may be, where there are several.
+        progress: told after every chunk how many bytes are read, of how many.
+
+    Raises:
+        TelemetryError: there is no sample in any of them.
+    """
+    from frd.offline.memory import load_memory as load  # noqa: PLC0415  see above
+
+    return load(paths, clock_uncertainty_s=clock_uncertainty_s, progress=progress)

@@ -1,4 +1,5 @@
-"""`frd analyze`: the verdict on a folder of dumps, with no service; the details on demand.
+"""`frd analyze`: the verdict on a folder of dumps, or on files of memory telemetry, with no
+service; the details on demand.
 
 Parses flags, shows progress and prints. What is concluded, tabulated and written to files comes
 from `frd.offline`.
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import console, json_option, print_json
@@ -25,7 +27,20 @@ _Step = Callable[[int, int], None]
 
 
 @click.command("analyze")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument(
+    "paths",
+    metavar="DIR | --memory FILE..",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+@click.option("--memory", is_flag=True, help="Read files of memory telemetry, not dumps.")
+@click.option(
+    "--clock-uncertainty",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="With --memory: how far off each host's clock may be. By default 1.",
+)
 @click.option("-p", "--prefix", metavar="P", help="What file names start with, before the rank.")
 @click.option("--entries", is_flag=True, help="A table of what each rank recorded.")
 @click.option("--collectives", is_flag=True, help="A table of all collectives.")
@@ -58,7 +73,9 @@ _Step = Callable[[int, int], None]
     help="Ranks in one torchft replica.",
 )
 def command(
-    folder: Path,
+    paths: tuple[Path, ...],
+    memory: bool,
+    clock_uncertainty: float | None,
     prefix: str | None,
     entries: bool,
     collectives: bool,
@@ -74,8 +91,13 @@ def command(
     """Say who is the first cause in DIR, a folder of Flight Recorder dumps; no service needed.
 
     The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
-    `frd dump` made. Exit code 3 when there are findings.
+    `frd dump` made. With --memory: say whose memory rose first in files of telemetry events. Exit
+    code 3 when there are findings.
     """
+    if memory:
+        _check_memory(paths)
+        return _analyze_memory(paths, clock_uncertainty, as_json)
+    folder = _folder(paths, clock_uncertainty)
     from frd.offline.analysis import analyze
     from frd.offline.export import check_export, check_new
     from frd.offline.folder import load_trace
@@ -108,6 +130,61 @@ def command(
         _print_verdict(analysis, folder)
     _write_files(analysis, output, timeline)
     return FINDINGS_PRESENT if analysis.findings else 0
+
+
+# -- files of memory telemetry -------------------------------------------------------------------
+
+
+def _folder(paths: tuple[Path, ...], clock_uncertainty: float | None) -> Path:
+    if clock_uncertainty is not None:
+        raise click.UsageError("--clock-uncertainty: is about files of telemetry: add --memory")
+    if len(paths) > 1:
+        raise click.UsageError(
+            f"folder: {paths[1]}: one folder of dumps at a time; files of memory telemetry need "
+            "--memory"
+        )
+    return paths[0]
+
+
+_WITH_MEMORY = frozenset({"paths", "memory", "clock_uncertainty", "as_json"})
+
+
+def _check_memory(paths: tuple[Path, ...]) -> None:
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _WITH_MEMORY and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[-1]}: is about dumps: leave it out with --memory")
+    for path in paths:
+        if path.is_dir():
+            raise click.UsageError(
+                f"--memory: {path}: is a folder: name the files of telemetry in it, or leave out "
+                "--memory to analyze dumps"
+            )
+
+
+def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as_json: bool) -> int:
+    from frd.cli.memory_verdict import memory_verdict
+    from frd.offline.memory import CLOCK_UNCERTAINTY_S, load_memory
+
+    reach_s = CLOCK_UNCERTAINTY_S if clock_uncertainty is None else clock_uncertainty
+    with _progress("reading telemetry (MiB)") as step:
+        analysis = load_memory(
+            paths,
+            clock_uncertainty_s=reach_s,
+            progress=lambda done, total: step(done >> 20, total >> 20),
+        )
+    if as_json:
+        print_json(analysis.to_json())
+    else:
+        screen = console()
+        for part in memory_verdict(analysis, paths):
+            screen.print(part)
+    return FINDINGS_PRESENT if analysis.findings else 0
+
+
+# -- a folder of dumps ---------------------------------------------------------------------------
 
 
 def _ranks(ranks: str | None) -> tuple[int, ...] | None:

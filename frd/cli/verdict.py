@@ -7,7 +7,7 @@ further. Draws an `Analysis` and concludes nothing.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rich.text import Text
 
 from frd.cli.render import finding_panel, plain, ranks_text
 from frd.forms import finding_json, fold_ranks
+from frd.model import Finding
 from frd.offline.analysis import Analysis
 from frd.offline.slices import ended
 
@@ -26,20 +27,40 @@ MAX_WARNINGS = 3
 
 
 def verdict(analysis: Analysis, folder: Path) -> Iterator[RenderableType]:
-    alone = len(analysis.findings) == 1
-    if not (alone and analysis.summary.startswith(analysis.findings[0].summary)):
-        style = "red" if analysis.fault else "yellow" if _is_partial(analysis) else "green"
-        yield Text(plain(analysis.summary), style=f"bold {style}")
-    for finding in analysis.findings[:MAX_FINDINGS]:
+    style = "red" if analysis.fault else "yellow" if _is_partial(analysis) else "green"
+    yield from findings_parts(analysis.summary, analysis.findings, style)
+    yield facts_table(_facts(analysis, folder))
+
+
+def findings_parts(
+    summary: str, findings: Sequence[Finding], style: str
+) -> Iterator[RenderableType]:
+    """The verdict, unless the only finding says it, and the first findings."""
+    if not (len(findings) == 1 and summary.startswith(findings[0].summary)):
+        yield Text(plain(summary), style=f"bold {style}")
+    for finding in findings[:MAX_FINDINGS]:
         yield finding_panel(finding_json(finding))
-    if (more := len(analysis.findings) - MAX_FINDINGS) > 0:
+    if (more := len(findings) - MAX_FINDINGS) > 0:
         yield Text(f"… {more} more findings: --json has all of them", style="dim")
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for label, text in _facts(analysis, folder):
-        facts.add_row(label, text)
-    yield facts
+
+
+def facts_table(facts: Iterable[tuple[str, Text]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in facts:
+        table.add_row(label, text)
+    return table
+
+
+def warning_facts(warnings: Sequence[str], here: str) -> Iterator[tuple[str, Text]]:
+    """The first warnings, without the folder `here`, which has been said often enough."""
+    for number, warning in enumerate(warnings[:MAX_WARNINGS]):
+        label = f"{len(warnings)} warnings" if len(warnings) > 1 else "warning"
+        text = plain(warning.replace(here, ""))
+        yield label if number == 0 else "", Text(text, style="yellow")
+    if (more := len(warnings) - MAX_WARNINGS) > 0:
+        yield "", Text(f"… {more} more: --json has all of them", style="dim")
 
 
 def _is_partial(analysis: Analysis) -> bool:
@@ -55,13 +76,7 @@ def _facts(analysis: Analysis, folder: Path) -> Iterator[tuple[str, Text]]:
         yield "clocks", Text(plain(analysis.clock_source))
     for what in _unknown(analysis):
         yield "not known", Text(plain(what), style="yellow")
-    here = f"{folder.absolute()}/"  # said often enough
-    for number, warning in enumerate(analysis.warnings[:MAX_WARNINGS]):
-        label = f"{len(analysis.warnings)} warnings" if len(analysis.warnings) > 1 else "warning"
-        text = plain(warning.replace(here, ""))
-        yield label if number == 0 else "", Text(text, style="yellow")
-    if (more := len(analysis.warnings) - MAX_WARNINGS) > 0:
-        yield "", Text(f"… {more} more: --json has all of them", style="dim")
+    yield from warning_facts(analysis.warnings, f"{folder.absolute()}/")
     for label, line in _next(analysis, folder):
         yield label, Text(line, style="cyan")
 
@@ -87,7 +102,11 @@ def _span(analysis: Analysis) -> str:
             last.append(int(known.max()) + offset)
     if not first:
         return ""
-    begin, end = (datetime.fromtimestamp(at // 10**9, UTC) for at in (min(first), max(last)))
+    return period_text(min(first), max(last))
+
+
+def period_text(first_ns: int, last_ns: int) -> str:
+    begin, end = (datetime.fromtimestamp(at // 10**9, UTC) for at in (first_ns, last_ns))
     same_day = begin.date() == end.date()
     return (
         f"{begin:%Y-%m-%d %H:%M:%S} to {end:{'%H:%M:%S' if same_day else '%Y-%m-%d %H:%M:%S'}} UTC"

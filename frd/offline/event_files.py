@@ -4,7 +4,7 @@ A file is never held whole, so its size costs time and no memory. Chunks are dec
 each; only one that has something wrong in it is taken apart, and what is wrong is a warning with
 the number of its line (in a list: of its event). A list is cut where an event seems to end: were
 the cut inside a text or a nested value, what is before it would be no JSON, so one that decodes is
-right.
+right. Where none does, brackets are counted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ _CHUNK_BYTES: Final = 1 << 18
 """A few hundred events: their objects stay in the cache."""
 _GZIP: Final = b"\x1f\x8b"
 _MARK: Final = b"\xef\xbb\xbf"
-_BETWEEN: Final = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
+_BETWEEN: Final = re.compile(rb"\s*,\s*\{")
+_BETWEEN_EVENTS: Final = b", \t\r\n"
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
 _CUTS: Final = 4
-"""Places where an event seems to end that are tried; more than one only of nested lists."""
+"""Places where an event seems to end that are tried; nested lists have such places too."""
 _BAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 Progress = Callable[[int], None]
@@ -131,20 +133,22 @@ class EventFile:
         count = 0
         for chunk in chunks:
             rest += chunk
-            if cuts := _cuts(rest):
-                events, told, cut = self._cut(rest, cuts, count)
-                yield events
-                count += told
-                rest = rest[cut:].lstrip()[1:]
-            elif len(rest) > MAX_EVENT_BYTES:
+            events, told, end = self._whole(rest, _cuts(rest), count)
+            yield events
+            count += told
+            rest = rest[end:].lstrip(_BETWEEN_EVENTS)
+            if len(rest) > MAX_EVENT_BYTES:
                 why = f"no end within {MAX_EVENT_BYTES} bytes: it and all after it"
                 self._refuse(f"event {count + 1}", why)
                 return
-        if last := rest.rstrip().removesuffix(b"]").strip():
-            yield self._cut(last, [len(last)], count)[0]
+        if rest := rest.rstrip().removesuffix(b"]").rstrip():
+            events, told, end = self._whole(rest, [len(rest)], count)
+            yield events
+            if rest[end:].strip(_BETWEEN_EVENTS):
+                self._refuse(f"event {count + told + 1}", "not whole")
 
-    def _cut(self, text: bytes, cuts: list[int], count: int) -> tuple[list[Event], int, int]:
-        """Events of a part of the list, how many things there are in it, and where it ends."""
+    def _whole(self, text: bytes, cuts: list[int], count: int) -> tuple[list[Event], int, int]:
+        """The events in a part of the list, how many there are with bad ones, where they end."""
         for cut in cuts:
             try:
                 events = self._list.decode(b"[%b]" % text[:cut])
@@ -153,9 +157,9 @@ class EventFile:
             except _BAD:
                 continue
             return events, len(events), cut
-        pieces = _BETWEEN.split(text[: cuts[0]])
-        named = ((f"event {at}", piece) for at, piece in enumerate(pieces, count + 1))
-        return self._each(named), len(pieces), cuts[0]
+        spans = list(_objects(text)) if cuts else []
+        named = ((f"event {at}", text[a:b]) for at, (a, b) in enumerate(spans, count + 1))
+        return self._each(named), len(spans), spans[-1][1] if spans else 0
 
 
 def _cuts(text: bytes) -> list[int]:
@@ -166,3 +170,19 @@ def _cuts(text: bytes) -> list[int]:
         if _BETWEEN.match(text, at + 1):
             cuts.append(at + 1)
     return cuts
+
+
+def _objects(text: bytes) -> Iterator[tuple[int, int]]:
+    """Where the whole objects of a part of a list begin and end, whatever else they are."""
+    depth = begin = 0
+    for token in _TOKEN.finditer(text):
+        match token[0]:
+            case b"{" | b"[":
+                begin = begin if depth else token.start()
+                depth += 1
+            case b"}" | b"]":
+                if depth == 1:
+                    yield begin, token.end()
+                depth = max(0, depth - 1)
+            case b'"':
+                return  # of a text that goes on in the next chunk

@@ -56,6 +56,15 @@ class Stream(NamedTuple):
     """Its counters are those of host memory."""
 
 
+class Oom(NamedTuple):
+    """An event that tells of a failed allocation."""
+
+    stream: Stream
+    at_ns: int
+    what: str
+    """Its type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """All samples: parallel columns, one row a sample, by stream, then time."""
@@ -71,8 +80,7 @@ class Recorded:
     """(n, 3): allocated, reserved and used bytes; -1 for none."""
     bin_ns: int
     """0 when nothing was thinned."""
-    ooms: list[tuple[Stream, int, str]]
-    """Events that tell of a failed allocation: of whom, when, what they are called."""
+    ooms: list[Oom]
     world_size: dict[str, int]
     """By job, as events tell it; the largest."""
     others: Counter[str]
@@ -114,6 +122,10 @@ def _sorted(parts: list[_Rows]) -> _Rows:
         return _Rows(np.empty(0, np.int32), none, none, np.empty((0, TOTAL), np.int64))
     columns = ([getattr(part, name) for part in parts] for name in _Rows.__slots__)
     stream, begin, end, values = map(np.concatenate, columns)
+    falls = np.diff(stream) < 0
+    falls |= (np.diff(stream) == 0) & (np.diff(begin) < 0)
+    if not falls.any():  # a file a rank, as is usual
+        return _Rows(stream, begin, end, values)
     order = np.lexsort((begin, stream))
     return _Rows(stream[order], begin[order], end[order], values[order])
 
@@ -145,7 +157,7 @@ class Samples:
         self._rows = self._waiting_rows = 0
         self._bin_ns = 1
         self._capacity = np.zeros(0, np.int64)
-        self._ooms: list[tuple[Stream, int, str]] = []
+        self._ooms: list[Oom] = []
         self._world_size: dict[str, int] = {}
         self._others: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -247,7 +259,7 @@ class Samples:
                 self._others[self.identities.by_number[number].event_type] += count
         for row in np.flatnonzero(fate == _OOM)[: MAX_OOMS - len(self._ooms)].tolist():
             of = self.identities.by_number[int(identity[row])]
-            self._ooms.append((_stream_of(of), int(at_ns[row]), of.event_type))
+            self._ooms.append(Oom(_stream_of(of), int(at_ns[row]), of.event_type))
 
     def _purge(self, counters: Int64s) -> None:
         """Counters that cannot be true become unknown, in place."""

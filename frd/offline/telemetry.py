@@ -26,7 +26,7 @@ NONE: Final = -(1 << 62)
 """A counter that the event does not tell. Every other negative number is nonsense, -1 too."""
 ABSURD: Final = 1 << 62
 """Any counter that is too large for a column."""
-MAX_RANKS: Final = 1 << 20
+MAX_RANKS: Final = 1 << 16
 MAX_IDENTITIES: Final = 65_536
 """Distinct sources of events in one reading; what more there are comes from no training job."""
 
