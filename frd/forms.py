@@ -41,6 +41,14 @@ def bytes_text(count: float) -> str:
     return f"{size:.{digits}f} {unit}"
 
 
+def span_text(ns: int) -> str:
+    """``120 µs``, ``3.1 ms``, ``2.5 s``: two figures are enough of an uncertainty."""
+    for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
+        if ns >= size:
+            return f"{ns / size:.1f} {unit}" if ns < 10 * size else f"{ns / size:,.0f} {unit}"
+    return f"{ns} ns"
+
+
 def fold_ranks(ranks: Iterable[int]) -> str:
     """Rank set for people: ``0-11,13,15``."""
     parts: list[str] = []
@@ -103,22 +111,14 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         out["reason"] = finding.reason.value
     if finding.groups_held_up:
         out["groups_held_up"] = list(finding.groups_held_up)
-    out["suspects"] = [
-        {
-            "rank": s.rank,
-            "node": s.node,
-            "reason": s.reason.value,
-            "confidence": s.confidence.value,
-            "evidence": s.evidence,
-            "stack": list(s.stack),
-        }
-        for s in finding.suspects
-    ]
+    out["suspects"] = [_suspect_json(suspect) for suspect in finding.suspects]
     out["victims"] = list(finding.victims)
     if finding.unknown:
         out["unknown_ranks"] = list(finding.unknown)
     if finding.witness is not None:
         out["witness"] = {"rank": finding.witness.rank, "stack": list(finding.witness.stack)}
+    if finding.lost_s is not None:
+        out["lost_s"] = round(finding.lost_s, 3)
     if finding.dump is not None:
         out["dump"] = finding.dump
     if finding.close_reason:
@@ -127,10 +127,42 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     return out
 
 
+def _suspect_json(suspect: Suspect) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "rank": suspect.rank,
+        "node": suspect.node,
+        "reason": suspect.reason.value,
+        "confidence": suspect.confidence.value,
+        "evidence": suspect.evidence,
+        "stack": list(suspect.stack),
+    }
+    if suspect.onset_at is not None:
+        out["onset_at"] = utc_text(suspect.onset_at)
+    if suspect.onset_uncertainty_s is not None:
+        out["onset_uncertainty_s"] = round(suspect.onset_uncertainty_s, 6)
+    if suspect.tied:
+        out["tied"] = True
+    return out
+
+
 def _ns(text: str) -> AlignedNs:
     whole, _, fraction = text.removesuffix("Z").partition(".")
     seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
     return AlignedNs(seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0")[:9]))
+
+
+def _suspect_from_json(data: dict[str, Any]) -> Suspect:
+    return Suspect(
+        rank=data["rank"],
+        node=data["node"],
+        reason=Reason(data["reason"]),
+        confidence=Confidence(data["confidence"]),
+        evidence=data["evidence"],
+        stack=tuple(data.get("stack", ())),
+        onset_at=_ns(data["onset_at"]) if data.get("onset_at") else None,
+        onset_uncertainty_s=data.get("onset_uncertainty_s"),
+        tied=data.get("tied", False),
+    )
 
 
 def finding_from_json(data: dict[str, Any]) -> Finding:
@@ -162,22 +194,13 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
         ),
         reason=Reason(data["reason"]) if data.get("reason") else None,
         groups_held_up=tuple(data.get("groups_held_up", ())),
-        suspects=tuple(
-            Suspect(
-                rank=s["rank"],
-                node=s["node"],
-                reason=Reason(s["reason"]),
-                confidence=Confidence(s["confidence"]),
-                evidence=s["evidence"],
-                stack=tuple(s.get("stack", ())),
-            )
-            for s in data.get("suspects", ())
-        ),
+        suspects=tuple(_suspect_from_json(suspect) for suspect in data.get("suspects", ())),
         victims=tuple(data.get("victims", ())),
         unknown=tuple(data.get("unknown_ranks", ())),
         witness=Witness(data["witness"]["rank"], tuple(data["witness"]["stack"]))
         if data.get("witness")
         else None,
+        lost_s=data.get("lost_s"),
         dump=data.get("dump"),
         close_reason=data.get("close_reason", ""),
         summary=data.get("summary", ""),

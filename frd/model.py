@@ -342,6 +342,12 @@ class Suspect:
     confidence: Confidence
     evidence: str
     stack: tuple[str, ...] = ()
+    onset_at: AlignedNs | None = None
+    """When it began, as far as that is known."""
+    onset_uncertainty_s: float | None = None
+    """How far `onset_at` may be off; None where it is not known, or nothing compares with it."""
+    tied: bool = False
+    """It began at the same time as another suspect, as far as their clocks can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +379,8 @@ class Finding:
     unknown: tuple[int, ...] = ()
     """Ranks that could be involved but whose telemetry is missing or late."""
     witness: Witness | None = None
+    lost_s: float | None = None
+    """How long a straggler has kept its peers waiting, all in all."""
     dump: str | None = None
     """Id of the dump that the service took when the finding opened."""
     summary: str = ""

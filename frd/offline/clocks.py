@@ -21,10 +21,10 @@ import numpy as np
 
 from frd.engine.match import is_synchronizing
 from frd.flight.trace import RankTrace
+from frd.forms import span_text
 from frd.model import AlignedNs, Int64s
 from frd.offline.bounds import FAR, Bounds, Samples, bound
 from frd.offline.rows import Rows
-from frd.offline.texts import span_text
 
 _ENOUGH = 32
 """Completed collectives of each (rank, series) that are looked at: the latest."""

@@ -18,13 +18,12 @@ from frd.engine.attempt import Attempt
 from frd.engine.memory_watch import MemoryWatcher
 from frd.engine.policy import Policy
 from frd.errors import TelemetryError
-from frd.forms import finding_json, utc_text
+from frd.forms import finding_json, span_text, utc_text
 from frd.model import AlignedNs, AttemptKey, Finding
 from frd.offline.event_files import EventFile
 from frd.offline.memory_feed import Feed, Lane, lanes_of, process_text
 from frd.offline.samples import Recorded, Samples
 from frd.offline.telemetry import ALLOCATED, KNOWN_VERSIONS, RESERVED, USED, block_of
-from frd.offline.texts import span_text
 
 CLOCK_UNCERTAINTY_S: Final = 1.0
 """How far off the clock of each host may be, unless somebody knows better: kept by a time service

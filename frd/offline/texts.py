@@ -40,14 +40,6 @@ def frame_text(frame: Frame) -> str:
     return f"{file}:{frame.line} in {frame.name}"
 
 
-def span_text(ns: int) -> str:
-    """``120 µs``, ``3.1 ms``, ``2.5 s``: two figures are enough of an uncertainty."""
-    for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
-        if ns >= size:
-            return f"{ns / size:.1f} {unit}" if ns < 10 * size else f"{ns / size:,.0f} {unit}"
-    return f"{ns} ns"
-
-
 def _tensors(sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
     if not sizes:
         return ""

@@ -18,6 +18,7 @@ from frd.engine.claim import Claim
 from frd.engine.picture import GroupPicture, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.flight import user_frames_of
+from frd.forms import span_text
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
@@ -35,7 +36,6 @@ from frd.offline.clocks import Clocks
 from frd.offline.marks import Marks
 from frd.offline.matching import Matched, facts_of
 from frd.offline.rows import RankRows, Rows
-from frd.offline.texts import span_text
 
 _LAST_WORD_NS = 3_600_000_000_000
 """How long after the latest moment a dump still speaks: longer than any threshold."""
