@@ -2,11 +2,11 @@
 
 The wall clock (what ranks and recorders stamp with) may step and be slewed; the raw monotonic one
 may not. Both are read together a few times a second, so that the service can turn wall time into
-raw time and see a step where it happened. Pings carry these readings and are stamped with the raw
-clock, the first as late and the answers as early as Python allows: a task of its own waits for
-nothing but answers, because one that first has to be asked to listen adds its own delay. A burst
-at connect gives a bound at once; after that about one a second, with jitter, so that the agents
-of a whole job do not ping in step.
+raw time and see a step where it happened; one is told at once. Pings carry these readings and are
+stamped with the raw clock, the first as late and the answers as early as Python allows: a task of
+its own waits for nothing but answers, because one that first has to be asked to listen adds its own
+delay. A burst at connect gives a bound at once; after that about one a second, with jitter, so that
+the agents of a whole job do not ping in step.
 
 What goes wrong here ends here: the stream beside does not notice, and pings are tried again.
 """
@@ -45,6 +45,8 @@ from frd_agent.stream import PROVEN_S, Backoff
 
 READ_EVERY_S: Final = 0.25
 BURST: Final = 8
+_BURST_AFTER_STEP: Final = 3
+"""The service believes nothing that began before it."""
 _BURST_EVERY_S: Final = 0.01
 _PING_EVERY_S: Final = (0.8, 1.2)
 _TRIES: Final = 3
@@ -94,7 +96,7 @@ class Clock:
     """Not told yet; of those that nobody takes the oldest go first."""
     _last: Reading | None = None
     _pong: tuple[int, NodeRawNs] | None = None
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _complained: str = ""
 
     # -- readings ------------------------------------------------------------------------------
@@ -114,7 +116,7 @@ class Clock:
         if last is not None and (step_ns := _step_ns(last, reading)):
             log.warning("the wall clock of this node stepped by %+.6f s", step_ns / 1e9)
             self.stats.clock_steps += 1
-            self._wake.set()
+            self._stepped.set()
             self.on_step(step_ns)
 
     def take_readings(self) -> Readings:
@@ -167,15 +169,21 @@ class Clock:
         raise await _ending(call)
 
     async def _say(self, call: StreamCall) -> None:
+        hasty = BURST
         for number in itertools.count(1):
             self.look()
             readings = self.take_readings()
             pong, self._pong = self._pong, None
             await call.write(encode_clock(Ping(number, raw_now(), readings, pong)))
-            pause_s = _BURST_EVERY_S if number < BURST else self.roll(*_PING_EVERY_S)
+            hasty -= 1
+            if hasty > 0:
+                await asyncio.sleep(_BURST_EVERY_S)
+                continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause_s)
-            self._wake.clear()
+                await asyncio.wait_for(self._stepped.wait(), self.roll(*_PING_EVERY_S))
+            if self._stepped.is_set():
+                self._stepped.clear()
+                hasty = _BURST_AFTER_STEP
 
     def _complain(self, why: str) -> None:
         if self._complained != why:

@@ -69,7 +69,7 @@ def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
     if job["groups"]:
         parts.append(_groups(job["groups"]))
     if job["nodes"]:
-        parts.append(_nodes(job["nodes"]))
+        parts += (_nodes(job["nodes"]), _clocks(job["nodes"]))
     return [*parts, *_findings(job["findings"]), ""]
 
 
@@ -144,24 +144,46 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
     from frd.cli.render import plain, ranks_text
 
     worst = sorted(nodes, key=lambda n: (n["connected"], -(n["last_message_age_s"] or 0.0)))
-    table = _table("node", "agent", "ranks", "clock offset", "last message")
+    table = _table("node", "agent", "ranks", "last message")
     for node in worst[:MAX_ROWS]:
         age = node["last_message_age_s"]
         table.add_row(
             Text(plain(node["node"])),
             Text("connected", style="green") if node["connected"] else Text("gone", style="red"),
             ranks_text(node["ranks"]),
-            _offset(node["clock_offset_s"], node["clock_uncertainty_s"]),
             f"{age:.1f} s ago" if age is not None else "never",
         )
     return _cut(table, len(nodes))
 
 
-def _offset(offset_s: float | None, uncertainty_s: float | None) -> str:
-    if offset_s is None:
-        return "unknown"
-    text = f"{offset_s * 1e3:+.3f} ms"
-    return f"{text} ± {uncertainty_s * 1e3:.3f} ms" if uncertainty_s is not None else text
+def _clocks(nodes: Sequence[Mapping[str, Any]]) -> Table:
+    """What is to be added to a node's times, those known worst first; or why it is not known."""
+    from rich.text import Text
+
+    from frd.cli.render import plain
+
+    unknown = float("inf")
+    worst = sorted(
+        nodes,
+        key=lambda n: -(unknown if n["clock_uncertainty_s"] is None else n["clock_uncertainty_s"]),
+    )
+    table = _table("node", "clock", "offset in ms", "drift in ppm", "steps", "age in s")
+    for node in worst[:MAX_ROWS]:
+        reason, age_s = node["clock_reason"], node["clock_age_s"]
+        table.add_row(
+            Text(plain(node["node"])),
+            Text(plain(reason or node["clock_state"]), style="yellow" if reason else "green"),
+            _offset(node["clock_offset_s"], node["clock_uncertainty_s"]),
+            "" if age_s is None else f"{node['clock_drift_ppm']:+.1f}",
+            str(node["clock_steps"]),
+            "" if age_s is None else f"{age_s:.1f}",
+        )
+    return _cut(table, len(nodes))
+
+
+def _offset(offset_s: float, uncertainty_s: float | None) -> str:
+    text = f"{offset_s * 1e3:+.3f}"
+    return f"{text} ± {uncertainty_s * 1e3:.3f}" if uncertainty_s is not None else text
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> Sequence[Text]:

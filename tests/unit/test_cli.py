@@ -85,11 +85,30 @@ JOB = {
             "node": "node7",
             "boot_id": "b",
             "connected": True,
-            "clock_offset_s": -0.0002,
-            "clock_uncertainty_s": None,
+            "clock_state": "synchronized",
+            "clock_reason": "",
+            "clock_offset_s": -2.5,
+            "clock_uncertainty_s": 0.00032,
+            "clock_drift_ppm": 12.34,
+            "clock_age_s": 0.7,
+            "clock_steps": 1,
             "last_message_age_s": 0.4,
-            "ranks": [0, 1, 2, 3],
-        }
+            "ranks": [0, 1],
+        },
+        {
+            "node": "node8",
+            "boot_id": "c",
+            "connected": True,
+            "clock_state": "unsynchronized",
+            "clock_reason": "no exchange yet",
+            "clock_offset_s": 0.0002,
+            "clock_uncertainty_s": None,
+            "clock_drift_ppm": 0.0,
+            "clock_age_s": None,
+            "clock_steps": 0,
+            "last_message_age_s": 0.4,
+            "ranks": [2, 3],
+        },
     ],
     "findings": [FINDING],
 }
@@ -290,15 +309,18 @@ def test_findings_as_json_are_the_services_own(
 def test_status_folds_ranks_that_stand_alike(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three ranks that wait in one collective are one row, and the open finding is told."""
+    """Three ranks that wait in one collective are one row; clocks and the finding are told."""
     service.says("/api/v1/jobs", {"jobs": [{"job": "a/b"}]})
     service.says("/api/v1/jobs/a%2Fb", JOB)
     assert frd(service, "status") == 0
     text = capsys.readouterr().out
     row = next(line for line in text.splitlines() if "all_reduce #7" in line)
     assert row.split()[:3] == ["0-1,3", "(3", "ranks)"]
-    assert "-0.200 ms" in text
     assert "ab12" in text
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert rows.index("node8 no exchange yet +0.200 0") < rows.index(
+        "node7 synchronized -2500.000 ± 0.320 +12.3 1 0.7"
+    )
 
 
 def test_status_shows_the_worst_memory(

@@ -24,10 +24,10 @@ class Agents:
     def connect(self, agent: str, ranks: list[int]) -> None:
         self._streams += 1
         self._open[agent] = self._streams
-        host, session = key = self.key(agent)
-        clock = AgentClock(host, guess(NodeNs(NOW), NOW))
+        key = self.key(agent)
+        clock = AgentClock(key[0], guess(NodeNs(NOW), NOW))
         now = AlignedNs(NOW + self._streams)
-        self.nodes.connected(key, f"node {host}", clock, self._streams, now)
+        self.nodes.connected(key, f"node {key[0]}", clock, self._streams, now)
         self.nodes.heard(key, now)
         self.nodes.hosts(key, [(KEY, rank) for rank in ranks])
 

@@ -1,0 +1,197 @@
+"""Two nodes whose wall clocks differ by seconds, drift and are set: one job, one timeline.
+
+Both are on this machine; the ranks and the agent of one live under libfaketime, which shifts their
+wall clock and leaves the monotonic ones alone. (The raw one as well: measured. It breaks
+``time.sleep`` of Python 3.11 and later, so nothing under it may sleep that way.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import Scenario
+from frd.cli.demo.stage import Addresses, Stage
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytest.importorskip("torch")
+
+JOBS = Path(__file__).parent / "jobs"
+WORLD = 4
+LATE = 3
+SHIFT_S = 2.5
+DRIFT = 50e-6
+
+
+class TwoNodes(Stage):
+    """Ranks 0 and 1 under true time, 2 and 3 under another."""
+
+    def __init__(self, stall_after_s: float) -> None:
+        super().__init__(Scenario("clocks", "", "", lambda world: None), WORLD, stall_after_s)
+        self.stop_file = self.folder / "stop"
+        self._time_file = self.folder / "time"
+        self.addresses = Addresses("", "")
+
+    def begin(self, extra_s: float) -> None:
+        self.addresses = self.start_service()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = os.environ | {
+            "FRD_JOB": self.job,
+            "WORLD_SIZE": str(WORLD),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        script = [str(JOBS / "steady.py"), "0.02", str(LATE), str(extra_s), str(self.stop_file)]
+        half = [sys.executable, str(JOBS / "half.py"), self.addresses.grpc]
+        true = [*half, str(self.folder / "true"), "0,1", *script]
+        shifted = [*half, str(self.folder / "shifted"), "2,3", *script]
+        self.set_clock(SHIFT_S)
+        self.started_at = time.time()
+        self.ranks.append(self._spawn("true", true, environment=common))
+        # The wrapper gives all below it one start of their drift; the file can be changed.
+        wrapped = ["faketime", "-f", "+0s", "env", "-u", "FAKETIME", *shifted]
+        environment = common | {
+            "FAKETIME_TIMESTAMP_FILE": str(self._time_file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.ranks.append(self._spawn("shifted", wrapped, environment=environment))
+
+    def set_clock(self, shift_s: float) -> None:
+        self.shift_s = shift_s
+        new = self._time_file.with_suffix(".new")
+        new.write_text(f"{shift_s:+}s x{1 + DRIFT}\n")
+        new.replace(self._time_file)  # whoever reads it never sees half of it
+
+    @property
+    def true_offset_s(self) -> float:
+        return -(self.shift_s + DRIFT * (time.time() - self.started_at))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        jobs = Client(self.addresses.http).get("/api/v1/jobs")["jobs"]
+        if not jobs:
+            return []
+        nodes = Client(self.addresses.http).get(f"/api/v1/jobs/{self.job}")["nodes"]
+        return sorted(nodes, key=lambda node: node["ranks"])
+
+    def findings(self) -> list[dict[str, Any]]:
+        found = Client(self.addresses.http).get("/api/v1/findings")["findings"]
+        return list(found)
+
+    def metric(self, series: str) -> float:
+        with urllib.request.urlopen(f"http://{self.addresses.http}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
+
+
+def wait_for(what: Callable[[], Any], stage: TwoNodes, within_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"it did not happen in time: {stage.nodes()}"
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def two_nodes(stall_after_s: float) -> Iterator[TwoNodes]:
+    if shutil.which("faketime") is None:
+        pytest.skip("needs faketime: see scripts/debian-packages")
+    with TwoNodes(stall_after_s) as stage:
+        yield stage
+
+
+def aligned(stage: TwoNodes) -> bool:
+    """Both clocks are known, and where the service says that they are."""
+    nodes = stage.nodes()
+    if [node["ranks"] for node in nodes] != [[0, 1], [2, 3]]:
+        return False
+    if any(node["clock_state"] != "synchronized" for node in nodes):
+        return False
+    true, shifted = nodes
+    # Reading the shifted clock takes its library up to a tenth of a millisecond.
+    room_s = 5e-4
+    assert abs(true["clock_offset_s"]) <= true["clock_uncertainty_s"] + room_s
+    error_s = abs(shifted["clock_offset_s"] - stage.true_offset_s)
+    return bool(error_s <= shifted["clock_uncertainty_s"] + room_s)
+
+
+def since(stage: TwoNodes, moment_s: float, finding: dict[str, Any]) -> float:
+    """How long after `moment_s` the wait of a finding began."""
+    opened = datetime.fromisoformat(finding["opened_at"]).timestamp()
+    return float(opened - finding["collective"]["waiting_s"] - moment_s)
+
+
+def test_two_clocks_one_timeline() -> None:
+    """One node is 2.5 s ahead and drifts, is set 3 s further ahead and back again in mid-run; no
+    false finding comes of it, and a stall that follows is blamed and timed as on one clock."""
+    with two_nodes(stall_after_s=3.0) as stage:
+        stage.begin(extra_s=0.1)
+        wait_for(lambda: aligned(stage), stage)
+
+        # Ranks of both nodes meet: 100 ms apart, not 2.6 s.
+        skew = "frd_collective_skew_seconds"
+        wait_for(lambda: stage.metric(f"{skew}_count") > 20, stage)
+        assert 0.05 < stage.metric(f"{skew}_sum") / stage.metric(f"{skew}_count") < 0.5
+
+        # A step ahead, and one back: said, counted, healed.
+        for steps, shift_s in enumerate((SHIFT_S + 3.0, SHIFT_S), 1):
+            stage.set_clock(shift_s)
+            wait_for(lambda n=steps: stage.metric("frd_clock_steps_total") == n, stage)  # type: ignore[misc]
+            wait_for(lambda: aligned(stage), stage)
+            said = "clock of .*: unsynchronized: stepped; its offset moved by [-+]3.00. s"
+            assert len(re.findall(said, stage.log("service"))) == steps
+            time.sleep(4.0)  # longer than a stall need be
+            assert stage.findings() == []
+        assert stage.metric("frd_nodes_unsynchronized") == 0
+        assert stage.metric("frd_agents_expected") == stage.metric("frd_agents_reporting") == 2
+
+        stopped_at = time.time()
+        stage.stop_file.touch()
+        wait_for(stage.findings, stage)
+        (finding,) = stage.findings()
+        assert finding["kind"] == "stall"
+        assert [suspect["rank"] for suspect in finding["suspects"]] == [LATE]
+        assert -0.1 < since(stage, stopped_at, finding) < 1.0
+
+        told = frd("status", "--http", stage.addresses.http)
+        assert re.search(r"-250\d\.\d+ ± \d+\.\d+", told)
+        assert told.count("synchronized") == 2
+        frd("dump", "--http", stage.addresses.http, "-o", str(stage.folder / "dump"))
+        identity = json.loads(
+            (stage.folder / "dump" / f"{stage.job}.meta" / "rank_2.json").read_text()
+        )
+        assert identity["clock_state"] == "synchronized"
+        assert abs(identity["clock_offset_s"] - stage.true_offset_s) < 0.01
+        assert identity["clock_uncertainty_s"] < 0.1
+        (replayed,) = json.loads(frd("replay", str(stage.folder / "data" / "journal"), "--json"))[
+            "findings"
+        ]
+        assert (replayed["id"], replayed["opened_at"]) == (finding["id"], finding["opened_at"])
+
+
+def frd(*arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "frd", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    ).stdout
