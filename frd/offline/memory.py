@@ -19,7 +19,7 @@ from frd.engine.memory_watch import MemoryWatcher
 from frd.engine.policy import Policy
 from frd.errors import TelemetryError
 from frd.forms import finding_json, span_text, utc_text
-from frd.model import AlignedNs, AttemptKey, Finding
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState
 from frd.offline.event_files import EventFile
 from frd.offline.memory_feed import Feed, Lane, lanes_of, process_text
 from frd.offline.samples import Recorded, Samples
@@ -72,7 +72,7 @@ class MemoryAnalysis:
     """What files of memory telemetry say. `findings` are the same objects as the service's."""
 
     findings: Sequence[Finding]
-    """Oldest first."""
+    """Those that were open at the end first, then the oldest."""
     jobs: Sequence[MemoryJob]
     """By name; those of which there are samples."""
     clock_source: str
@@ -187,7 +187,7 @@ def analyze_memory(
         jobs.append(job)
     if len(jobs) > 1:
         notes.append(f"{len(jobs)} jobs in these files: each is judged by itself")
-    findings.sort(key=lambda finding: finding.opened_at)
+    findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
     return MemoryAnalysis(
         findings=tuple(findings),
         jobs=tuple(jobs),
@@ -299,7 +299,7 @@ def _clocks(jobs: Sequence[MemoryJob], uncertainty_s: float) -> str:
 
 
 def _summary(findings: Sequence[Finding], jobs: Sequence[MemoryJob]) -> str:
-    """The first finding speaks for all, for the others are younger."""
+    """The first finding speaks for all: the others are younger, or over."""
     absent = [rank for job in jobs for rank in job.missing_ranks]
     without = f"; no samples of {summary.ranks(absent)}" if absent and len(jobs) == 1 else ""
     if not findings:

@@ -125,15 +125,16 @@ class Feed:
         order = np.argsort(step, kind="stable")  # within a step by lane, then time
         rows, lane, step = rows[order], lane[order], step[order]
         cuts = np.flatnonzero(np.diff(step)) + 1
+        now = AlignedNs(first)
         for a, b in pairwise([0, *cuts.tolist(), len(rows)]):
             now = AlignedNs(first + (int(step[a]) + 1) * STEP_NS)
             self._observe(lane[a:b], rows[a:b], now)
             self._fail(now)
             yield now
-        if self._ooms:  # nobody lived to tell more
-            now = AlignedNs(self._ooms[-1].at_ns)
-            self._fail(now)
-            yield now
+        # Nobody tells more, and whoever waits for those who did not tell has waited long enough.
+        now = AlignedNs(max(now, self._ooms[-1].at_ns if self._ooms else 0))
+        self._fail(now)
+        yield AlignedNs(now + STEP_NS)
 
     def _observe(self, lane: Int64s, rows: Int64s, now: AlignedNs) -> None:
         """Samples as a table: a row a series, and each at its own moments."""

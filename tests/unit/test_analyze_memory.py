@@ -1,0 +1,250 @@
+"""`frd analyze --memory`: the live verdicts from files, and what is said of the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frd
+from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.errors import TelemetryError
+from frd.model import Confidence, Finding, FindingState, Kind, SeriesKind
+from frd.offline.memory import MemoryAnalysis
+from tests.memory_jobs import GIB, Job, Row, level, plus, ramp
+from tests.telemetry_files import event, of_job, write
+from tests.unit.test_memory import SCENES
+
+CALM = level(40)
+CLIMB = plus(CALM, ramp(30, 2))
+LATER = plus(CALM, ramp(33, 9))
+
+
+def job(*curves: Any, until: float = 45, **of_row: Any) -> Job:
+    return Job([Row(rank, curve, **of_row) for rank, curve in enumerate(curves)], until)
+
+
+def analyzed(tmp_path: Path, of: Job, **options: Any) -> MemoryAnalysis:
+    return frd.load_memory(of_job(of, tmp_path / "job"), **options)
+
+
+def suspects(finding: Finding) -> list[int]:
+    return [suspect.rank for suspect in finding.suspects]
+
+
+# -- verdicts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_scene_is_judged_as_it_is_live(tmp_path: Path, name: str) -> None:
+    """What the engine says of a scene while it happens, it says of files of the same samples."""
+    scene, truths = SCENES[name]
+    found = analyzed(tmp_path, scene)
+    findings = sorted(found.findings, key=lambda finding: finding.opened_at)
+    for finding, truth in zip(findings, truths, strict=True):
+        named = finding.victims if truth.common else suspects(finding)
+        assert tuple(sorted(named)) == truth.first
+        assert truth.common or finding.victims == truth.victims
+        assert {s.confidence for s in finding.suspects} <= {truth.confidence}
+        assert finding.unknown == truth.unknown
+        assert finding.kind is Kind.MEMORY_SPIKE
+
+
+def test_clocks_of_hosts_are_not_trusted_beyond_what_is_said(tmp_path: Path) -> None:
+    """Two hosts, 1.5 s between two onsets: a tie, unless the clocks are known to be better."""
+    files = of_job(job(CLIMB, plus(CALM, ramp(31.5, 2)), CALM, CALM), tmp_path / "job")
+    write(files[1], files[1].read_bytes().replace(b'"host": "n0"', b'"host": "n1"'))
+    loose, exact = frd.load_memory(files), frd.load_memory(files, clock_uncertainty_s=0.05)
+    assert sorted(suspects(loose.findings[0])) == [0, 1]
+    assert {s.confidence for s in loose.findings[0].suspects} == {Confidence.MEDIUM}
+    assert "2 hosts, never compared" in loose.clock_source
+    assert "±1.0 s" in loose.clock_source
+    assert suspects(exact.findings[0]) == [0]
+
+
+def test_two_processes_on_one_rank(tmp_path: Path) -> None:
+    """Both sample at once, and the second one's memory rises: the rank is named, and it is said."""
+    rows = [
+        Row(0, CALM),
+        Row(1, level(20), source="train"),
+        Row(1, plus(level(10), ramp(30, 2)), source="other"),
+    ]
+    found = analyzed(tmp_path, Job(rows, 45))
+    assert suspects(found.findings[0]) == [1]
+    assert found.jobs[0].ranks[1].processes == ("process 4711", "process 4712")
+    assert any("rank 1: several processes at once" in note for note in found.warnings)
+
+
+def test_a_process_that_takes_over_starts_anew(tmp_path: Path) -> None:
+    """After a restart the memory of another process fills from nothing: that is no rise."""
+    events = [
+        event(at / 10, pid=1 + (at >= 1000), device_used_bytes=min(at % 1000, 300) * GIB // 10)
+        for at in range(2000)
+    ]
+    found = frd.load_memory([write(tmp_path / "a.jsonl", events)])
+    assert not found.findings
+    assert any("another process took over" in note for note in found.warnings)
+
+
+def test_host_memory(tmp_path: Path) -> None:
+    """A tracker without a GPU tells of the process on the host, and so does the finding."""
+    found = analyzed(tmp_path, job(CALM, CLIMB, kind=SeriesKind.HOST_USED))
+    assert "host memory of rank 1 rose first" in found.summary
+    assert found.jobs[0].ranks[1].what == "host"
+
+
+def test_only_the_allocator_is_told(tmp_path: Path) -> None:
+    """Version 4 may leave the device open: what torch holds is enough."""
+    found = analyzed(tmp_path, job(CALM, CLIMB, kind=SeriesKind.TORCH_ALLOCATED))
+    assert suspects(found.findings[0]) == [1]
+    assert found.jobs[0].ranks[1].what == "allocator"
+
+
+def test_a_failed_allocation(tmp_path: Path) -> None:
+    """The events end with one that says so, of a rank whose memory had risen."""
+    files = of_job(job(CALM, plus(CALM, ramp(30, 3)), until=44), tmp_path / "job")
+    oom = event(44.5, event_type="oom", rank=1, device_id=1)
+    write(files[1], files[1].read_bytes() + json.dumps(oom).encode() + b"\n")
+    ran_out, foreseen = frd.load_memory(files).findings
+    assert (ran_out.kind, suspects(ran_out)) == (Kind.OOM, [1])
+    assert (foreseen.kind, suspects(foreseen)) == (Kind.MEMORY_SPIKE, [1])
+    assert foreseen.state is FindingState.CLOSED
+
+
+# -- ranks and jobs --------------------------------------------------------------------------------
+
+
+def test_missing_ranks_are_told(tmp_path: Path) -> None:
+    """A world of eight, of which three sent files."""
+    events = [event(at / 10, rank=rank, world_size=8) for at in range(50) for rank in (0, 3, 7)]
+    found = frd.load_memory([write(tmp_path / "a.jsonl", events)])
+    assert found.jobs[0].missing_ranks == (1, 2, 4, 5, 6)
+    assert found.summary == "the samples show no memory trouble; no samples of ranks 1-2,4-6"
+
+
+def test_several_jobs_in_one_file(tmp_path: Path) -> None:
+    """Each is judged by itself: a rank of one is no rank of the other."""
+    one = of_job(job(CALM, CLIMB), tmp_path / "one")
+    two = of_job(job(LATER, CALM), tmp_path / "two")
+    text = b"".join(path.read_bytes() for path in one)
+    text += b"".join(path.read_bytes() for path in two).replace(b'"llama"', b'"opus"')
+    found = frd.load_memory([write(tmp_path / "both.jsonl", text)])
+    assert [(f.job, suspects(f)) for f in found.findings] == [("llama", [1]), ("opus", [0])]
+    assert set(found.to_json()["ranks"]) == {"llama/0", "llama/1", "opus/0", "opus/1"}
+    assert any("2 jobs in these files" in note for note in found.warnings)
+
+
+def test_a_rank_with_one_sample(tmp_path: Path) -> None:
+    """It is there, and nothing follows from it."""
+    events = [event(at / 10) for at in range(50)] + [event(2, rank=1)]
+    found = frd.load_memory([write(tmp_path / "a.jsonl", events)])
+    assert found.jobs[0].missing_ranks == ()
+    assert any("rank 1: fewer than two samples" in note for note in found.warnings)
+
+
+def test_jobs_without_a_name_are_called_like_their_folder(tmp_path: Path) -> None:
+    """`job_id` is null outside of launchers."""
+    folder = tmp_path / "run 7"
+    folder.mkdir()
+    path = write(folder / "a.jsonl", [event(at, job_id=None) for at in range(3)])
+    assert frd.load_memory([path]).jobs[0].job == "run 7"
+
+
+def test_what_was_left_out_is_told(tmp_path: Path) -> None:
+    """Bad lines, other events, refused counters, unknown versions, files that are not there."""
+    events = [event(0), event(1, device_used_bytes=-1), event(2, event_type="peak")]
+    path = write(tmp_path / "a.jsonl", [*events, event(3, schema_version=9)])
+    path.write_bytes(path.read_bytes() + b"oops\n")
+    notes = frd.load_memory([path, tmp_path / "absent"]).warnings
+    assert notes[0].startswith(f"{path}: line 5: ")
+    assert "No such file" in notes[1]
+    assert notes[2:] == (
+        "1 events are no samples (1 peak): left out",
+        "1 values refused: 1 negative",
+        "schema_version 9: read as 4, the latest known here",
+    )
+
+
+def test_no_samples_at_all(tmp_path: Path) -> None:
+    """An error that says why, where there is a reason."""
+    with pytest.raises(TelemetryError, match=r"absent: no memory sample in it .*No such file"):
+        frd.load_memory([tmp_path / "absent"])
+    with pytest.raises(TelemetryError, match=r"a.jsonl: no memory sample in it: name"):
+        frd.load_memory([write(tmp_path / "a.jsonl", b"")])
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+SCREEN = """\
+╭─ memory_spike · open · llama ────────────────────────────────────────────────────────────────────╮
+│ GPU memory of rank 1 rose first: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s       │
+│                                                                                                  │
+│ suspect  rank 1 on n0: memory, high confidence                                                   │
+│          memory of device 1 of rank 1: +5.8 GiB in 2.9 s, 34.2 GiB left, exhausted in about 17 s │
+│ victims  2                                                                                       │
+╰────────────────────────────────────────────── 047f5d1b32528293 · opened 2027-01-15 08:00:33 UTC ─╯
+samples    2 of 3 ranks on 1 host, 900 samples
+recorded   2027-01-15 08:00:00 to 08:00:44 UTC
+memory     rank 1: 40.0 GiB to 69.8 GiB, at most 69.8 GiB of 80.0 GiB
+           rank 2: 40.0 GiB to 80.0 GiB, at most 80.0 GiB of 80.0 GiB
+not known  ranks without samples: 0
+clocks     one host, one clock
+look at    frd analyze --memory job/rank_1.jsonl job/rank_2.jsonl --json"""
+
+
+def test_the_first_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict, who stands where, what is not known; as an engineer reads it at night."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    of_job(job(CALM, CLIMB, LATER), tmp_path / "job")
+    assert run(["analyze", "--memory", "job/rank_1.jsonl", "job/rank_2.jsonl"]) == FINDINGS_PRESENT
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert "\n".join(lines) == SCREEN
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The keys of a folder's analysis, and those that only memory has."""
+    files = of_job(job(CALM, CLIMB), tmp_path / "job")
+    assert run(["analyze", "--memory", *map(str, files), "--json"]) == FINDINGS_PRESENT
+    told = json.loads(capsys.readouterr().out)
+    assert told["findings"][0]["suspects"][0]["reason"] == "memory"
+    assert told["ranks"]["1"]["samples"] == 450
+    assert told["ranks"]["1"]["peak_bytes"] > 68 * GIB
+    assert (told["groups"], told["missing_ranks"], told["warnings"]) == ([], [], [])
+    assert told["jobs"] == [
+        {"job": "llama", "world_size": 2, "ranks": [0, 1], "missing_ranks": [], "hosts": ["n0"]}
+    ]
+
+
+def test_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0, and words that say so."""
+    files = of_job(job(CALM, CALM), tmp_path / "job")
+    assert run(["analyze", *map(str, files), "--memory"]) == 0
+    assert "the samples show no memory trouble" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--memory", "."], "is a folder: name the files"),
+        (["--memory", "a", "--entries"], "--entries: is about dumps"),
+        (["--memory", "a", "-o", "b.json"], "--output: is about dumps"),
+        ([".", "b"], "one folder of dumps at a time"),
+        ([".", "--clock-uncertainty", "1"], "add --memory"),
+        (["--memory"], "missing argument"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder or what belongs to dumps does not go with --memory, nor the other way round."""
+    assert run(["analyze", *arguments]) == USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, exit code 1."""
+    assert run(["analyze", "--memory", "/nonexistent/a.jsonl"]) == FAILED
+    assert "No such file" in capsys.readouterr().err
