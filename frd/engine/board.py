@@ -9,7 +9,7 @@ Stalls have lives of their own (`frd.engine.incident`): their subjects merge and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
 from frd.engine import compose
@@ -90,9 +90,9 @@ class Board:
         return [FindingEvent(Change.CLOSED, compose.finished(closed))]
 
     def close_all(
-        self, now: AlignedNs, reason: str, *, but: Kind | None = None
+        self, now: AlignedNs, reason: str, *, but: Collection[Kind] = ()
     ) -> list[FindingEvent]:
-        over = [s for s, told in self._open.items() if told.claim.kind is not but]
+        over = [s for s, told in self._open.items() if told.claim.kind not in but]
         return [event for subject in over for event in self.close(subject, now, reason)]
 
     def expire(self, now: AlignedNs, after_s: float) -> list[FindingEvent]:

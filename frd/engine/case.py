@@ -9,7 +9,7 @@ so that a hanging job of 16,384 ranks does not take the processor from those who
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from frd.engine.attempt import Attempt
 from frd.engine.board import Board
 from frd.engine.cause import find
 from frd.engine.incident import Incidents
+from frd.engine.late import StragglerWatcher
 from frd.engine.lost import judged_after_s
 from frd.engine.memory_watch import MemoryWatcher
 from frd.engine.picture import MismatchFact, StallTable
@@ -31,6 +32,8 @@ _PAUSE_NS_PER_RANK = 125_000
 _GIVES_WAY_NS = 60_000_000_000
 _OLD_NEWS_NS = 30_000_000_000
 """A rank that went away this long before the service heard of the attempt was told of before."""
+_FATAL = (Kind.RANK_LOST, Kind.OOM)
+"""What an attempt may have ended of is told for a while after its end."""
 
 
 class Watcher(Protocol):
@@ -49,7 +52,7 @@ class Case:
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._incidents = Incidents(key, policy)
-        self._watchers: list[Watcher] = [MemoryWatcher(key)]
+        self._watchers: list[Watcher] = [MemoryWatcher(key), StragglerWatcher(key, policy)]
         self._boards: list[Incidents | Board] = [self._incidents]
         self._boards += [watcher.board for watcher in self._watchers]
         self.attempt: Attempt | None = None
@@ -98,7 +101,7 @@ class Case:
         return [finding for board in self._boards for finding in board.findings(now)]
 
     def close_all(
-        self, now: AlignedNs, reason: str, *, but: Kind | None = None
+        self, now: AlignedNs, reason: str, *, but: Collection[Kind] = ()
     ) -> list[FindingEvent]:
         return [e for board in self._boards for e in board.close_all(now, reason, but=but)]
 
@@ -148,7 +151,7 @@ class Case:
         elif self.ended_at is None:
             self.ended_at = now
         elif now - self.ended_at > (judged_after_s(self._policy) + 0.5) * 1e9:
-            yield from self.close_all(now, "the attempt ended", but=Kind.RANK_LOST)
+            yield from self.close_all(now, "the attempt ended", but=_FATAL)
             return
         before = len(self)
         yield from self._look_for_stalls(attempt, now, room)

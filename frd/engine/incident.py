@@ -8,7 +8,7 @@ changes its mind, is `frd.engine.claim`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from frd.engine import compose
 from frd.engine.cause import Verdict
@@ -75,9 +75,9 @@ class Incidents:
         return [self._close(claim, now, f"nothing new for {after_s:.0f} s") for claim in over]
 
     def close_all(
-        self, now: AlignedNs, reason: str, *, but: Kind | None = None
+        self, now: AlignedNs, reason: str, *, but: Collection[Kind] = ()
     ) -> list[FindingEvent]:
-        over = [claim for claim in self._open.values() if claim.finding.kind is not but]
+        over = [claim for claim in self._open.values() if claim.finding.kind not in but]
         return [self._close(claim, now, reason) for claim in over]
 
     def update(

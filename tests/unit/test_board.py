@@ -89,5 +89,5 @@ def test_an_attempt_that_ends_closes_what_is_open() -> None:
     findings = board()
     findings.put(claim(3), AlignedNs(S))
     findings.put(claim(4), AlignedNs(S))
-    assert findings.close_all(AlignedNs(2 * S), "ended", but=Kind.STRAGGLER) == []
+    assert findings.close_all(AlignedNs(2 * S), "ended", but=(Kind.STRAGGLER,)) == []
     assert len(findings.close_all(AlignedNs(2 * S), "ended")) == 2

@@ -6,21 +6,27 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
+from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
+    Finding,
+    FindingState,
     Int64s,
+    Kind,
     MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     RankInfo,
+    RankState,
+    RankStatus,
     SeriesInfo,
     SeriesKind,
 )
 from frd.service.memory import UNKNOWN_UNCERTAINTY_NS
 from frd.views import MemoryView
-from frd.wire import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, encode_agent
+from frd.wire import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, Statuses
 from tests.unit.test_session import OFFSET, S, Service, Stream
 
 GIB = 1 << 30
@@ -127,9 +133,23 @@ def test_attempts_of_one_stream_are_kept_apart() -> None:
         stream.send(samples(stream, [0, 3], [[GIB], [GIB]]))
 
 
-def test_events_of_a_rank_reach_its_attempt() -> None:
-    """An out-of-memory event names the stream index of rank 3; a wrong clock tells no future."""
-    stream = declared(Service().stream())
+def test_out_of_memory_outlives_the_attempt_that_it_ended() -> None:
+    """Rank 3 cannot allocate and dies, and so do the others: the finding stays, for a while."""
+    service = Service(Policy(lost_close_after_s=60))
+    stream = declared(service.stream())
     event = MemoryEvent(1, MemoryEventKind.OOM, stream.node_now(), requested_bytes=GIB)
-    data = encode_agent(MemoryEvents((event,)))
-    assert stream.session.receive(data, AlignedNs(stream.service.now)) == MemoryEvents((event,))
+    stream.send(MemoryEvents((event,)))
+    gone = [RankStatus(i, RankState.EXITED, stream.node_now(), "MemoryError") for i in (0, 1)]
+    stream.send(Statuses(tuple(gone)))
+    found: dict[str, Finding] = {}
+    for _ in range(30):
+        service.now += S
+        events = service.engine.advance(AlignedNs(service.now))
+        found |= {event.finding.id: event.finding for event in events}
+    (finding,) = (one for one in found.values() if one.kind is Kind.OOM)
+    assert [suspect.rank for suspect in finding.suspects] == [3]
+    assert "host memory" in finding.summary
+    assert finding.state is FindingState.OPEN
+    service.now += 60 * S
+    closed = [event.finding for event in service.engine.advance(AlignedNs(service.now))]
+    assert finding.id in [one.id for one in closed if one.state is FindingState.CLOSED]
