@@ -101,7 +101,7 @@ class EventFile:
                 line, is_too_long, begin = line + 1, False, rest.find(b"\n") + 1
                 rest, end = rest[begin:], end - begin
             if end:
-                yield self._lines(rest[:end], line)
+                yield self._lines(memoryview(rest)[:end], line)
                 line += rest.count(b"\n", 0, end)
                 rest = rest[end:]
             if len(rest) > MAX_EVENT_BYTES or is_too_long:
@@ -111,11 +111,11 @@ class EventFile:
         if rest:
             yield self._lines(rest, line)
 
-    def _lines(self, text: bytes, line: int) -> list[Event]:
+    def _lines(self, text: bytes | memoryview, line: int) -> list[Event]:
         try:
             return self._one.decode_lines(text)
         except _BAD:
-            lines = enumerate(text.split(b"\n"), line)
+            lines = enumerate(bytes(text).split(b"\n"), line)
             return self._each((f"line {at}", one) for at, one in lines if one.strip())
 
     def _each(self, texts: Iterator[tuple[str, bytes]]) -> list[Event]:
