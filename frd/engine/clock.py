@@ -22,12 +22,12 @@ nothing one tells moves another's. Memory is bounded, and bounds are integers, r
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from frd.engine.alignment import FAR_NS, Alignment, ClockState
+from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
 from frd.engine.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
 from frd.engine.history import LONG_NS, History
-from frd.engine.hull import Strip
+from frd.engine.hull import Corridor
 from frd.engine.realtime import RealTable
 from frd.engine.witness import Witnesses
 from frd.model import AlignedNs, Int64s, NodeNs, NodeRawNs, ServiceRawNs
@@ -47,7 +47,6 @@ START_OVER: Final = 8
 _DRIFT: Final = 9_900
 """One part in so many is a drift of 101 ppm: 100, and what measuring it by a clock that drifts
 adds."""
-_STEEPEST: Final = 1 / _DRIFT
 _LINE_NS: Final = 10_000_000_000
 """So far back an alignment's line reaches."""
 _FLOORS_NS: Final = 5
@@ -83,6 +82,24 @@ class Bounds:
         )
 
 
+class Newest(NamedTuple):
+    """What is known of a clock at one moment, less its past."""
+
+    reason: str
+    """Why the clock is unsynchronized; empty otherwise."""
+    now_ns: AlignedNs
+    at_ns: int
+    """The node's real clock, when it was read last."""
+    offset_ns: int
+    """Service minus node, then."""
+    half_ns: int
+    """The offset is off by so much at most."""
+    rate: float
+    """How fast it grows, in ns per ns."""
+    drift: float
+    """Of the service's raw clock against the node's."""
+
+
 def _node_table() -> RealTable[NodeRawNs, NodeNs]:
     return RealTable(most=16)
 
@@ -98,8 +115,7 @@ class NodeClock:
         """Of the last two windows: number, shortest way of a message."""
         self._last: Exchange | None = None
         self._bounds: Bounds | None = None
-        self._strips: list[tuple[int, Strip]] = []
-        """With the node raw time since which each learns; the older one tells."""
+        self._corridor: Corridor | None = None
         self._agreed = AGREE
         self._refused = 0
         self._unread = 0
@@ -109,8 +125,8 @@ class NodeClock:
         """Node raw time of the newest knot."""
         self._service_steps = 0
         self._witnesses = Witnesses()
-        self._line: tuple[int, int, float] | None = None
-        self._half = 0
+        self._newest: Newest | None = None
+        """That rests on exchanges."""
 
     # -- what comes in -------------------------------------------------------------------------
 
@@ -143,23 +159,17 @@ class NodeClock:
         return None
 
     def _learn(self, x: Exchange) -> None:
-        """Teach the strips; one that no line fits any more has seen the drift change."""
         t1, t2, t3, at = x
         upper, lower = t2 - t1 + (at - t1) // _DRIFT, t3 - at
-        strips = self._strips
-        if strips:
-            since, youngest = strips[-1]
-            if at - since <= WINDOW_NS and youngest.idle(at, upper, lower):
-                return
-            strips = [strip for strip in strips if strip[1].add(at, upper, lower)]
-        if not strips or at - strips[-1][0] > WINDOW_NS:
-            strips.append((at, Strip(_STEEPEST, at, upper, lower)))
-        self._strips = strips[-2:]
+        if self._corridor is None:
+            self._corridor = Corridor(1 / _DRIFT, at, upper, lower)
+        else:
+            self._corridor.add(at, upper, lower)
 
     def _contradicted(self) -> None:
         self.contradictions += 1
         self._agreed = 0
-        self._strips = []
+        self._corridor = None
         self._witnesses = Witnesses()
         if self._history is not None:
             self._history.distrust(self._node.last_real)
@@ -215,10 +225,11 @@ class NodeClock:
         later than they were told. False when enough peers say what cannot be: all that was learned
         is dropped.
         """
-        if self._line is None:
+        newest = self._newest
+        if newest is None or newest.reason:
             return True
-        at_ns, line_ns, rate = self._line
-        offset = line_ns + int((at - line_ns - at_ns) * rate)
+        later = at - newest.offset_ns - newest.at_ns
+        offset = newest.offset_ns + int(later * newest.rate)
         self._witnesses.tell(
             peer,
             peers,
@@ -227,7 +238,8 @@ class NodeClock:
             None if most_ns is None else offset + most_ns,
         )
         low, high = self._witnesses.interval(at)
-        if low <= offset + 2 * self._half and offset - 2 * self._half <= high:
+        spare = 2 * newest.half_ns + abs(later) * GROWTH_PPM // 1_000_000
+        if low <= offset + spare and offset - spare <= high:
             return True
         self._contradicted()
         self._last = self._bounds = None
@@ -235,44 +247,59 @@ class NodeClock:
 
     # -- what is known -------------------------------------------------------------------------
 
-    def alignment(self, now: ServiceRawNs, table: ServiceTable) -> Alignment:
-        """What is known now; `table` should have been read just before."""
+    def newest(self, now: ServiceRawNs, table: ServiceTable) -> Newest:
+        """What is known now, cheaply; `table` should have been read just before."""
         if table.steps != self._service_steps:
             self._service_stepped(now, table)
-        last, bounds, history = self._last, self._bounds, self._history
-        if last is None or bounds is None or history is None:
+        last, bounds, corridor, history = self._last, self._bounds, self._corridor, self._history
+        if last is None or bounds is None or corridor is None or history is None:
             return self._unknown(now, table)
         reason = self._reason(last, now, table.stepped_at)
         if not reason and self._is_stale(bounds.first, table.stepped_at):
             bounds = self._bounds = Bounds(last)
-
         raw, node_ahead, slack = self._node.last()
         low, high = bounds.at(raw)
-        raw_offset, drift = self._strips[0][1].line(raw)
-        raw_offset = min(max(raw_offset, low), high)
-        ahead, loose = table.ahead(raw + raw_offset)
-        at_ns = raw + node_ahead
-        line_ns = min(max(raw_offset - node_ahead + ahead, -FAR_NS), FAR_NS)
-        half = max(high - raw_offset, raw_offset - low)
+        offset = corridor.at(raw)
+        if not low <= offset <= high:
+            offset = low if offset < low else high
+        ahead, loose = table.ahead(raw + offset)
+        half = high - offset if high - offset > offset - low else offset - low
         half += slack + loose + half // 1_000 + _FLOORS_NS
+        at_ns, offset_ns = raw + node_ahead, offset - node_ahead + ahead
+        if not -FAR_NS < offset_ns < FAR_NS:
+            offset_ns = min(max(offset_ns, -FAR_NS), FAR_NS)
         if self._witnesses:
-            line_ns, half = self._clamped(at_ns, line_ns, half)
-        rate = drift - self._node.rate + table.rate
+            offset_ns, half = self._clamped(at_ns, offset_ns, half)
         if not reason and raw > self._knot_raw:
-            history.add((at_ns, line_ns, half))
+            history.add((at_ns, offset_ns, half))
             self._knot_raw = raw
-        self._line, self._half = (at_ns, line_ns, rate), half
-        return Alignment(
-            ClockState.UNSYNCHRONIZED if reason else ClockState.SYNCHRONIZED,
+        self._newest = newest = Newest(
             reason,
             AlignedNs(now + ahead),
             at_ns,
-            line_ns,
+            offset_ns,
+            half,
+            corridor.slope - self._node.rate + table.rate,
+            corridor.slope,
+        )
+        return newest
+
+    def alignment(self, now: ServiceRawNs, table: ServiceTable) -> Alignment:
+        """What is known now, as something to align with and to keep."""
+        reason, now_ns, at_ns, offset_ns, _, rate, drift = self.newest(now, table)
+        last, history = self._last, self._history
+        learned = history is not None and self._newest is not None
+        return Alignment(
+            ClockState.UNSYNCHRONIZED if reason else ClockState.SYNCHRONIZED,
+            reason,
+            now_ns,
+            at_ns,
+            offset_ns,
             rate,
-            max(history.start_ns, at_ns - _LINE_NS),
+            max(history.start_ns, at_ns - _LINE_NS) if history and learned else -FAR_NS,
             drift * 1e6,
-            (now - last.t3) / 1e9,
-            history.segments(),
+            (now - last.t3) / 1e9 if last else 0.0,
+            history.segments() if history and learned else (),
         )
 
     def _service_stepped(self, now: ServiceRawNs, table: ServiceTable) -> None:
@@ -283,13 +310,12 @@ class NodeClock:
         elif self._history is not None:
             self._history.shift(self._node.last_real + now - self._last.t2, once=once)
 
-    def _unknown(self, now: ServiceRawNs, table: ServiceTable) -> Alignment:
+    def _unknown(self, now: ServiceRawNs, table: ServiceTable) -> Newest:
         now_ns = AlignedNs(now + table.ahead(now)[0])
-        reason = "contradiction" if self._agreed < AGREE else "no exchange yet"
-        at_ns, line_ns, rate = self._line or (0, min([w for _, w in self._least], default=0), 0.0)
-        return Alignment(
-            ClockState.UNSYNCHRONIZED, reason, now_ns, at_ns, line_ns, rate, -FAR_NS, 0.0, 0.0, ()
-        )
+        if self._newest is not None:
+            return self._newest._replace(reason="contradiction", now_ns=now_ns)
+        offset_ns = min([delay for _, delay in self._least], default=0)
+        return Newest("no exchange yet", now_ns, now_ns - offset_ns, offset_ns, 0, 0.0, 0.0)
 
     def _reason(self, last: Exchange, now: ServiceRawNs, service_stepped_at: int) -> str:
         """Why nothing can be claimed; empty when something can."""

@@ -1,93 +1,157 @@
 """The line between two clouds of points: where a clock's offset lies if its drift is constant.
 
-Every exchange bounds the offset from above and from below. The lines that pass under all upper
-points and over all lower ones are the offsets that a constant drift permits; two of them are
-extreme, the steepest and the flattest, and to the right of all points they are also the highest
-and the lowest. Their bisector is the estimate (after Duda's hulls and Jabbarifar's bisector).
+Every exchange bounds the offset from above and from below; how loosely depends on its luck with the
+network. Of the exchanges of a few seconds only the luckiest on either side counts. Over a window of
+one to two minutes these are two clouds, and the estimate is the line in the middle of the widest
+corridor between their hulls: the bisector of the two parallel lines that touch them. (Hulls: Duda;
+the widest corridor: Huygens, there called a support vector machine.)
 
-Points come from left to right. A point that no permitted line can touch will never be touched
-later, since what is permitted only shrinks; it is forgotten at once, and most are like that. The
-others are kept as hulls, by a monotone chain. Nothing leaves a strip: whoever wants a window keeps
-two strips of different age.
-
-What is told here is an estimate, in floats relative to the first point. It says nothing when the
+What is told here is an estimate, in floats relative to the first point. It says little when the
 drift changes, and its caller must not rest a bound on it.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
-MOST_POINTS: Final = 32
-"""Of a hull; beyond it the oldest are forgotten, which costs precision only."""
+BATCH_NS: Final = 10_000_000_000
+MOST_BATCHES: Final = 12
+_FEW: Final = 4
+"""With fewer batches than this every better point counts at once."""
+_FIT_EVERY: Final = 4
+"""After so many batches the oldest are let go of, though no new point cuts into the corridor."""
 
-Hull: TypeAlias = list[tuple[int, int]]
-"""Convex from below. That of the lower points is kept upside down."""
+Point: TypeAlias = tuple[int, int]
 
 
-class Strip:
-    """Lines ``y = offset(x)`` with a slope of at most `steepest` either way."""
+class Corridor:
+    """Points come from left to right, as nanoseconds."""
 
-    __slots__ = ("_high", "_low", "_lowers", "_steepest", "_uppers", "_x", "_y")
+    __slots__ = (
+        "_bottom",
+        "_end",
+        "_fitted",
+        "_lower",
+        "_lowers",
+        "_steepest",
+        "_top",
+        "_upper",
+        "_uppers",
+        "_x",
+        "_y",
+        "slope",
+    )
 
     def __init__(self, steepest: float, x: int, upper: int, lower: int) -> None:
-        """The first two points, both at `x`."""
+        """The first two points, both at `x`. No line may be steeper than `steepest`."""
         self._x, self._y = x, upper
         self._steepest = steepest
-        self._uppers: Hull = [(0, 0)]
-        self._lowers: Hull = [(0, upper - lower)]
-        self._high = (0, 0, steepest)
-        self._low = (0, lower - upper, -steepest)
+        self._upper: Point = (0, 0)
+        """The best of the current batch; likewise `_lower`."""
+        self._lower: Point = (0, lower - upper)
+        self._end = BATCH_NS
+        self._uppers: deque[Point] = deque(maxlen=MOST_BATCHES)
+        """The best of each batch before."""
+        self._lowers: deque[Point] = deque(maxlen=MOST_BATCHES)
+        self._fitted = 0
+        """Batches since the last fit."""
+        self.slope = 0.0
+        self._top, self._bottom = 0.0, float(lower - upper)
+        """Heights of the corridor's edges above the first point."""
 
-    def add(self, x: int, upper: int, lower: int) -> bool:
-        """Two more points at `x`, to the right of the others; False: no line would be left."""
+    def add(self, x: int, upper: int, lower: int) -> None:
+        """Two more points at `x`, to the right of the others."""
         x -= self._x
         upper -= self._y
         lower -= self._y
-        x_high, y_high, rise = self._high
-        x_low, y_low, fall = self._low
-        high = y_high + rise * (x - x_high)
-        low = y_low + fall * (x - x_low)
-        if upper < low or lower > high:
-            return False
-        if upper < high:
-            self._high = (x, upper, min(_flattest(self._lowers, x, upper), self._steepest))
-        if lower > low:
-            self._low = (x, lower, -min(_flattest(self._uppers, x, -lower), self._steepest))
-            _append(self._lowers, x, -lower)
-        if upper < high:
-            _append(self._uppers, x, upper)
-        return True
+        if x > self._end:
+            self._next((x, upper), (x, lower))
+            return
+        slope = self.slope
+        x_upper, y_upper = self._upper
+        x_lower, y_lower = self._lower
+        if upper - y_upper < slope * (x - x_upper):
+            self._upper = (x, upper)
+        if lower - y_lower > slope * (x - x_lower):
+            self._lower = (x, lower)
+        if len(self._uppers) < _FEW and self._is_cut():
+            self._fit()
 
-    def idle(self, x: int, upper: int, lower: int) -> bool:
-        """These points would touch no line, neither here nor in an older strip."""
-        x -= self._x
-        x_high, y_high, rise = self._high
-        x_low, y_low, fall = self._low
-        return upper - self._y >= y_high + rise * (
-            x - x_high
-        ) and lower - self._y <= y_low + fall * (x - x_low)
+    def at(self, x: int) -> int:
+        """Height of the line at `x`."""
+        return self._y + int((self._top + self._bottom) / 2 + self.slope * (x - self._x))
 
-    def line(self, x: int) -> tuple[int, float]:
-        """Height and slope of the bisector at `x`."""
-        x -= self._x
-        x_high, y_high, rise = self._high
-        x_low, y_low, fall = self._low
-        twice = y_high + rise * (x - x_high) + y_low + fall * (x - x_low)
-        return self._y + int(twice / 2), (rise + fall) / 2
+    def _next(self, upper: Point, lower: Point) -> None:
+        """The current batch is over; these begin another."""
+        is_cut = self._is_cut()
+        self._uppers.append(self._upper)
+        self._lowers.append(self._lower)
+        self._upper, self._lower = upper, lower
+        self._end = upper[0] + BATCH_NS
+        self._fitted += 1
+        if is_cut or self._fitted >= _FIT_EVERY:
+            self._fit()
+
+    def _is_cut(self) -> bool:
+        """A point of this batch lies within the corridor."""
+        x_upper, y_upper = self._upper
+        x_lower, y_lower = self._lower
+        slope = self.slope
+        return y_upper - slope * x_upper < self._top or y_lower - slope * x_lower > self._bottom
+
+    def _fit(self) -> None:
+        """Lay the corridor anew; when the drift has changed, between younger points only."""
+        self._fitted = 0
+        while True:
+            high = _hull([*self._uppers, self._upper])
+            low = _hull([(x, -y) for x, y in (*self._lowers, self._lower)])
+            slope = max(-self._steepest, min(_widest(high, low), self._steepest))
+            self.slope = slope
+            self._top = min([y - slope * x for x, y in high])
+            self._bottom = -min([y + slope * x for x, y in low])
+            if self._top >= self._bottom or not self._uppers:
+                return
+            for points in (self._uppers, self._lowers):
+                for _ in range((len(points) + 1) // 2):
+                    points.popleft()
 
 
-def _flattest(hull: Hull, x: int, y: int) -> float:
-    """The least slope by which a line reaches (x, y) from a point that mirrors one of the hull."""
-    return min([(y + b) / (x - a) for a, b in hull])
+def _hull(points: Iterable[Point]) -> list[Point]:
+    """Convex from below; a monotone chain."""
+    hull: list[Point] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (x_1, y_1), (x_2, y_2) = hull[-2:]
+            if (y_2 - y_1) * (x - x_2) < (y - y_2) * (x_2 - x_1):
+                break
+            del hull[-1]
+        hull.append((x, y))
+    return hull
 
 
-def _append(hull: Hull, x: int, y: int) -> None:
-    while len(hull) > 1:
-        (x_1, y_1), (x_2, y_2) = hull[-2:]
-        if (y_2 - y_1) * (x - x_2) < (y - y_2) * (x_2 - x_1):
-            break
-        del hull[-1]
-    hull.append((x, y))
-    if len(hull) > MOST_POINTS:
-        del hull[0]
+def _widest(high: list[Point], low: list[Point]) -> float:
+    """Slope of the widest corridor between a hull and the mirror image of another.
+
+    The steeper a line, the further right it touches the upper hull and the further left the lower
+    one; the corridor is widest where these pass each other.
+    """
+    i, j = 0, len(low) - 1
+    slope = 0.0
+    while high[i][0] < low[j][0]:
+        rise = _slope(high[i], high[i + 1]) if i + 1 < len(high) else None
+        fall = -_slope(low[j - 1], low[j]) if j else None
+        if fall is None or (rise is not None and rise < fall):
+            if rise is None:
+                break
+            slope = rise
+            i += 1
+        else:
+            slope = fall
+            j -= 1
+    return slope
+
+
+def _slope(a: Point, b: Point) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])

@@ -140,16 +140,14 @@ class RealTable(Generic[Raw, Real]):
         raws = self._raws
         if raw >= raws[-1]:
             return self._aheads[-1], self._slacks[-1] + _grown(raw - raws[-1])
-        i = bisect_right(raws, raw)
-        if not i:
+        if raw < raws[0]:
             return self._aheads[0], self._slacks[0] + _grown(raws[0] - raw)
-        before, after = raws[i - 1], raws[i]
-        a, b = self._aheads[i - 1], self._aheads[i]
-        grown = _grown(min(raw - before, after - raw))
-        low = min(a - self._slacks[i - 1], b - self._slacks[i]) - grown
-        high = max(a + self._slacks[i - 1], b + self._slacks[i]) + grown
-        ahead = a + (b - a) * (raw - before) // (after - before)
-        return ahead, max(high - ahead, ahead - low)
+        i = len(raws) - 1 if raw >= raws[-2] else bisect_right(raws, raw)
+        since, until = raw - raws[i - 1], raws[i] - raw
+        before, after = self._aheads[i - 1], self._aheads[i]
+        ahead = before + (after - before) * since // (since + until)
+        loose = max(self._slacks[i - 1], self._slacks[i]) + _grown(min(since, until))
+        return ahead, max(abs(before - ahead), abs(after - ahead)) + loose
 
 
 def _grown(ns: int) -> int:

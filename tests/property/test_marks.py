@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +47,7 @@ def alignment(offset_ns: int) -> Alignment:
     if not offset_ns % 2:
         return line
     early = Segment(NOW - 20_000, NOW, True, ((NOW - 15_000, 2 * offset_ns, 1),))
-    return replace(line, line_from_ns=NOW - 8_000, segments=(early,))
+    return line._replace(line_from_ns=NOW - 8_000, segments=(early,))
 
 
 def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -> object:
