@@ -26,7 +26,13 @@ _ALL: Final = 0.8
 _COMPARABLE: Final = 0.2
 """A rise of this part of another's matters as much,"""
 _URGENT: Final = 10
-"""and so does a smaller one that exhausts its capacity within this many times the horizon."""
+"""and so does a smaller one that goes on, to exhaustion within this many times the horizon."""
+_GOES_ON_NS: Final = 2 * SECOND
+"""It has grown within this long, after it began;"""
+_BEGINS_NS: Final = SECOND // 2
+"""or it has only begun."""
+_FRESH_NS: Final = 5 * SECOND
+"""A small rise this young may be the beginning of a large one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,10 @@ class Rises:
     lo: Int64s
     hi: Int64s
     risen: Int64s
+    fresh: Bools
+    """It began a moment ago."""
     urgent: Bools
+    """It goes on growing, and there is not room for that for long."""
     visible: Bools
     young: Bools
     """It began while the rank was warming up."""
@@ -59,7 +68,7 @@ class Cause:
     later: Int64s
     common: bool
     doubtful: Int64s
-    """Early enough to be the first, but too small to tell whether they rise at all."""
+    """Early enough to be the first, but too small yet to tell whether they matter."""
 
 
 def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
@@ -75,19 +84,23 @@ def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
     one = row[start]
     if not len(row):
         start = np.zeros(0, np.int64)
-    left, rate = series.headroom(row), series.rate[row]
-    urgent = (rate > 0) & (left <= _URGENT * policy.memory_horizon_s * rate)
-    visible = series.peak[row] - series.high[row] >= series.visible[row]
+    now, risen = series.end[row], series.peak[row] - series.high[row]
+    grown_ns = now - series.mark_at[row]
+    goes_on = (grown_ns <= _GOES_ON_NS) & (series.mark_at[row] > hi) | (now - hi <= _BEGINS_NS)
+    mean = risen / np.maximum(now - series.lo[row], 1) * SECOND
+    urgent = goes_on & (series.headroom(row) <= _URGENT * policy.memory_horizon_s * mean)
+    visible = risen >= series.visible[row]
     visible &= (series.twice[row] > 0) | (series.hot[row] > 0)  # else its onset may move
     return Rises(
         rank=rank[start],
         row=one,
         lo=lo[start],
         hi=hi[start],
-        risen=_by_rank(np.maximum, series.peak[row] - series.high[row], start),
+        risen=_by_rank(np.maximum, risen, start),
+        fresh=_by_rank(np.logical_or, now - hi <= _FRESH_NS, start),
         urgent=_by_rank(np.logical_or, urgent, start),
         visible=_by_rank(np.logical_or, visible, start),
-        young=lo[start] - series.first[one] < policy.memory_warmup_s * SECOND,
+        young=series.is_young(one),
         hot=_by_rank(np.logical_or, series.hot[row] > 0, start),
         incident=_by_rank(np.maximum, series.incident[row], start),
     )
@@ -125,7 +138,7 @@ def with_failures(
     yes, no = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     more = Rises(
         rank[bare], np.full(count, -1), lo[bare], hi[bare], requested[bare],
-        urgent=yes, visible=yes, young=no, hot=yes, incident=np.zeros(count, np.int32),
+        fresh=yes, urgent=yes, visible=yes, young=no, hot=yes, incident=np.zeros(count, np.int32),
     )  # fmt: skip
     both = Rises(
         *(
@@ -162,13 +175,14 @@ def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
     limit = of.hi[able].min()
     first = able[of.lo[able] <= limit]
     later = able[of.lo[able] > limit]
-    small = near[~of.visible[near] & ~of.young[near]]
-    together = _together(of, np.concatenate((able, small)), int(limit))
+    small = near[~can[near] & ~of.young[near]]
+    tiny = small[~of.visible[small]]
+    together = _together(of, np.concatenate((able, tiny)), int(limit))
     common = ranks > 1 and len(together) >= _ALL * ranks
     if common:
         first = np.intersect1d(together, able)
         later = np.setdiff1d(able, first)
-    doubtful = small[of.urgent[small] & (of.lo[small] <= limit)]
+    doubtful = small[of.fresh[small] & (of.lo[small] <= limit)]
     return Cause(first, later, common, doubtful)
 
 

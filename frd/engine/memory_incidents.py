@@ -32,6 +32,10 @@ _TELL_NS: Final = 2 * SECOND
 """A rank that has told of this much after the onset, and does not rise, did not rise."""
 _SOON_NS: Final = SECOND * 3 // 10
 """Samples of different ranks are taken at different times."""
+_SURE_NS: Final = 5 * SECOND
+"""A rise that is hidden in what its rank does anyhow has shown itself after this."""
+_HIDES: Final = 16
+"""What a rank does anyhow can hide a rise if it is more than this part of the rise that counts."""
 _STEADY: Final = 3
 """A rise whose rate is within this factor of its mean, and which is slow, is a leak."""
 
@@ -54,6 +58,8 @@ class Incident:
     unknown: set[int] = field(default_factory=set)
     victims: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
+    sure: bool = False
+    """Nobody can have risen before without being seen by now."""
     keep_until: int = 0
     told: MemoryVerdict | None = None
 
@@ -62,7 +68,7 @@ class Incident:
         if len(self.first) > 1:
             return Confidence.MEDIUM if len(self.first) == 2 else Confidence.LOW
         seen = all(row >= 0 for row in self.first.values())
-        return Confidence.HIGH if seen and not self.unknown else Confidence.MEDIUM
+        return Confidence.HIGH if seen and self.sure and not self.unknown else Confidence.MEDIUM
 
     def tell(self, now: AlignedNs, reason: str = "") -> list[MemoryVerdict]:
         """What is new of it since this was called last; it is over for `reason`."""
@@ -182,9 +188,9 @@ class MemoryIncidents:
         self._add(incident, of, cause.first[np.argsort(of.hi[cause.first])], failures)
         self._add_victims(incident, of, cause.later)
         silent = np.intersect1d(alive, heard.rank[~heard.saw(limit)])
-        incident.unknown = {*silent.tolist(), *of.rank[cause.doubtful].tolist()} - set(
-            of.rank[of.visible].tolist()
-        )
+        incident.unknown = {*silent.tolist(), *of.rank[cause.doubtful].tolist()} - incident.victims
+        lead = int(of.risen[cause.first].min())
+        incident.sure = heard.highest_band * _HIDES <= lead or heard.all_have_told(limit + _SURE_NS)
         incident.leak = kind is Kind.MEMORY_SPIKE and all(
             map(self._is_leak, incident.rises.values())
         )
@@ -240,8 +246,12 @@ class MemoryIncidents:
         matters = memory_cause.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
         self._add(incident, of, np.flatnonzero(free & early & matters), {})
         self._add_victims(incident, of, np.flatnonzero(free & ~early))
+        heard = _Heard(self._series, incident.on_host)
+        if not incident.sure:
+            doubtful = (of.incident == 0) & early & of.fresh & ~of.young
+            incident.unknown.update(of.rank[doubtful].tolist())
+            incident.sure = heard.all_have_told(incident.limit + _SURE_NS)
         if incident.unknown:
-            heard = _Heard(self._series, incident.on_host)
             told = heard.rank[
                 heard.saw(incident.limit) & (heard.newest >= incident.limit + _TELL_NS)
             ]
@@ -340,7 +350,9 @@ class _Heard:
         self.rank = rank[start]
         self.first: Int64s = series.first[row]
         self.newest: Int64s = series.end[row]
+        self.highest_band = 0
         if len(row):
+            self.highest_band = int(series.band_height(row).max())
             self.first = np.minimum.reduceat(self.first, start)
             self.newest = np.maximum.reduceat(self.newest, start)
 

@@ -34,15 +34,15 @@ SECOND: Final = 1_000_000_000
 BIN_NS: Final = 2 * SECOND
 BINS: Final = 36
 _NEWEST: Final = 4
-"""Bins that are too young to say what is usual,"""
-_ENOUGH: Final = 8
-"""once there are so many older ones."""
+"""Bins that are too young to say what is usual, as are those of the warm-up,"""
+_ENOUGH: Final = 4
+"""once there are so many others."""
 _FEW_SAMPLES: Final = 5
 """Less says nothing of what is usual."""
-_SLACK: Final = 0.25
+_SLACK: Final = 0.5
 """Share of what a series moves anyhow,"""
-_SLACK_SAMPLES: Final = 4
-"""and so much more while few samples tell how much that is."""
+_SLACK_BINS: Final = 1
+"""and so much more while few bins tell how much that is."""
 _SLACK_OF_MIN: Final = 64
 """The least slack, as a part of the least rise: what drivers and interpreters do by themselves."""
 _LONGEST_DIP_NS: Final = 10 * SECOND
@@ -327,7 +327,8 @@ class Series(Columns):
         """Which of these rises are worth a finding, and which have found their level."""
         policy = self._policy
         row = row[self.rising[row]]
-        grows = self.peak[row] > self.mark[row] + self.visible[row] // _GROWTH_PARTS
+        enough = np.maximum(self.visible[row], (self.peak[row] - self.high[row]) // 4)
+        grows = self.peak[row] > self.mark[row] + enough // _GROWTH_PARTS
         self.mark[row[grows]] = self.peak[row[grows]]
         self.mark_at[row[grows]] = self.end[row[grows]]
         young = self.is_young(row)
@@ -341,15 +342,21 @@ class Series(Columns):
         self.hot[row[hot]] = self.end[row[hot]]
         patience = np.full(len(row), round(policy.memory_link_s * SECOND))
         patience[self.peak[row] - self.high[row] < self.visible[row]] = _SMALL_SETTLE_NS
-        patience[young] = _YOUNG_SETTLE_NS
+        patience[self._began_young(row)] = _YOUNG_SETTLE_NS
         patience[self.incident[row] > 0] = round(policy.memory_settle_s * SECOND)
         settled = row[self.end[row] - self.mark_at[row] > patience]
         if len(settled):
             self.settle(settled)
 
     def is_young(self, row: Int64s) -> Bools:
+        """It warms up, or began to rise while it did and has not had time to stop."""
         warmup_ns = round(self._policy.memory_warmup_s * SECOND)
-        return self.end[row] - self.first[row] < warmup_ns
+        age = self.begin[row] - self.first[row]
+        return (age < warmup_ns) | (self._began_young(row) & (age < 2 * warmup_ns))
+
+    def _began_young(self, row: Int64s) -> Bools:
+        warmup_ns = round(self._policy.memory_warmup_s * SECOND)
+        return self.rising[row] & (self.lo[row] - self.first[row] < warmup_ns)
 
     def risen(self, row: Int64s) -> Int64s:
         """Beyond the usual level, now."""
@@ -373,6 +380,11 @@ class Series(Columns):
         share = np.minimum((band - self.low[row]) / beyond, _DIP_GAPS)
         slow = np.where(twice > 0, twice - hi, ((self.mark_at[row] - hi) * share).astype(np.int64))
         return lo - _GENTLE * slow, hi
+
+    def band_height(self, row: Int64s) -> Int64s:
+        """How far each may rise before anybody sees it."""
+        height: Int64s = self.high[row] + self.slack[row] - self.low[row]
+        return height
 
     def settle(self, row: Int64s) -> None:
         """The level that these have risen to is their usual one from now on."""
@@ -404,17 +416,20 @@ class Series(Columns):
     def _learn(self, row: Int64s) -> None:
         """The band, from the bins; it stays as it is where no bin tells."""
         usual = self._bins_usual[row] & (self._bins_count[row] > 0)
+        warmup_ns = round(self._policy.memory_warmup_s * SECOND)
+        grown = usual & (self._bins_begin[row] - self.first[row, None] >= warmup_ns)
+        usual = np.where((grown.sum(axis=1) >= _ENOUGH)[:, None], grown, usual)
         age = (self.newest[row, None] - np.arange(BINS)) % BINS
         older = usual & (age >= _NEWEST)
         usual = np.where((older.sum(axis=1) >= _ENOUGH)[:, None], older, usual)
         bins, samples = usual.sum(axis=1), (self._bins_count[row] * usual).sum(axis=1)
         enough = samples >= _FEW_SAMPLES
-        row, usual, bins, samples = row[enough], usual[enough], bins[enough], samples[enough]
+        row, usual, bins = row[enough], usual[enough], bins[enough]
         highs, lows = self._bins_high[row], self._bins_low[row]
         high = np.where(usual, highs, -1).max(axis=1)
         # Of the lows the median: one that is from another time must not widen the band.
         low = np.sort(np.where(usual, lows, _MOST), axis=1)[np.arange(len(row)), (bins - 1) // 2]
-        share = _SLACK + _SLACK_SAMPLES / samples
+        share = _SLACK + _SLACK_BINS / bins
         least = self._policy.memory_min_rise_bytes // _SLACK_OF_MIN
         self.slack[row] = np.maximum(((high - low) * share).astype(np.int64), least)
         self.low[row], self.high[row], self.known[row] = low, high, True

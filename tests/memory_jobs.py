@@ -1,0 +1,194 @@
+"""Simulated jobs whose memory is known: curves of each rank, samplers and clocks as they are.
+
+A `Sampler` reads the curves of one rank at its own times on a clock that may be wrong by up to what
+it says; `play` feeds what they read to `frd.engine.memory`, second by second, as agents would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from frd.engine.memory import Memory
+from frd.engine.memory_verdict import MemoryVerdict
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    Float64s,
+    Int64s,
+    MemoryEvent,
+    MemoryEventKind,
+    NodeNs,
+    SeriesInfo,
+    SeriesKind,
+)
+
+S = 1_000_000_000
+MIB = 1 << 20
+GIB = 1 << 30
+EPOCH = 1_800_000_000 * S
+
+Curve = Callable[[Float64s], Float64s]
+"""Bytes at times in seconds since the start."""
+
+
+def level(gib: float) -> Curve:
+    return lambda t: np.full(len(t), gib * GIB)
+
+
+def plus(*curves: Curve) -> Curve:
+    return lambda t: np.sum([curve(t) for curve in curves], axis=0)
+
+
+def ramp(start: float, gib_per_s: float, most_gib: float = np.inf) -> Curve:
+    return lambda t: np.clip((t - start) * gib_per_s, 0, most_gib) * GIB
+
+
+def step(start: float, gib: float, end: float = np.inf) -> Curve:
+    return lambda t: np.where((t >= start) & (t < end), gib * GIB, 0.0)
+
+
+def stairs(start: float, gib: float, every: float) -> Curve:
+    return lambda t: np.maximum(np.floor((t - start) / every) + 1, 0) * gib * GIB
+
+
+def saw(gib: float, period: float) -> Curve:
+    """Activations: up and down again in each step, with a short peak."""
+    return lambda t: (1 - np.abs(2 * ((t / period) % 1) - 1)) ** 2 * gib * GIB
+
+
+def noise(mib: float, seed: int) -> Curve:
+    return lambda t: np.random.default_rng(seed).normal(0, mib * MIB, len(t))
+
+
+def dips(every: int, size: float) -> Curve:
+    """Now and then one sample is lower."""
+    return lambda t: np.where(np.arange(len(t)) % every == 0, -size, 0.0)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How one series is read."""
+
+    start: float = 0.0
+    period: float = 0.1
+    phase: float = 0.0
+    stall: tuple[float, float] = (0.0, 0.0)
+    """No samples between these."""
+    clock_error: float = 0.0
+    uncertainty: float = 0.0
+
+    def times(self, until: float) -> Float64s:
+        times = np.arange(self.start + self.phase, until, self.period)
+        return times[(times < self.stall[0]) | (times >= self.stall[1])]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A series and how it is read."""
+
+    rank: int
+    curve: Curve
+    kind: SeriesKind = SeriesKind.DEVICE_USED
+    device: str | None = None
+    source: str = ""
+    node: str = ""
+    sampler: Sampler = Sampler()
+    capacity: int = 80 * GIB
+
+    @property
+    def info(self) -> SeriesInfo:
+        on_host = self.kind in (SeriesKind.HOST_USED, SeriesKind.CGROUP_USED)
+        name = f"GPU-{self.rank}" if self.device is None else self.device
+        return SeriesInfo(self.rank, self.kind, "" if on_host else name)
+
+
+@dataclass(frozen=True)
+class Failure:
+    at: float
+    rank: int
+    device: str | None = None
+    kind: MemoryEventKind = MemoryEventKind.OOM
+    requested: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    rows: Sequence[Row]
+    until: float
+    failures: Sequence[Failure] = ()
+    policy: Policy = field(default_factory=lambda: Policy(memory_warmup_s=10))
+    ticks: int = 4
+    """Calls of `advance` a second."""
+
+
+def at(seconds: float) -> AlignedNs:
+    return AlignedNs(EPOCH + round(seconds * S))
+
+
+def seconds(when: int) -> float:
+    return (when - EPOCH) / S
+
+
+def play(job: Job) -> list[MemoryVerdict]:
+    """All verdicts of a job, in the order in which they were given."""
+    return list(verdicts(job))
+
+
+def verdicts(job: Job) -> Iterator[MemoryVerdict]:
+    memory = Memory(job.policy)
+    feeds = [_Feed(memory, row, job.until) for row in job.rows]
+    failures = sorted(job.failures, key=lambda failure: failure.at)
+    for second in range(1, int(job.until) + 3):
+        for feed in feeds:
+            feed.upto(second, at(second))
+        while failures and failures[0].at <= second:
+            _fail(memory, failures.pop(0), second)
+        for tick in range(job.ticks):
+            yield from memory.advance(at(second + tick / job.ticks))
+
+
+class _Feed:
+    def __init__(self, memory: Memory, row: Row, until: float) -> None:
+        self._memory = memory
+        sampler = row.sampler
+        self._times = sampler.times(until)
+        slack = round(sampler.uncertainty * S)
+        read: Int64s = EPOCH + np.round((self._times + sampler.clock_error) * S).astype(np.int64)
+        self._begin, self._end = read - slack, read + MIB // 1000 + slack
+        self._values = row.curve(self._times).clip(0, row.capacity).astype(np.int64)
+        handle = memory.series(row.info, node=row.node, source=row.source)
+        self._series = np.array([handle], np.int32)
+        self._capacity = np.array([row.capacity], np.int64)
+        self._done = 0
+
+    def upto(self, second: float, now: AlignedNs) -> None:
+        stop = int(self._times.searchsorted(second))
+        part = slice(self._done, stop)
+        self._done = stop
+        if part.start < part.stop:
+            refused = self._memory.observe(
+                self._series,
+                self._capacity,
+                self._begin[part],
+                self._end[part],
+                self._values[None, part],
+                now,
+            )
+            assert refused == 0
+
+
+def _fail(memory: Memory, failure: Failure, second: float) -> None:
+    device = f"GPU-{failure.rank}" if failure.device is None else failure.device
+    event = MemoryEvent(
+        failure.rank, failure.kind, NodeNs(0), device, requested_bytes=failure.requested
+    )
+    memory.event(event, at(failure.at), S // 1000, at(second))
+
+
+def last_of_each(told: Sequence[MemoryVerdict]) -> list[MemoryVerdict]:
+    """The newest version of every incident, in the order in which they opened."""
+    newest: Mapping[int, MemoryVerdict] = {one.number: one for one in told}
+    return list(newest.values())
