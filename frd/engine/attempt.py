@@ -17,10 +17,12 @@ import numpy as np
 from frd.engine import cut, marks, view
 from frd.engine.channels import Channels
 from frd.engine.collectives import Collectives
+from frd.engine.lateness import Lateness
 from frd.engine.memory import Memory
 from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.engine.rows import Batch, is_empty
+from frd.engine.straggler import Roll
 from frd.engine.tables import EXITED, SILENT, STATES, UNKNOWN_NS, Groups, Pairs, Ranks
 from frd.errors import WireError
 from frd.model import (
@@ -316,6 +318,20 @@ class Attempt:
         rank = rank[(table.state[rank] == SILENT) | (table.state[rank] == EXITED)]
         return tuple(
             (r, STATES[table.state[r]], AlignedNs(int(table.state_since[r]))) for r in rank.tolist()
+        )
+
+    @property
+    def lateness(self) -> Lateness:
+        """Who came late to the collectives that have been settled."""
+        return self._collectives.lateness
+
+    def roll(self) -> Roll:
+        """Who is in which group and on which node."""
+        pairs, groups = self._pairs, self._groups
+        return Roll(
+            members=lambda group: pairs.rank[groups.rows(group)],
+            groups=lambda rank: pairs.group[: pairs.count][pairs.rank[: pairs.count] == rank],
+            node=self._ranks.node[: self._ranks.count],
         )
 
     def threshold_s(self, group: int) -> float:

@@ -17,6 +17,7 @@ from frd.engine.attempt import Attempt
 from frd.engine.board import Board
 from frd.engine.cause import find
 from frd.engine.incident import Incidents
+from frd.engine.late import StragglerWatcher
 from frd.engine.lost import judged_after_s
 from frd.engine.memory_watch import MemoryWatcher
 from frd.engine.picture import MismatchFact, StallTable
@@ -51,7 +52,7 @@ class Case:
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._incidents = Incidents(key, policy)
-        self._watchers: list[Watcher] = [MemoryWatcher(key)]
+        self._watchers: list[Watcher] = [MemoryWatcher(key), StragglerWatcher(key, policy)]
         self._boards: list[Incidents | Board] = [self._incidents]
         self._boards += [watcher.board for watcher in self._watchers]
         self.attempt: Attempt | None = None

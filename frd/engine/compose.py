@@ -165,5 +165,8 @@ def looks_alike(one: Finding, other: Finding) -> bool:
 def _timeless(finding: Finding) -> Finding:
     ref = finding.collective
     return replace(
-        finding, summary="", collective=replace(ref, waited_s=0.0) if ref is not None else None
+        finding,
+        summary="",
+        collective=replace(ref, waited_s=0.0) if ref is not None else None,
+        suspects=tuple(replace(s, onset_uncertainty_s=None) for s in finding.suspects),
     )

@@ -68,7 +68,7 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
             return _lost(finding)
         case Kind.MISMATCH:
             return _mismatch(finding)
-        case Kind.MEMORY_SPIKE | Kind.OOM:
+        case Kind.MEMORY_SPIKE | Kind.OOM | Kind.STRAGGLER | Kind.CLOCK_UNSYNCHRONIZED:
             return finding.summary  # its figures stand nowhere else
         case _:
             return _stall(finding, timed) + _held_up(finding)

@@ -16,9 +16,11 @@ from typing import Final, Protocol
 
 from frd.errors import FrdError
 from frd.flight.stacktext import user_frames
-from frd.model import AttemptKey, Change, Finding, FindingEvent
+from frd.model import AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.dumps import Dumper
 
+NOT_STANDING: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
+"""Kinds that ranks are left alone with: where they are just now says nothing of it."""
 MAX_INVOLVED: Final = 64
 """Ranks that are dumped for one finding."""
 MAX_AT_ONCE: Final = 4
@@ -55,6 +57,8 @@ class Responder:
         """Respond to what has just been published; returns at once."""
         for event in events:
             finding = event.finding
+            if finding.kind in NOT_STANDING:
+                continue
             suspects = [suspect.rank for suspect in finding.suspects]
             if event.change is Change.CLOSED:
                 self._asked.pop(finding.id, None)

@@ -1,0 +1,71 @@
+"""Laws of lateness: chance names nobody, and clocks within their bounds change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frd.model import Kind
+from tests.race import Layer, Race, arrivals
+
+Dice = np.random.Generator
+
+IMBALANCES: dict[str, Callable[[Dice, int], npt.NDArray[np.floating[Any]]]] = {
+    "normal": lambda dice, world: np.abs(dice.normal(0.1, 0.03, world)),
+    "uniform": lambda dice, world: dice.uniform(0.0, 0.2, world),
+    "exponential": lambda dice, world: dice.exponential(0.1, world),
+    "heavy tail": lambda dice, world: 0.1 * dice.lognormal(0.0, 1.0, world),
+    "rare": lambda dice, world: 0.1 + 0.3 * (dice.random(world) < 0.05),
+}
+
+
+def layers_of(world: int, depth: int) -> list[Layer]:
+    pairs = [[first, first + 1] for first in range(0, world, 2)]
+    strides = [list(range(0, world, 2)), list(range(1, world, 2))]
+    layers: list[Layer] = [[list(range(world))], pairs, strides]
+    return layers[:depth]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from([2, 4, 8]),
+    st.integers(1, 3),
+    st.sampled_from(sorted(IMBALANCES)),
+    st.sampled_from([1, 2, 8]),
+    st.integers(0, 2**32 - 1),
+)
+def test_who_is_late_by_chance_is_no_straggler(
+    world: int, depth: int, kind: str, per_node: int, seed: int
+) -> None:
+    """Every rank works unevenly, none more than the others: nobody is named in two minutes."""
+    dice, layers = np.random.default_rng(seed), layers_of(world, depth)
+    work = IMBALANCES[kind]
+    race = Race(world, layers, per_node=per_node, uncertainty_ns=200_000, seed=seed)
+    race.run(arrivals(world, layers, 600 // depth, lambda step, layer: work(dice, world)))
+    race.settle(15)
+    assert race.events == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 7), st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**32 - 1))
+def test_a_straggler_is_named_whatever_clocks_do_within_their_bounds(
+    late: int, per_node: int, seed: int
+) -> None:
+    """One of eight ranks is 20 ms late each time; clocks are off by up to 2 ms, and say so."""
+    dice, layers = np.random.default_rng(seed), [[list(range(8))]]
+
+    def work(step: int, layer: int) -> npt.NDArray[np.float64]:
+        seconds = dice.normal(0.1, 0.001, 8)
+        seconds[late] += 0.02
+        return seconds
+
+    race = Race(8, layers, per_node=per_node, uncertainty_ns=2_000_000, seed=seed)
+    race.run(arrivals(8, layers, 700, work))
+    (finding,) = race.open()
+    assert finding.kind is Kind.STRAGGLER
+    assert [suspect.rank for suspect in finding.suspects] == [late]

@@ -1,0 +1,145 @@
+"""A job whose ranks really wait for each other, on a clock of its own, under a real `Engine`.
+
+A step is a row of *layers*, each of which cuts the ranks into groups: every rank works for a while,
+comes to the collective of its group, and leaves when the last member has come. Times are computed
+first, for all steps, and then told as agents would: late, in batches, and by clocks that are off by
+no more than they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Flags,
+    GroupInfo,
+    Int64s,
+    RankInfo,
+    Signature,
+)
+
+MS = 1_000_000
+S = 1_000_000_000
+START = AlignedNs(1_700_000_000 * S)
+TELL_EVERY_S = 2.0
+
+Layer = Sequence[Sequence[int]]
+Work = Callable[[int, int], npt.NDArray[np.floating[Any]]]
+"""Step and layer to seconds of work, by rank."""
+
+
+def arrivals(world: int, layers: Sequence[Layer], steps: int, work: Work) -> list[Int64s]:
+    """For each layer when each rank came to its collective, ns from the start: (steps, world)."""
+    came = [np.zeros((steps, world), np.int64) for _ in layers]
+    clock = np.zeros(world, np.int64)
+    for step in range(steps):
+        for number, layer in enumerate(layers):
+            clock += np.round(work(step, number) * S).astype(np.int64)
+            came[number][step] = clock
+            for ranks in layer:
+                clock[list(ranks)] = clock[list(ranks)].max()
+    return came
+
+
+class Race:
+    """`per_node` ranks share a clock, which is off by at most `uncertainty_ns`."""
+
+    def __init__(
+        self,
+        world: int,
+        layers: Sequence[Layer],
+        *,
+        per_node: int = 0,
+        uncertainty_ns: int | None = 0,
+        policy: Policy | None = None,
+        seed: int = 0,
+        op: str = "all_reduce",
+    ) -> None:
+        self.world = world
+        self.layers = layers
+        self.engine = Engine(policy or Policy())
+        self.now = START
+        self.events: list[FindingEvent] = []
+        self.attempt = self.engine.attempt(AttemptKey("race", 0), world, self.now)
+        self.node_of = np.arange(world) // (per_node or world)
+        nodes = int(self.node_of.max()) + 1
+        dice = np.random.default_rng(seed)
+        bound = uncertainty_ns or 0
+        self.clock_error = dice.integers(-bound, bound + 1, nodes)[self.node_of]
+        for rank in range(world):
+            node = int(self.node_of[rank])
+            info = RankInfo(rank, world, f"node{node}", f"boot{node}", 100 + rank)
+            self.engine.rank(self.attempt, info, self.now)
+        self.engine.connection(self.attempt, range(world), True, self.now)
+        for node in range(nodes):
+            ranks = np.flatnonzero(self.node_of == node).tolist()
+            self.attempt.clock(ranks, node, uncertainty_ns)
+        self._groups = [
+            [
+                self.attempt.group(GroupInfo(f"{n}-{ranks[0]}", f"layer{n}", tuple(ranks)))
+                for ranks in layer
+            ]
+            for n, layer in enumerate(layers)
+        ]
+        self._signature = self.attempt.signature(Signature("gloo", op, ((4,),), ((4,),)))
+        self._told = 0
+
+    def run(self, came: Sequence[Int64s]) -> list[FindingEvent]:
+        """Tell of all steps, then let the last ones settle."""
+        first, steps = self.now, len(came[0])
+        done = 0
+        while done < steps:
+            self.now = AlignedNs(self.now + round(TELL_EVERY_S * S))
+            upto = int(np.searchsorted(came[-1].max(axis=1), self.now - first))
+            if upto > done:
+                self._tell(first, came, done, upto)
+                done = upto
+            self.events += self.engine.advance(self.now)
+        self._told += steps
+        return self.events
+
+    def settle(self, seconds: float) -> list[FindingEvent]:
+        """Nothing happens for a while; returns what became of findings in it."""
+        news: list[FindingEvent] = []
+        for _ in range(round(seconds)):
+            self.now = AlignedNs(self.now + S)
+            news += self.engine.advance(self.now)
+        self.events += news
+        return news
+
+    def _tell(self, first: AlignedNs, came: Sequence[Int64s], done: int, upto: int) -> None:
+        rows = upto - done
+        seq = np.arange(self._told + done, self._told + upto)
+        for number, layer in enumerate(self.layers):
+            for group, ranks in zip(self._groups[number], layer, strict=True):
+                for rank in ranks:
+                    self.engine.observe_entries(
+                        self.attempt,
+                        rank,
+                        np.full(rows, self.attempt.pair(rank, group), np.int32),
+                        seq,
+                        np.full(rows, self._signature, np.int32),
+                        np.full(rows, int(Flags.JOINED | Flags.COMPLETED), np.uint8),
+                        first + came[number][done:upto, rank] + self.clock_error[rank],
+                        np.zeros(rows, np.int64),
+                        np.zeros(rows, np.int64),
+                        replay=False,
+                        now=self.now,
+                    )
+
+    def findings(self) -> list[Finding]:
+        return list(self.engine.snapshot(self.now).findings)
+
+    def open(self) -> list[Finding]:
+        return [f for f in self.findings() if f.state is FindingState.OPEN]

@@ -1,0 +1,251 @@
+"""Stragglers in scripted jobs: who is named, what they cost, and who is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from frd.engine.policy import Policy
+from frd.forms import finding_from_json, finding_json
+from frd.model import AlignedNs, Change, Confidence, Finding, Int64s, Kind, Reason
+from tests.race import MS, START, Layer, Race, S, Work, arrivals
+
+Seconds = npt.NDArray[np.floating[Any]]
+
+WORLD = [list(range(16))]
+ROWS = [list(range(first, first + 4)) for first in range(0, 16, 4)]
+COLUMNS = [list(range(first, 16, 4)) for first in range(4)]
+HALVES = [list(range(8)), list(range(8, 16))]
+ACROSS = [[rank, rank + 8] for rank in range(8)]
+
+
+def even(world: int, mean_s: float = 0.05, jitter_s: float = 0.0005) -> Work:
+    """Everybody works about as long as everybody else."""
+    dice = np.random.default_rng(5)
+    return lambda step, layer: dice.normal(mean_s, jitter_s, world)
+
+
+def slower(
+    work: Work, ranks: Sequence[int], by_s: float, *, every: int = 1, layer: int = 0
+) -> Work:
+    """These ranks take longer in the work before one layer of every few steps."""
+
+    def slow(step: int, of: int) -> Seconds:
+        seconds = work(step, of)
+        if of == layer and step % every == 0:
+            seconds[list(ranks)] += by_s
+        return seconds
+
+    return slow
+
+
+def raced(
+    world: int,
+    layers: Sequence[Layer],
+    work: Work,
+    *,
+    seconds: float = 100,
+    per_node: int = 0,
+    uncertainty_ns: int | None = 100_000,
+    policy: Policy | None = None,
+) -> Race:
+    race = Race(world, layers, per_node=per_node, uncertainty_ns=uncertainty_ns, policy=policy)
+    race.run(arrivals(world, layers, round(seconds / 0.055 / len(layers)), work))
+    return race
+
+
+def named(race: Race) -> list[tuple[int, ...]]:
+    return sorted(tuple(s.rank for s in finding.suspects) for finding in race.open())
+
+
+def lost_between(came: Int64s, rank: int, first: int, last: int) -> float:
+    """Seconds that a single group waited for one rank alone."""
+    others = np.delete(came, rank, axis=1).max(axis=1)
+    arrived = came.max(axis=1)
+    inside = (arrived >= first) & (arrived < last)
+    return float(np.maximum(came[:, rank] - others, 0)[inside].sum()) / S
+
+
+# -- who is named --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_node", [1, 4, 8])
+def test_two_stragglers_of_one_group_are_told_apart(per_node: int) -> None:
+    """Rank 3 is 200 ms late every tenth time, rank 5 5 ms each time; the job knows what it lost."""
+    work = slower(slower(even(8, jitter_s=0.0002), [3], 0.2, every=10), [5], 0.005)
+    came = arrivals(8, [[range(8)]], 1_800, work)
+    race = Race(8, [[range(8)]], per_node=per_node, uncertainty_ns=100_000)
+    race.run(came)
+    assert named(race) == [(3,), (5,)]
+    for finding in race.open():
+        (suspect,) = finding.suspects
+        assert (finding.kind, suspect.reason) == (Kind.STRAGGLER, Reason.LATE)
+        assert suspect.confidence is Confidence.HIGH
+        assert finding.lost_s is not None
+        told_until = (race.now - START) // (10 * S) * 10 * S - 10 * S
+        truth = lost_between(came[0], suspect.rank, 0, told_until)
+        assert finding.lost_s == pytest.approx(truth, rel=0.1)
+        assert finding.victims == tuple(r for r in range(8) if r != suspect.rank)
+        assert f"layer0 has lost {finding.lost_s:.1f} s to it" in finding.summary
+
+
+def test_what_was_injected_is_what_was_lost() -> None:
+    """Rank 3 sleeps 200 ms before every tenth collective, and nothing else is uneven."""
+    race = raced(4, [[range(4)]], slower(even(4, jitter_s=0.0001), [3], 0.2, every=10))
+    (finding,) = race.open()
+    steps = (race.now - START) / S / (0.05 + 0.02)
+    assert finding.lost_s is not None
+    assert finding.lost_s == pytest.approx(0.2 * steps / 10, rel=0.2)
+    assert "10 % of its collectives" in finding.summary
+
+
+def test_who_was_held_up_elsewhere_is_no_straggler() -> None:
+    """Rank 5 delays its row, whose members are then late in their columns: only 5 is named."""
+    race = raced(16, [ROWS, COLUMNS], slower(even(16), [5], 0.03), per_node=4)
+    assert named(race) == [(5,)]
+    (finding,) = race.open()
+    assert finding.groups_held_up == ("layer0", "layer1")
+
+
+def test_a_group_that_holds_everybody_excuses_nobody() -> None:
+    """Two groups of all ranks in turn; 3 is late in one of them, 5 in the other."""
+    work = slower(slower(even(8), [3], 0.02, layer=0), [5], 0.02, layer=1)
+    assert named(raced(8, [[range(8)], [range(8)]], work)) == [(3,), (5,)]
+
+
+@pytest.mark.parametrize("layers", [[WORLD], [ACROSS], [WORLD, ACROSS], [HALVES, ACROSS, WORLD]])
+def test_a_slow_node_is_named_as_its_ranks(layers: Sequence[Layer]) -> None:
+    """Eight of sixteen ranks share a slow node: one finding with all of them, however they meet."""
+    work = slower(even(16), range(8, 16), 0.02)
+    race = raced(16, layers, work, per_node=8)
+    assert named(race) == [tuple(range(8, 16))]
+    (finding,) = race.open()
+    assert finding.summary.startswith("node node1 (ranks 8-15) comes late again and again")
+
+
+def test_a_slow_rank_of_a_node_is_not_the_node() -> None:
+    """Rank 9 delays its node, which then is late among the others."""
+    work = slower(even(16), [9], 0.02)
+    assert named(raced(16, [HALVES, ACROSS, WORLD], work, per_node=8)) == [(9,)]
+
+
+# -- who is not ----------------------------------------------------------------------------------
+
+
+def test_one_slow_step_is_no_straggler() -> None:
+    """A rank pauses once for 20 s."""
+    work = slower(even(4), [2], 20.0, every=500)
+    assert raced(4, [[range(4)]], work, seconds=80).events == []
+
+
+def test_a_checkpoint_now_and_then_is_no_straggler() -> None:
+    """Rank 0 writes for 8 s every 90 s."""
+    work = slower(even(4), [0], 8.0, every=1_640)
+    assert raced(4, [[range(4)]], work, seconds=300).events == []
+
+
+def test_a_slow_start_is_no_straggler() -> None:
+    """Rank 0 compiles for 10 s in each of the first three steps."""
+
+    def work(step: int, layer: int) -> Seconds:
+        seconds = even(4)(step, layer)
+        seconds[0] += 10.0 if step < 3 else 0.0
+        return seconds
+
+    assert raced(4, [[range(4)]], work).events == []
+
+
+def test_lateness_that_costs_little_is_no_straggler() -> None:
+    """A rank is always 10 ms late, but once a second only: 0.6 s a minute."""
+    came = arrivals(4, [[range(4)]], 150, slower(even(4, 1.0), [2], 0.01))
+    race = Race(4, [[range(4)]])
+    assert race.run(came) == []
+
+
+def test_clocks_that_may_be_off_by_as_much_accuse_nobody() -> None:
+    """A rank on another node is 5 ms late, and the clocks are known to 4 ms only."""
+    work = slower(even(4), [3], 0.005)
+    assert raced(4, [[range(4)]], work, per_node=1, uncertainty_ns=4 * MS).events == []
+    assert named(raced(4, [[range(4)]], work, per_node=1, uncertainty_ns=MS)) == [(3,)]
+
+
+def test_an_unknown_clock_accuses_nobody() -> None:
+    """One of two nodes is unsynchronized: groups across them are not judged, those inside are."""
+    work = slower(even(16), [12], 0.03)
+    for layers, ranks in (([WORLD], []), ([HALVES], [(12,)])):
+        race = Race(16, layers, per_node=8, uncertainty_ns=100_000)
+        race.attempt.clock(range(8, 16), 1, None)
+        race.run(arrivals(16, layers, 1_300, work))
+        assert named(race) == ranks
+
+
+def test_ops_that_do_not_wait_for_all_say_nothing() -> None:
+    """Who comes late to a broadcast keeps nobody waiting, if it only receives."""
+    came = arrivals(4, [[range(4)]], 1_800, slower(even(4), [2], 0.05))
+    race = Race(4, [[range(4)]], op="broadcast")
+    assert race.run(came) == []
+
+
+# -- the life of a finding -----------------------------------------------------------------------
+
+
+def straggling(seconds: float = 100, policy: Policy | None = None) -> tuple[Race, Finding]:
+    race = raced(4, [[range(4)]], slower(even(4), [2], 0.02), seconds=seconds, policy=policy)
+    (finding,) = race.open()
+    return race, finding
+
+
+def test_it_is_told_within_a_window_and_kept_up_to_date() -> None:
+    """Opened within a minute, told again once a minute; who asks hears the latest sum."""
+    race, finding = straggling(seconds=240)
+    (opened, *updates) = race.events
+    assert opened.change is Change.OPENED
+    assert opened.finding.opened_at - START <= 62 * S
+    minutes = (race.now - opened.finding.opened_at) // (60 * S)
+    assert [event.change for event in updates] == [Change.UPDATED] * minutes
+    sums = [event.finding.lost_s for event in race.events]
+    assert sums == sorted(sums, key=lambda lost_s: lost_s or 0.0)
+    assert (finding.lost_s or 0.0) > (sums[-1] or 0.0)
+
+
+def test_it_closes_when_the_rank_comes_in_time_for_a_window() -> None:
+    """The rank recovers: the finding closes about a minute later, with the whole sum."""
+    race, finding = straggling()
+    race.run(arrivals(4, [[range(4)]], 1_800, even(4)))
+    (closed,) = [event for event in race.events if event.change is Change.CLOSED]
+    assert closed.finding.id == finding.id
+    assert closed.finding.close_reason == "in time again"
+    assert (closed.finding.lost_s or 0.0) >= (finding.lost_s or 0.0)
+    assert race.open() == []
+
+
+def test_it_goes_on_after_a_restart_of_the_service() -> None:
+    """A restored finding is found again under its id and goes on counting."""
+    before, finding = straggling()
+    after = Race(4, [[range(4)]])
+    after.engine.restore([finding_from_json(finding_json(finding))], AlignedNs(before.now))
+    after.run(arrivals(4, [[range(4)]], 1_800, slower(even(4), [2], 0.02)))
+    (same,) = [f for f in after.open() if f.kind is Kind.STRAGGLER]
+    assert same.id == finding.id
+    assert (same.lost_s or 0.0) > (finding.lost_s or 0.0)
+    assert [e for e in after.events if e.change is Change.OPENED] == []
+
+
+def test_a_restored_finding_whose_rank_has_recovered_closes() -> None:
+    """The rank was late before the restart of the service and is not any more."""
+    before, finding = straggling()
+    after = Race(4, [[range(4)]])
+    after.engine.restore([finding], AlignedNs(before.now))
+    after.run(arrivals(4, [[range(4)]], 3_000, even(4)))
+    assert [e.finding.close_reason for e in after.events] == ["in time again"]
+
+
+def test_a_shorter_window_is_judged_sooner() -> None:
+    """policy.straggler_window_s decides how long it takes."""
+    policy = Policy(straggler_window_s=12, straggler_min_lost_s=0.2, telemetry_late_s=4)
+    race, _ = straggling(seconds=30, policy=policy)
+    assert race.events[0].finding.opened_at - START <= 16 * S
