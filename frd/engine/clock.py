@@ -4,8 +4,8 @@ Exchanges bound the offset between the two raw clocks, which nobody steps or sle
 ``t2 - t1`` when the ping was sent and at least ``t3 - t4`` when the pong came. Later it can have
 moved by 100 ppm of the time passed, however the drift has changed. That is the interval, and it
 rests on nothing else; of all exchanges only one binds on each side. The estimate inside it is the
-bisector of two hulls over the last one to two minutes (`hull`), much better than the interval's
-middle because real drift hardly changes.
+bisector of two hulls over the last two minutes (`hull`), much better than the interval's middle
+because real drift hardly changes.
 
 Tables of readings (`realtime`) lead from the node's real clock to its raw one, and from the
 service's raw clock to the time that the engine lives on. After a step on either side nothing is
@@ -25,6 +25,7 @@ from collections import deque
 from typing import Final, NamedTuple, TypeAlias
 
 from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
+from frd.engine.bounds import DRIFT, Bounds
 from frd.engine.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
 from frd.engine.history import LONG_NS, History
 from frd.engine.hull import Corridor
@@ -34,8 +35,8 @@ from frd.model import AlignedNs, Int64s, NodeNs, NodeRawNs, ServiceRawNs
 
 __all__ = ["MOST_READINGS", "Exchange", "NodeClock", "Refusal", "ServiceTable"]
 
-WINDOW_NS: Final = 60_000_000_000
-"""The estimate rests on exchanges that are younger than twice this."""
+ONE_WAY_NS: Final = 60_000_000_000
+"""Without exchanges the fastest message of the last one to two such windows counts."""
 SILENT_NS: Final = 120_000_000_000
 """A clock that was not heard of for so long is unsynchronized."""
 MOST_READINGS: Final = 64
@@ -44,9 +45,6 @@ AGREE: Final = 2
 """So many exchanges must agree with the one that contradicted those before."""
 START_OVER: Final = 8
 """After so many refusals in a row the clock forgets what it compared with."""
-_DRIFT: Final = 9_900
-"""One part in so many is a drift of 101 ppm: 100, and what measuring it by a clock that drifts
-adds."""
 _LINE_NS: Final = 10_000_000_000
 """So far back an alignment's line reaches."""
 _FLOORS_NS: Final = 5
@@ -54,32 +52,6 @@ _FLOORS_NS: Final = 5
 
 ServiceTable: TypeAlias = RealTable[ServiceRawNs, AlignedNs]
 """The service's own readings: when its raw clock showed this, aligned time was that."""
-
-
-class Bounds:
-    """The interval of service raw minus node raw, at times of the node's raw clock."""
-
-    __slots__ = ("_high", "_high_at", "_low", "_low_at", "first")
-
-    def __init__(self, first: Exchange) -> None:
-        self.first = first
-        self._high, self._high_at = first.t2 - first.t1, first.t1
-        self._low, self._low_at = first.t3 - first.t4, first.t4
-
-    def narrow(self, x: Exchange) -> bool:
-        """Keep what binds from now on; False when nothing is left."""
-        t1, t2, t3, t4 = x
-        if (t2 - t1 - self._high) * _DRIFT <= t1 - self._high_at:
-            self._high, self._high_at = t2 - t1, t1
-        if (t4 - t3 + self._low) * _DRIFT <= t4 - self._low_at:
-            self._low, self._low_at = t3 - t4, t4
-        return (self._low - self._high - 2) * _DRIFT <= abs(self._low_at - self._high_at)
-
-    def at(self, raw: int) -> tuple[int, int]:
-        return (
-            self._low - abs(raw - self._low_at) // _DRIFT - 1,
-            self._high + abs(raw - self._high_at) // _DRIFT + 1,
-        )
 
 
 class Newest(NamedTuple):
@@ -132,7 +104,7 @@ class NodeClock:
 
     def one_way(self, sent_at: NodeNs, received_at: AlignedNs) -> None:
         """A message of the main stream: an upper bound of the offset, until exchanges come."""
-        delay, window = received_at - sent_at, received_at // WINDOW_NS
+        delay, window = received_at - sent_at, received_at // ONE_WAY_NS
         if self._least and self._least[-1][0] == window:
             delay = min(delay, self._least.pop()[1])
         self._least.append((window, delay))
@@ -160,9 +132,9 @@ class NodeClock:
 
     def _learn(self, x: Exchange) -> None:
         t1, t2, t3, at = x
-        upper, lower = t2 - t1 + (at - t1) // _DRIFT, t3 - at
+        upper, lower = t2 - t1 + (at - t1) // DRIFT, t3 - at
         if self._corridor is None:
-            self._corridor = Corridor(1 / _DRIFT, at, upper, lower)
+            self._corridor = Corridor(1 / DRIFT, at, upper, lower)
         else:
             self._corridor.add(at, upper, lower)
 
@@ -258,12 +230,8 @@ class NodeClock:
         if not reason and self._is_stale(bounds.first, table.stepped_at):
             bounds = self._bounds = Bounds(last)
         raw, node_ahead, slack = self._node.last()
-        low, high = bounds.at(raw)
-        offset = corridor.at(raw)
-        if not low <= offset <= high:
-            offset = low if offset < low else high
+        offset, half = bounds.settle(raw, corridor.at(raw))
         ahead, loose = table.ahead(raw + offset)
-        half = high - offset if high - offset > offset - low else offset - low
         half += slack + loose + half // 1_000 + _FLOORS_NS
         at_ns, offset_ns = raw + node_ahead, offset - node_ahead + ahead
         if not -FAR_NS < offset_ns < FAR_NS:
@@ -275,7 +243,7 @@ class NodeClock:
             self._knot_raw = raw
         self._newest = newest = Newest(
             reason,
-            AlignedNs(now + ahead),
+            AlignedNs(now + table.last_ahead),
             at_ns,
             offset_ns,
             half,
@@ -311,7 +279,7 @@ class NodeClock:
             self._history.shift(self._node.last_real + now - self._last.t2, once=once)
 
     def _unknown(self, now: ServiceRawNs, table: ServiceTable) -> Newest:
-        now_ns = AlignedNs(now + table.ahead(now)[0])
+        now_ns = AlignedNs(now + table.last_ahead)
         if self._newest is not None:
             return self._newest._replace(reason="contradiction", now_ns=now_ns)
         offset_ns = min([delay for _, delay in self._least], default=0)

@@ -2,7 +2,7 @@
 
 Every exchange bounds the offset from above and from below; how loosely depends on its luck with the
 network. Of the exchanges of a few seconds only the luckiest on either side counts. Over a window of
-one to two minutes these are two clouds, and the estimate is the line in the middle of the widest
+two minutes these are two clouds, and the estimate is the line in the middle of the widest
 corridor between their hulls: the bisector of the two parallel lines that touch them. (Hulls: Duda;
 the widest corridor: Huygens, there called a support vector machine.)
 

@@ -21,6 +21,7 @@ SLEW_PPM: Final = 601
 and corrects the drift of the raw clock besides."""
 CALM_NS: Final = 100_000
 """What is less may be a step or not: it is within what slewing does between two readings."""
+_MOST_RATE: Final = SLEW_PPM / 1e6
 _RATE_OVER_NS: Final = 8_000_000_000
 _RATE_EVERY_NS: Final = 4_000_000_000
 
@@ -70,7 +71,8 @@ class RealTable(Generic[Raw, Real]):
     def read(self, raw: Raw, real: Real, slack_ns: int) -> bool:
         """Both clocks, `real` within `slack_ns` of the moment of `raw`; True when it shows a step.
 
-        A reading that is not later than the last one is passed over.
+        One that is not later than the last is passed over, and so is one that says less than the
+        last does by now.
         """
         ahead = real - raw
         if not self._raws:
@@ -80,9 +82,9 @@ class RealTable(Generic[Raw, Real]):
         gap = raw - self._raws[-1]
         if gap <= 0:
             return False
-        room = gap * SLEW_PPM // 1_000_000 + 1 + slack_ns + self._slacks[-1]
-        if -room <= ahead - self._aheads[-1] <= room:
-            if gap >= self._spacing:
+        by_now = self._slacks[-1] + _grown(gap)
+        if abs(ahead - self._aheads[-1]) <= by_now + slack_ns:
+            if gap >= self._spacing and slack_ns <= by_now:
                 self._append(raw, ahead, slack_ns)
             return False
         self.steps += 1
@@ -121,7 +123,8 @@ class RealTable(Generic[Raw, Real]):
         self._timed_at = raw
         i = bisect_right(self._raws, max(raw - _RATE_OVER_NS, self._segment_raw - 1))
         if raw > self._raws[i]:
-            self.rate = (ahead - self._aheads[i]) / (raw - self._raws[i])
+            rate = (ahead - self._aheads[i]) / (raw - self._raws[i])
+            self.rate = max(-_MOST_RATE, min(rate, _MOST_RATE))
 
     @property
     def last_raw(self) -> int:
@@ -130,6 +133,10 @@ class RealTable(Generic[Raw, Real]):
     @property
     def last_real(self) -> int:
         return self._raws[-1] + self._aheads[-1]
+
+    @property
+    def last_ahead(self) -> int:
+        return self._aheads[-1]
 
     def last(self) -> tuple[int, int, int]:
         """The newest reading: raw, how far real was ahead, slack."""
