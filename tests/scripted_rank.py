@@ -127,6 +127,11 @@ class ScriptedRank:
         rows = [(tap.GENERIC, 0, self.seq, -1, self.completed)] if self.seq else []
         self._files.write_counters(at_ns, mono_ns, rows)
 
+    def publish_memory(self, devices: list[tap.Device]) -> None:
+        """What its allocator holds, by device."""
+        now_ns = time.time_ns()
+        self._files.write_memory(now_ns, time.time_ns(), time.monotonic_ns(), devices, [])
+
     def dump(self) -> bytes:
         with self._lock:
             status = {

@@ -81,7 +81,8 @@ class _File:
     def __init__(self, path: Path, now_s: float) -> None:
         self._path = path
         self._fd: int | None = None
-        self._last_ns = 0
+        self._last = b""
+        """Its beginning, which has another number in each publication."""
         self._moved_at = now_s
 
     def read(self, now_s: float) -> Publication | None:
@@ -91,18 +92,18 @@ class _File:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 self._fd = os.open(self._path, flags)
             for _ in range(_TORN_READS):
-                found = parse(os.pread(self._fd, tap.MEMORY_SIZE, tap.MEMORY_AT))
-                if found is not None:
+                raw = os.pread(self._fd, tap.MEMORY_SIZE, tap.MEMORY_AT)
+                if raw[: tap.PREFIX.size] == self._last:
                     break
+                if (found := parse(raw)) is not None:
+                    self._last = raw[: tap.PREFIX.size]
+                    self._moved_at = now_s
+                    return found
         except OSError:
             self.close()
-            return None
-        if found is not None and found.begin_ns != self._last_ns:
-            self._last_ns = found.begin_ns
-            self._moved_at = now_s
-            return found
         if now_s - self._moved_at > _STILL_S:
             self._moved_at = now_s
+            self._last = b""
             self.close()
         return None
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
 from frd_agent.memory.devices import Answer
 from frd_agent.memory.nvml import DeviceReading
 from frd_agent.memory.owners import PidSpace, device_key, owners, users
 from frd_agent.memory.target import Part, Reading, Target
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """Which ranks use a device, as series; the same objects until something changes."""
+
+    pids: frozenset[int]
+    device: list[tuple[int, SeriesInfo]]
+    """With the attempt of each."""
+    processes: list[tuple[int, SeriesInfo, int]]
+    """With attempt and pid."""
 
 
 class Gpus:
@@ -21,10 +33,8 @@ class Gpus:
         self.names: dict[bytes, str] = {}
         """How the driver spells the UUIDs of its devices."""
         self._targets: dict[int, Target] = {}
-        self._pids: dict[str, tuple[int, ...]] = {}
-        self._owners: dict[str, dict[int, int]] = {}
-        """By device: by number of a rank, its pid."""
-        self._series: dict[tuple[int, SeriesKind, str], SeriesInfo] = {}
+        self._uses: dict[str, _Use] = {}
+        """By device."""
 
     def read(self, answer: Answer, targets: Sequence[Target]) -> Part:
         self._follow(targets)
@@ -37,45 +47,52 @@ class Gpus:
         return part
 
     def _follow(self, targets: Sequence[Target]) -> None:
+        """Who uses what is found out anew when there is a reason for it."""
         known = {target.number: target for target in targets}
-        who = {number: (t.pid, t.said_pid, t.devices) for number, t in known.items()}
-        if who != {n: (t.pid, t.said_pid, t.devices) for n, t in self._targets.items()}:
-            self._pids.clear()
-            self._series = {key: one for key, one in self._series.items() if key[0] in known}
+        if known.keys() != self._targets.keys() or any(
+            _who(target) != _who(self._targets[number]) for number, target in known.items()
+        ):
+            self._uses.clear()
         self._targets = known
 
     def _readings(self, device: DeviceReading) -> Iterator[Reading]:
-        uuid = device.uuid
-        if self._pids.get(uuid) != (pids := tuple(device.processes)):
-            self._pids[uuid] = pids
-            self._learn(device, pids)
-        owned = self._owners[uuid]
-        using = owned.keys() | {target.number for target in users(uuid, self._targets.values())}
-        for number in sorted(using & self._targets.keys()):
-            attempt = self._targets[number].attempt
-            series = self._one(number, SeriesKind.DEVICE_USED, uuid)
+        use = self._uses.get(device.uuid)
+        if use is None or use.pids != device.processes.keys():
+            use = self._uses[device.uuid] = self._learn(device)
+        for attempt, series in use.device:
             yield Reading(attempt, series, device.total, device.used)
-            if number in owned:
-                series = self._one(number, SeriesKind.PROCESS_USED, uuid)
-                yield Reading(attempt, series, device.total, device.processes[owned[number]])
+        for attempt, series, pid in use.processes:
+            yield Reading(attempt, series, device.total, device.processes[pid])
 
-    def _learn(self, device: DeviceReading, pids: Sequence[int]) -> None:
-        targets = list(self._targets.values())
-        self._owners[device.uuid] = owners(device.uuid, pids, targets, self._space)
-        digits = device_key(device.uuid).replace("-", "")
+    def _learn(self, device: DeviceReading) -> _Use:
+        uuid, targets = device.uuid, list(self._targets.values())
+        digits = device_key(uuid).replace("-", "")
         if len(digits) == 32:
-            self.names[bytes.fromhex(digits)] = device.uuid
-
-    def _one(self, number: int, kind: SeriesKind, uuid: str) -> SeriesInfo:
-        """The same object again and again: tables compare by identity first."""
-        key = number, kind, uuid
-        return self._series.setdefault(key, SeriesInfo(number, kind, uuid))
+            self.names[bytes.fromhex(digits)] = uuid
+        owned = owners(uuid, list(device.processes), targets, self._space)
+        using = owned.keys() | {target.number for target in users(uuid, targets)}
+        attempt_of = {number: target.attempt for number, target in self._targets.items()}
+        return _Use(
+            pids=frozenset(device.processes),
+            device=[
+                (attempt_of[number], SeriesInfo(number, SeriesKind.DEVICE_USED, uuid))
+                for number in sorted(using)
+            ],
+            processes=[
+                (attempt_of[number], SeriesInfo(number, SeriesKind.PROCESS_USED, uuid), pid)
+                for number, pid in sorted(owned.items())
+            ],
+        )
 
     def _lost(self, uuid: str, why: str, at_ns: int) -> list[MemoryEvent]:
-        using = self._owners.pop(uuid, {}).keys() | {
-            target.number for target in users(uuid, self._targets.values())
-        }
+        use = self._uses.pop(uuid, None)
+        using = {target.number for target in users(uuid, self._targets.values())}
+        using |= {series.rank for _, series in use.device} if use else set()
         return [
             MemoryEvent(number, MemoryEventKind.DEVICE_LOST, NodeNs(at_ns), uuid, detail=why)
             for number in sorted(using & self._targets.keys())
         ]
+
+
+def _who(target: Target) -> tuple[int, int | None, int, tuple[str, ...]]:
+    return target.attempt, target.pid, target.said_pid, target.devices

@@ -61,6 +61,9 @@ class NodeMemory:
             self._cgroups_at = now_s + _CGROUP_S
             self._read_cgroups(part)
 
+    def close(self) -> None:
+        self._processes.close()
+
     def _follow(self, targets: Sequence[Target], now_s: float) -> None:
         living = {target.number: target for target in targets}
         for number, target in living.items():

@@ -1,7 +1,8 @@
 """One round of sampling: all sources of the node, in one moment as far as they keep up.
 
 A moment is as wide as its slowest source, so one that is late (a driver that takes its time, a tap
-that waits for the GIL) does not widen it: what it brings becomes a moment of its own.
+that waits for the GIL) does not widen it: what it brings becomes a moment of its own, in columns
+that are for the late only.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from frd.model import SeriesInfo
 from frd_agent.memory.allocator import Allocators
 from frd_agent.memory.devices import Devices
 from frd_agent.memory.gpus import Gpus
 from frd_agent.memory.node import NodeMemory
 from frd_agent.memory.samples import Samples
-from frd_agent.memory.target import NO_SAMPLE, Part, Target
+from frd_agent.memory.target import Part, Target
 
 _DRIVER_S: Final = 0.02
 """How long a round waits for the driver; a look at eight devices takes a few milliseconds."""
@@ -37,8 +37,6 @@ class Sampler:
         self._allocators = Allocators()
         self._ranks: frozenset[tuple[int, int]] = frozenset()
         self._last_ns = 0
-        self.latest: dict[SeriesInfo, int] = {}
-        """The last value of every series of a living rank."""
 
     def round(self, targets: Sequence[Target]) -> bool:
         """True when something happened that should not wait for the next message."""
@@ -51,12 +49,19 @@ class Sampler:
         while (answer := self._devices.take(_DRIVER_S)) is not None:
             parts.append(self._gpus.read(answer, targets))
         moment.end_ns = time.time_ns()
+        if moment.begin_ns <= self._last_ns:
+            self._last_ns = 0
+            self._samples.set_back()
         late = [part for part in parts if not self._joins(part, moment)]
         self._last_ns = moment.begin_ns
-        return self._keep([moment, *late], [*parts, moment])
+        urgent = self._keep(moment, late=False)
+        for part in sorted(late, key=lambda part: part.begin_ns):
+            urgent |= self._keep(part, late=True)
+        return self._tell([*parts, moment]) or urgent
 
     def close(self) -> None:
         self._allocators.close()
+        self._node.close()
 
     def _joins(self, part: Part, moment: Part) -> bool:
         """Take the part into the moment, if it is of now."""
@@ -67,19 +72,17 @@ class Sampler:
         moment.readings += part.readings
         return True
 
-    def _keep(self, moments: Sequence[Part], sources: Sequence[Part]) -> bool:
-        jumped = False
-        now_ns = moments[0].end_ns
-        for moment in moments:
-            if now_ns - _OLDEST_NS < moment.begin_ns and moment.end_ns <= now_ns:
-                jumped |= self._samples.add(moment.begin_ns, moment.end_ns, moment.readings)
-                for reading in moment.readings:
-                    if reading.value != NO_SAMPLE:
-                        self.latest[reading.series] = reading.value
+    def _keep(self, moment: Part, *, late: bool) -> bool:
+        now_ns = time.time_ns()
+        if not now_ns - _OLDEST_NS < moment.begin_ns <= moment.end_ns <= now_ns:
+            return False
+        return self._samples.add(moment.begin_ns, moment.end_ns, moment.readings, late=late)
+
+    def _tell(self, sources: Sequence[Part]) -> bool:
         events = [event for source in sources for event in source.events]
         for event in events:
             self._samples.event(event)
-        return jumped or bool(events)
+        return bool(events)
 
     def _follow(self, targets: Sequence[Target]) -> None:
         ranks = frozenset((target.attempt, target.number) for target in targets)
@@ -87,4 +90,3 @@ class Sampler:
             self._ranks = ranks
             numbers = {number for _, number in ranks}
             self._samples.follow({attempt for attempt, _ in ranks}, numbers)
-            self.latest = {s: value for s, value in self.latest.items() if s.rank in numbers}

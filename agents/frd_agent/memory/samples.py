@@ -57,8 +57,8 @@ class Samples:
         self._max_moments = max_moments
         self._number_of = number_of
         self._lock = threading.Lock()
-        self._tables: dict[int, Table] = {}
-        """By attempt; the sampler's side only."""
+        self._tables: dict[tuple[int, bool], Table] = {}
+        """By attempt, and whether they are late; the sampler's side only."""
         self._waiting: deque[_Moment] = deque()
         self._sent: deque[_Moment] = deque()
         """Handed to the present stream, the last `_UNSURE_NS` only."""
@@ -71,16 +71,25 @@ class Samples:
 
     # -- the sampler's side --------------------------------------------------------------------
 
-    def add(self, begin_ns: int, end_ns: int, readings: Iterable[Reading]) -> bool:
-        """One moment of all attempts. True when a value has jumped."""
+    def add(
+        self, begin_ns: int, end_ns: int, readings: Iterable[Reading], *, late: bool = False
+    ) -> bool:
+        """One moment of all attempts; True when a value has jumped.
+
+        Moments must begin one after the other. Those that are `late` do so among themselves; one
+        that does not is left out.
+        """
         by_attempt: dict[int, list[Reading]] = {}
         for reading in readings:
             by_attempt.setdefault(reading.attempt, []).append(reading)
         jumped = False
         for attempt, some in by_attempt.items():
-            table = self._tables.setdefault(attempt, Table(attempt))
+            table = self._tables.get((attempt, late))
+            if table is None:
+                table = self._tables[attempt, late] = Table(attempt, late)
             values = table.values(some)
-            if (values != NO_SAMPLE).any():
+            if begin_ns > table.last_ns and (values != NO_SAMPLE).any():
+                table.last_ns = begin_ns
                 jumped |= table.jumps(values)
                 with self._lock:
                     self._keep(_Moment(table.layout, begin_ns, end_ns, values))
@@ -93,9 +102,23 @@ class Samples:
 
     def follow(self, attempts: Collection[int], ranks: Collection[int]) -> None:
         """These are alive, and no others."""
-        self._tables = {a: table for a, table in self._tables.items() if a in attempts}
+        self._tables = {key: table for key, table in self._tables.items() if key[0] in attempts}
         for table in self._tables.values():
             table.keep(ranks)
+
+    def set_back(self) -> None:
+        """The clock was: moments rise from here on."""
+        for table in self._tables.values():
+            table.last_ns = 0
+
+    def latest(self) -> dict[SeriesInfo, int]:
+        """The last value of every series of a living rank; from any thread."""
+        return {
+            series: value
+            for layout, latest in [table.shown for table in list(self._tables.values())]
+            for series, value in zip(layout.series, latest.tolist(), strict=True)
+            if value != NO_SAMPLE
+        }
 
     def _keep(self, moment: _Moment) -> None:
         self._waiting.append(moment)
@@ -139,8 +162,6 @@ class Samples:
                 return None
             moments = self._take_alike()
         layout = moments[0].layout
-        # One that a slow source made late began before those that were done before it.
-        moments.sort(key=lambda moment: moment.begin_ns)
         return MemoryColumns(
             series=np.array([self._number_of(series) for series in layout.series], np.uint32),
             capacity=np.array(layout.capacity, np.int64),
@@ -158,14 +179,17 @@ class Samples:
             self._sent_events.clear()
 
     def _take_alike(self) -> list[_Moment]:
-        """Moments of one layout from among those of other attempts."""
+        """Moments of one layout from among those of other tables."""
         layout = self._waiting[0].layout
         most = max(_MESSAGE_VALUES // len(layout.series), 1)
         taken: list[_Moment] = []
         others: list[_Moment] = []
         while self._waiting and len(taken) < most:
             moment = self._waiting[0]
-            if moment.layout is not layout and moment.layout.attempt == layout.attempt:
+            same_table = moment.layout.attempt == layout.attempt and (
+                moment.layout.late == layout.late
+            )
+            if moment.layout is not layout and same_table:
                 break
             (taken if moment.layout is layout else others).append(self._waiting.popleft())
         self._waiting.extendleft(reversed(others))

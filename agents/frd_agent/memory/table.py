@@ -1,4 +1,4 @@
-"""The columns of one attempt: which series a moment has values of, in which order.
+"""The columns of one attempt: which series its moments have values of, in which order.
 
 A column stays as long as its rank lives, read or not, so that moment after moment has the same
 ones: the service looks them up once. What a table also knows is when a value has gone far enough
@@ -7,8 +7,8 @@ to be news.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -26,34 +26,55 @@ class Layout:
     """The series that the values of a moment are of; told apart by identity."""
 
     attempt: int
+    late: bool
+    """Of moments that were over before others that have been added already."""
     series: tuple[SeriesInfo, ...]
     capacity: tuple[int, ...]
 
 
 class Table:
-    def __init__(self, attempt: int) -> None:
-        self.layout = Layout(attempt, (), ())
-        self._place: dict[SeriesInfo, int] = {}
+    """Readings bring the same `SeriesInfo` objects again and again, so columns are found by the
+    identity of the object; an equal one that is another object is found too, but slowly."""
+
+    def __init__(self, attempt: int, late: bool) -> None:
+        self.layout = Layout(attempt, late, (), ())
+        self.last_ns = 0
+        """When the last moment began: they rise."""
+        self.shown: tuple[Layout, Int64s] = (self.layout, np.empty(0, np.int64))
+        """The last value that there was of each column; replaced as a whole, for other threads."""
+        self._place: dict[int, int] = {}
         self._far: Int64s = np.empty(0, np.int64)
         """By column: from here on it is a jump."""
         self._from: Int64s = np.empty(0, np.int64)
         """By column: the value that a jump is measured from."""
 
-    def values(self, readings: Iterable[Reading]) -> Int64s:
+    def values(self, readings: Sequence[Reading]) -> Int64s:
         """In the order of `layout`, which has grown if need be; `NO_SAMPLE` where nothing is
         known, or nothing that can be believed."""
-        readings = list(readings)
-        capacity = self.layout.capacity
-        for reading in readings:
-            place = self._place.get(reading.series)
-            if place is None or capacity[place] != reading.capacity:
-                self._grow(readings)
-                break
-        values = np.full(len(self._place), NO_SAMPLE, np.int64)
-        for reading in readings:
-            if 0 <= reading.value < ABSURD_BYTES:
-                values[self._place[reading.series]] = reading.value
+        places = self._places(readings)
+        if places is None:
+            columns = dict(zip(self.layout.series, self.layout.capacity, strict=True))
+            for reading in readings:
+                columns.pop(reading.series, None)  # the object that comes now is the one to know
+                columns[reading.series] = reading.capacity
+            self._arrange(columns)
+            places = self._places(readings)
+            assert places is not None
+        values = np.full(len(self.layout.series), NO_SAMPLE, np.int64)
+        told = np.array([reading.value for reading in readings], np.float64)
+        believed = (told >= 0) & (told < ABSURD_BYTES)
+        values[places] = np.where(believed, told, NO_SAMPLE)
+        np.copyto(self.shown[1], values, where=values != NO_SAMPLE)
         return values
+
+    def _places(self, readings: Sequence[Reading]) -> list[int] | None:
+        """None when a reading has no column yet, or one of another capacity."""
+        find, capacity = self._place.get, self.layout.capacity
+        places = [find(id(reading.series), -1) for reading in readings]
+        for place, reading in zip(places, readings, strict=True):
+            if place < 0 or capacity[place] != reading.capacity:
+                return None
+        return places
 
     def jumps(self, values: Int64s) -> bool:
         """Some value is far from where it was when it last jumped, or first was read."""
@@ -69,15 +90,14 @@ class Table:
         columns = zip(self.layout.series, self.layout.capacity, strict=True)
         self._arrange({series: size for series, size in columns if series.rank in ranks})
 
-    def _grow(self, readings: Iterable[Reading]) -> None:
-        columns = dict(zip(self.layout.series, self.layout.capacity, strict=True))
-        self._arrange(columns | {reading.series: reading.capacity for reading in readings})
-
     def _arrange(self, columns: dict[SeriesInfo, int]) -> None:
-        known = dict(zip(self.layout.series, self._from.tolist(), strict=True))
-        self.layout = Layout(self.layout.attempt, tuple(columns), tuple(columns.values()))
-        self._place = {series: place for place, series in enumerate(columns)}
-        self._from = np.array([known.get(series, NO_SAMPLE) for series in columns], np.int64)
+        before = dict(zip(self.layout.series, self._from.tolist(), strict=True))
+        shown = dict(zip(self.layout.series, self.shown[1].tolist(), strict=True))
+        self.layout = replace(self.layout, series=tuple(columns), capacity=tuple(columns.values()))
+        self._place = {id(series): place for place, series in enumerate(columns)}
+        self._from = np.array([before.get(series, NO_SAMPLE) for series in columns], np.int64)
+        latest = np.array([shown.get(series, NO_SAMPLE) for series in columns], np.int64)
+        self.shown = (self.layout, latest)
         self._far = np.array([_far(*column) for column in columns.items()], np.int64)
 
 

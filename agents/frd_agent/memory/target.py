@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from frd.model import MemoryEvent, SeriesInfo
 
@@ -31,8 +31,7 @@ class Target:
     """It has made progress lately."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One value. `series.rank` is the dictionary's number of a rank."""
 
     attempt: int

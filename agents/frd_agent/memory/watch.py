@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 class MemoryWatch:
     def __init__(self, samples: Samples, hz: float, wake: Callable[[], None]) -> None:
         """`wake` is called on the sampler's thread: there is something urgent to send."""
+        self._samples = samples
         self._hz = hz
         self._wake = wake
         self._gpus = Gpus(PidSpace())
@@ -67,8 +68,7 @@ class MemoryWatch:
     @property
     def view(self) -> MemoryView:
         """May be looked at from any thread."""
-        latest = dict(self._sampler.latest)
-        return MemoryView(self._gpus.devices, latest, self._devices.silent_s)
+        return MemoryView(self._gpus.devices, self._samples.latest(), self._devices.silent_s)
 
     def _run(self) -> None:
         busy_until = 0.0
