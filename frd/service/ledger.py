@@ -5,11 +5,14 @@ acknowledged again after a reconnect; rows up to `applied` are cut off. When ano
 takes a rank over, its numbers start anew and it may tell what the first one has told already:
 from then on the rank's rows are *replays*, and the engine drops what it has seen, by seq.
 
+Sessions are numbered here as well: ranks of one session share one clock.
+
 Kept per attempt, in memory: a restarted service starts with an empty engine and an empty ledger.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +21,8 @@ from frd.model import AttemptKey, RankInfo
 
 MAX_PROCESSES: Final = 4
 """Of one rank; there is one at a time, and an agent may still tell of the one before."""
+MAX_SESSIONS: Final = 65_536
+"""Beyond this the one that has not had a stream for longest gets another number next time."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,16 @@ class Ledger:
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, dict[int, dict[int, Progress]]] = {}
         """By rank and by pid, the one that was heard of last at the end."""
+        self._sessions: dict[tuple[str, str], int] = {}
+        self._numbers = itertools.count()
+
+    def number(self, key: tuple[str, str]) -> int:
+        """The same for all streams of an agent session, named by boot id and session."""
+        known = self._sessions.pop(key, None)
+        self._sessions[key] = next(self._numbers) if known is None else known
+        if len(self._sessions) > MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        return self._sessions[key]
 
     def progress(self, key: AttemptKey, info: RankInfo, session: str) -> Progress:
         """The progress of a rank process as `session` counts it."""

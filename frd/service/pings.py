@@ -93,7 +93,6 @@ class Pings:
             if wait_s := pace.take(1, received / 1e9):
                 self._clocks.refuse(Refusal.FLOOD.value)
                 await asyncio.sleep(wait_s)
-                continue
             pong = encode_pong(ping.number)
             sent = raw_now()
             await context.write(pong)

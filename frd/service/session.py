@@ -99,6 +99,7 @@ class Session:
         """How long the last watermark message was under way."""
         self.alignment = guess(NodeNs(0), AlignedNs(0))
         """What node times are aligned with."""
+        self._clock_number = -1
         self._uncertainty_ns: int | None = None
         """Of times that it aligns; None while nothing bounds it."""
 
@@ -133,6 +134,7 @@ class Session:
                 self._declare(event, now)
             case Hello():
                 self.hello = event
+                self._clock_number = self._ledger.number(self.key)
                 self.align(guess(event.sent_at_ns, now))
             case ResponsePart() | Goodbye():
                 pass
@@ -146,7 +148,7 @@ class Session:
         self._uncertainty_ns = claim_ns(alignment)
         for handles in self._attempts:
             if ranks := [handle for _, handle in handles.ranks]:
-                handles.attempt.clock(ranks, self.stream, self._uncertainty_ns)
+                handles.attempt.clock(ranks, self._clock_number, self._uncertainty_ns)
 
     def take_acks(self) -> dict[int, int]:
         """Revisions applied since the last call, per stream index."""
@@ -198,7 +200,7 @@ class Session:
         self.ranks.append(DeclaredRank(key, declared.info, handles, handle, row, progress))
         self._rank_row.append(row)
         self._rank_handle.append(handle)
-        handles.attempt.clock([handle], self.stream, self._uncertainty_ns)
+        handles.attempt.clock([handle], self._clock_number, self._uncertainty_ns)
         self._engine.connection(handles.attempt, [handle], True, now)
 
     def _declare_group(self, declared: GroupDecl) -> None:

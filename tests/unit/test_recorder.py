@@ -72,17 +72,20 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
         journal.opened(stream, AlignedNs(2))
         journal.message(stream, AlignedNs(3), b"hello %d" % stream, HELLO)
         journal.message(stream, AlignedNs(3), b"declare %d" % stream, Declare())
+        journal.aligned(stream, AlignedNs(3), b"at first")
+        journal.aligned(stream, AlignedNs(4), b"later")
     journal.closed(1, AlignedNs(4))
     for at in range(5, 105):
         journal.message(2, AlignedNs(at), bytes(100), Statuses(()))
     journal.tick(AlignedNs(200))
     journal.close()
     last = segments(tmp_path)[-1]
-    told = [(r.kind, r.stream, r.payload) for r in records(last)][1:4]
+    told = [(r.kind, r.stream, r.payload) for r in records(last)][1:5]
     assert told == [
         (RecordKind.OPENED, 2, b""),
         (RecordKind.MESSAGE, 2, b"hello 2"),
         (RecordKind.MESSAGE, 2, b"declare 2"),
+        (RecordKind.ALIGNED, 2, b"later"),
     ]
     whole = records(tmp_path)
     assert sum(r.payload == b"declare 2" for r in whole) == 1

@@ -28,6 +28,7 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
+from frd.service.clocks import encode, guess
 from frd.service.replay import Replayed, replay
 from frd.service.settings import Settings
 from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
@@ -104,19 +105,26 @@ def message(event: AgentEvent, at: int) -> Record:
     return Record(RecordKind.MESSAGE, AlignedNs(at), STREAM, encode_agent(event))
 
 
-def incident(until_s: int = 8) -> Iterator[Record]:
-    """Seq 0 is done by all; rank 2 never joins seq 1, in which 0 and 1 wait from second 1 on."""
+def incident(until_s: int = 8, ahead: int = 0) -> Iterator[Record]:
+    """Seq 0 is done by all; rank 2 never joins seq 1, in which 0 and 1 wait from second 1 on.
+
+    The node's clock is set ahead after its hello, and the service learned of it.
+    """
     yield Record(RecordKind.OPENED, AlignedNs(START), STREAM, b"")
     for event in declarations():
         yield message(event, START)
+    if ahead:
+        learned = guess(NodeNs(START + ahead), AlignedNs(START))
+        yield Record(RecordKind.ALIGNED, AlignedNs(START), STREAM, encode(learned))
     for rank in range(WORLD):
-        yield message(columns(rank, 0, Flags.JOINED | Flags.COMPLETED, 1, START), START)
+        both = Flags.JOINED | Flags.COMPLETED
+        yield message(columns(rank, 0, both, 1, START + ahead), START)
     stuck_at = START + SECOND
     for rank in (0, 1):
-        yield message(columns(rank, 1, Flags.JOINED, 2, stuck_at), stuck_at)
+        yield message(columns(rank, 1, Flags.JOINED, 2, stuck_at + ahead), stuck_at)
     for second in range(1, until_s):
         at = START + second * SECOND
-        yield message(watermarks([1, 1, 0], stuck_at, at), at)
+        yield message(watermarks([1, 1, 0], stuck_at + ahead, at + ahead), at)
         yield Record(RecordKind.TICK, AlignedNs(at), 0, b"")
         yield Record(RecordKind.TICK, AlignedNs(at + SECOND // 2), 0, b"")
 
@@ -170,6 +178,14 @@ def test_oldest_segments_are_gone(tmp_path: Path) -> None:
     first.unlink()
     (found,) = replayed(folder).findings
     assert [s.rank for s in found.suspects] == [2]
+
+
+def test_what_was_learned_of_a_clock_is_replayed(tmp_path: Path) -> None:
+    """The node's clock ran two seconds ahead, as the service knew: its finding is the same."""
+    true = replayed(recorded(tmp_path / "true", list(incident())))
+    ahead = replayed(recorded(tmp_path / "ahead", list(incident(ahead=2 * SECOND))))
+    assert ahead.findings == true.findings
+    assert ahead.findings
 
 
 def test_restart_of_the_service(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
+from frd.service import ledger as ledger_module
+from frd.service.clocks import guess
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
@@ -236,6 +238,49 @@ def test_an_agent_cannot_know_the_future() -> None:
     )
     stream.send(Watermarks(0, columns, stream.node_now()))
     assert service.rank(0).as_of == service.now
+
+
+def test_nobody_waits_since_the_future() -> None:
+    """The node's clock is set an hour ahead, which no ping has told yet: the wait begins now."""
+    service = Service()
+    stream = service.stream()
+    stream.watermarks(7, 6, NodeNs(stream.node_now() + 3600 * S))
+    assert service.rank(0).waiting_s == 0
+    service.now += 2 * S
+    assert service.rank(0).waiting_s == pytest.approx(2.0, abs=0.01)
+
+
+def test_an_alignment_counts_from_then_on() -> None:
+    """The node's clock turns out to be 99 s behind, not 100: what comes later is aligned so."""
+    service = Service()
+    stream = service.stream()
+    service.now += 10 * S
+    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+    stream.session.align(guess(NodeNs(NOW - 99 * S), AlignedNs(NOW)))
+    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
+
+
+def test_ranks_of_one_agent_share_a_clock() -> None:
+    """Its streams, one after the other, have one number; another process has another one."""
+    ledger = Ledger()
+    first, other = ledger.number(("boot", "a")), ledger.number(("boot", "b"))
+    assert first != other
+    assert ledger.number(("boot", "a")) == first
+
+
+def test_ever_new_sessions_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent restarts for ever: those who have a stream now and then keep their numbers."""
+    monkeypatch.setattr(ledger_module, "MAX_SESSIONS", 8)
+    ledger = Ledger()
+    mine = ledger.number(("boot", "mine"))
+    others = set()
+    for i in range(100):
+        others.add(ledger.number(("boot", str(i))))
+        assert ledger.number(("boot", "mine")) == mine
+    assert len(others) == 100
+    assert ledger.number(("boot", "0")) not in others
 
 
 def test_a_late_message_shows_as_lag() -> None:

@@ -1,0 +1,201 @@
+"""Clock streams to a real service: who is served, who is not, and who is made to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from frd.model import NodeRawNs
+from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock
+from frd.wire import ClockHello, Ping, Readings, decode_pong, encode_clock
+from frd_agent.clock import raw_now, read_clocks
+from tests.e2e.streams import Peer, Service, peer, serve_command
+
+pytestmark = pytest.mark.timeout(100)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    command = serve_command(tmp_path / "data")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            yield Service(process, ready["grpc"], ready["http"])
+        finally:
+            process.kill()
+
+
+class Pinger:
+    """One clock stream of an agent whose wall clock is `ahead_s`."""
+
+    def __init__(self, call: StreamCall, ahead_s: float) -> None:
+        self.call = call
+        self._ahead_ns = round(ahead_s * 1e9)
+        self._number = 0
+        self._pong: tuple[int, NodeRawNs] | None = None
+
+    async def send(self, **changes: int) -> None:
+        """One ping, with other stamps than the true ones where `changes` says so."""
+        self._number += 1
+        raw_ns, real_ns, slack_ns = read_clocks()
+        told = (np.array([value]) for value in (raw_ns, real_ns + self._ahead_ns, slack_ns))
+        sent = NodeRawNs(changes.get("sent", raw_now()))
+        await self.call.write(encode_clock(Ping(self._number, sent, Readings(*told), self._pong)))
+
+    async def hear(self) -> None:
+        data = await asyncio.wait_for(self.call.read(), 20.0)
+        assert isinstance(data, bytes), await self.call.details()
+        self._pong = decode_pong(data), raw_now()
+
+    async def exchange(self, count: int) -> None:
+        for _ in range(count):
+            await self.send()
+            await self.hear()
+
+    async def why_it_ended(self) -> str:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while isinstance(await asyncio.wait_for(self.call.read(), 20.0), bytes):
+                pass
+        assert await self.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        return str(await self.call.details())
+
+
+@asynccontextmanager
+async def pinger(service: Service, agent: Peer, ahead_s: float = 0.0) -> AsyncIterator[Pinger]:
+    async with grpc.aio.insecure_channel(service.grpc, options=CHANNEL_OPTIONS) as channel:
+        call = open_clock(channel)
+        hello = agent.hello()
+        await call.write(encode_clock(ClockHello(hello.boot_id, hello.session)))
+        yield Pinger(call, ahead_s)
+
+
+async def refused(service: Service, reason: str, count: int) -> None:
+    """So many have been counted, or are soon."""
+    series = f'frd_clock_refused_total{{reason="{reason}"}}'
+    await asyncio.to_thread(service.wait_for, lambda: service.metric(series) >= count)
+    assert reason == "flood" or service.metric(series) == count
+
+
+async def clock_of(service: Service, job: str) -> dict[str, Any]:
+    """As soon as it is synchronized."""
+
+    def known() -> dict[str, Any] | None:
+        if job not in [known["job"] for known in service.get("/api/v1/jobs")["jobs"]]:
+            return None
+        (node,) = service.get(f"/api/v1/jobs/{job}")["nodes"]
+        return dict(node) if node["clock_state"] == "synchronized" else None
+
+    found: dict[str, Any] = await asyncio.to_thread(service.wait_for, known)
+    return found
+
+
+def test_two_agents_of_one_host_have_a_clock_each(service: Service) -> None:
+    """One lives two hours ahead of the other, and its pings come before its rows do."""
+
+    async def scene() -> None:
+        async with peer(service, job="a") as one, peer(service, job="b") as other:
+            other.node = one.node
+            await one.introduce()
+            async with pinger(service, one) as true, pinger(service, other, 7200.0) as ahead:
+                await true.exchange(4)
+                await ahead.send()
+                await asyncio.sleep(0.2)
+                await other.introduce()
+                await ahead.hear()
+                await ahead.exchange(4)
+                clock = await clock_of(service, "a")
+                assert abs(clock["clock_offset_s"]) <= clock["clock_uncertainty_s"] < 1.0
+                clock = await clock_of(service, "b")
+                assert abs(clock["clock_offset_s"] + 7200.0) <= clock["clock_uncertainty_s"] < 1.0
+
+    asyncio.run(scene())
+
+
+def test_a_stranger_is_refused(service: Service) -> None:
+    """Pings of a session that never says hello end with a reason; so do those of one that left."""
+
+    async def scene() -> None:
+        async with peer(service) as agent, pinger(service, agent) as stranger:
+            assert "open that one first" in await stranger.why_it_ended()
+            await refused(service, "stranger", 1)
+            await agent.introduce()
+            async with pinger(service, agent) as friend:
+                await friend.exchange(2)
+                agent.call.cancel()
+                gone = 'frd_ingest_refused_total{reason="aborted"}'
+                await asyncio.to_thread(service.wait_for, lambda: service.metric(gone) == 1)
+                await friend.send()
+                assert "is gone" in await friend.why_it_ended()
+
+    asyncio.run(scene())
+
+
+def test_nonsense_ends_its_own_stream_only(service: Service) -> None:
+    """Numbers that fall and bytes that are no ping: the clock stream ends, its rows go on."""
+
+    async def scene() -> None:
+        async with peer(service) as agent:
+            await agent.introduce()
+            for nonsense in (b"\xff\xff", encode_clock(ClockHello("boot", "session"))):
+                async with pinger(service, agent) as bad:
+                    await bad.exchange(1)
+                    await bad.call.write(nonsense)
+                    assert "clock" in await bad.why_it_ended()
+            await refused(service, "protocol", 2)
+            async with pinger(service, agent) as good:
+                await good.exchange(4)
+                await clock_of(service, "job")
+            await agent.send(agent.watermarks((6, 6), 0))
+            assert service.get("/api/v1/jobs/job")["nodes"][0]["connected"]
+
+    asyncio.run(scene())
+
+
+def test_stamps_that_cannot_be_are_counted(service: Service) -> None:
+    """Pings that were never sent, or before the one before them: not believed, and harmless."""
+
+    async def scene() -> None:
+        async with peer(service) as agent:
+            await agent.introduce()
+            async with pinger(service, agent) as liar:
+                await liar.exchange(3)
+                for reason, sent in (("zero", 0), ("backwards", 1)):
+                    await liar.send(sent=sent)
+                    await liar.hear()
+                    await liar.exchange(1)
+                    await refused(service, reason, 1)
+                clock = await clock_of(service, "job")
+                assert abs(clock["clock_offset_s"]) <= clock["clock_uncertainty_s"] < 1.0
+
+    asyncio.run(scene())
+
+
+def test_a_flood_is_slowed_down(service: Service) -> None:
+    """A thousand pings at once: a burst is answered, the rest waits; others are served as ever."""
+
+    async def scene() -> None:
+        async with peer(service, job="flood") as flooder, peer(service, job="calm") as calm:
+            await flooder.introduce()
+            await calm.introduce()
+            async with pinger(service, flooder) as flood, pinger(service, calm) as quiet:
+                for _ in range(1000):
+                    await flood.send()
+                await quiet.exchange(4)
+                await clock_of(service, "calm")
+                await refused(service, "flood", 1)
+                for _ in range(32):
+                    await flood.hear()
+
+    asyncio.run(scene())
