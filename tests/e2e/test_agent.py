@@ -26,19 +26,25 @@ from frd.wire import (
     PROTOCOL,
     Ack,
     AgentEvent,
+    ClockEvent,
+    ClockHello,
     Declare,
     Decoder,
     Goodbye,
     Hello,
     Part,
+    Ping,
     Refusal,
     Request,
     ResponsePart,
     Statuses,
     Watermarks,
     Welcome,
+    decode_clock,
+    encode_pong,
     encode_service,
 )
+from frd_agent.clock import BURST
 from tests.scripted_rank import ScriptedRank
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +67,8 @@ class Collector:
         self.statuses: dict[int, RankStatus] = {}
         self.parts: dict[tuple[int, Part], ResponsePart] = {}
         self.goodbye = ""
+        self.pings: list[list[ClockEvent]] = []
+        """By clock stream; the first one ends after three, an odd answer to the second."""
         self.context: Context | None = None
 
     async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
@@ -81,6 +89,18 @@ class Collector:
                 last = event.first_revision + len(event) - 1
                 await context.write(encode_service(Ack({event.rank: last})))
             self.hear(event)
+
+    async def clock(self, _: AsyncIterator[bytes], context: Context) -> None:
+        stream: list[ClockEvent] = []
+        self.pings.append(stream)
+        while isinstance(data := await context.read(), bytes):
+            stream.append(decode_clock(data))
+            if isinstance(ping := stream[-1], Ping):
+                await context.write(encode_pong(ping.number))
+            if len(stream) > 3 and len(self.pings) == 1:
+                return
+            if len(stream) > 2 and len(self.pings) == 2:
+                await context.write(b"\xff")
 
     def hear(self, event: AgentEvent) -> None:
         match event:
@@ -121,7 +141,7 @@ class Collector:
 @asynccontextmanager
 async def serving(service: Collector, port: int) -> AsyncIterator[Collector]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((collector(service.handle),))
+    server.add_generic_rpc_handlers((collector(service.handle, service.clock),))
     assert server.add_insecure_port(f"127.0.0.1:{port}") == port
     await server.start()
     try:
@@ -266,6 +286,25 @@ def test_a_restarted_agent_is_another_session(tmp_path: Path) -> None:
 
     play(scene)
     rank.close()
+
+
+def test_pings_go_on_beside_the_stream(tmp_path: Path) -> None:
+    """A clock stream ends, one is answered with nonsense: others follow, and the rows go on."""
+
+    async def scene() -> None:
+        port = free_port()
+        async with serving(Collector("one"), port) as service, agent(tmp_path, port):
+            await until(lambda: len(service.pings) > 2 and len(service.pings[2]) > BURST, "pings")
+            assert len(service.hellos) == 1
+            for hello, *pings in service.pings:
+                said = service.hellos[0]
+                assert hello == ClockHello(said.boot_id, said.session)
+                told = [ping for ping in pings if isinstance(ping, Ping)]
+                assert [ping.number for ping in told] == list(range(1, len(pings) + 1))
+                assert all(len(ping.readings.raw_ns) for ping in told)
+            assert any(isinstance(ping, Ping) and ping.pong for ping in service.pings[2])
+
+    play(scene)
 
 
 def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
