@@ -61,6 +61,8 @@ def _facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     for number, suspect in enumerate(suspects):
         label = "suspects" if len(suspects) > 1 else "suspect"
         yield label if number == 0 else "", _suspect(suspect)
+    if any(suspect.get("tied") for suspect in suspects):
+        yield "order", Text("not known: they began closer together than clocks can tell")
     if not suspects:
         why = (
             "too little is known" if finding.get("unknown_ranks") else "no single rank is to blame"

@@ -151,7 +151,7 @@ def analyze(trace: Trace) -> Analysis:
     marks = marks_of(rows, created, clocks)
     found = matched(rows, marks, created)
     latest = _latest(rows, clocks.offset_ns)
-    scene = judge(rows, marks, found, clocks.offset_ns, latest)
+    scene = judge(rows, marks, found, clocks, latest)
     findings = (*scene.findings, *contradicted(rows, clocks, latest))
     collectives = collectives_of(rows, marks, found)
     missing = _without_dump(trace)

@@ -7,7 +7,7 @@ are told up to the latest moment that any dump tells, for nobody knows when the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,13 +51,11 @@ class Scene:
     findings: tuple[Finding, ...]
 
 
-def judge(
-    rows: Rows, marks: Marks, found: Matched, offset_ns: Mapping[int, int], now: AlignedNs
-) -> Scene:
+def judge(rows: Rows, marks: Marks, found: Matched, clocks: Clocks, now: AlignedNs) -> Scene:
     """The findings of a trace, oldest first; `now` is the latest moment that it tells."""
-    picture = _picture(rows, marks, found, offset_ns, now)
+    picture = _picture(rows, marks, found, clocks.offset_ns, now)
     verdicts = find(picture, _stalls(rows, marks, picture), threshold_s=lambda group: 0.0)
-    findings = (_finding(rows, picture, verdict) for verdict in verdicts)
+    findings = (_finding(rows, picture, verdict, clocks) for verdict in verdicts)
     return Scene(picture, tuple(findings))
 
 
@@ -143,7 +141,7 @@ def contradicted(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding
 # -- findings --------------------------------------------------------------------------------
 
 
-def _finding(rows: Rows, picture: Picture, verdict: Verdict) -> Finding:
+def _finding(rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks) -> Finding:
     """A verdict with the stack frames that entries and the folder know."""
     keys = compose.keys_of(picture, verdict)
     claim = Claim.of_verdict(picture.key, picture, verdict, keys, _POLICY)
@@ -159,10 +157,38 @@ def _finding(rows: Rows, picture: Picture, verdict: Verdict) -> Finding:
     ]
     finding = replace(
         claim.finding,
-        suspects=tuple(suspects),
+        suspects=_with_onsets(suspects, verdict, clocks),
         witness=_witness(rows, of, seq, claim.finding),
     )
     return replace(finding, summary=summary.summarize(finding, timed=False))
+
+
+def _with_onsets(
+    suspects: Sequence[Suspect], verdict: Verdict, clocks: Clocks
+) -> tuple[Suspect, ...]:
+    """Each with the time since when it is missed, and whether that orders it with the others.
+
+    Who is missed is known from those who wait, so it is the least exact clock of all that counts.
+    """
+    onset = {blame.rank: blame.onset for blame in verdict.suspects}
+    involved = {suspect.rank for suspect in suspects} | {*verdict.waiting, *verdict.victims}
+    bounds = [clocks.uncertainty_ns.get(rank) for rank in involved]
+    known = [bound for bound in bounds if bound is not None]
+    bound = max(known, default=0) if len(known) == len(bounds) else None
+
+    def is_tied(one: Suspect) -> bool:
+        others = (onset[other.rank] for other in suspects if other.rank != one.rank)
+        return any(bound is None or abs(onset[one.rank] - at) <= 2 * bound for at in others)
+
+    return tuple(
+        replace(
+            one,
+            onset_at=onset[one.rank] or None,
+            onset_uncertainty_s=None if bound is None else bound / 1e9,
+            tied=is_tied(one),
+        )
+        for one in suspects
+    )
 
 
 def _as_entered(suspect: Suspect, stack: tuple[str, ...]) -> Suspect:

@@ -130,6 +130,29 @@ def test_nothing_completed() -> None:
     assert clocks(folder).uncertainty_ns == {0: None, 1: None}
 
 
+# -- order -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("apart_ms", "uncertainty_ms", "tied"),
+    [(30, 10, False), (30, 20, True), (30_000, None, True), (0.5, 0.1, False)],
+)
+def test_an_order_is_told_beyond_both_uncertainties_only(
+    apart_ms: float, uncertainty_ms: float | None, tied: bool
+) -> None:
+    """Rank 0 waits for 2 and rank 1 for 3, and rank 4 for both of them: who was missed first?"""
+    folder = Folder().group("0", [0, 1, 4]).group("1", [0, 2]).group("2", [1, 3])
+    folder.rank(0, Row("nccl:all_reduce", 1, "1", at=50, state="scheduled"))
+    folder.rank(1, Row("nccl:all_reduce", 1, "2", at=50 + apart_ms, state="scheduled"))
+    folder.rank(2).rank(3).rank(4, Row("nccl:all_reduce", 1, "0", at=60, state="scheduled"))
+    for rank in range(5):
+        tell(folder, rank, 0, uncertainty_ms)
+    (finding,) = analyze(folder.trace()).findings
+    assert [suspect.rank for suspect in finding.suspects] == [2, 3]
+    assert [suspect.tied for suspect in finding.suspects] == [tied, tied]
+    assert finding.suspects[0].onset_at == T0 + 50 * MS
+
+
 # -- wrong -----------------------------------------------------------------------------------------
 
 
