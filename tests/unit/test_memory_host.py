@@ -1,0 +1,278 @@
+"""Host memory from /proc and cgroups: laid out by hand, and of real processes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from frd.model import MemoryEventKind, SeriesKind
+from frd_agent.memory import cgroup
+from frd_agent.memory.host import SCAN_S, Host, total_bytes
+from frd_agent.memory.node import NodeMemory
+from frd_agent.memory.target import NO_SAMPLE, Part, Target
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+PAGE = mmap.PAGESIZE
+STATUS = """Name:\tpython
+Pid:\t{pid}
+NSpid:\t{pid}
+VmRSS:\t  999 kB
+RssAnon:\t{anon:8d} kB
+RssFile:\t{file:8d} kB
+RssShmem:\t{shmem:8d} kB
+VmSwap:\t{swap:8d} kB
+Threads:\t4
+"""
+
+
+class Proc:
+    """A /proc of a few processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "self").mkdir(parents=True)
+        (path / "meminfo").write_text(f"MemTotal:       {64 * GIB // KIB} kB\nMemFree: 1 kB\n")
+
+    def rank(self, pid: int, anon: int, shmem: int = 0, swap: int = 0, file: int = 7) -> None:
+        """Sizes in KiB."""
+        text = STATUS.format(pid=pid, anon=anon, file=file, shmem=shmem, swap=swap)
+        self.write(pid, "status", text)
+        self.child(pid, 1, private=0)
+
+    def child(self, pid: int, parent: int, private: int, shared: int = 50) -> None:
+        """Sizes in pages."""
+        self.write(pid, "stat", f"{pid} (a (b) c) S {parent} 1 1 0 -1 4194304 0")
+        self.write(pid, "statm", f"9999 {private + shared} {shared} 1 0 100 0\n")
+
+    def write(self, pid: int, name: str, text: str) -> None:
+        file = self.path / str(pid) / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path / "proc")
+
+
+@pytest.fixture
+def host(proc: Proc) -> Iterator[Host]:
+    found = Host(proc.path)
+    yield found
+    found.close()
+
+
+def test_pages_of_files_do_not_count(proc: Proc, host: Host) -> None:
+    """Anonymous, shared and swapped memory is the rank's; a mapped dataset is the kernel's."""
+    proc.rank(10, anon=1000, shmem=200, swap=30, file=10**6)
+    host.look_around([10], 0.0)
+    assert host.used(10) == 1230 * KIB
+
+
+def test_children_count_with_what_they_grew_by(proc: Proc, host: Host) -> None:
+    """A forked loader begins with its parent's pages; grandchildren count, other ranks do not."""
+    proc.rank(10, anon=1000)
+    proc.rank(20, anon=2000)
+    proc.child(20, 10, private=0)
+    proc.child(11, 10, private=500)
+    proc.child(12, 11, private=600, shared=0)
+    host.look_around([10, 20], 0.0)
+    assert host.used(10) == 1000 * KIB
+    proc.child(11, 10, private=503)
+    proc.child(12, 11, private=660, shared=900)
+    assert host.used(10) == 1000 * KIB + 63 * PAGE
+    proc.child(12, 11, private=1)
+    assert host.used(10) == 1000 * KIB + 3 * PAGE, "what was given back is not counted against it"
+    assert host.used(20) == 2000 * KIB
+
+
+def test_children_are_looked_for_now_and_then(proc: Proc, host: Host) -> None:
+    """A scan every two seconds, or when ranks come and go; in between the known ones are read."""
+    proc.rank(10, anon=1000)
+    host.look_around([10], 100.0)
+    proc.child(11, 10, private=5)
+    host.look_around([10], 100.0 + SCAN_S / 2)
+    proc.child(11, 10, private=9)
+    assert host.used(10) == 1000 * KIB
+    host.look_around([10], 100.0 + SCAN_S)
+    proc.child(11, 10, private=11)
+    assert host.used(10) == 1000 * KIB + 2 * PAGE
+
+
+def test_a_process_that_is_gone_has_no_memory(proc: Proc, host: Host) -> None:
+    """No such process; a zombie; a kernel that does not tell."""
+    proc.write(11, "status", "Name:\tx\nState:\tZ (zombie)\n")
+    host.look_around([10, 11], 0.0)
+    assert (host.used(10), host.used(11), host.used(12)) == (NO_SAMPLE,) * 3
+
+
+def test_real_processes_are_read_and_let_go() -> None:
+    """A child that takes 64 MiB is seen growing; once it is gone nothing of it stays open."""
+    grow = (
+        "import sys\nprint('here', flush=True)\nsys.stdin.readline()\nkept = b'x' * (64 << 20)\n"
+        "print('grown', flush=True)\nsys.stdin.readline()"
+    )
+    before = set(os.listdir("/proc/self/fd"))
+    host = Host()
+    with subprocess.Popen(
+        [sys.executable, "-c", grow], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "here\n"
+        host.look_around([os.getpid(), child.pid], 0.0)
+        own, others = host.used(child.pid), host.used(os.getpid())
+        host.look_around([os.getpid()], 0.1)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "grown\n"
+        host.look_around([os.getpid(), child.pid], 0.2)
+        assert 60 * MIB < host.used(child.pid) - own < 80 * MIB
+        child.stdin.close()
+        child.wait()
+    assert others > 10 * MIB
+    assert host.used(child.pid) == NO_SAMPLE
+    host.close()
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+# -- cgroups -----------------------------------------------------------------------------------
+
+
+def unified(root: Path, path: str, used: int, limit: str = "max", kills: int = 0) -> Path:
+    folder = root / path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.stat").write_text("anon 1\nfile 5000\ninactive_file 1000\n")
+    (folder / "memory.events").write_text(f"low 0\noom 9\noom_kill {kills}\noom_group_kill 0\n")
+    return folder
+
+
+def legacy(root: Path, path: str, used: int, limit: int) -> Path:
+    folder = root / "memory" / path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 300\n")
+    (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    return folder
+
+
+def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
+    """A pod's limit stands above its container; the working set leaves out inactive files."""
+    unified(tmp_path, "pods/a/box", used=5000)
+    pod = unified(tmp_path, "pods/a", used=7000, limit=str(8 * GIB), kills=2)
+    unified(tmp_path, "pods", used=10**9, limit=str(16 * GIB))
+    proc.write(10, "cgroup", "0::/pods/a/box\n")
+    found = cgroup.find(10, proc.path, tmp_path)
+    assert found is not None
+    assert (found.path, found.limit) == (pod, 8 * GIB)
+    assert found.read() == cgroup.CgroupReading(6000, 2)
+    unified(tmp_path, "pods/a", used=500)
+    reading = found.read()
+    assert reading is not None
+    assert reading.used == 0
+    (pod / "memory.current").unlink()
+    assert found.read() is None
+
+
+def test_where_nothing_is_limited_the_ranks_own_cgroup_counts(proc: Proc, tmp_path: Path) -> None:
+    """A session on a workstation; a limit beyond the machine's memory is none."""
+    leaf = unified(tmp_path, "user/session", used=5000, limit=str(64 * GIB))
+    proc.write(10, "cgroup", "0::/user/session\n")
+    assert cgroup.find(10, proc.path, tmp_path) == cgroup.Cgroup(leaf, 0, cgroup._V2)
+
+
+def test_the_old_interface_is_read_too(proc: Proc, tmp_path: Path) -> None:
+    """Version 1 beside a version 2 that has no memory controller, as Debian 10 mounts them."""
+    job = legacy(tmp_path, "slurm/job_7", used=1000, limit=4 * GIB)
+    legacy(tmp_path, "slurm", used=9000, limit=9_223_372_036_854_771_712)
+    proc.write(10, "cgroup", "5:cpuset:/\n4:cpu,memory:/slurm/job_7\n0::/init.scope\n")
+    found = cgroup.find(10, proc.path, tmp_path)
+    assert found is not None
+    assert (found.path, found.limit) == (job, 4 * GIB)
+    assert found.read() == cgroup.CgroupReading(700, 4)
+
+
+def test_a_container_sees_its_cgroup_under_no_name(proc: Proc, tmp_path: Path) -> None:
+    """The path is the host's, what is mounted is the container's own; beside it nothing is seen."""
+    unified(tmp_path, ".", used=3000, limit=str(2 * GIB))
+    proc.write(10, "cgroup", "0::/kubepods/pod1/box\n")
+    found = cgroup.find(10, proc.path, tmp_path)
+    assert found is not None
+    assert (found.path, found.limit) == (tmp_path, 2 * GIB)
+    proc.write(11, "cgroup", "0::/../other\n")
+    assert cgroup.find(11, proc.path, tmp_path) is None
+    assert cgroup.find(12, proc.path, tmp_path) is None, "no such process"
+
+
+def test_this_process_is_found_where_memory_is_accounted() -> None:
+    """Whatever this machine mounts: no cgroup, or one that can be read."""
+    found = cgroup.find(os.getpid())
+    if found is None:
+        pytest.skip("memory is not accounted by cgroups here")
+    reading = found.read()
+    assert reading is not None
+    assert reading.used >= 0
+    assert total_bytes() > 0
+
+
+# -- series ------------------------------------------------------------------------------------
+
+
+def target(number: int, pid: int | None, attempt: int = 0) -> Target:
+    return Target(number, attempt, pid, pid or 1, (), Path("none"), moving=True)
+
+
+def read(node: NodeMemory, targets: list[Target], now_s: float) -> Part:
+    part = Part(123, 0)
+    node.read(targets, now_s, part)
+    return part
+
+
+def test_ranks_of_one_cgroup_share_its_reading(proc: Proc, host: Host, tmp_path: Path) -> None:
+    """Each has a series of its own, with the cgroup's limit; read twice a second, ten times not."""
+    for pid in (10, 20, 30):
+        proc.rank(pid, anon=pid)
+    folder = unified(tmp_path, "box", used=9000, limit=str(GIB))
+    box = cgroup.Cgroup(folder, GIB, cgroup._V2)
+    node = NodeMemory(host, lambda pid: None if pid == 30 else box, machine_bytes=64 * GIB)
+    ranks = [target(0, 10), target(1, 20), target(2, 30, attempt=5), target(3, None)]
+    first = read(node, ranks, 100.0)
+    assert [
+        (r.attempt, r.series.rank, r.series.kind, r.capacity, r.value) for r in first.readings
+    ] == [
+        (0, 0, SeriesKind.HOST_USED, GIB, 10 * KIB),
+        (0, 1, SeriesKind.HOST_USED, GIB, 20 * KIB),
+        (5, 2, SeriesKind.HOST_USED, 64 * GIB, 30 * KIB),
+        (0, 0, SeriesKind.CGROUP_USED, GIB, 8000),
+        (0, 1, SeriesKind.CGROUP_USED, GIB, 8000),
+    ]
+    again = read(node, ranks, 100.1)
+    assert {r.series.kind for r in again.readings} == {SeriesKind.HOST_USED}
+    assert again.readings[0].series is first.readings[0].series
+    assert len(read(node, ranks, 100.5).readings) == 5
+
+
+def test_a_kill_of_the_kernel_is_an_event(proc: Proc, host: Host, tmp_path: Path) -> None:
+    """Of every rank in the cgroup; kills before the first look are no news, and the last one is
+    heard of although its rank is gone."""
+    proc.rank(10, anon=1)
+    box = cgroup.Cgroup(unified(tmp_path, "box", 9000, kills=3), GIB, cgroup._V2)
+    node = NodeMemory(host, lambda pid: box, machine_bytes=64 * GIB)
+    assert read(node, [target(0, 10)], 100.0).events == []
+    unified(tmp_path, "box", 9000, kills=4)
+    (event,) = read(node, [], 100.6).events
+    assert (event.rank, event.kind, event.at_ns) == (0, MemoryEventKind.OOM_KILL, 123)
+    assert event.detail == f"the kernel killed a process in {tmp_path / 'box'}"
+    unified(tmp_path, "box", 9000, kills=6)
+    assert len(read(node, [], 103.0).events) == 1
+    unified(tmp_path, "box", 9000, kills=7)
+    assert read(node, [], 104.0).events == []

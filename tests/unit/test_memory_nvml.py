@@ -1,0 +1,408 @@
+"""The real sampler of devices and the real pynvml over a scripted driver, built here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from frd.model import MemoryEventKind, SeriesKind
+from frd_agent.memory.devices import Answer, Devices
+from frd_agent.memory.gpus import Gpus
+from frd_agent.memory.nvml import RETRY_S, Look, Nvml
+from frd_agent.memory.owners import PidSpace, owners
+from frd_agent.memory.target import NO_SAMPLE, Part, Target
+from tests import scripted_nvml
+from tests.scripted_nvml import (
+    DRIVER_NOT_LOADED,
+    GIB,
+    GPU_IS_LOST,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    UNKNOWN,
+    Driver,
+    uuid,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = scripted_nvml.build(tmp_path_factory.mktemp("nvml"))
+    if folder is None:
+        pytest.skip("no C compiler to build the scripted NVIDIA driver with")
+    scripted_nvml.preload(folder)
+    return folder
+
+
+@pytest.fixture
+def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setenv(scripted_nvml.SCRIPT, str(tmp_path / "driver.txt"))
+    return Driver(tmp_path / "driver.txt")
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+# -- what the driver says ----------------------------------------------------------------------
+
+
+def test_eight_devices_with_their_processes(driver: Driver) -> None:
+    """Used, total and who; a process on both lists counts once, one that is hidden is known."""
+    for number in range(8):
+        driver.devices[uuid(number)] = (number * GIB, 80 * GIB)
+        driver.processes.append((uuid(number), "compute", 100 + number, number * GIB // 2))
+    driver.processes += [(uuid(3), "graphics", 103, GIB), (uuid(3), "graphics", 7, -1)]
+    driver.write()
+    look = Nvml().look(0.0)
+    assert [device.uuid for device in look.devices] == [uuid(number) for number in range(8)]
+    third = look.devices[3]
+    assert (third.used, third.total) == (3 * GIB, 80 * GIB)
+    assert third.processes == {103: 3 * GIB // 2, 7: NO_SAMPLE}
+    assert look.lost == {}
+
+
+def test_processes_are_listed_when_use_has_changed_and_once_a_second(driver: Driver) -> None:
+    """In between the last list stands: nothing costs the driver more."""
+    nvml = Nvml()
+
+    def processes(now_s: float) -> dict[int, int]:
+        (device,) = nvml.look(now_s).devices
+        return dict(device.processes)
+
+    driver.devices[uuid(0)] = (GIB, 80 * GIB)
+    driver.processes = [(uuid(0), "compute", 100, GIB)]
+    driver.write()
+    assert processes(0.0) == {100: GIB}
+    driver.processes = [(uuid(0), "compute", 100, GIB // 2), (uuid(0), "compute", 101, GIB // 2)]
+    driver.write()
+    assert processes(0.9) == {100: GIB}
+    assert processes(1.0) == {100: GIB // 2, 101: GIB // 2}
+    driver.devices[uuid(0)] = (2 * GIB, 80 * GIB)
+    driver.processes = [(uuid(0), "compute", 101, 2 * GIB)]
+    driver.write()
+    assert processes(1.1) == {101: 2 * GIB}
+
+
+def test_instances_stand_in_the_place_of_their_device(driver: Driver) -> None:
+    """A divided GPU is two devices of their own size, whose places need not be the first ones."""
+    one, two = uuid(1, "MIG"), uuid(2, "MIG")
+    driver.devices = {uuid(0): (50 * GIB, 80 * GIB), uuid(9): (GIB, 80 * GIB)}
+    driver.instances = {one: (0, 1, 5 * GIB, 20 * GIB), two: (0, 4, 6 * GIB, 40 * GIB)}
+    driver.processes = [(two, "compute", 100, 5 * GIB)]
+    driver.write()
+    devices = Nvml().look(0.0).devices
+    assert [(d.uuid, d.used, d.total) for d in devices] == [
+        (one, 5 * GIB, 20 * GIB),
+        (two, 6 * GIB, 40 * GIB),
+        (uuid(9), GIB, 80 * GIB),
+    ]
+    assert devices[1].processes == {100: 5 * GIB}
+
+
+def test_a_device_that_falls_off_the_bus_is_told_once(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others go on; when it is back a minute later, so is its series."""
+    nvml = Nvml()
+    driver.devices = {uuid(n): (GIB, 80 * GIB) for n in range(2)}
+    driver.write()
+    assert len(nvml.look(0.0).devices) == 2
+    driver.errors = {("DeviceGetMemoryInfo", uuid(1)): GPU_IS_LOST}
+    driver.write()
+    look = nvml.look(0.1)
+    assert [device.uuid for device in look.devices] == [uuid(0)]
+    assert list(look.lost) == [uuid(1)]
+    assert nvml.look(0.2).lost == {}
+    assert [line for line in said(caplog) if uuid(1) in line] == [
+        f"NVIDIA driver: {uuid(1)}: lost: {look.lost[uuid(1)]}"
+    ]
+    driver.errors.clear()
+    driver.write()
+    assert len(nvml.look(RETRY_S - 1).devices) == 1
+    assert len(nvml.look(RETRY_S).devices) == 2
+
+
+def test_an_error_that_passes_is_no_loss(driver: Driver) -> None:
+    """Twice unknown and then well again; three times in a row is lost."""
+    nvml = Nvml()
+    driver.devices = {uuid(0): (GIB, 80 * GIB)}
+    driver.write()
+    nvml.look(0.0)
+    for errors, expected in (
+        ({("DeviceGetMemoryInfo", "*"): UNKNOWN}, [({}, 0), ({}, 0)]),
+        ({}, [({}, 1)]),
+        ({("DeviceGetMemoryInfo", "*"): UNKNOWN}, [({}, 0), ({}, 0), ({uuid(0)}, 0)]),
+    ):
+        driver.errors = errors
+        driver.write()
+        for lost, devices in expected:
+            look = nvml.look(1.0)
+            assert (set(look.lost), len(look.devices)) == (set(lost), devices)
+
+
+@pytest.mark.parametrize("code", [NO_PERMISSION, NOT_SUPPORTED])
+def test_processes_that_may_not_be_seen_are_none(
+    driver: Driver, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """Permission denied, or a driver that keeps no such list: devices are seen all the same, and
+    one line says what is not."""
+    driver.devices = {uuid(0): (GIB, 80 * GIB)}
+    driver.processes = [(uuid(0), "compute", 100, GIB)]
+    driver.errors = {
+        (f"DeviceGet{which}RunningProcesses", "*"): code for which in ("Compute", "Graphics")
+    }
+    driver.write()
+    nvml = Nvml()
+    for now_s in (0.0, 1.0, 2.0):
+        (device,) = nvml.look(now_s).devices
+        assert (device.used, device.processes) == (GIB, {})
+    (line,) = said(caplog)
+    assert line.endswith("memory by process is not seen")
+
+
+def test_a_device_that_may_not_be_seen_is_not_lost(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Permission denied for one of two devices: one line, no event."""
+    driver.devices = {uuid(n): (GIB, 80 * GIB) for n in range(2)}
+    driver.errors = {("DeviceGetMemoryInfo", uuid(0)): NO_PERMISSION}
+    driver.write()
+    nvml = Nvml()
+    for _ in range(5):
+        look = nvml.look(0.0)
+        assert ([device.uuid for device in look.devices], look.lost) == ([uuid(1)], {})
+    assert len(said(caplog)) == 1
+
+
+def test_a_driver_that_is_loaded_later_is_found(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kubernetes installs drivers into running nodes: one line at first, devices a minute later."""
+    caplog.set_level(logging.INFO)
+    driver.devices = {uuid(0): (GIB, 80 * GIB)}
+    driver.errors = {("InitWithFlags", "*"): DRIVER_NOT_LOADED}
+    driver.write()
+    nvml = Nvml()
+    assert [nvml.look(float(second)).devices for second in range(3)] == [()] * 3
+    (line,) = said(caplog)
+    assert line.startswith("NVIDIA driver: ")
+    assert line.endswith(": host memory only")
+    driver.errors.clear()
+    driver.write()
+    assert len(nvml.look(RETRY_S).devices) == 1
+
+
+def test_a_driver_that_forgot_us_is_opened_anew(driver: Driver) -> None:
+    """Reset under our feet: its calls say that they are not initialized."""
+    driver.devices = {uuid(0): (GIB, 80 * GIB)}
+    driver.write()
+    nvml = Nvml()
+    nvml.look(0.0)
+    driver.errors = {("DeviceGetMemoryInfo", "*"): 1}
+    driver.write()
+    assert nvml.look(1.0) == Look()
+    driver.errors.clear()
+    driver.write()
+    assert len(nvml.look(RETRY_S).devices) == 1
+
+
+NO_DRIVER = """
+import logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+from frd_agent.memory.nvml import Nvml
+nvml = Nvml()
+assert nvml.look(0.0) == nvml.look(100.0), "no devices"
+"""
+
+
+def test_a_machine_without_a_driver_gets_one_line(tmp_path: Path) -> None:
+    """No library at all, asked twice."""
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has an NVIDIA driver")
+    environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_DRIVER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "NVIDIA driver: NVML Shared Library Not Found: host memory only"
+    ]
+
+
+# -- a driver that hangs -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def devices(driver: Driver) -> Iterator[Devices]:
+    found = Devices(Nvml())
+    found.start()
+    yield found
+    driver.hangs = ""
+    driver.write()
+    found.stop()
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_call_that_hangs_holds_up_nobody(driver: Driver, devices: Devices) -> None:
+    """Nobody waits for it longer than asked; its answer, when it comes, is of its own time."""
+    driver.devices = {uuid(0): (GIB, 80 * GIB)}
+    driver.write()
+    answers: list[Answer] = []
+
+    def answered() -> bool:
+        devices.ask()
+        answer = devices.take(0.1)
+        answers.extend([answer] if answer else [])
+        return bool(answer)
+
+    until(answered)
+    driver.hangs = "DeviceGetMemoryInfo"
+    driver.write()
+    until(devices.ask)
+    assert devices.take(0.01) is None
+    assert not devices.ask(), "one look at a time"
+    until(lambda: devices.silent_s > 0.05)
+    assert devices.take(0.0) is None
+    asked_by_ns = time.time_ns()
+    driver.hangs = ""
+    driver.write()
+    until(answered)
+    late = answers[-1]
+    assert late.begin_ns < asked_by_ns < late.end_ns
+    assert len(late.look.devices) == 1
+    until(lambda: devices.silent_s == 0)
+
+
+# -- whose memory it is ------------------------------------------------------------------------
+
+
+def target(number: int, pid: int | None, said_pid: int, *uuids: str, attempt: int = 0) -> Target:
+    return Target(number, attempt, pid, said_pid, uuids, Path("none"), moving=True)
+
+
+class Status:
+    """A /proc that knows what processes call themselves."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, pid: int, *numbers: int) -> None:
+        folder = self.path / str(pid)
+        folder.mkdir()
+        inner = "\t".join(map(str, numbers))
+        (folder / "status").write_text(f"Name:\tpython\nPid:\t{pid}\nNSpid:\t{inner}\nNSpgid:\t1\n")
+
+
+def test_an_agent_of_the_host_knows_processes_by_their_number(tmp_path: Path) -> None:
+    """Ranks of the host, and of containers through NSpid: the number they call themselves."""
+    status = Status(tmp_path)
+    status.write(4711, 4711, 12)
+    status.write(4712, 4712, 12)
+    space = PidSpace(tmp_path, initial=True)
+    ranks = [
+        target(0, 100, 100, uuid(0)),
+        target(1, None, 12, uuid(0)),
+        target(2, None, 12, uuid(1)),
+    ]
+    assert owners(uuid(0), [100, 4711], ranks, space) == {0: 100, 1: 4711}
+    assert owners(uuid(1), [4712], ranks, space) == {2: 4712}
+    assert owners(uuid(0), [999, 998], ranks, space) == {}, "somebody else's"
+
+
+def test_two_containers_that_look_alike_are_not_told_apart(tmp_path: Path) -> None:
+    """Both call themselves 12 and use the same device: nobody is guessed."""
+    status = Status(tmp_path)
+    status.write(4711, 4711, 12)
+    status.write(4712, 4712, 12)
+    ranks = [target(number, None, 12, uuid(0)) for number in (0, 1)]
+    assert owners(uuid(0), [4711, 4712], ranks, PidSpace(tmp_path, initial=True)) == {}
+
+
+def test_an_agent_in_a_container_trusts_no_number_alone(tmp_path: Path) -> None:
+    """The driver's 100 is the host's, ours is another; device and pid together are the rank's."""
+    space = PidSpace(tmp_path, initial=False)
+    here = target(0, 100, 100, uuid(0))
+    assert owners(uuid(1), [100, 5], [here], space) == {}
+    assert owners(uuid(0), [100, 5], [here], space) == {0: 100}
+    assert owners(uuid(0), [4711], [here], space) == {0: 4711}, "alone on its device"
+    assert owners(uuid(0), [4711, 5], [here], space) == {}
+
+
+def read(gpus: Gpus, look: Look, targets: list[Target]) -> Part:
+    return gpus.read(Answer(1, 2, look), targets)
+
+
+def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_path: Path) -> None:
+    """Two ranks share one GPU, one has an instance, one uses none, and a stranger has the rest."""
+    instance = uuid(5, "MIG")
+    driver.devices = {uuid(0): (30 * GIB, 80 * GIB), uuid(1): (9 * GIB, 80 * GIB)}
+    driver.instances = {instance: (1, 0, 5 * GIB, 20 * GIB)}
+    driver.processes = [
+        (uuid(0), "compute", 100, 10 * GIB),
+        (uuid(0), "compute", 101, 11 * GIB),
+        (uuid(0), "compute", 9, 9 * GIB),
+        (instance, "compute", 102, 4 * GIB),
+    ]
+    driver.write()
+    gpus = Gpus(PidSpace(tmp_path, initial=True))
+    ranks = [
+        target(0, 100, 100, uuid(0)),
+        target(1, 101, 101),
+        target(2, 102, 102, uuid(5), attempt=3),
+        target(3, 103, 103),
+    ]
+    look = Nvml().look(0.0)
+    part = read(gpus, look, ranks)
+    used, own = SeriesKind.DEVICE_USED, SeriesKind.PROCESS_USED
+    assert {
+        (r.attempt, r.series.rank, r.series.kind, r.series.device): r.value for r in part.readings
+    } == {
+        (0, 0, used, uuid(0)): 30 * GIB,
+        (0, 1, used, uuid(0)): 30 * GIB,
+        (0, 0, own, uuid(0)): 10 * GIB,
+        (0, 1, own, uuid(0)): 11 * GIB,
+        (3, 2, used, instance): 5 * GIB,
+        (3, 2, own, instance): 4 * GIB,
+    }
+    assert {reading.capacity for reading in part.readings} == {80 * GIB, 20 * GIB}
+    again = read(gpus, look, ranks)
+    assert all(a.series is b.series for a, b in zip(part.readings, again.readings, strict=True))
+    assert gpus.names[bytes.fromhex(uuid(5).removeprefix("GPU-").replace("-", ""))] == instance
+
+
+def test_a_lost_device_is_an_event_of_those_that_used_it(driver: Driver, tmp_path: Path) -> None:
+    """Known by its process or by its own word; a rank on another device hears nothing."""
+    driver.devices = {uuid(n): (GIB, 80 * GIB) for n in range(2)}
+    driver.processes = [(uuid(0), "compute", 100, GIB)]
+    driver.write()
+    nvml, gpus = Nvml(), Gpus(PidSpace(tmp_path, initial=True))
+    ranks = [target(0, 100, 100), target(1, 101, 101, uuid(0)), target(2, 102, 102, uuid(1))]
+    assert read(gpus, nvml.look(0.0), ranks).events == []
+    driver.errors = {("DeviceGetMemoryInfo", uuid(0)): GPU_IS_LOST}
+    driver.write()
+    look = nvml.look(0.1)
+    part = read(gpus, look, ranks)
+    assert [(event.rank, event.kind, event.device) for event in part.events] == [
+        (0, MemoryEventKind.DEVICE_LOST, uuid(0)),
+        (1, MemoryEventKind.DEVICE_LOST, uuid(0)),
+    ]
+    assert part.events[0].detail == look.lost[uuid(0)]
+    assert {reading.series.rank for reading in part.readings} == {2}
