@@ -53,7 +53,10 @@ def arrivals(world: int, layers: Sequence[Layer], steps: int, work: Work) -> lis
 
 
 class Race:
-    """`per_node` ranks share a clock, which is off by at most `uncertainty_ns`."""
+    """`per_node` ranks share a clock, which is off by at most `uncertainty_ns`.
+
+    Where `lasts_ns` is told, so are completions: as long after the last member came.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Race:
         policy: Policy | None = None,
         seed: int = 0,
         op: str = "all_reduce",
+        lasts_ns: int | None = None,
     ) -> None:
         self.world = world
         self.layers = layers
@@ -93,6 +97,7 @@ class Race:
             for n, layer in enumerate(layers)
         ]
         self._signature = self.attempt.signature(Signature("gloo", op, ((4,),), ((4,),)))
+        self._lasts_ns = lasts_ns
         self._told = 0
 
     def run(self, came: Sequence[Int64s]) -> list[FindingEvent]:
@@ -123,7 +128,9 @@ class Race:
         seq = np.arange(self._told + done, self._told + upto)
         for number, layer in enumerate(self.layers):
             for group, ranks in zip(self._groups[number], layer, strict=True):
+                over = came[number][done:upto, list(ranks)].max(axis=1) + (self._lasts_ns or 0)
                 for rank in ranks:
+                    completed = first + over + self.clock_error[rank]
                     self.engine.observe_entries(
                         self.attempt,
                         rank,
@@ -133,7 +140,7 @@ class Race:
                         np.full(rows, int(Flags.JOINED | Flags.COMPLETED), np.uint8),
                         first + came[number][done:upto, rank] + self.clock_error[rank],
                         np.zeros(rows, np.int64),
-                        np.zeros(rows, np.int64),
+                        completed * (self._lasts_ns is not None),
                         replay=False,
                         now=self.now,
                     )

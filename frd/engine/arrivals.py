@@ -114,15 +114,30 @@ def charges(closed: Closed, judged: Bools, ranks: Ranks, clocks: GroupClocks) ->
 @dataclass(frozen=True, slots=True)
 class ClockHint:
     """A bound on two clocks: `early_rank` completed a collective `slack_ns` after `late_rank`,
-    its last member, came to it. It cannot have been before; a slack below what both clocks may be
-    off is a contradiction."""
+    its last member, came to it. It cannot have been before."""
 
     early_rank: int
     late_rank: int
     slack_ns: int
     at: AlignedNs
     """When the last member came."""
-    contradicts: bool
+    early_uncertainty_ns: int
+    late_uncertainty_ns: int
+
+    @property
+    def contradicts(self) -> bool:
+        """More than both clocks may be off."""
+        return self.slack_ns < -(self.early_uncertainty_ns + self.late_uncertainty_ns)
+
+    @property
+    def early_least_ns(self) -> int:
+        """What was told of the early one's clock is at least so much too early; mostly negative."""
+        return -(self.slack_ns + self.late_uncertainty_ns)
+
+    @property
+    def late_most_ns(self) -> int:
+        """What was told of the late one's clock is at most so much too early."""
+        return self.slack_ns + self.early_uncertainty_ns
 
 
 def clock_hints(closed: Closed, telling: Bools, ranks: Ranks) -> list[ClockHint]:
@@ -153,7 +168,8 @@ def clock_hints(closed: Closed, telling: Bools, ranks: Ranks) -> list[ClockHint]
             late_rank=int(late[i]),
             slack_ns=int(slack[i]),
             at=AlignedNs(int(closed.last_created[row[i]])),
-            contradicts=bool(slack[i] < -(mine[i] + theirs[i])),
+            early_uncertainty_ns=int(mine[i]),
+            late_uncertainty_ns=int(theirs[i]),
         )
         for i in at.tolist()
     ]

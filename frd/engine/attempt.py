@@ -9,12 +9,14 @@ metrics. What a stall means, whose fault it is and when to tell people is decide
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from frd.engine import cut, marks, view
+from frd.engine.arrivals import ClockHint
 from frd.engine.channels import Channels
 from frd.engine.collectives import Collectives
 from frd.engine.lateness import Lateness
@@ -325,6 +327,41 @@ class Attempt:
         """Who came late to the collectives that have been settled."""
         return self._collectives.lateness
 
+    def take_clock_hints(self) -> list[ClockHint]:
+        """Bounds that completed collectives put on clocks, since the last call."""
+        return _taken(self._collectives.clock_hints)
+
+    def take_contradictions(self) -> list[ClockHint]:
+        """Those that cannot be if clocks are as good as they are said to be, since the last call.
+
+        Apart from `take_clock_hints`: who mends clocks and who tells people look at their own pace.
+        """
+        return _taken(self._collectives.contradictions)
+
+    def unsynchronized(self) -> dict[int, tuple[int, ...]]:
+        """Ranks whose clock is unknown although their agent is connected, by node; empty where
+        all share one node, for then nobody is compared with it."""
+        table = self._ranks
+        count = table.count
+        there = table.declared[:count] & table.connected[:count] & (table.node[:count] >= 0)
+        unknown = there & (table.uncertainty_ns[:count] == UNKNOWN_NS)
+        if not unknown.any() or len(np.unique(table.node[:count][there])) < 2:
+            return {}
+        nodes: dict[int, list[int]] = {}
+        for rank in np.flatnonzero(unknown).tolist():
+            nodes.setdefault(int(table.node[rank]), []).append(rank)
+        return {node: tuple(ranks) for node, ranks in nodes.items()}
+
+    def node_of(self, rank: int) -> str:
+        """The name of the rank's host, empty when it was never declared."""
+        info = self._ranks.infos.get(rank)
+        return info.node if info is not None else ""
+
+    def ranks_beside(self, rank: int) -> tuple[int, ...]:
+        """All ranks that share the rank's clock."""
+        node = self._ranks.node[: self._ranks.count]
+        return tuple(np.flatnonzero(node == node[rank]).tolist())
+
     def roll(self) -> Roll:
         """Who is in which group and on which node."""
         pairs, groups = self._pairs, self._groups
@@ -387,6 +424,12 @@ class Attempt:
             gap_entries=self.gap_entries,
             memory=self.memory.view(),
         )
+
+
+def _taken(hints: deque[ClockHint]) -> list[ClockHint]:
+    taken = list(hints)
+    hints.clear()
+    return taken
 
 
 def _check_members(field: str, pair: Int32s) -> None:

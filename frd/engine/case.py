@@ -16,12 +16,13 @@ from typing import Protocol
 from frd.engine.attempt import Attempt
 from frd.engine.board import Board
 from frd.engine.cause import find
+from frd.engine.clock_watch import ClockWatcher
 from frd.engine.incident import Incidents
-from frd.engine.late import StragglerWatcher
 from frd.engine.lost import judged_after_s
 from frd.engine.memory_watch import MemoryWatcher
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
+from frd.engine.straggler_watch import StragglerWatcher
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, Kind
 from frd.views import AttemptView
 
@@ -52,7 +53,11 @@ class Case:
 
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._incidents = Incidents(key, policy)
-        self._watchers: list[Watcher] = [MemoryWatcher(key), StragglerWatcher(key, policy)]
+        self._watchers: list[Watcher] = [
+            MemoryWatcher(key),
+            StragglerWatcher(key, policy),
+            ClockWatcher(key, policy),
+        ]
         self._boards: list[Incidents | Board] = [self._incidents]
         self._boards += [watcher.board for watcher in self._watchers]
         self.attempt: Attempt | None = None

@@ -8,6 +8,7 @@ missing from an open one is none of this module's business: watermarks tell that
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -48,8 +49,10 @@ class Collectives:
         self.skew = OpHistograms()
         self.duration = OpHistograms()
         self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
-        self.clock_hints: list[ClockHint] = []
-        """What collectives told of clocks since somebody emptied this."""
+        self.clock_hints: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
+        """What collectives told of clocks, until somebody takes it."""
+        self.contradictions: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
+        """Those of them that cannot be; for somebody else to take."""
         self._clocks = GroupClocks.of(0, ranks, pairs)
         self._clocks_as_of = (-1, -1, -1)
         self._mismatches = Mismatches()
@@ -219,8 +222,9 @@ class Collectives:
         at = closed.last_created[judged]
         self.lateness.add(self._groups.count, closed.group[judged], at, charged, now)
         telling = fair & signatures.strict[of] & clocks.spans[closed.group]
-        if len(self.clock_hints) < _MOST_HINTS:
-            self.clock_hints += clock_hints(closed, telling, self._ranks)
+        hints = clock_hints(closed, telling, self._ranks)
+        self.clock_hints += hints
+        self.contradictions += [hint for hint in hints if hint.contradicts]
 
     def _remember(self, closed: Closed, slow: Int64s, now: AlignedNs) -> None:
         """Waits that were long enough to move their group's threshold."""

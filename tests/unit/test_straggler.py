@@ -59,7 +59,8 @@ def raced(
 
 
 def named(race: Race) -> list[tuple[int, ...]]:
-    return sorted(tuple(s.rank for s in finding.suspects) for finding in race.open())
+    stragglers = [finding for finding in race.open() if finding.kind is Kind.STRAGGLER]
+    return sorted(tuple(s.rank for s in finding.suspects) for finding in stragglers)
 
 
 def lost_between(came: Int64s, rank: int, first: int, last: int) -> float:
