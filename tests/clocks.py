@@ -36,7 +36,7 @@ class Clock:
         return self._value[max(i, 0)] + passed + passed * self._ppb[max(i, 0)] // S
 
     def change(self, at: int, ppb: int | None = None, jump: int = 0) -> None:
-        """From `at`, later than all changes before, it runs at another rate, or shows `jump` more."""
+        """From `at`, after all changes before, it runs at another rate, or shows `jump` more."""
         self._value.append(self(at) + jump)
         self._ppb.append(self._ppb[-1] if ppb is None else ppb)
         self._from.append(at)
@@ -123,10 +123,12 @@ class Agent:
         """Messages of one stream overtake none."""
         self._pong: Exchange | None = None
 
-    def read(self, at: int) -> None:
+    def read(self, at: int) -> NodeNs:
+        """Both clocks, the real one a little late; gives what that showed."""
         slack = self.dice.randrange(50, 400)
-        real_at = at + self.dice.randrange(slack)
-        self._readings.append((at, self.node.raw(at), self.node.real(real_at), slack + 1))
+        real = self.node.real(at + self.dice.randrange(slack))
+        self._readings.append((at, self.node.raw(at), real, slack + 1))
+        return NodeNs(real)
 
     def ping(self, at: int) -> int:
         """Sent at `at`; gives when the service had learned from it, or would have."""
@@ -182,6 +184,8 @@ class Agent:
     def knows(self, at: int) -> bool:
         """Nothing unusual happened between the service's last news of this node and `at`, and not
         twice between the two readings around it."""
+        if not self.told:
+            return False
         news = min(self.told[-1], self.exchanged_at)
         i = bisect_right(self.told, at)
         before, after = self.told[max(i - 1, 0)], self.told[min(i, len(self.told) - 1)]

@@ -238,7 +238,7 @@ class NodeClock:
             offset_ns = min(max(offset_ns, -FAR_NS), FAR_NS)
         if self._witnesses:
             offset_ns, half = self._clamped(at_ns, offset_ns, half)
-        if not reason and raw > self._knot_raw:
+        if not reason and raw >= self._knot_raw:
             history.add((at_ns, offset_ns, half))
             self._knot_raw = raw
         self._newest = newest = Newest(

@@ -36,11 +36,16 @@ class History:
         since that knot."""
 
     def add(self, knot: Knot) -> None:
-        """A knot that is later than the others of the current segment."""
+        """A knot that is later than the others of the current segment, or the last one once more,
+        now that more is known."""
+        knots = self._knots
+        if knots and knots[-1][0] == knot[0]:
+            knots[-1] = knot
+            return
         self._blind = []
-        self._knots.append(knot)
-        if len(self._knots) > MOST_KNOTS:
-            del self._knots[1:-_FRESH_KNOTS:2]
+        knots.append(knot)
+        if len(knots) > MOST_KNOTS:
+            del knots[1:-_FRESH_KNOTS:2]
 
     def step(self, before_ns: int, gap_ns: int, after_ns: int) -> None:
         """The node's clock showed `before_ns`, and `gap_ns` later `after_ns`."""
