@@ -13,10 +13,15 @@ from frd.model import (
     EntryColumns,
     Flags,
     GroupInfo,
+    MemoryColumns,
+    MemoryEvent,
+    MemoryEventKind,
     NodeNs,
     RankInfo,
     RankState,
     RankStatus,
+    SeriesInfo,
+    SeriesKind,
     Signature,
 )
 from frd.wire import (
@@ -26,6 +31,7 @@ from frd.wire import (
     Declare,
     Decoder,
     Hello,
+    MemoryEvents,
     Statuses,
     Watermarks,
     encode_agent,
@@ -34,6 +40,7 @@ from frd_agent.board import Board
 from frd_agent.dictionary import Dictionary, Told
 from frd_agent.dispatch import Dispatch
 from frd_agent.memory import Samples
+from frd_agent.memory.target import Reading
 from frd_agent.outbox import Outbox
 from frd_agent.progress import Marks
 from frd_agent.rows import columns
@@ -55,6 +62,7 @@ class Agent:
         self.outbox = Outbox(1000, 100_000)
         self.board = Board(lambda rank: self.dictionary.ranks[rank].attempt)
         self.samples = Samples(1 << 20, self.dictionary.series_number)
+        self.host = SeriesInfo(self.ranks[0], SeriesKind.HOST_USED)
         self.open: list[EntryColumns] = []
         self.dispatch = Dispatch(
             self.dictionary, self.outbox, self.board, self.samples, lambda: self.open
@@ -245,3 +253,62 @@ def test_declarations_of_any_size_fit_their_messages() -> None:
     sizes = [len(encode_agent(event)) for event in told.tell(columns(rank, 1, rows))]
     assert sum(sizes) > MAX_MESSAGE_BYTES > max(sizes)
     assert told.full, "the service bounds what one stream may declare"
+
+
+def host_series(agent: Agent, value: int, at_ns: int, limit: int = 64 << 30) -> None:
+    agent.samples.add(at_ns, at_ns + 1, [Reading(agent.attempt, agent.host, limit, value)])
+
+
+def test_memory_is_told_last_and_in_the_streams_own_indexes() -> None:
+    """The second rank is the stream's first, and its series is declared with it."""
+    agent, service = Agent(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    series = SeriesInfo(agent.ranks[1], SeriesKind.DEVICE_USED, "GPU-1")
+    agent.samples.add(NOW, NOW + 1, [Reading(agent.attempt, series, 100, 7)])
+    agent.board.set_as_of(agent.ranks[1], NOW)
+    assert kinds(service.listen(agent.dispatch)) == ["Watermarks", "MemoryColumns"]
+    (declared,) = [
+        one for event in service.heard if isinstance(event, Declare) for one in event.series
+    ]
+    assert (declared.index, declared.info) == (0, SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1"))
+    (memory,) = [event for event in service.heard if isinstance(event, MemoryColumns)]
+    assert (memory.series.tolist(), memory.values.tolist()) == ([0], [[7]])
+
+
+def test_memory_waits_for_its_round_unless_it_jumped() -> None:
+    """Ten samples a second are one message; a gigabyte more is told at once."""
+    agent, service = Agent(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    host_series(agent, 1 << 30, NOW)
+    assert service.listen(agent.dispatch, watermarks_due=False) == []
+    host_series(agent, 3 << 30, NOW + 100)
+    (batch,) = service.listen(agent.dispatch, watermarks_due=False)
+    assert isinstance(batch, MemoryColumns)
+    assert batch.values.tolist() == [[1 << 30, 3 << 30]]
+
+
+def test_an_error_of_memory_waits_for_nothing() -> None:
+    """Out of memory: said before all that can wait, after the rows that came before it."""
+    agent, service = Agent(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    host_series(agent, 1 << 30, NOW)
+    agent.board.set_as_of(agent.ranks[0], NOW)
+    agent.outbox.record(agent.rows(0, 1))
+    agent.samples.event(MemoryEvent(agent.ranks[0], MemoryEventKind.OOM, NOW, "GPU-1", 9))
+    heard = service.listen(agent.dispatch)
+    assert kinds(heard) == ["EntryColumns", "MemoryEvents", "Watermarks", "MemoryColumns"]
+    assert heard[1] == MemoryEvents((MemoryEvent(0, MemoryEventKind.OOM, NOW, "GPU-1", 9),))
+
+
+def test_memory_is_told_again_on_a_new_stream() -> None:
+    """What the last stream was given of late, with its declarations."""
+    agent, first, second = Agent(), Service(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    host_series(agent, 5, NOW)
+    heard = first.listen(agent.dispatch)
+    agent.dispatch.open(knows_nothing=False)
+    host_series(agent, 6, NOW + 100)
+    (again,) = second.listen(agent.dispatch)
+    assert kinds(heard) == ["MemoryColumns"]
+    assert isinstance(again, MemoryColumns)
+    assert again.values.tolist() == [[5, 6]]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.devices import Devices
+from frd_agent.memory.devices import Answer
 from frd_agent.memory.gpus import Gpus
 from frd_agent.memory.node import NodeMemory
 from frd_agent.memory.samples import Samples
@@ -26,14 +26,22 @@ _OLDEST_NS: Final = 60_000_000_000
 """Older readings, and those of the future, are of a clock that was set, or of a broken file."""
 
 
+class Driver(Protocol):
+    """`frd_agent.memory.devices.Devices`."""
+
+    def ask(self) -> bool: ...
+
+    def take(self, timeout_s: float) -> Answer | None: ...
+
+
 class Sampler:
     """Lives on one thread."""
 
-    def __init__(self, samples: Samples, node: NodeMemory, gpus: Gpus, devices: Devices) -> None:
+    def __init__(self, samples: Samples, node: NodeMemory, gpus: Gpus, driver: Driver) -> None:
         self._samples = samples
         self._node = node
         self._gpus = gpus
-        self._devices = devices
+        self._driver = driver
         self._allocators = Allocators()
         self._ranks: frozenset[tuple[int, int]] = frozenset()
         self._last_ns = 0
@@ -43,10 +51,10 @@ class Sampler:
         self._follow(targets)
         moment = Part(time.time_ns(), 0)
         now_s = time.monotonic()
-        self._devices.ask()
+        self._driver.ask()
         self._node.read(targets, now_s, moment)
         parts = self._allocators.read(targets, self._gpus.names, now_s, moment.begin_ns)
-        while (answer := self._devices.take(_DRIVER_S)) is not None:
+        while (answer := self._driver.take(_DRIVER_S)) is not None:
             parts.append(self._gpus.read(answer, targets))
         moment.end_ns = time.time_ns()
         if moment.begin_ns <= self._last_ns:

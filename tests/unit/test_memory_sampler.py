@@ -1,0 +1,280 @@
+"""Rounds of sampling, and what the allocator's publications become of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from frd.model import MemoryColumns, MemoryEventKind, SeriesInfo, SeriesKind
+from frd_agent import tap
+from frd_agent.memory import allocator
+from frd_agent.memory.allocator import Allocators
+from frd_agent.memory.devices import Answer
+from frd_agent.memory.gpus import Gpus
+from frd_agent.memory.host import Host
+from frd_agent.memory.node import NodeMemory
+from frd_agent.memory.nvml import DeviceReading, Look
+from frd_agent.memory.owners import PidSpace
+from frd_agent.memory.sampler import Sampler
+from frd_agent.memory.samples import Samples
+from frd_agent.memory.target import NO_SAMPLE, Target
+
+GIB = 1 << 30
+S = 1_000_000_000
+NOW = 1_790_000_000 * S
+UUID = bytes(range(16))
+GPU = tap.spelled(UUID)
+
+
+class Rank:
+    """The counters file of a rank, as its tap writes it."""
+
+    def __init__(self, folder: Path, number: int = 0) -> None:
+        self.files = tap.Files(str(folder), f"{number:012x}")
+        self.target = Target(
+            number, 0, os.getpid(), os.getpid(), (GPU,), folder / f"{number:012x}.shm", moving=True
+        )
+
+    def publish(
+        self, begin_ns: int, reserved: int, errors: list[tap.Error] | None = None, count: int = 0
+    ) -> None:
+        device = (UUID, 80 * GIB, reserved // 2, reserved, reserved, count)
+        self.files.write_memory(begin_ns, begin_ns + 5, 1, [device], errors or [])
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    return Rank(tmp_path)
+
+
+def test_a_publication_arrives_as_written(rank: Rank) -> None:
+    """Devices and errors; whatever tears or is foreign is nothing."""
+    error = (7, NOW, UUID, 3 * GIB, GIB)
+    rank.publish(NOW, GIB, [error], count=2)
+    raw = rank.target.shm_path.read_bytes()[tap.MEMORY_AT :]
+    found = allocator.parse(raw)
+    assert found is not None
+    assert (found.begin_ns, found.end_ns) == (NOW, NOW + 5)
+    assert found.devices == [(UUID, 80 * GIB, GIB // 2, GIB, GIB, 2)]
+    assert found.errors == [error]
+    end = tap.PREFIX.size + tap.MEMORY_BODY.size + tap.DEVICE.size + tap.ERROR.size
+    for position in (*range(8), *range(tap.PREFIX.size, end + 4)):
+        torn = bytearray(raw)
+        torn[position] ^= 1
+        assert allocator.parse(bytes(torn)) is None, position
+    assert allocator.parse(raw[:end]) is None
+    assert allocator.parse(bytes(tap.MEMORY_SIZE)) is None, "not published yet"
+
+
+def test_each_publication_counts_once(rank: Rank) -> None:
+    """Five a second, looked for ten times: every second look finds none."""
+    ranks = Allocators()
+    assert ranks.read([rank.target], {}, 0.0, NOW) == []
+    rank.publish(NOW, GIB)
+    (part,) = ranks.read([rank.target], {}, 0.1, NOW)
+    assert (part.begin_ns, part.end_ns) == (NOW, NOW + 5)
+    assert [(r.series.kind, r.series.device, r.capacity, r.value) for r in part.readings] == [
+        (SeriesKind.TORCH_RESERVED, GPU, 80 * GIB, GIB),
+        (SeriesKind.TORCH_ALLOCATED, GPU, 80 * GIB, GIB // 2),
+    ]
+    assert ranks.read([rank.target], {}, 0.2, NOW) == []
+    rank.publish(NOW + S, GIB)
+    (again,) = ranks.read([rank.target], {}, 0.3, NOW)
+    assert again.readings[0].series is part.readings[0].series
+    ranks.close()
+
+
+def test_a_device_bears_the_drivers_name(rank: Rank) -> None:
+    """torch does not know that its device is an instance; the driver does."""
+    rank.publish(NOW, GIB)
+    ranks = Allocators()
+    (part,) = ranks.read([rank.target], {UUID: "MIG-x"}, 0.0, NOW)
+    assert {reading.series.device for reading in part.readings} == {"MIG-x"}
+    ranks.close()
+
+
+def test_a_file_that_was_swept_away_comes_back(rank: Rank) -> None:
+    """Whatever tidies temporary folders takes the file; the tap makes another, and it is found."""
+    rank.publish(NOW, GIB)
+    ranks = Allocators()
+    ranks.read([rank.target], {}, 0.0, NOW)
+    rank.target.shm_path.unlink()
+    rank.publish(NOW + S, GIB)
+    assert ranks.read([rank.target], {}, 1.0, NOW) == []
+    assert ranks.read([rank.target], {}, 7.0, NOW) == []
+    assert len(ranks.read([rank.target], {}, 7.1, NOW)) == 1
+    ranks.close()
+
+
+def test_an_error_is_told_once_with_what_was_asked_for(rank: Rank) -> None:
+    """Those of the last minute are told by an agent that has just come; older ones were told."""
+    old, fresh = (1, NOW - 100 * S, UUID, 1, 0), (2, NOW - S, UUID, 3 * GIB, GIB)
+    rank.publish(NOW, GIB, [old, fresh], count=2)
+    ranks = Allocators()
+    (part,) = ranks.read([rank.target], {}, 0.0, NOW)
+    (event,) = part.events
+    assert (event.rank, event.kind, event.device) == (0, MemoryEventKind.OOM, GPU)
+    assert (event.at_ns, event.requested_bytes) == (NOW - S, 3 * GIB)
+    assert event.detail == f"{GIB} bytes of the device were free"
+    rank.publish(NOW + S, GIB, [old, fresh], count=2)
+    (part,) = ranks.read([rank.target], {}, 1.0, NOW)
+    assert part.events == []
+    rank.publish(NOW + 2 * S, GIB, [fresh, (3, NOW + S, UUID, 5, 6)], count=3)
+    (part,) = ranks.read([rank.target], {}, 2.0, NOW)
+    assert [event.requested_bytes for event in part.events] == [5]
+    ranks.close()
+
+
+def test_an_old_torch_tells_errors_by_their_count(rank: Rank) -> None:
+    """Without an observer nobody knows what was asked for, but that it failed is seen."""
+    ranks = Allocators()
+    rank.publish(NOW, GIB, count=4)
+    (part,) = ranks.read([rank.target], {}, 0.0, NOW)
+    assert part.events == []
+    rank.publish(NOW + S, GIB, count=5)
+    (part,) = ranks.read([rank.target], {}, 1.0, NOW)
+    assert [(event.at_ns, event.requested_bytes) for event in part.events] == [(NOW + S + 5, 0)]
+    ranks.close()
+
+
+def test_the_last_word_of_a_rank_is_heard(rank: Rank) -> None:
+    """It dies of the error that it published last, and its file may be gone by then."""
+    ranks = Allocators()
+    rank.publish(NOW, GIB)
+    ranks.read([rank.target], {}, 0.0, NOW)
+    rank.publish(NOW + S, GIB, [(1, NOW + S, UUID, 9, 0)], count=1)
+    rank.target.shm_path.unlink()
+    (part,) = ranks.read([], {}, 1.0, NOW)
+    assert [event.requested_bytes for event in part.events] == [9]
+    assert ranks.read([], {}, 1.1, NOW) == []
+
+
+# -- rounds --------------------------------------------------------------------------------------
+
+
+class Driver:
+    """`Devices` whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+
+    def ask(self) -> bool:
+        return True
+
+    def take(self, timeout_s: float) -> Answer | None:
+        return self.answers.pop(0) if self.answers else None
+
+    def say(self, begin_ns: int, used: int) -> None:
+        device = DeviceReading(GPU, used, 80 * GIB, {os.getpid(): used - GIB})
+        self.answers.append(Answer(begin_ns, time.time_ns(), Look((device,))))
+
+
+class Node:
+    def __init__(self) -> None:
+        self.driver = Driver()
+        self.series: list[SeriesInfo] = []
+        self.samples = Samples(1 << 20, self._number)
+        node = NodeMemory(Host(), lambda pid: None, machine_bytes=64 * GIB)
+        gpus = Gpus(PidSpace(initial=True))
+        self.sampler = Sampler(self.samples, node, gpus, self.driver)
+
+    def _number(self, series: SeriesInfo) -> int:
+        if series not in self.series:
+            self.series.append(series)
+        return self.series.index(series)
+
+    def batches(self) -> list[MemoryColumns]:
+        return list(iter(self.samples.next_batch, None))
+
+    def table(self, batch: MemoryColumns) -> dict[SeriesKind, list[int]]:
+        kinds = [self.series[index].kind for index in batch.series]
+        return dict(zip(kinds, batch.values.tolist(), strict=True))
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    found = Node()
+    yield found
+    found.sampler.close()
+
+
+def test_all_sources_are_one_moment(rank: Rank, node: Node) -> None:
+    """Host, allocator and driver at once: it begins with the first and ends with the last."""
+    published_ns = time.time_ns()
+    rank.publish(published_ns, 20 * GIB)
+    node.driver.say(time.time_ns(), 30 * GIB)
+    node.sampler.round([rank.target])
+    (batch,) = node.batches()
+    assert batch.begin_ns.tolist() == [published_ns]
+    assert published_ns < batch.end_ns[0] <= time.time_ns()
+    table = node.table(batch)
+    (host,) = table.pop(SeriesKind.HOST_USED)
+    assert host > 1 << 20
+    assert table == {
+        SeriesKind.TORCH_RESERVED: [20 * GIB],
+        SeriesKind.TORCH_ALLOCATED: [10 * GIB],
+        SeriesKind.DEVICE_USED: [30 * GIB],
+        SeriesKind.PROCESS_USED: [29 * GIB],
+    }
+
+
+def test_what_was_not_read_has_no_sample(rank: Rank, node: Node) -> None:
+    """A driver that did not answer in time, and a tap that has nothing new."""
+    rank.publish(time.time_ns(), 20 * GIB)
+    node.driver.say(time.time_ns(), 30 * GIB)
+    node.sampler.round([rank.target])
+    node.sampler.round([rank.target])
+    (batch,) = node.batches()
+    unread = {kind: values[1] for kind, values in node.table(batch).items()}
+    assert unread.pop(SeriesKind.HOST_USED) > 0
+    assert set(unread.values()) == {NO_SAMPLE}
+
+
+def test_a_late_answer_widens_no_moment(rank: Rank, node: Node) -> None:
+    """The driver took two seconds: its values stand in a moment of their own, as wide as that."""
+    asked_ns = time.time_ns() - 2 * S
+    node.sampler.round([rank.target])
+    node.driver.say(asked_ns, 30 * GIB)
+    node.sampler.round([rank.target])
+    main, late = node.batches()
+    assert set(node.table(main)) == {SeriesKind.HOST_USED}
+    assert (main.end_ns - main.begin_ns).max() < S
+    assert node.table(late)[SeriesKind.DEVICE_USED] == [30 * GIB]
+    assert late.begin_ns.tolist() == [asked_ns]
+
+
+def test_readings_of_another_time_are_nothing(rank: Rank, node: Node) -> None:
+    """A tap's file from before the clock was set, or from a future that never came."""
+    for begin_ns in (time.time_ns() - 100 * S, time.time_ns() + 100 * S):
+        rank.publish(begin_ns, 20 * GIB)
+        node.sampler.round([rank.target])
+    (batch,) = node.batches()
+    assert set(node.table(batch)) == {SeriesKind.HOST_USED}
+
+
+def test_errors_and_jumps_do_not_wait(tmp_path: Path, rank: Rank, node: Node) -> None:
+    """A round that saw one says so; a quiet one does not."""
+    rank.publish(time.time_ns(), 20 * GIB)
+    assert not node.sampler.round([rank.target])
+    rank.publish(time.time_ns(), 24 * GIB)
+    assert node.sampler.round([rank.target])
+    assert not node.sampler.round([rank.target])
+    rank.publish(time.time_ns(), 24 * GIB, [(1, time.time_ns(), UUID, GIB, 0)])
+    assert node.sampler.round([rank.target])
+    told = node.samples.next_events()
+    assert told is not None
+    assert [event.requested_bytes for event in told.events] == [GIB]
+
+
+def test_a_rank_that_went_on_as_another_has_other_series(rank: Rank, node: Node) -> None:
+    """A process that sets up its groups anew has another number, and begins anew."""
+    node.sampler.round([rank.target])
+    other = Target(5, 1, os.getpid(), os.getpid(), (GPU,), rank.target.shm_path, moving=True)
+    node.sampler.round([other])
+    first, second = node.batches()
+    assert [node.series[index].rank for index in first.series] == [0]
+    assert [node.series[index].rank for index in second.series] == [5]
