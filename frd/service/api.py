@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from frd.forms import finding_json, utc_text
 from frd.model import AlignedNs, Finding
-from frd.service.clocks import clock_json
+from frd.service.clock_view import clock_json
 from frd.service.memory_rows import memory_json
 from frd.service.view import NodeView, ServiceState
 from frd.views import AttemptView, GroupView, RankView

@@ -14,16 +14,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
-from frd.engine.alignment import FAR_NS, Alignment, ClockState
-from frd.engine.clock import Exchange, NodeClock, Refusal, ServiceTable
+from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
+from frd.engine.clock import Exchange, Newest, NodeClock, ServiceTable
 from frd.engine.realtime import RealTable
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
+from frd.service.clock_view import ClockView
 from frd.wire import Readings
 
 HORIZON_NS: Final = 1_500_000_000
@@ -65,31 +65,16 @@ def guess(sent_at: NodeNs, received_at: AlignedNs) -> Alignment:
 
 def claim_ns(alignment: Alignment) -> int | None:
     """How far off times of now may be that are aligned with it, for as long as it is in use."""
-    needed = _needed_ns(alignment)
-    return None if needed is None else needed + needed // _MARGIN
+    now = alignment.now_ns - alignment.offset_ns
+    bounds = [alignment.uncertainty_ns(now + later) for later in (0, HORIZON_NS)]
+    needed = [bound for bound in bounds if bound is not None]
+    return max(needed) * (_MARGIN + 1) // _MARGIN if len(needed) == len(bounds) else None
 
 
-def serves(used: Alignment, fresh: Alignment) -> bool:
-    """`used` is still good enough where `fresh` is the newest: its claim holds, and is not much
-    larger than it need be."""
-    if (used.state, used.reason) != (fresh.state, fresh.reason):
-        return False
-    if fresh.now_ns - used.now_ns > _LONGEST_NS:
-        return False
-    node_ns = _node_now(fresh)
-    moved = abs(used.one_to_aligned(node_ns) - fresh.one_to_aligned(node_ns))
-    needed, claimed = _needed_ns(fresh), claim_ns(used)
-    if needed is None or claimed is None:
-        return moved <= _ROUGH_NS
-    return needed + moved <= claimed <= 2 * needed
-
-
-def _needed_ns(alignment: Alignment) -> int | None:
-    return alignment.uncertainty_ns(_node_now(alignment) + HORIZON_NS)
-
-
-def _node_now(alignment: Alignment) -> NodeNs:
-    return NodeNs(alignment.now_ns - alignment.offset_ns)
+def _needed_ns(newest: Newest) -> int:
+    """What would have to be claimed now."""
+    later = newest.now_ns - newest.offset_ns - newest.at_ns + HORIZON_NS
+    return newest.half_ns + abs(later) * GROWTH_PPM // 1_000_000
 
 
 def encode(alignment: Alignment) -> bytes:
@@ -112,76 +97,25 @@ def decode(data: bytes) -> Alignment:
 # -- one clock -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ClockView:
-    """What people see of a clock, reckoned when they look: most of the time nobody does."""
-
-    alignment: Alignment
-    at: AlignedNs
-    """When they look, as far as the clock is concerned."""
-    steps: int = 0
-    """Of the node's wall clock, in this session."""
-
-    @property
-    def offset_s(self) -> float:
-        """Service clock minus node clock."""
-        return self.alignment.offset_ns / 1e9
-
-    @property
-    def uncertainty_s(self) -> float | None:
-        """The offset is off by so much at most; None while nothing bounds it."""
-        ns = self.alignment.uncertainty_ns(_node_now(self.alignment) + self._later_ns)
-        return None if ns is None else ns / 1e9
-
-    @property
-    def drift_ppm(self) -> float:
-        return self.alignment.drift_ppm
-
-    @property
-    def age_s(self) -> float | None:
-        """Since the last exchange; None before the first."""
-        segments = self.alignment.segments
-        return self.alignment.age_s + self._later_ns / 1e9 if segments else None
-
-    @property
-    def is_synchronized(self) -> bool:
-        return self.alignment.state is ClockState.SYNCHRONIZED
-
-    @property
-    def reason(self) -> str:
-        """Why it is unsynchronized; empty otherwise."""
-        return self.alignment.reason
-
-    @property
-    def _later_ns(self) -> int:
-        return max(0, self.at - self.alignment.now_ns)
-
-
-def clock_json(clock: ClockView) -> dict[str, Any]:
-    """The form in which the API and dumps tell of a clock."""
-    return {
-        "clock_state": clock.alignment.state.value,
-        "clock_reason": clock.reason,
-        "clock_offset_s": clock.offset_s,
-        "clock_uncertainty_s": clock.uncertainty_s,
-        "clock_drift_ppm": round(clock.drift_ppm, 3),
-        "clock_age_s": clock.age_s,
-        "clock_steps": clock.steps,
-    }
-
-
 class AgentClock:
     """The clock of one agent session."""
 
-    __slots__ = ("_newest", "_stream", "_tell", "gone_at", "learned", "name", "used")
+    __slots__ = (
+        *("_claim_ns", "_newest", "_stream", "_tell"),
+        *("exchanged_at", "gone_at", "learned", "name", "used"),
+    )
 
     def __init__(self, name: str, first: Alignment) -> None:
         self.name = name
         self.learned = NodeClock()
         self.used = first
+        self.exchanged_at = AlignedNs(0)
+        """When the last exchange was learned of."""
         self.gone_at = AlignedNs(0)
         """When its stream went; 0 while it is open."""
-        self._newest = first
+        self._claim_ns = claim_ns(first)
+        node_ns = first.now_ns - first.line_ns
+        self._newest = Newest(first.reason, first.now_ns, node_ns, first.line_ns, 0, 0.0, 0.0)
         self._stream = 0
         self._tell: Callable[[Alignment], None]
 
@@ -203,31 +137,42 @@ class AgentClock:
         """Nothing has been concluded from it for so long."""
         return now - self._newest.now_ns > age_ns
 
-    def conclude(self, newest: Alignment) -> None:
-        used, self._newest = self.used, newest
-        if serves(used, newest):
+    def conclude(self, raw: ServiceRawNs, table: ServiceTable) -> None:
+        """Something may have been learned, or time has passed."""
+        before, newest = self._newest, self.learned.newest(raw, table)
+        self._newest = newest
+        if newest.reason != before.reason:
+            self._say(before, newest)
+        if self._serves(newest):
             return
-        if (used.state, used.reason) != (newest.state, newest.reason):
-            self._say(used, newest)
-        self.used = newest
+        self.used = self.learned.alignment(raw, table)
+        self._claim_ns = claim_ns(self.used)
         if self.is_connected:
-            self._tell(newest)
+            self._tell(self.used)
 
-    def _say(self, used: Alignment, newest: Alignment) -> None:
-        if newest.state is ClockState.SYNCHRONIZED:
-            offset_ms = newest.offset_ns / 1e6
-            within_ms = (newest.uncertainty_ns_now or 0) / 1e6
-            level = logging.INFO if used.segments else logging.DEBUG  # the first time is no news
-            log.log(level, "clock of %s: %+.3f ms ± %.3f ms", self.name, offset_ms, within_ms)
-        else:
-            moved_s = (newest.offset_ns - used.offset_ns) / 1e9
-            log.warning(
-                "clock of %s: unsynchronized: %s; its offset moved by %+.3f s",
-                *(self.name, newest.reason, moved_s),
-            )
+    def _serves(self, newest: Newest) -> bool:
+        """What is in use is still good enough: what is claimed of it holds, and is not much more
+        than it need be."""
+        used, claimed = self.used, self._claim_ns
+        if used.reason != newest.reason or newest.now_ns - used.now_ns > _LONGEST_NS:
+            return False
+        moved = abs(used.one_to_aligned(newest.at_ns) - newest.at_ns - newest.offset_ns)
+        if claimed is None:
+            return moved <= _ROUGH_NS
+        needed = _needed_ns(newest)
+        return needed + moved <= claimed <= 2 * needed
+
+    def _say(self, before: Newest, newest: Newest) -> None:
+        offset_s, moved_s = newest.offset_ns / 1e9, (newest.offset_ns - before.offset_ns) / 1e9
+        if newest.reason:
+            why = f"unsynchronized: {newest.reason}; its offset moved by {moved_s:+.3f} s"
+            log.warning("clock of %s: %s", self.name, why)
+        elif self.used.segments:  # the first time is no news
+            within_s = newest.half_ns / 1e9
+            log.info("clock of %s: synchronized: %+.6f s ± %.6f s", self.name, offset_s, within_s)
 
     def view(self, now: AlignedNs) -> ClockView:
-        return ClockView(self._newest, now, self.learned.steps)
+        return ClockView(self._newest, now, self.exchanged_at, self.learned.steps)
 
 
 # -- all clocks ----------------------------------------------------------------------------------
@@ -274,27 +219,29 @@ class Clocks:
     def heard(self, clock: AgentClock, sent_at: NodeNs, received_at: AlignedNs) -> None:
         """A message of the main stream: all that there is to go by without pings."""
         clock.learned.one_way(sent_at, received_at)
-        if not clock.used.segments:
-            clock.conclude(clock.learned.alignment(self._read(), self._table))
+        if not clock.exchanged_at:
+            clock.conclude(self._read(), self._table)
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
         """What one ping brought: readings of the node, and the end of an earlier exchange."""
-        refusals: list[Refusal | None] = [
-            clock.learned.readings(readings.raw_ns, readings.real_ns, readings.slack_ns)
-        ]
+        learned = clock.learned
+        refusal = learned.readings(readings.raw_ns, readings.real_ns, readings.slack_ns)
+        if refusal is not None:
+            self.refuse(refusal.value)
         if exchange is not None:
-            refusals.append(clock.learned.exchange(exchange))
-        for refusal in refusals:
+            refusal = learned.exchange(exchange)
             if refusal is not None:
                 self.refuse(refusal.value)
-        clock.conclude(clock.learned.alignment(self._read(), self._table))
+            else:
+                clock.exchanged_at = self._now()
+        clock.conclude(self._read(), self._table)
 
     def refresh(self) -> None:
         """What is claimed of clocks that have not been heard of must be true all the same."""
         raw, now = self._read(), self._now()
         for clock in self._clocks.values():
             if clock.is_connected and clock.is_older(now, HORIZON_NS):
-                clock.conclude(clock.learned.alignment(raw, self._table))
+                clock.conclude(raw, self._table)
 
     def forget(self, now: AlignedNs) -> None:
         """Drop sessions that are gone for long, or too many."""

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from frd.model import AlignedNs, AttemptKey
-from frd.service.clocks import clock_json
+from frd.service.clock_view import clock_json
 from frd.service.ingest import Ingest
 from frd.service.requests import Answer
 from frd.service.view import DumpResult

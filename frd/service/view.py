@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
-from frd.service.clocks import ClockView
+from frd.service.clock_view import ClockView
 from frd.views import AttemptView, Snapshot
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from frd.errors import WireError
 from frd.model import Int64s, NodeRawNs
 from frd.v1 import stream_pb2 as pb
-from frd.wire.columns import I8, check_time, check_times, column
+from frd.wire.columns import I8, U8, check_time, check_times, column
 from frd.wire.dictionary import check_text
 from frd.wire.encode import text
 
@@ -115,7 +116,8 @@ def _readings(m: pb.ClockPing) -> Readings:
     slack = column("clock.slack_ns", m.slack_ns, I8, len(raw))
     check_times("clock.raw_ns", raw)
     check_times("clock.real_ns", real)
-    if len(slack) and not 0 <= slack.min() <= slack.max() <= MAX_SLACK_NS:
+    # As unsigned numbers negative ones lie above the limit.
+    if len(slack) and int(np.maximum.reduce(slack.view(U8))) > MAX_SLACK_NS:
         raise WireError("clock.slack_ns", "range", f"send 0 to {MAX_SLACK_NS} nanoseconds")
     return Readings(raw, real, slack)
 

@@ -36,7 +36,7 @@ from frd.model import (
     SeriesKind,
     Suspect,
 )
-from frd.service.clocks import ClockView, guess
+from frd.service.clocks import AgentClock, guess
 from frd.service.http import create_app
 from frd.service.view import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
@@ -96,7 +96,7 @@ class Service:
             connected=True,
             reporting=True,
             last_message_at=AlignedNs(NOW - SECOND // 2),
-            clock=ClockView(guess(NodeNs(NOW - 1_000_000), NOW), NOW),
+            clock=AgentClock("", guess(NodeNs(NOW - 1_000_000), NOW)).view(NOW),
             ranks={view.key: (0, 1) for view in jobs},
         )
         self.told = ServiceState(Snapshot(NOW, jobs, findings), [node])
@@ -232,6 +232,20 @@ def test_health_and_readiness(client: Client) -> None:
     answer = client.get("/-/ready")
     assert answer.status == 503
     assert b"findings are being restored" in answer.body
+
+
+def test_runbooks(client: Client) -> None:
+    """Every page that an alert may link to is there as it is written, and so is their list."""
+    pages = sorted((Path(__file__).parents[2] / "docs/runbooks").glob("*.md"))
+    assert pages
+    for page in pages:
+        answer = client.get(f"/runbooks/{page.name}")
+        assert answer.content_type == "text/plain; charset=utf-8"
+        assert answer.body == page.read_bytes()
+    assert client.get("/runbooks/").body.decode().split() == [page.name for page in pages]
+    answer = client.get("/runbooks/../findings.md")
+    assert answer.status == 404
+    assert answer.json["error"].startswith("runbook: '../findings.md': unknown here")
 
 
 def test_jobs(client: Client) -> None:

@@ -24,7 +24,7 @@ from frd.model import (
     Reason,
     Suspect,
 )
-from frd.service.clocks import ClockView, guess
+from frd.service.clocks import AgentClock, guess
 from frd.service.metric_table import MAX_SUSPECTS, METRICS
 from frd.service.metrics import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.view import Counters, NodeView, ServiceState
@@ -124,13 +124,14 @@ def attempt_view(
 
 
 def node_view(name: str, *, reporting: bool = True, connected: bool = True) -> NodeView:
+    clock = AgentClock(name, guess(NodeNs(NOW - 250_000_000), NOW))
     return NodeView(
         node=name,
         boot_id=f"boot of {name}",
         connected=connected,
         reporting=reporting,
         last_message_at=NOW,
-        clock=ClockView(guess(NodeNs(NOW - 250_000_000), NOW), NOW, steps=1),
+        clock=dataclasses.replace(clock.view(NOW), steps=1),
         ranks={AttemptKey("train", 0): (0, 1)},
     )
 
