@@ -250,7 +250,7 @@ class App:
                 handshakes_failed=self._handshakes_failed(),
                 throttled=self._ingest.throttled,
             ),
-            ingest_lag_s=self._ingest.take_lag_s(),
+            ingest_lag_s=self._ingest.lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
             version=__version__,
             expected_agents=self._config.expected_agents,

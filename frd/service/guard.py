@@ -1,7 +1,8 @@
 """HTTP's guard: a bearer token before anything is told, where the service has tokens.
 
 Wrapped around the whole application, so that no route can be forgotten. Health and readiness stay
-open, for whoever restarts a service must be able to ask it: they tell nothing of a job.
+open, for whoever restarts a service must be able to ask it, and so do the runbooks, for a link in
+an alert brings no token: they tell nothing of a job.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frd.service.access import Role, Tokens
+from frd.service.runbooks import PREFIX as RUNBOOKS
 
 OPEN: Final = ("/-/healthy", "/-/ready")
 
@@ -28,7 +30,7 @@ class Guard:
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         role = _role(scope["method"], scope["path"])
@@ -44,6 +46,10 @@ class Guard:
             await self._app(scope, receive, send)
             return
         await answer(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(RUNBOOKS)
 
 
 def _role(method: str, path: str) -> Role:

@@ -1,4 +1,4 @@
-"""HTTP: metrics, health and the JSON API, over the narrow door of `ServiceView`.
+"""HTTP: metrics, health, the JSON API and runbooks, over the narrow door of `ServiceView`.
 
 Routes, checks of what came in, and the form of errors; what an answer means is decided elsewhere.
 Every error is ``{"error": "what: which: what to do"}``. Whatever is large or touches the disk is
@@ -25,7 +25,7 @@ from starlette.routing import Route
 from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json, unfold_ranks
 from frd.model import FindingState
-from frd.service import metrics
+from frd.service import metrics, runbooks
 from frd.service.api import job_json, jobs_json
 from frd.service.view import ServiceState, ServiceView
 from frd.views import AttemptView
@@ -64,6 +64,7 @@ def create_app(view: ServiceView) -> Starlette:
         Route("/api/v1/findings", api.findings),
         Route("/api/v1/findings/{id:anything}", api.finding),
         Route("/api/v1/dumps/{id:anything}", api.dump),
+        Route(runbooks.PREFIX + "{name:anything}", api.runbook),
     ]
     return Starlette(
         routes=routes,
@@ -79,6 +80,7 @@ def create_app(view: ServiceView) -> Starlette:
 class _Api:
     def __init__(self, view: ServiceView) -> None:
         self._view = view
+        self._runbooks = runbooks.load()
 
     async def metrics(self, _: Request) -> Response:
         text = await asyncio.to_thread(metrics.render, self._view.state())
@@ -143,6 +145,12 @@ class _Api:
         if stream is None:
             _refuse(404, f"dump: {dump_id!r}: unknown here, or evicted to stay within the bound")
         return StreamingResponse(stream, media_type="application/x-tar")
+
+    async def runbook(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if (page := self._runbooks.get(name)) is None:
+            _refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
+        return PlainTextResponse(page)
 
 
 # -- what came in ------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from frd.service.marks import Marks
 from frd.service.nodes import Nodes
 from frd.service.owners import Owners
 from frd.service.pace import Pace
+from frd.service.recent import Recent
 from frd.service.recorder import Recorder
 from frd.service.requests import Answer, Inquiry, Target
 from frd.service.session import Session
@@ -165,7 +166,7 @@ class Ingest:
         self._request_ids = itertools.count(1)
         self._kept: frozenset[AttemptKey] = frozenset()
         self._entries_of_closed = 0
-        self._lag_ns = 0
+        self._lags = Recent()
 
     # -- the stream ----------------------------------------------------------------------------
 
@@ -231,7 +232,7 @@ class Ingest:
             case EntryColumns():
                 self._acking.add(stream)
             case Watermarks():
-                self._lag_ns = max(self._lag_ns, session.lag_ns)
+                self._lags.note(session.lag_ns / 1e9, now / 1e9)
                 if stream.clock is not None:
                     self._clocks.heard(stream.clock, event.sent_at_ns, now)
             case MemoryColumns():
@@ -336,10 +337,9 @@ class Ingest:
         """Entry rows applied since the start."""
         return self._entries_of_closed + sum(s.session.entries for s in self._streams.values())
 
-    def take_lag_s(self) -> float:
-        """The slowest message since the last call: sent to applied, beyond the fastest one."""
-        lag_ns, self._lag_ns = self._lag_ns, 0
-        return lag_ns / 1e9
+    def lag_s(self) -> float:
+        """The slowest of the recent messages, from sent to applied."""
+        return self._lags.worst(self._now() / 1e9)
 
     def flush_acks(self) -> None:
         """Have every stream that applied entries since the last call acknowledge them."""

@@ -21,20 +21,29 @@ def groups(rendered: Rendered) -> list[Object]:
     return found
 
 
-def test_the_rules_are_the_files() -> None:
-    """Every group of every file is there, in order, unchanged."""
-    files = [yaml.safe_load(path.read_text("utf-8")) for path in RULES]
-    assert groups(render()) == [group for file in files for group in file["groups"]]
+LOCAL = "http://127.0.0.1:9374/runbooks/"
+"""Where the files of the chart have the runbooks."""
 
 
-def test_runbooks_can_be_put_where_operators_read() -> None:
-    """A prefix makes the relative addresses of runbooks whole, and changes nothing else."""
-    prefixed = groups(render({"prometheusRule": {"runbookUrlPrefix": "git/frd/"}}))
-    for group, plain in zip(prefixed, groups(render()), strict=True):
-        for rule, before in zip(group["rules"], plain["rules"], strict=True):
-            url = before["annotations"]["runbook_url"]
-            annotations = before["annotations"] | {"runbook_url": f"git/frd/{url}"}
-            assert rule == before | {"annotations": annotations}
+@pytest.mark.parametrize(
+    ("values", "base"),
+    [
+        ({}, "https://frd.frd.svc:9374/runbooks/"),
+        ({"insecure": True, "service": {"httpPort": 8080}}, "http://frd.frd.svc:8080/runbooks/"),
+        ({"runbookUrl": "https://git/frd/docs/runbooks"}, "https://git/frd/docs/runbooks/"),
+        ({"runbookUrl": "https://frd/runbooks/"}, "https://frd/runbooks/"),
+    ],
+)
+def test_the_rules_are_the_files_with_links_of_this_release(
+    values: dict[str, Any], base: str
+) -> None:
+    """Every group of every file is there, in order; only where runbooks lie is the release's."""
+    texts = [path.read_text("utf-8").replace(LOCAL, base) for path in RULES]
+    expected = [group for text in texts for group in yaml.safe_load(text)["groups"]]
+    assert groups(render(values)) == expected
+    for group in expected:
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook_url"] == f"{base}{rule['alert']}.md"
 
 
 @pytest.mark.prometheus
@@ -102,8 +111,11 @@ def test_a_chart_without_dashboards_is_whole(tmp_path: Path) -> None:
 
 
 def test_the_shipped_dashboards_fit() -> None:
-    """Every file is there, byte for byte, below what a ConfigMap may hold."""
-    files = {path.name: path.read_text("utf-8") for path in (CHART / "dashboards").glob("*.json")}
+    """Every file is there but for its links to runbooks, below what a ConfigMap may hold."""
+    files = {
+        path.name: path.read_text("utf-8").replace(LOCAL, "https://frd.frd.svc:9374/runbooks/")
+        for path in (CHART / "dashboards").glob("*.json")
+    }
     shipped: dict[str, str] = {}
     for found in render().of("ConfigMap"):
         if found["metadata"]["labels"]["app.kubernetes.io/component"] == "dashboard":

@@ -71,7 +71,7 @@ OPTIONS: dict[str, Values] = {
         kind: {"enabled": False}
         for kind in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards", "tests")
     },
-    "rules": {"prometheusRule": {"additionalLabels": {"a": "b"}, "runbookUrlPrefix": "git/"}},
+    "rules": {"prometheusRule": {"additionalLabels": {"a": "b"}}, "runbookUrl": "https://git/"},
     "dashboards": {"dashboards": {"additionalLabels": {"a": "b"}, "annotations": {"c": "d"}}},
 }
 OLD_AND_NEW = ("1.25", "1.27", "1.28", "1.29", "1.33", "1.37")

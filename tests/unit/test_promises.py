@@ -239,7 +239,7 @@ def test_every_alert_has_a_row_and_a_runbook() -> None:
     urls = {url for rules in RULES for url in re.findall(r"runbook_url: (\S+)", text(rules))}
     rows = re.findall(r"^\| `(Frd\w+)` \|", text(DOCS / "metrics.md"), re.MULTILINE)
     assert alerts == set(rows) == {page.stem for page in (DOCS / "runbooks").glob("*.md")}
-    assert urls == {f"docs/runbooks/{alert}.md" for alert in alerts}
+    assert urls == {f"http://127.0.0.1:9374/runbooks/{alert}.md" for alert in alerts}
 
 
 # -- findings, links, the tap ------------------------------------------------------------------

@@ -48,6 +48,7 @@ APP = Starlette(
     routes=[
         Route("/metrics", _ok),
         Route("/-/healthy", _ok),
+        Route("/runbooks/{name}", _ok),
         Route("/api/v1/dumps/x", _ok),
         Route("/api/v1/jobs/x/dumps", _ok, methods=["POST"]),
     ]
@@ -85,7 +86,7 @@ async def fetch(
 
 
 def test_tokens_on_http(tmp_path: Path) -> None:
-    """Health is open; the rest wants a token, and dumps the operator's."""
+    """Health and runbooks are open; the rest wants a token, and dumps the operator's."""
     path = tmp_path / "tokens"
     path.write_text(f"{TOKEN}\n{READER} role=reader\n")
     refused: Counter[str] = Counter()
@@ -95,6 +96,7 @@ def test_tokens_on_http(tmp_path: Path) -> None:
         async with http(HttpServer(guarded, "127.0.0.1:0")) as where:
             return [
                 await fetch(where, "/-/healthy"),
+                await fetch(where, "/runbooks/FrdDown.md"),
                 await fetch(where),
                 await fetch(where, token=READER),
                 await fetch(where, "/api/v1/dumps/x", token=READER),
@@ -103,7 +105,7 @@ def test_tokens_on_http(tmp_path: Path) -> None:
                 await fetch(where, "/api/v1/jobs/x/dumps", method="POST", token=TOKEN),
             ]
 
-    assert asyncio.run(ask()) == [200, 401, 200, 403, 403, 200, 200]
+    assert asyncio.run(ask()) == [200, 200, 401, 200, 403, 403, 200, 200]
     assert refused == {"token": 1, "role": 2}
 
 

@@ -59,6 +59,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ ternary "http" "https" .Values.insecure }}
 {{- end }}
 
+{{/* A file of the chart whose links to runbooks lead where this release has them: the files name a
+     service on the reader's own machine, with its default port. (dict "root" $ "path" path) */}}
+{{- define "frd.linked" -}}
+{{- $own := printf "%s://%s:%v/runbooks" (include "frd.scheme" .root) (include "frd.host" .root) .root.Values.service.httpPort }}
+{{- $base := default $own .root.Values.runbookUrl | trimSuffix "/" }}
+{{- .root.Files.Get .path | replace "http://127.0.0.1:9374/runbooks/" (print $base "/") }}
+{{- end }}
+
 {{- define "frd.tlsSecret" -}}
 {{ default (printf "%s-tls" (include "frd.fullname" .)) .Values.tls.secretName }}
 {{- end }}
