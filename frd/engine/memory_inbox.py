@@ -64,9 +64,7 @@ class Inbox:
             begin, end, values = begin[good], end[good], values[:, good]
             if not len(begin):
                 return refused
-        limit = np.where(
-            capacity > 0, np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY, MAX_BYTES
-        )
+        limit = _limits(capacity)
         if values.min() < -1 or (values > limit[:, None]).any():
             bad = (values < -1) | (values > limit[:, None])
             refused += int(bad.sum())
@@ -90,9 +88,7 @@ class Inbox:
         """
         self._reserve()
         self.flush()
-        limit = np.where(
-            capacity > 0, np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY, MAX_BYTES
-        )
+        limit = _limits(capacity)
         before = np.concatenate((self._newest[row][:, None], begin[:, :-1]), axis=1)
         bad = (values < -1) | (values > limit[:, None])
         bad |= (values >= 0) & ((begin > end) | (begin <= before))
@@ -151,6 +147,12 @@ class Inbox:
             more = capacity - known
             self._newest = np.concatenate((self._newest, np.zeros(more, np.int64)))
             self._turn = np.concatenate((self._turn, np.zeros(more, np.int32)))
+
+
+def _limits(capacity: Int64s) -> Int64s:
+    """The largest value that each series may have."""
+    known = np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY
+    return np.where(capacity > 0, np.minimum(known, MAX_BYTES), MAX_BYTES)
 
 
 def _rising(begin: Int64s, end: Int64s, previous: int) -> Bools:

@@ -326,8 +326,14 @@ class MemoryIncidents:
 
     def _ran_out(self, incident: Incident, rank: int, failures: list[Failure]) -> None:
         incident.failed.add(rank)
-        if rank not in incident.first:
+        earliest = min(failures, key=lambda one: one.at)
+        onset = (earliest.at - earliest.uncertainty_ns, earliest.at + earliest.uncertainty_ns)
+        if rank not in incident.first and onset[0] > incident.limit:
             incident.victims.add(rank)
+        elif rank not in incident.first:
+            incident.first[rank] = -1
+            if len(incident.rises) < self._policy.max_suspects:
+                incident.rises[rank] = failed(rank, onset, failures)
         elif rank in incident.rises:
             row, rise = incident.first[rank], incident.rises[rank]
             if row >= 0 and self._series.incident[row] == incident.number:

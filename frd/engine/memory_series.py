@@ -271,6 +271,7 @@ class Series(Columns):
         patience = np.maximum(self.dip[row], (_DIP_GAPS * self.gap[row]).astype(np.int64))
         rising, lo, hi, twice = self.rising[row], self.lo[row], self.hi[row], self.twice[row]
         peak, up_at, below = self.peak[row], self.up_at[row], self.below[row]
+        paced = np.zeros(len(row), np.bool_)
         for b, e, v in zip(begin.T, end.T, values.T, strict=True):
             above = v > band
             begins = above & ~rising
@@ -291,7 +292,7 @@ class Series(Columns):
             if over.any():
                 rising &= ~over
                 self._end_rise(row[over], (peak - high < visible)[over], lo[over])
-            self._pace(row, e, peak, rising)
+            self._pace(row, e, peak, rising, paced)
         self.rising[row], self.lo[row], self.hi[row], self.twice[row] = rising, lo, hi, twice
         self.peak[row], self.up_at[row], self.below[row] = peak, up_at, below
 
@@ -308,18 +309,23 @@ class Series(Columns):
         self._bins_usual[row] |= self._bins_begin[row] >= lo[:, None]
         self.bin_odd[row] = False
 
-    def _pace(self, row: Int64s, now: Int64s, peak: Int64s, rising: Bools) -> None:
-        """How fast it rises: the slower of the last half second or so and the second before."""
+    def _pace(self, row: Int64s, now: Int64s, peak: Int64s, rising: Bools, paced: Bools) -> None:
+        """How fast it rises: the slower of the last half second or so and the second before.
+
+        The fastest of a batch counts (`paced` has had one), for stairs rise now and then only.
+        """
         due = rising & (now - self.t1[row] >= _RATE_STEP_NS)
         if not due.any():
             return
-        row, now, peak = row[due], now[due], peak[due]
+        row, now, peak, again = row[due], now[due], peak[due], paced[due]
+        paced |= due
         self.t3[row], self.v3[row] = self.t2[row], self.v2[row]
         self.t2[row], self.v2[row] = self.t1[row], self.v1[row]
         self.t1[row], self.v1[row] = now, peak
         short = (peak - self.v2[row]) / (now - self.t2[row])
         long = (peak - self.v3[row]) / (now - self.t3[row])
-        self.rate[row] = np.where(self.t3[row] > 0, np.minimum(short, long), 0.0) * SECOND
+        rate = np.where(self.t3[row] > 0, np.minimum(short, long), 0.0) * SECOND
+        self.rate[row] = np.where(again, np.maximum(rate, self.rate[row]), rate)
 
     # -- what has become of rises ------------------------------------------------------------
 

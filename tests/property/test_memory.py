@@ -158,8 +158,8 @@ def simulate(seed: int, *, healthy: bool = False) -> Simulated:
                 hidden_s = (1.5 * moves[row] + 2 * MIB) / rise.rate + dice.beat
                 told_by[rank] = onset + open_s + hidden_s + rise.pause
                 not_before[rank] = onset - open_s - 4 * (hidden_s + 0.3)
-        values = values.clip(0, CAPACITY).astype(np.int64)
-        nodes.append(Node(ranks, times, error, uncertainty, values))
+        sizes = values.clip(0, CAPACITY).astype(np.int64)
+        nodes.append(Node(ranks, times, error, uncertainty, sizes))
     others = [not_before[rank] for rank in onsets if rank != injected]
     return Simulated(
         nodes, injected, not healthy and told_by[injected] < min(others, default=UNTIL)

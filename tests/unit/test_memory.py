@@ -1,0 +1,556 @@
+"""Whose memory rose first: scenes with known truth, as agents would tell of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from frd.engine.memory import Memory
+from frd.engine.memory_verdict import Attribution, MemoryVerdict
+from frd.engine.policy import Policy
+from frd.model import (
+    Change,
+    Confidence,
+    Int64s,
+    Kind,
+    MemoryEventKind,
+    SeriesInfo,
+    SeriesKind,
+)
+from tests.memory_jobs import (
+    EPOCH,
+    GIB,
+    MIB,
+    Curve,
+    Failure,
+    Job,
+    Row,
+    S,
+    Sampler,
+    at,
+    dips,
+    last_of_each,
+    level,
+    noise,
+    play,
+    plus,
+    ramp,
+    saw,
+    seconds,
+    stairs,
+    step,
+)
+
+CALM = level(40)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The ranks that may be named, the incidents there are, and how sure one may be."""
+
+    first: tuple[int, ...]
+    victims: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+    common: bool = False
+    confidence: Confidence = Confidence.HIGH
+
+
+def ranks(*curves: Curve, **samplers: Sampler) -> list[Row]:
+    """A rank for each curve, read as ``r2=Sampler(..)`` says, else ten times a second."""
+    return [
+        Row(rank, curve, sampler=samplers.get(f"r{rank}", Sampler()))
+        for rank, curve in enumerate(curves)
+    ]
+
+
+LATE = Sampler(start=3)
+OFF_BY_TWO = Sampler(clock_error=2, uncertainty=2)
+SCENES: dict[str, tuple[Job, list[Truth]]] = {
+    "one rank climbs, another follows": (
+        Job(ranks(CALM, plus(CALM, ramp(30, 2)), plus(CALM, ramp(33, 9)), CALM), 45),
+        [Truth((1,), victims=(2,))],
+    ),
+    "the sampler of the culprit started 3 s late": (
+        Job(ranks(CALM, plus(CALM, ramp(30, 2)), plus(CALM, ramp(32, 5)), CALM, r1=LATE), 45),
+        [Truth((1,), victims=(2,))],
+    ),
+    "the sampler of a victim started 3 s late": (
+        Job(ranks(CALM, plus(CALM, ramp(30, 2)), plus(CALM, ramp(32, 5)), CALM, r2=LATE), 45),
+        [Truth((1,), victims=(2,))],
+    ),
+    "clocks 2 s apart, and nobody knows better": (
+        Job(ranks(CALM, plus(CALM, ramp(30, 2)), plus(CALM, ramp(31, 2)), CALM, r1=OFF_BY_TWO), 45),
+        [Truth((1, 2), confidence=Confidence.MEDIUM)],
+    ),
+    "clocks 2 s apart, but the lead is larger": (
+        Job(ranks(CALM, plus(CALM, ramp(30, 2)), plus(CALM, ramp(35, 9)), CALM, r1=OFF_BY_TWO), 45),
+        [Truth((1,), victims=(2,))],
+    ),
+    "a climb with dips of a byte": (
+        Job(ranks(CALM, plus(CALM, ramp(30, 2), dips(3, 1.0)), plus(CALM, ramp(32, 9)), CALM), 45),
+        [Truth((1,), victims=(2,))],
+    ),
+    "a climb with dips of half a GiB": (
+        Job(
+            ranks(CALM, plus(CALM, ramp(30, 2), dips(3, GIB / 2)), plus(CALM, ramp(33, 9)), CALM),
+            45,
+        ),
+        [Truth((1,), victims=(2,))],
+    ),
+    "a staircase with plateaus": (
+        Job(ranks(CALM, plus(CALM, stairs(30, 5, every=7)), plus(CALM, ramp(50, 9)), CALM), 85),
+        [Truth((1,), victims=(2,))],
+    ),
+    "start-up ramps before the real spike": (
+        Job(
+            ranks(
+                *(
+                    plus(ramp(0.2 * r, 12, 40), step(40, 35) if r == 2 else level(0))
+                    for r in range(4)
+                )
+            ),
+            50,
+        ),
+        [Truth((2,))],
+    ),
+    "an early rise whose rank later grows much larger": (
+        Job(
+            ranks(
+                CALM,
+                plus(CALM, step(30, 2), ramp(45, 9)),
+                plus(CALM, step(36, 8), ramp(38, 2)),
+                CALM,
+            ),
+            60,
+        ),
+        [Truth((1,), victims=(2,))],
+    ),
+    "an early rise, and another grows larger later": (
+        Job(ranks(CALM, plus(CALM, ramp(30, 1, 9)), plus(CALM, ramp(33, 9)), CALM), 45),
+        [Truth((1,), victims=(2,))],
+    ),
+    "a slow leak, and a spike elsewhere": (
+        Job(ranks(CALM, plus(CALM, ramp(20, 0.02)), plus(CALM, ramp(60, 5)), CALM), 75),
+        [Truth((2,))],
+    ),
+    "the sampler of another stalled over the onset": (
+        Job(
+            ranks(
+                CALM,
+                plus(CALM, ramp(32, 5)),
+                plus(CALM, ramp(30, 5)),
+                CALM,
+                r2=Sampler(stall=(29, 34)),
+            ),
+            45,
+        ),
+        [Truth((1, 2), confidence=Confidence.MEDIUM)],
+    ),
+    "the sampler of another stalled for ever": (
+        Job(
+            ranks(CALM, plus(CALM, ramp(32, 5)), CALM, CALM, r2=Sampler(stall=(29, 99))),
+            45,
+        ),
+        [Truth((1,), unknown=(2,), confidence=Confidence.MEDIUM)],
+    ),
+    "all ranks together": (
+        Job(ranks(*(plus(CALM, step(30, 37)) for _ in range(8))), 45),
+        [Truth(tuple(range(8)), common=True, confidence=Confidence.LOW)],
+    ),
+    "all ranks together, but for what a step jitters": (
+        Job(ranks(*(plus(CALM, ramp(30 + 0.02 * r, 9, 37)) for r in range(16))), 45),
+        [Truth(tuple(range(16)), common=True, confidence=Confidence.LOW)],
+    ),
+    "a spike that recovers, then another elsewhere": (
+        Job(ranks(CALM, plus(CALM, step(30, 36, end=36)), plus(CALM, step(50, 36)), CALM), 60),
+        [Truth((1,)), Truth((2,))],
+    ),
+    "a spike above a saw-tooth": (
+        Job(
+            ranks(
+                *(
+                    plus(CALM, saw(8, period=0.7 + 0.1 * r), ramp(40, 4) if r == 3 else level(0))
+                    for r in range(4)
+                )
+            ),
+            60,
+        ),
+        [Truth((3,))],
+    ),
+    "a spike above noise": (
+        Job(
+            ranks(
+                *(plus(CALM, noise(60, r), step(40, 34) if r == 0 else level(0)) for r in range(4))
+            ),
+            60,
+        ),
+        [Truth((0,))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_right_verdict(name: str) -> None:
+    """Each scene of the table is told as it is known to be, and nobody else is ever named."""
+    job, truths = SCENES[name]
+    told = play(job)
+    incidents = last_of_each(told)
+    assert [
+        Truth(one.ranks, one.victims, one.unknown, one.common, one.confidence) for one in incidents
+    ] == truths
+    assert all(one.kind is Kind.MEMORY_SPIKE for one in told)
+
+
+def test_what_is_told_of_a_rise() -> None:
+    """Onset between two samples, bytes, rate, head room and the time that is left."""
+    [first, *_] = play(SCENES["one rank climbs, another follows"][0])
+    [rise] = first.first
+    assert (rise.rank, rise.kind, rise.device) == (1, SeriesKind.DEVICE_USED, "GPU-1")
+    assert seconds(rise.onset[0]) == pytest.approx(30, abs=0.11)
+    assert seconds(rise.onset[1]) == pytest.approx(30.1, abs=0.11)
+    assert rise.risen_bytes == pytest.approx(2 * GIB * rise.took_s, rel=0.05)
+    assert rise.bytes_per_s == pytest.approx(2 * GIB, rel=0.05)
+    assert rise.headroom_bytes == 40 * GIB - rise.risen_bytes
+    assert rise.exhausted_in_s == pytest.approx(rise.headroom_bytes / (2 * GIB), rel=0.05)
+
+
+def test_a_ramp_is_told_within_two_seconds_of_becoming_large() -> None:
+    """Host memory: as soon as it has taken the share that opens a finding, and goes on."""
+    grows = plus(level(2), ramp(30, 0.4))
+    rows = [
+        Row(rank, grows if rank == 2 else level(2), SeriesKind.HOST_USED, capacity=16 * GIB)
+        for rank in range(4)
+    ]
+    [opened, *_] = play(Job(rows, 45))
+    is_large = 30 + 0.05 * 16 / 0.4
+    assert opened.ranks == (2,)
+    assert opened.on_host
+    assert seconds(opened.at) <= is_large + 2
+    assert opened.first[0].attribution is Attribution.HOST
+
+
+# -- whose memory it is --------------------------------------------------------------------------
+
+
+def device(rank: int, **curves: Curve) -> list[Row]:
+    """Series of one rank on a device that all share, by kind."""
+    return [
+        Row(rank, curve, SeriesKind(kind), "GPU-x", capacity=80 * GIB)
+        for kind, curve in curves.items()
+    ]
+
+
+GROWS = plus(level(10), ramp(30, 5))
+WHOSE: dict[str, tuple[list[Row], Attribution]] = {
+    "allocator": (
+        device(0, device_used=GROWS, process_used=GROWS, torch_reserved=GROWS),
+        Attribution.ALLOCATOR,
+    ),
+    "allocator, its process unknown": (
+        device(0, device_used=GROWS, torch_reserved=GROWS, torch_allocated=level(1)),
+        Attribution.ALLOCATOR,
+    ),
+    "NCCL": (
+        device(0, device_used=GROWS, process_used=GROWS, torch_reserved=level(8)),
+        Attribution.DRIVER,
+    ),
+    "a process without torch's counters": (
+        device(0, device_used=GROWS, process_used=GROWS),
+        Attribution.PROCESS,
+    ),
+    "another process": (
+        device(0, device_used=GROWS, process_used=level(9), torch_reserved=level(8)),
+        Attribution.OTHER,
+    ),
+    "not the allocator, its process unknown": (
+        device(0, device_used=GROWS, torch_reserved=level(8)),
+        Attribution.OUTSIDE,
+    ),
+    "a device and nothing else": (device(0, device_used=GROWS), Attribution.UNKNOWN),
+    "the process on the host": (
+        [Row(0, GROWS, SeriesKind.HOST_USED), Row(0, GROWS, SeriesKind.CGROUP_USED)],
+        Attribution.HOST,
+    ),
+    "others in the cgroup": (
+        [Row(0, level(2), SeriesKind.HOST_USED), Row(0, GROWS, SeriesKind.CGROUP_USED)],
+        Attribution.CGROUP,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOSE)
+def test_whose_memory_it_is(name: str) -> None:
+    """What rose along with the device says whose the rise is."""
+    rows, attribution = WHOSE[name]
+    [opened, *_] = play(Job(rows, 45))
+    assert [rise.attribution for rise in opened.first] == [attribution]
+
+
+def test_the_neighbour_on_a_device_is_no_suspect() -> None:
+    """Two ranks share a GPU: its level rises for both, but the process of one has grown."""
+    rows = device(0, device_used=GROWS, process_used=GROWS)
+    rows += device(1, device_used=GROWS, process_used=level(3))
+    assert [one.ranks for one in last_of_each(play(Job(rows, 45)))] == [(0,)]
+
+
+def test_the_neighbours_in_a_cgroup_are_no_suspects() -> None:
+    """Four ranks share a container, whose usage rises for all of them."""
+    rows = []
+    for rank in range(4):
+        own = plus(level(2), ramp(30, 1)) if rank == 3 else level(2)
+        rows.append(Row(rank, own, SeriesKind.HOST_USED, node="a", capacity=32 * GIB))
+        whole = plus(level(9), ramp(30, 1))
+        rows.append(Row(rank, whole, SeriesKind.CGROUP_USED, node="a", capacity=32 * GIB))
+    [incident] = last_of_each(play(Job(rows, 45)))
+    assert incident.ranks == (3,)
+    assert incident.first[0].headroom_bytes < 23 * GIB, "of the container, not of the rank"
+
+
+def test_two_processes_under_one_rank() -> None:
+    """A rank that two processes claim has both of their series; the one that rises names it."""
+    rows = [
+        Row(0, CALM),
+        Row(1, level(1), SeriesKind.TORCH_RESERVED, source="4711"),
+        Row(1, GROWS, SeriesKind.TORCH_RESERVED, source="4712"),
+    ]
+    assert [one.ranks for one in last_of_each(play(Job(rows, 45)))] == [(1,)]
+
+
+# -- what is no incident -------------------------------------------------------------------------
+
+HEALTHY: dict[str, Job] = {
+    "warm-up in steps, at different times": Job(
+        ranks(*(plus(step(1 + r, 30), step(4 + 0.5 * r, 42)) for r in range(4))), 40
+    ),
+    "a short peak at every step": Job(ranks(*(plus(CALM, saw(20, 1.3)) for _ in range(4))), 60),
+    "noise": Job(ranks(*(plus(CALM, noise(300, r)) for r in range(4))), 60),
+    "an evaluation on one rank, far from full": Job(
+        ranks(CALM, plus(CALM, step(30, 8, end=40)), CALM, CALM), 60
+    ),
+    "caches that fill up to a third": Job(
+        ranks(*(plus(level(5), ramp(12, 0.02, 20)) for _ in range(4))), 300
+    ),
+    "a small rise that nearly fills a full device": Job(
+        ranks(level(76), plus(level(76), step(30, 0.9)), level(76)), 45
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_no_incident(name: str) -> None:
+    """Healthy jobs are left alone."""
+    assert play(HEALTHY[name]) == []
+
+
+def test_warm_up_is_judged_when_it_does_not_stop() -> None:
+    """A rank that climbs from its start on, and goes on when the others have stopped, is named."""
+    rows = ranks(*(ramp(1, 10, 40) if r != 2 else ramp(1, 2.5) for r in range(4)))
+    [opened, *_] = play(Job(rows, 40))
+    assert opened.ranks == (2,)
+    assert seconds(opened.at) > 10
+
+
+# -- failed allocations --------------------------------------------------------------------------
+
+
+def only(told: list[MemoryVerdict]) -> MemoryVerdict:
+    [incident] = last_of_each(told)
+    return incident
+
+
+def test_an_allocation_that_nobody_saw_coming() -> None:
+    """One request was too large: no memory rose, and the rank that asked is told."""
+    failures = [Failure(30, rank=1, requested=50 * GIB)]
+    incident = only(play(Job(ranks(CALM, CALM, CALM), 40, failures)))
+    assert (incident.kind, incident.ranks, incident.failed) == (Kind.OOM, (1,), (1,))
+    assert incident.first[0].requested_bytes == 50 * GIB
+    assert incident.confidence is Confidence.MEDIUM
+
+
+def test_the_first_cause_is_not_who_ran_out() -> None:
+    """Ranks 2 and 3 run out of memory, but that of rank 1 rose before."""
+    rows = ranks(CALM, plus(CALM, ramp(30, 3, 30)), plus(CALM, step(34, 20)), CALM)
+    failures = [Failure(36.0, rank=2), Failure(36.2, rank=3)]
+    *_, last = play(Job(rows, 40, failures, policy=Policy(memory_warmup_s=10, memory_horizon_s=1)))
+    assert (last.kind, last.ranks, last.failed) == (Kind.OOM, (1,), (2, 3))
+
+
+def test_a_spike_that_ends_in_a_failed_allocation() -> None:
+    """What was foreseen is told as it happened: the spike is over, and the same rank is named."""
+    rows = ranks(CALM, plus(CALM, ramp(30, 4)), CALM)
+    told = play(Job(rows, 48, [Failure(40, rank=1, requested=GIB)]))
+    assert [(one.kind, one.change) for one in told if one.change is not Change.UPDATED] == [
+        (Kind.MEMORY_SPIKE, Change.OPENED),
+        (Kind.MEMORY_SPIKE, Change.CLOSED),
+        (Kind.OOM, Change.OPENED),
+    ]
+    assert {one.ranks for one in told} == {(1,)}
+    assert told[-1].first[0].out_of_memory
+
+
+def test_many_ranks_run_out_at_once() -> None:
+    """Forty ranks fail within what the clocks leave open, and nobody saw one rise."""
+    rows = ranks(*(CALM for _ in range(40)))
+    failures = [Failure(30.2 + 0.00001 * r, rank=r) for r in range(40)]
+    incident = only(play(Job(rows, 36, failures)))
+    assert incident.common
+    assert incident.ranks == incident.failed == tuple(range(40))
+
+
+def test_one_who_failed_as_early_is_told_of_later() -> None:
+    """Its agent speaks a second after the others: a tie, and no victim."""
+    failures = [Failure(30, rank=1), Failure(30.001, rank=2), Failure(30.5, rank=0)]
+    told = play(Job(ranks(CALM, CALM, CALM, CALM), 36, failures))
+    assert (told[0].ranks, told[-1].ranks, told[-1].victims) == ((1,), (1, 2), (0,))
+
+
+def test_a_kill_is_about_host_memory() -> None:
+    """The kernel kills in the cgroup of a rank whose GPU is full as well."""
+    rows = [Row(0, level(79)), Row(0, plus(level(2), ramp(30, 2)), SeriesKind.HOST_USED)]
+    failure = Failure(35, rank=0, device="", kind=MemoryEventKind.OOM_KILL)
+    assert [one.on_host for one in last_of_each(play(Job(rows, 37, [failure])))] == [True, True]
+
+
+# -- leaks ---------------------------------------------------------------------------------------
+
+LEAK_POLICY = Policy(memory_warmup_s=10, memory_leak_window_s=96)
+
+
+def test_a_leak_is_called_one() -> None:
+    """The floor of a saw-tooth creeps up: told long before memory is short, and for one rank."""
+    rows = ranks(
+        *(plus(CALM, saw(6, 0.9), ramp(20, 0.02) if r == 1 else level(0)) for r in range(3))
+    )
+    incident = only(play(Job(rows, 200, policy=LEAK_POLICY)))
+    assert incident.leak
+    assert incident.ranks == (1,)
+    assert incident.first[0].bytes_per_s == pytest.approx(0.02 * GIB, rel=0.3)
+
+
+def test_a_leak_of_all_is_nobodys() -> None:
+    """Every rank leaks alike: the program does."""
+    rows = ranks(*(plus(CALM, ramp(20, 0.02)) for _ in range(4)))
+    incident = only(play(Job(rows, 200, policy=LEAK_POLICY)))
+    assert incident.leak
+    assert incident.common
+
+
+def test_a_leak_that_stops_is_over() -> None:
+    """The trend has not been seen for a while."""
+    rows = ranks(CALM, plus(CALM, ramp(20, 0.02, 3.2)))
+    told = play(Job(rows, 320, policy=LEAK_POLICY))
+    assert [one.change for one in told] == [Change.OPENED, Change.CLOSED]
+    assert told[-1].close_reason == "memory no longer rises"
+
+
+# -- the end of incidents ------------------------------------------------------------------------
+
+
+def test_what_has_stood_still_is_over() -> None:
+    """A level that lasts has become the usual one; what rises from there is another incident."""
+    policy = Policy(memory_warmup_s=10, memory_settle_s=60)
+    rows = ranks(CALM, plus(CALM, step(30, 34), step(120, 5)))
+    told = play(Job(rows, 130, policy=policy))
+    assert [one.change for one in told if one.change is not Change.UPDATED] == [
+        Change.OPENED,
+        Change.CLOSED,
+        Change.OPENED,
+    ]
+    assert told[1].close_reason == "memory has stood still for 60 s"
+
+
+def test_a_process_that_is_replaced_has_no_past() -> None:
+    """The rank's new process starts small, and its incident is over."""
+    memory = Memory(Policy(memory_warmup_s=5))
+    handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
+    told: list[MemoryVerdict] = []
+    for second in range(30):
+        begin = EPOCH + second * S + np.arange(0, S, S // 10)
+        size = 2 * GIB + max(0, second - 20) * 4 * GIB
+        observe(memory, handle, begin, np.full(10, size))
+        told += memory.advance(at(second + 1))
+        if second == 26:
+            memory.forget(0)
+            told += memory.advance(at(second + 1))
+    assert [one.change for one in told if one.change is not Change.UPDATED] == [
+        Change.OPENED,
+        Change.CLOSED,
+    ]
+    assert told[-1].close_reason == "its processes were replaced"
+
+
+# -- input ---------------------------------------------------------------------------------------
+
+
+def observe(
+    memory: Memory, handle: int, begin: Int64s, values: Int64s, capacity: int = 64 * GIB
+) -> int:
+    """Samples of one series; how many were refused."""
+    return memory.observe(
+        np.array([handle], np.int32),
+        np.array([capacity], np.int64),
+        begin.astype(np.int64),
+        begin.astype(np.int64) + S // 1000,
+        values.reshape(1, -1).astype(np.int64),
+        at(1),
+    )
+
+
+BAD = {
+    "negative": ([1, -2, 3], 1),
+    "no sample": ([1, -1, 3], 0),
+    "absurd": ([1, 1 << 51, 3], 1),
+    "four times its capacity": ([1, 257 * GIB, 3], 1),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_values_that_cannot_be(name: str) -> None:
+    """They are refused one by one, and the rest of the batch counts."""
+    values, refused = BAD[name]
+    memory = Memory(Policy())
+    handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
+    times = EPOCH + np.arange(3) * S // 10
+    assert observe(memory, handle, times, np.array(values)) == refused
+    memory.advance(at(1))
+    assert memory.view().used.tolist() == [3]
+
+
+def test_times_that_do_not_rise() -> None:
+    """Out of order within a batch is refused; what is sent again is passed over."""
+    memory = Memory(Policy())
+    handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
+    times = EPOCH + np.array([1, 3, 2, 4]) * S // 10
+    assert observe(memory, handle, times, np.array([10, 30, 20, 40])) == 1
+    assert observe(memory, handle, times[:2], np.array([11, 31])) == 0
+    memory.advance(at(1))
+    assert memory.view().used.tolist() == [40]
+
+
+def test_series_have_a_limit() -> None:
+    """What is too many is turned away and counted, and its samples do no harm."""
+    memory = Memory(Policy(max_memory_series=1))
+    info = SeriesInfo(0, SeriesKind.HOST_USED)
+    assert memory.series(info) == memory.series(info) == 0
+    assert memory.series(replace(info, rank=1)) == -1
+    assert memory.evicted == {"memory_series": 1}
+    assert observe(memory, -1, EPOCH + np.arange(3) * S, np.arange(3)) == 0
+
+
+def test_a_view_shows_the_newest_and_some_before() -> None:
+    """Sorted by rank, with the highest value of every two seconds."""
+    memory = Memory(Policy())
+    later, earlier = (memory.series(SeriesInfo(rank, SeriesKind.HOST_USED)) for rank in (1, 0))
+    times, values = EPOCH + np.arange(70) * (S // 10), np.arange(70) * MIB
+    for part in np.split(np.arange(70), 7):
+        observe(memory, later, times[part], values[part])
+        memory.advance(at(7))
+    view = memory.view()
+    assert [info.rank for info in view.series] == [0, 1]
+    assert view.used.tolist() == [-1, 69 * MIB]
+    assert view.capacity.tolist() == [0, 64 * GIB]
+    assert view.recent[0].tolist() == [-1] * 16
+    assert (view.recent[1, -4:] / MIB).tolist() == [19, 39, 59, 69]
+    assert earlier != later
