@@ -1,0 +1,196 @@
+"""Findings about memory: what people read, and how findings begin and end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from frd.engine.engine import Engine
+from frd.engine.memory_texts import duration, size
+from frd.engine.policy import Policy
+from frd.forms import finding_from_json, finding_json
+from frd.model import (
+    AttemptKey,
+    Change,
+    Confidence,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Flags,
+    GroupInfo,
+    Kind,
+    MemoryEvent,
+    MemoryEventKind,
+    NodeNs,
+    RankInfo,
+    Reason,
+    SeriesInfo,
+    SeriesKind,
+    Signature,
+)
+from tests.memory_jobs import EPOCH, GIB, Curve, S, at, level, plus, ramp, step
+
+KEY = AttemptKey("job", 0)
+CALM = level(2)
+
+
+class Job:
+    """Ranks whose host memory follows curves, two on a node of 16 GiB."""
+
+    def __init__(self, *curves: Curve) -> None:
+        self.engine = Engine(Policy(memory_warmup_s=5))
+        self.attempt = self.engine.attempt(KEY, len(curves), at(0))
+        self.curves = curves
+        self.handles = []
+        for rank in range(len(curves)):
+            info = RankInfo(rank, len(curves), f"node{rank // 2}", f"boot{rank // 2}", 100 + rank)
+            self.engine.rank(self.attempt, info, at(0))
+            series = SeriesInfo(rank, SeriesKind.HOST_USED)
+            self.handles.append(np.array([self.attempt.memory_series(series)], np.int32))
+        self.engine.connection(self.attempt, range(len(curves)), True, at(0))
+        self.second = 0
+
+    def run(self, until: int) -> list[FindingEvent]:
+        events = []
+        while self.second < until:
+            times = self.second + np.arange(10) / 10
+            begin = EPOCH + np.round(times * S).astype(np.int64)
+            self.second += 1
+            for handle, curve in zip(self.handles, self.curves, strict=True):
+                values = curve(times).clip(0, 16 * GIB).astype(np.int64)
+                capacity = np.array([16 * GIB])
+                self.attempt.memory.observe(
+                    handle, capacity, begin, begin + S // 1000, values[None], at(self.second)
+                )
+            for tick in range(4):
+                events += self.engine.advance(at(self.second + tick / 4))
+                assert not self.engine.faults
+        return events
+
+    def join(self, rank: int, seq: int, created: float, flags: Flags) -> None:
+        attempt = self.attempt
+        group = attempt.group(GroupInfo("0", "default_pg", tuple(range(len(self.curves)))))
+        handle = attempt.signature(Signature("gloo", "all_reduce"))
+        attempt.observe_entries(
+            rank,
+            np.array([attempt.pair(rank, group)], np.int32),
+            np.array([seq], np.int64),
+            np.array([handle], np.int32),
+            np.array([flags], np.uint8),
+            np.array([at(created)], np.int64),
+            np.zeros(1, np.int64),
+            np.zeros(1, np.int64),
+            replay=False,
+            now=at(created),
+        )
+
+
+def test_what_people_read() -> None:
+    """Rank 2 grows: rank, node, figures, whose memory it is, and where the rank was."""
+    job = Job(CALM, CALM, plus(CALM, ramp(20, 3)), CALM)
+    job.join(2, 1, 18.0, Flags.JOINED)
+    [opened, *_] = job.run(24)
+    finding = opened.finding
+    [suspect] = finding.suspects
+    assert (opened.change, finding.kind, finding.state) == (
+        Change.OPENED,
+        Kind.MEMORY_SPIKE,
+        FindingState.OPEN,
+    )
+    assert (suspect.rank, suspect.node) == (2, "node1")
+    assert (suspect.reason, suspect.confidence) == (Reason.MEMORY, Confidence.HIGH)
+    assert finding.summary == (
+        "host memory of rank 2 rose first: +5.7 GiB in 1.9 s, 8.3 GiB left, "
+        "exhausted in about 2.8 s"
+    )
+    assert suspect.evidence == (
+        "host memory: +5.7 GiB in 1.9 s, 8.3 GiB left, exhausted in about 2.8 s; "
+        "held by the rank's process or its children; "
+        "in all_reduce #1 on default_pg when it began"
+    )
+
+
+def test_the_form_of_a_finding() -> None:
+    """Kind, suspect and reason as every finding has them, and read back the same."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)))
+    [opened, *_] = job.run(24)
+    told = finding_json(opened.finding)
+    assert told["kind"] == "memory_spike"
+    assert [(s["rank"], s["reason"]) for s in told["suspects"]] == [(1, "memory")]
+    assert "collective" not in told
+    assert finding_json(finding_from_json(told)) == told
+
+
+def test_all_together_are_nobodys_fault() -> None:
+    """A common cause has no suspect; the finding carries the reason itself."""
+    job = Job(*(plus(CALM, step(20, 13)) for _ in range(4)))
+    [opened, *_] = job.run(24)
+    finding = opened.finding
+    assert (finding.suspects, finding.reason) == ((), Reason.MEMORY)
+    assert finding.victims == (0, 1, 2, 3)
+    assert finding.summary == (
+        "host memory of ranks 0-3 rose together, which is no rank's fault: "
+        "+13.0 GiB in 1.0 s, 1.0 GiB left"
+    )
+
+
+def test_it_closes_when_memory_falls_back() -> None:
+    """The same id from its opening to its end, which says why; a second one has another."""
+    job = Job(CALM, plus(CALM, step(20, 13, end=30)), plus(CALM, step(50, 13)))
+    opened, closed, other = (event.finding for event in job.run(54))
+    assert (opened.id, opened.kind) == (closed.id, closed.kind)
+    assert closed.state is FindingState.CLOSED
+    assert closed.close_reason == "memory fell back"
+    assert other.id != opened.id
+    assert [s.rank for s in other.suspects] == [2]
+
+
+def test_out_of_memory() -> None:
+    """The kernel kills the rank that grew: kind `oom`, with what was asked for and what is left."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)), CALM)
+    job.run(24)
+    kill = MemoryEvent(1, MemoryEventKind.OOM_KILL, NodeNs(0))
+    job.attempt.memory.event(kill, at(24.5), S // 1000, at(24.5))
+    spike, oom = (event.finding for event in job.run(26) if event.change is not Change.UPDATED)
+    assert (spike.kind, spike.close_reason) == (Kind.MEMORY_SPIKE, "memory ran out")
+    assert (oom.kind, oom.state) == (Kind.OOM, FindingState.OPEN)
+    assert oom.summary == "rank 1 ran out of host memory: +14.0 GiB in 4.9 s, 0 bytes left"
+    assert "an allocation failed" in oom.suspects[0].evidence
+
+
+def test_findings_of_an_earlier_service_stay_for_a_while() -> None:
+    """After a restart an open finding is shown until nothing new has come for long."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)))
+    [opened, *_] = job.run(24)
+    engine = Engine(Policy(lost_close_after_s=900))
+    engine.restore([opened.finding], at(30))
+    assert [finding.id for finding in engine.snapshot(at(31)).findings] == [opened.finding.id]
+    [closed] = engine.advance(at(31 + 900))
+    assert (closed.change, closed.finding.id) == (Change.CLOSED, opened.finding.id)
+
+
+def test_a_stack_is_attached_to_the_suspect() -> None:
+    """Evidence that comes later goes to the open finding and stays in it."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)))
+    [opened, *_] = job.run(24)
+    [event] = job.engine.attach(opened.finding.id, rank=1, stack=("loader.py:7 in read",))
+    finding: Finding = event.finding
+    assert finding.suspects[0].stack == ("loader.py:7 in read",)
+    assert "main thread at loader.py:7 in read" in finding.suspects[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (1536, "1.5 KiB"), (3.14 * GIB, "3.1 GiB"), (1 << 41, "2.0 TiB")],
+)
+def test_sizes(count: float, text: str) -> None:
+    """In the unit that leaves a number people can read."""
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.21, "4.2 s"), (42.1, "42 s"), (1200, "20 min"), (9000, "2.5 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    """The same for times."""
+    assert duration(seconds) == text
