@@ -22,9 +22,10 @@ from typing import Final, overload
 
 import numpy as np
 
+from frd.engine.moment import UNKNOWN_NS
 from frd.engine.picture import Bools
 from frd.engine.ring import Closed
-from frd.engine.tables import UNKNOWN_NS, Pairs, Ranks
+from frd.engine.tables import Pairs, Ranks
 from frd.model import AlignedNs, Int32s, Int64s
 
 FLOOR_NS: Final = 1_000_000

@@ -21,11 +21,12 @@ from frd.engine.channels import Channels
 from frd.engine.collectives import Collectives
 from frd.engine.lateness import Lateness
 from frd.engine.memory import Memory
+from frd.engine.moment import UNKNOWN_NS
 from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.engine.rows import Batch, is_empty
 from frd.engine.straggler import Roll
-from frd.engine.tables import EXITED, SILENT, STATES, UNKNOWN_NS, Groups, Pairs, Ranks
+from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
 from frd.errors import WireError
 from frd.model import (
     AlignedNs,

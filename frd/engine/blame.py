@@ -12,6 +12,7 @@ from typing import assert_never
 
 from frd.engine import summary
 from frd.engine.edges import Doubt, Ending, Graph, Member, Wait, Why
+from frd.engine.moment import Moment
 from frd.engine.picture import MismatchFact
 from frd.engine.roots import Root
 from frd.engine.waits import Instance
@@ -30,8 +31,12 @@ class Blame:
     reason: Reason
     confidence: Confidence
     evidence: str
-    onset: AlignedNs
-    """When it began, as far as the picture tells."""
+    began: Moment
+    """As far as the picture tells, on the clock of whoever tells it."""
+
+    @property
+    def onset(self) -> AlignedNs:
+        return self.began.at
 
 
 def blame(
@@ -74,7 +79,7 @@ def _end(rank: int) -> str:
 
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Blame:
     """High when the rank is provably in no collective, and was absent for long, not just now."""
-    onset = _onset(graph, held_up)
+    began = _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     row = graph.waits.row(rank)
     if ending is Ending.MOVING:
@@ -82,12 +87,12 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         confidence = Confidence.MEDIUM
     else:
         threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
-        seen_absent_s = (int(graph.picture.as_of[row]) - onset) / 1e9
+        seen_absent_s = (int(graph.picture.as_of[row]) - began.at) / 1e9
         proven = seen_absent_s >= threshold_s / 2
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
     if graph.picture.detail[row]:
         words.append(summary.clean(graph.picture.detail[row]))
-    return Blame(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), onset)
+    return Blame(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
@@ -108,8 +113,8 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
         case _:
             words = [f"process exited{at}", detail]
     words.append(_last_joined(graph, rank, held_up, fresh=False))
-    onset = since or _onset(graph, held_up)
-    return Blame(rank, reason, confidence, "; ".join(filter(None, words)), onset)
+    began = picture.moment(rank, since) if since > 0 else _onset(graph, held_up)
+    return Blame(rank, reason, confidence, "; ".join(filter(None, words)), began)
 
 
 def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]:
@@ -126,9 +131,9 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
     as_of = int(graph.picture.as_of[graph.waits.row(doubt.rank)])
     words = [f"{doubt.why.value}; nothing is known since {utc_text(as_of)}"]
     words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
-    onset = _onset(graph, held_up)
+    began = _onset(graph, held_up)
     evidence = "; ".join(filter(None, words))
-    return [Blame(doubt.rank, Reason.UNREACHABLE, confidence, evidence, onset)]
+    return [Blame(doubt.rank, Reason.UNREACHABLE, confidence, evidence, began)]
 
 
 def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame]:
@@ -151,8 +156,9 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
     confidence = Confidence.HIGH if len(stuck) <= len(ahead) else Confidence.MEDIUM
     blames = []
     for rank in stuck:
-        onset = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
-        blames.append(Blame(rank, reason, confidence, words, onset))
+        since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
+        began = graph.picture.moment(rank, since)
+        blames.append(Blame(rank, reason, confidence, words, began))
     return blames
 
 
@@ -178,7 +184,8 @@ def _circle(graph: Graph, root: Root) -> list[Blame]:
             words.append(f"which it entered before {' and '.join(after)}")
         if never:
             words.append(f"and has not joined {' and '.join(never)}")
-        blames.append(Blame(rank, Reason.ORDER, Confidence.HIGH, ", ".join(words), head.since))
+        began = graph.picture.moment(rank, head.since)
+        blames.append(Blame(rank, Reason.ORDER, Confidence.HIGH, ", ".join(words), began))
     return blames
 
 
@@ -186,7 +193,7 @@ def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
     """All but the largest class, when that is a true majority of all members; else everybody."""
     sizes = [len(ranks) for _, ranks in fact.classes]
     majority = 2 * sizes[0] > sum(sizes)
-    onset = graph.waits.attendance(Instance(fact.group, fact.seq)).first_since
+    began = graph.onset(Wait(Instance(fact.group, fact.seq)))
     confidence = Confidence.HIGH if majority and fact.complete else Confidence.MEDIUM
     named = fact.classes[1:] if majority else fact.classes
     if len(fact.classes) == 1:  # their sums do not add up, and nothing tells whose is wrong
@@ -200,7 +207,7 @@ def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
             f"passed {summary.clean(signature.op)} with {fold_ranks(ranks)}; {detail}"
             if len(ranks) > 1
             else f"passed {summary.clean(signature.op)}; {detail}",
-            onset,
+            began,
         )
         for signature, ranks in named
         for rank in ranks
@@ -215,8 +222,9 @@ def lowered(blames: Sequence[Blame]) -> list[Blame]:
     ]
 
 
-def _onset(graph: Graph, held_up: Sequence[Wait]) -> AlignedNs:
-    return min((graph.since(wait) for wait in held_up), default=graph.picture.now)
+def _onset(graph: Graph, held_up: Sequence[Wait]) -> Moment:
+    onsets = [graph.onset(wait) for wait in held_up]
+    return min(onsets, key=lambda one: one.at, default=graph.picture.moment(-1, graph.picture.now))
 
 
 def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: bool) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from frd.engine import summary
 from frd.engine.cause import Verdict
-from frd.engine.lost import Exit
+from frd.engine.lost import TOGETHER_NS, Exit
+from frd.engine.moment import Moment, ties
 from frd.engine.picture import Picture
 from frd.forms import utc_text
 from frd.model import (
@@ -118,11 +119,28 @@ def labels_of(picture: Picture, verdict: Verdict) -> tuple[str, ...]:
 
 
 def suspects_of(picture: Picture, verdict: Verdict, most: int) -> tuple[Suspect, ...]:
+    named = verdict.suspects[:most]
+    return _timed(
+        [
+            Suspect(b.rank, node_of(picture, b.rank), b.reason, b.confidence, b.evidence)
+            for b in named
+        ],
+        [blame.began for blame in named],
+    )
+
+
+def _timed(
+    suspects: Sequence[Suspect], began: Sequence[Moment], least_ns: int = 0
+) -> tuple[Suspect, ...]:
+    """With the time at which each began, and whether that has an order."""
     return tuple(
-        Suspect(
-            blame.rank, node_of(picture, blame.rank), blame.reason, blame.confidence, blame.evidence
+        replace(
+            suspect,
+            onset_at=moment.at or None,
+            onset_uncertainty_s=moment.uncertainty_s,
+            tied=tied,
         )
-        for blame in verdict.suspects[:most]
+        for suspect, moment, tied in zip(suspects, began, ties(began, least_ns), strict=True)
     )
 
 
@@ -133,7 +151,7 @@ def suspects_of_exits(picture: Picture, exits: Sequence[Exit], most: int) -> tup
         evidence = "; ".join(filter(None, words))
         node = node_of(picture, one.rank)
         suspects.append(Suspect(one.rank, node, Reason.EXITED, Confidence.HIGH, evidence))
-    return tuple(suspects)
+    return _timed(suspects, [one.seen for one in exits[:most]], TOGETHER_NS)
 
 
 def node_of(picture: Picture, rank: int) -> str:
@@ -168,5 +186,7 @@ def _timeless(finding: Finding) -> Finding:
         finding,
         summary="",
         collective=replace(ref, waited_s=0.0) if ref is not None else None,
-        suspects=tuple(replace(s, onset_uncertainty_s=None) for s in finding.suspects),
+        suspects=tuple(
+            replace(s, onset_at=None, onset_uncertainty_s=None) for s in finding.suspects
+        ),
     )

@@ -12,6 +12,7 @@ from typing import TypedDict
 import numpy as np
 
 from frd.engine.channels import Channels
+from frd.engine.moment import RankClocks
 from frd.engine.picture import Bools, GroupPicture, StallTable
 from frd.engine.tables import EXITED, STATES, Groups, Pairs, Ranks
 from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s, RankInfo, RankState
@@ -68,6 +69,7 @@ class RankColumns(TypedDict):
     gap: Bools
     info: dict[int, RankInfo]
     moved_at: Int64s
+    clocks: RankClocks
 
 
 def ranks(table: Ranks) -> RankColumns:
@@ -83,6 +85,7 @@ def ranks(table: Ranks) -> RankColumns:
         gap=table.gap_at[rank] >= table.as_of[rank],
         info=dict(table.infos),
         moved_at=table.moved_at[rank],
+        clocks=RankClocks(table.node[rank], table.uncertainty_ns[rank]),
     )
 
 

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from frd.engine.match import is_synchronizing
+from frd.engine.moment import Moment
 from frd.engine.picture import Picture
 from frd.engine.waits import Attendance, Instance, Op, Waits
 from frd.model import AlignedNs, Int32s, RankState
@@ -167,7 +168,9 @@ class Graph:
                 return tuple(self._all_present(those.inside)), None
             if targets and not wait.started and those.any_started and len(next_unstarted):
                 return (), Ending.DEVICE  # a device starts what is next for it without its peers
-        targets += [self.absentee(int(m), those.first_since) for m in those.behind]
+        if len(those.behind):
+            first = self.onset(wait)
+            targets += [self.absentee(int(m), first) for m in those.behind]
         if wait.started:
             targets += self._all_present(unstarted)
         if not targets:
@@ -208,26 +211,29 @@ class Graph:
     def _absent_from(self, wait: Wait) -> list[Node]:
         if not wait.instance.is_p2p:
             those = self.waits.attendance(wait.instance)
+            first = self.onset(wait)
             hidden = set(those.hidden.tolist())
             return [
                 Doubt(m, Why.GAP)
                 if m in hidden and not self.is_gone(m) and self.why_unknown(m) is None
-                else self.absentee(m, those.first_since)
+                else self.absentee(m, first)
                 for m in those.absent.tolist()
             ]
         if wait.instance.peer_of(wait.rank) < 0 or self.waits.is_paired(wait.instance, wait.rank):
             return []
-        return [self.absentee(wait.instance.peer_of(wait.rank), self.since(wait))]
+        return [self.absentee(wait.instance.peer_of(wait.rank), self.onset(wait))]
 
     # -- what is known of one rank -----------------------------------------------------------
 
-    def absentee(self, rank: int, since: AlignedNs) -> Node:
+    def absentee(self, rank: int, since: Moment) -> Node:
         """A rank that has not come to something where others wait since `since`."""
         if not self.is_gone(rank) and self.why_unknown(rank) is None:
             row = self.waits.row(rank)
             if self.picture.gap[row]:
                 return Doubt(rank, Why.GAP)
-            if self.picture.as_of[row] < since:
+            as_of = self.picture.moment(rank, AlignedNs(int(self.picture.as_of[row])))
+            # A clock that nobody bounds is taken at its word: a stall outlasts what it is off by.
+            if as_of.at < since.at + (as_of.margin_ns(since) or 0):
                 return Doubt(rank, Why.UNPROVEN)
         return self.present(rank)
 
@@ -241,9 +247,16 @@ class Graph:
 
     def since(self, wait: Wait) -> AlignedNs:
         """When the first of those who wait began to."""
-        if not wait.instance.is_p2p:
-            return self.waits.attendance(wait.instance).first_since
-        return next(o.since for o in self.waits.ops(wait.rank) if o.instance == wait.instance)
+        return self.onset(wait).at
+
+    def onset(self, wait: Wait) -> Moment:
+        """The same, and whose clock says so."""
+        if wait.instance.is_p2p:
+            ops = self.waits.ops(wait.rank)
+            at = next(op.since for op in ops if op.instance == wait.instance)
+            return self.picture.moment(wait.rank, at)
+        those = self.waits.attendance(wait.instance)
+        return self.picture.moment(those.first, those.first_since)
 
     def is_ripe(self, wait: Wait) -> bool:
         """Its last comer came so long ago that the op should have completed since.

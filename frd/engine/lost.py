@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from frd.engine.moment import Moment
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, RankState
 
-_TOGETHER_NS = 50_000_000
+TOGETHER_NS: Final = 50_000_000
 """Exits closer than this have no order."""
 _SEEN_LATE_NS = 2_000_000_000
 """How much later than an exception the exit of a killed process may be seen and told."""
@@ -41,8 +43,12 @@ def judged_after_s(policy: Policy) -> float:
 @dataclass(frozen=True, slots=True)
 class Exit:
     rank: int
-    at: AlignedNs
+    seen: Moment
     detail: str
+
+    @property
+    def at(self) -> AlignedNs:
+        return self.seen.at
 
     @property
     def culpability(self) -> int:
@@ -59,7 +65,11 @@ class Exit:
 def exits(picture: Picture) -> list[Exit]:
     """All unclean exits of the attempt, earliest first."""
     found = [
-        Exit(rank, AlignedNs(int(picture.state_since[row])), picture.detail[row])
+        Exit(
+            rank,
+            picture.moment(rank, AlignedNs(int(picture.state_since[row]))),
+            picture.detail[row],
+        )
         for row, rank in enumerate(picture.rank.tolist())
         if picture.state[row] is RankState.EXITED
     ]
@@ -78,7 +88,7 @@ def first_lost(picture: Picture, policy: Policy) -> list[Exit]:
     if least == 2 and picture.now - found[0].at < judged_after_s(policy) * 1e9:
         return []  # all blame a peer, and no agent has told of that one yet
     likely = [one for one in early if one.culpability == least]
-    first = [one for one in likely if one.at <= likely[0].at + _TOGETHER_NS]
+    first = [one for one in likely if not likely[0].seen.is_before(one.seen, TOGETHER_NS)]
     return first if _hurts_others(picture, found, first, grace_ns) else []
 
 
@@ -95,4 +105,5 @@ def _hurts_others(picture: Picture, found: list[Exit], first: list[Exit], grace_
     others = [one for one in found if one.rank not in ranks]
     if not others:
         return False
-    return any(one.left_record for one in found) or others[0].at - first[0].at > _TOGETHER_NS
+    apart = first[0].seen.is_before(others[0].seen, TOGETHER_NS)
+    return apart or any(one.left_record for one in found)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.moment import Moment, RankClocks
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -107,9 +108,20 @@ class Picture:
     groups: Sequence[GroupPicture]
     channels: ChannelPicture
     mismatches: Sequence[MismatchFact] = ()
+    clocks: RankClocks | None = None
+    """None when all times are of one clock, or of clocks that nobody doubts."""
     moved_at: Int64s | None = None
     """Aligned ns at which a watermark of the rank last advanced, 0 when it never did; None when
     nobody kept track (a dump file tells no history)."""
+
+    def moment(self, rank: int, at: AlignedNs) -> Moment:
+        """A time as the clock of `rank` tells it; of one nobody knows, nothing bounds it."""
+        if self.clocks is None:
+            return Moment(at, 0, 0)
+        row = int(np.searchsorted(self.rank, rank))
+        if row == len(self.rank) or self.rank[row] != rank:
+            return Moment(at, -1, None)
+        return self.clocks.moment(row, at)
 
 
 @dataclass(frozen=True, slots=True)

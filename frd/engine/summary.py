@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from frd.forms import fold_ranks
+from frd.forms import fold_ranks, span_text
 from frd.model import Finding, Kind, Reason, Suspect
 
 _TEXT_LIMIT = 300
@@ -65,13 +65,13 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
     """
     match finding.kind:
         case Kind.RANK_LOST:
-            return _lost(finding)
+            return _lost(finding) + _tie(finding.suspects)
         case Kind.MISMATCH:
             return _mismatch(finding)
         case Kind.MEMORY_SPIKE | Kind.OOM | Kind.STRAGGLER | Kind.CLOCK_UNSYNCHRONIZED:
             return finding.summary  # its figures stand nowhere else
         case _:
-            return _stall(finding, timed) + _held_up(finding)
+            return _stall(finding, timed) + _tie(finding.suspects) + _held_up(finding)
 
 
 def _stall(finding: Finding, timed: bool) -> str:
@@ -112,6 +112,17 @@ def _who(suspects: Sequence[Suspect]) -> str:
         f"rank {s.rank}" + (f" ({remark})" if remark else "")
         for s, remark in zip(suspects, remarks, strict=True)
     )
+
+
+def _tie(suspects: Sequence[Suspect]) -> str:
+    """That several began at the same time, where it took their clocks to find out."""
+    tied = [s for s in suspects if s.tied]
+    if len({s.onset_at for s in tied}) < 2:
+        return ""
+    bounds = sorted(s.onset_uncertainty_s for s in tied if s.onset_uncertainty_s is not None)
+    if len(bounds) < len(tied):
+        return "; which of them was first their clocks cannot tell"
+    return f"; at the same time, within {span_text(round(sum(bounds[-2:]) * 1e9))}"
 
 
 def _held_up(finding: Finding) -> str:

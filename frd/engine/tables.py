@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.moment import UNKNOWN_NS
 from frd.engine.picture import Bools
 from frd.model import (
     UNKNOWN_SEQ,
@@ -26,9 +27,6 @@ from frd.model import (
     RankStatus,
     UInt8s,
 )
-
-UNKNOWN_NS: Final = 2**62 - 1
-"""The uncertainty of a clock of which nothing is known; two of them add up without overflow."""
 
 STATES: Final = (RankState.LIVE, RankState.SILENT, RankState.EXITED, RankState.FINISHED)
 LIVE, SILENT, EXITED, FINISHED = range(4)

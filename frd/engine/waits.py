@@ -77,6 +77,8 @@ class Attendance:
     """Some member's device started (or finished) it."""
     first_since: AlignedNs
     """When the first of `inside` joined, 0 when unknown."""
+    first: int
+    """The rank that this was, -1 when unknown."""
     last_since: AlignedNs
     """When the last of `inside` joined, 0 when unknown."""
 
@@ -191,7 +193,8 @@ class Waits:
         absent = (enqueued < seq) & ~done
         joined = (enqueued >= seq) & ~done
         inside = joined & (completed + 1 == seq)
-        told = since[inside & (since > 0)]
+        known = np.flatnonzero(inside & (since > 0))
+        told = since[known]
         return Attendance(
             absent=rank[absent],
             hidden=rank[absent & self._hidden[rows]],
@@ -203,6 +206,7 @@ class Waits:
             timed=self._timed[rows][inside],
             any_started=bool(np.any(started >= seq)),
             first_since=AlignedNs(int(told.min()) if len(told) else 0),
+            first=int(rank[known[told.argmin()]]) if len(told) else -1,
             last_since=AlignedNs(int(told.max()) if len(told) else 0),
         )
 

@@ -1,0 +1,67 @@
+"""Times as the clock of one node tells them, and what can be said of their order.
+
+One moment is before another only when it is so beyond all that both clocks may be off; times of
+one clock need no such margin. Whatever is left is a tie, which is an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frd.model import AlignedNs, Int32s, Int64s
+
+UNKNOWN_NS = 2**62 - 1
+"""The uncertainty of a clock of which nothing is known; two of them add up without overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    at: AlignedNs
+    node: int
+    """Whose clock says so: a number that moments of one clock have in common."""
+    uncertainty_ns: int | None
+    """None when nothing bounds it."""
+
+    @property
+    def uncertainty_s(self) -> float | None:
+        return None if self.uncertainty_ns is None else self.uncertainty_ns / 1e9
+
+    def margin_ns(self, other: Moment) -> int | None:
+        """How far apart the two must be to have an order; None when they have none."""
+        if self.node == other.node:
+            return 0
+        if self.uncertainty_ns is None or other.uncertainty_ns is None:
+            return None
+        return self.uncertainty_ns + other.uncertainty_ns
+
+    def is_before(self, other: Moment, least_ns: int = 0) -> bool:
+        """By more than `least_ns`, for sure."""
+        margin_ns = self.margin_ns(other)
+        return margin_ns is not None and other.at - self.at > margin_ns + least_ns
+
+
+@dataclass(frozen=True, slots=True)
+class RankClocks:
+    """How well the clocks of ranks are known: arrays parallel to the ranks of a picture."""
+
+    node: Int32s
+    """Ranks of one number share one clock."""
+    uncertainty_ns: Int64s
+    """`UNKNOWN_NS` while unsynchronized."""
+
+    def moment(self, row: int, at: AlignedNs) -> Moment:
+        bound = int(self.uncertainty_ns[row])
+        return Moment(at, int(self.node[row]), bound if bound < UNKNOWN_NS else None)
+
+
+def ties(moments: Sequence[Moment], least_ns: int = 0) -> list[bool]:
+    """Which of them have no order with some other; to have one they are `least_ns` apart."""
+    return [
+        any(
+            not one.is_before(other, least_ns) and not other.is_before(one, least_ns)
+            for at, other in enumerate(moments)
+            if at != number
+        )
+        for number, one in enumerate(moments)
+    ]

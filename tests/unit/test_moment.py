@@ -1,0 +1,143 @@
+"""Orders of times by several clocks: before only beyond doubt, otherwise a tie that is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frd.engine import compose
+from frd.engine.cause import find
+from frd.engine.edges import Doubt, Graph, Rules, Why
+from frd.engine.lost import first_lost
+from frd.engine.moment import UNKNOWN_NS, Moment, RankClocks, ties
+from frd.engine.picture import Picture
+from frd.engine.policy import Policy
+from frd.engine.waits import Waits
+from frd.forms import finding_from_json, finding_json
+from frd.model import AlignedNs, Finding, FindingState, Kind, RankState
+from tests.scenes import NOW, Scene, ago
+
+MS = 1_000_000
+
+
+def moment(at_ms: float, node: int = 0, within_ms: float | None = 0.0) -> Moment:
+    bound = None if within_ms is None else round(within_ms * MS)
+    return Moment(AlignedNs(round(at_ms * MS)), node, bound)
+
+
+def under(picture: Picture, nodes: list[int], within_ms: list[float | None]) -> Picture:
+    """The picture with these clocks."""
+    bounds = [UNKNOWN_NS if ms is None else round(ms * MS) for ms in within_ms]
+    clocks = RankClocks(np.array(nodes, np.int32), np.array(bounds, np.int64))
+    return replace(picture, clocks=clocks)
+
+
+# -- moments -------------------------------------------------------------------------------------
+
+
+def test_times_of_one_clock_need_no_margin() -> None:
+    """A microsecond is enough, even when nothing is known of the clock."""
+    first, second = moment(1.0, within_ms=None), moment(1.001, within_ms=None)
+    assert first.is_before(second)
+    assert not second.is_before(first)
+    assert not first.is_before(first)
+
+
+@pytest.mark.parametrize(("apart_ms", "before"), [(2.9, False), (3.0, False), (3.1, True)])
+def test_times_of_two_clocks_are_in_order_beyond_both_uncertainties(
+    apart_ms: float, before: bool
+) -> None:
+    """Clocks known to 1 and 2 ms order what is more than 3 ms apart."""
+    first, second = moment(1.0, 0, 1.0), moment(1.0 + apart_ms, 1, 2.0)
+    assert first.is_before(second) is before
+    assert ties([first, second]) == [not before, not before]
+
+
+def test_an_unknown_clock_orders_nothing() -> None:
+    """Not even what is an hour apart."""
+    assert ties([moment(0), moment(3_600_000, 1, None)]) == [True, True]
+
+
+def test_one_of_three_may_be_first_for_sure() -> None:
+    """The other two are a tie."""
+    assert ties([moment(0), moment(10, 1, 1.0), moment(11, 2, 1.0)]) == [False, True, True]
+
+
+# -- what people see -----------------------------------------------------------------------------
+
+
+def two_gone(apart_ms: float) -> Scene:
+    """Ranks 2 and 5 went away one after the other, and are missed in the same collective."""
+    scene = Scene(6).group("dp", range(6)).waits("dp", 7, [0, 1, 3, 4])
+    scene.rank(2, state=RankState.EXITED, state_age=9.0)
+    return scene.rank(5, state=RankState.EXITED, state_age=9.0 - apart_ms / 1e3)
+
+
+def told(picture: Picture, scene: Scene) -> Finding:
+    (verdict,) = find(picture, scene.stalls())
+    finding = Finding(
+        "id",
+        Kind.STALL,
+        FindingState.OPEN,
+        "job",
+        0,
+        NOW,
+        collective=compose.collective_of(picture, verdict, 12.0),
+        suspects=compose.suspects_of(picture, verdict, 16),
+    )
+    return compose.finished(finding)
+
+
+NODES = [0, 0, 0, 1, 1, 1]
+
+
+def test_a_tie_is_told_as_one() -> None:
+    """2 ms lie between them, their clocks are known to 1.2 ms each: neither was first."""
+    scene = two_gone(2.0)
+    finding = told(under(scene.picture(), NODES, [1.2] * 6), scene)
+    assert [(s.rank, s.tied) for s in finding.suspects] == [(2, True), (5, True)]
+    assert [s.onset_at for s in finding.suspects] == [ago(9.0), ago(8.998)]
+    assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0012, 0.0012]
+    assert finding.summary.endswith("; at the same time, within 2.4 ms")
+    assert finding_from_json(finding_json(finding)) == finding
+
+
+def test_an_order_beyond_doubt_is_no_tie() -> None:
+    """The same with clocks known to 0.9 ms each: 2 was first."""
+    scene = two_gone(2.0)
+    finding = told(under(scene.picture(), NODES, [0.9] * 6), scene)
+    assert [(s.rank, s.tied) for s in finding.suspects] == [(2, False), (5, False)]
+    assert "at the same time" not in finding.summary
+
+
+def test_an_unknown_clock_is_told_as_one() -> None:
+    """Node 1 is unsynchronized: seconds apart, and still no order."""
+    scene = two_gone(3_000)
+    finding = told(under(scene.picture(), NODES, [0.1] * 3 + [None] * 3), scene)
+    assert [s.tied for s in finding.suspects] == [True, True]
+    assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0001, None]
+    assert finding.summary.endswith("; which of them was first their clocks cannot tell")
+
+
+@pytest.mark.parametrize(("within_ms", "lost"), [(5.0, [2]), (20.0, [2, 5]), (None, [2, 5])])
+def test_who_was_lost_first_is_known_as_well_as_clocks_are(
+    within_ms: float | None, lost: list[int]
+) -> None:
+    """Two processes end 80 ms apart on two nodes, the rest runs on."""
+    picture = under(two_gone(80.0).picture(), NODES, [within_ms] * 6)
+    assert [one.rank for one in first_lost(picture, Policy())] == lost
+
+
+@pytest.mark.parametrize(("within_ms", "proven"), [(1.0, True), (300.0, False), (None, True)])
+def test_absence_is_proven_beyond_what_clocks_may_be_off(
+    within_ms: float | None, proven: bool
+) -> None:
+    """Rank 5 was last heard of 500 ms after rank 0 came to what 5 has not come to; a clock that
+    nobody bounds is taken at its word."""
+    scene = Scene(6).group("dp", range(6)).waits("dp", 7, range(5), age=2.0)
+    picture = under(scene.rank(5, as_of_age=1.5).picture(), NODES, [within_ms] * 6)
+    graph = Graph(Waits(picture), Rules(lambda group: 1.0, 10.0))
+    node = graph.absentee(5, picture.moment(0, ago(2.0)))
+    assert (node == Doubt(5, Why.UNPROVEN)) is not proven
