@@ -14,13 +14,23 @@ import sys
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
 from frd.flight import Dump, Entry, parse, write_pickle
-from frd.model import EntryColumns, Flags, RankInfo, RankState, RankStatus
+from frd.model import (
+    EntryColumns,
+    Flags,
+    MemoryColumns,
+    MemoryEvent,
+    RankInfo,
+    RankState,
+    RankStatus,
+    SeriesInfo,
+)
 from frd.rpc import SERVER_OPTIONS, Context, collector
 from frd.wire import (
     PROTOCOL,
@@ -32,6 +42,7 @@ from frd.wire import (
     Decoder,
     Goodbye,
     Hello,
+    MemoryEvents,
     Part,
     Ping,
     Refusal,
@@ -65,6 +76,11 @@ class Collector:
         """Enqueued, completed and head time, by global rank and group index."""
         self.as_of: dict[int, int] = {}
         self.statuses: dict[int, RankStatus] = {}
+        self.series: list[SeriesInfo] = []
+        """By index of the present stream; `rank` is the global one."""
+        self.samples: dict[SeriesInfo, list[tuple[int, int, int]]] = {}
+        """Begin, end and value."""
+        self.events: list[MemoryEvent] = []
         self.parts: dict[tuple[int, Part], ResponsePart] = {}
         self.goodbye = ""
         self.pings: list[list[ClockEvent]] = []
@@ -77,7 +93,7 @@ class Collector:
         while isinstance(data := await context.read(), bytes):
             event = decoder.decode(data)
             if isinstance(event, Hello):
-                self.ranks = []
+                self.ranks, self.series = [], []
                 welcome = Welcome(PROTOCOL, "test", self.instance, 1 << 24)
                 await context.write(encode_service(welcome))
             if isinstance(event, EntryColumns) and self.refuse:
@@ -102,12 +118,19 @@ class Collector:
             if len(stream) > 2 and len(self.pings) == 2:
                 await context.write(b"\xff")
 
-    def hear(self, event: AgentEvent) -> None:
+    def hear(self, event: AgentEvent) -> None:  # noqa: PLR0912 - a case for each event
         match event:
             case Hello():
                 self.hellos.append(event)
             case Declare():
                 self.ranks += [rank.info for rank in event.ranks]
+                for series in event.series:
+                    rank = self.ranks[series.info.rank].rank
+                    self.series.append(replace(series.info, rank=rank))
+            case MemoryColumns():
+                self.hear_samples(event)
+            case MemoryEvents():
+                self.events += event.events
             case EntryColumns():
                 self.rows.append(event)
             case Watermarks():
@@ -125,6 +148,12 @@ class Collector:
                 self.parts[self.ranks[event.rank_index].rank, event.part] = event
             case Goodbye():
                 self.goodbye = event.reason
+
+    def hear_samples(self, batch: MemoryColumns) -> None:
+        for index, values in zip(batch.series.tolist(), batch.values.tolist(), strict=True):
+            heard = self.samples.setdefault(self.series[index], [])
+            moments = zip(batch.begin_ns.tolist(), batch.end_ns.tolist(), values, strict=True)
+            heard += [moment for moment in moments if moment[2] != -1]
 
     def state(self, rank: int) -> RankState | None:
         return self.statuses[rank].state if rank in self.statuses else None

@@ -43,11 +43,14 @@ class Proc:
         """Sizes in KiB."""
         text = STATUS.format(pid=pid, anon=anon, file=file, shmem=shmem, swap=swap)
         self.write(pid, "status", text)
-        self.child(pid, 1, private=0)
+        self.child(pid, 1, private=anon * KIB // PAGE)
 
-    def child(self, pid: int, parent: int, private: int, shared: int = 50) -> None:
-        """Sizes in pages."""
-        self.write(pid, "stat", f"{pid} (a (b) c) S {parent} 1 1 0 -1 4194304 0")
+    def child(
+        self, pid: int, parent: int, private: int, shared: int = 50, stack: int = 7777
+    ) -> None:
+        """Sizes in pages; forked, unless its stack is another one."""
+        zeros = " 0" * 23
+        self.write(pid, "stat", f"{pid} (a (b) c) S {parent}{zeros} {stack} 0 0\n")
         self.write(pid, "statm", f"9999 {private + shared} {shared} 1 0 100 0\n")
 
     def write(self, pid: int, name: str, text: str) -> None:
@@ -75,33 +78,45 @@ def test_pages_of_files_do_not_count(proc: Proc, host: Host) -> None:
     assert host.used(10) == 1230 * KIB
 
 
-def test_children_count_with_what_they_grew_by(proc: Proc, host: Host) -> None:
-    """A forked loader begins with its parent's pages; grandchildren count, other ranks do not."""
-    proc.rank(10, anon=1000)
+def test_children_count_with_what_they_do_not_share(proc: Proc, host: Host) -> None:
+    """A forked loader has its parent's 1,000 pages and 20 more when it is first seen, and what it
+    grows by later; so has its own child. Another rank below is not counted twice."""
+    proc.rank(10, anon=1000 * PAGE // KIB)
     proc.rank(20, anon=2000)
     proc.child(20, 10, private=0)
-    proc.child(11, 10, private=500)
-    proc.child(12, 11, private=600, shared=0)
+    proc.child(11, 10, private=1020)
+    proc.child(12, 11, private=600)
+    own = 1000 * PAGE
     host.look_around([10, 20], 0.0)
-    assert host.used(10) == 1000 * KIB
-    proc.child(11, 10, private=503)
+    assert host.used(10) == own + 20 * PAGE
+    proc.child(11, 10, private=1023)
     proc.child(12, 11, private=660, shared=900)
-    assert host.used(10) == 1000 * KIB + 63 * PAGE
+    assert host.used(10) == own + 83 * PAGE
     proc.child(12, 11, private=1)
-    assert host.used(10) == 1000 * KIB + 3 * PAGE, "what was given back is not counted against it"
+    assert host.used(10) == own + 23 * PAGE, "what was given back is not counted against it"
     assert host.used(20) == 2000 * KIB
+
+
+def test_a_spawned_child_shares_nothing(proc: Proc, host: Host) -> None:
+    """After an exec all of its pages are its own; a stack that may not be seen tells no exec."""
+    proc.rank(10, anon=1000 * PAGE // KIB)
+    proc.child(11, 10, private=300, stack=8888)
+    host.look_around([10], 0.0)
+    assert host.used(10) == 1300 * PAGE
+    proc.child(10, 1, private=1000, stack=0)
+    proc.child(12, 10, private=900, stack=0)
+    host.look_around([10], 10.0)
+    assert host.used(10) == 1300 * PAGE
 
 
 def test_children_are_looked_for_now_and_then(proc: Proc, host: Host) -> None:
     """A scan every two seconds, or when ranks come and go; in between the known ones are read."""
     proc.rank(10, anon=1000)
     host.look_around([10], 100.0)
-    proc.child(11, 10, private=5)
+    proc.child(11, 10, private=252)
     host.look_around([10], 100.0 + SCAN_S / 2)
-    proc.child(11, 10, private=9)
     assert host.used(10) == 1000 * KIB
     host.look_around([10], 100.0 + SCAN_S)
-    proc.child(11, 10, private=11)
     assert host.used(10) == 1000 * KIB + 2 * PAGE
 
 

@@ -1,10 +1,10 @@
 """Host memory of a rank: what its process and its children hold that nobody can take back.
 
 Counted are anonymous pages, shared memory and what was swapped out. Pages of files are not: the
-kernel drops them when it needs room, and a dataset that is mapped would look like a leak. Children
-(data loaders) count with what they have *grown* by since they were first seen, because a forked one
-begins with all of its parent's pages, which exist once; and without shared memory, in which they
-hand over batches, because the parent has that mapped as well.
+kernel drops them when it needs room, and a dataset that is mapped would look like a leak. Of
+children (data loaders) only anonymous pages count, because the shared memory in which they hand
+over batches is mapped by the parent as well; and of a forked one, which begins with all of its
+parent's pages, those that it has beyond its parent's when it is first seen.
 
 The fair share of every page (PSS) would say it better, and is not asked for: the kernel walks the
 page tables for it, 13 ms for each GiB (measured, 4 KiB pages), under a lock that the rank needs for
@@ -42,8 +42,8 @@ _COUNTED: Final = (b"\nRssAnon:", b"\nRssShmem:", b"\nVmSwap:")
 class _Child:
     statm: int
     """Descriptor."""
-    first_bytes: int
-    """When it was first seen."""
+    inherited: int
+    """Bytes that it has in common with its parent."""
 
 
 class Host:
@@ -64,15 +64,16 @@ class Host:
         if now_s < self._scan_at and pids == self._below.keys():
             return
         began = time.thread_time()
+        processes = self._processes()
         below: dict[int, list[int]] = {}
-        for pid, parent in self._parents():
+        for pid, (parent, _) in processes.items():
             below.setdefault(parent, []).append(pid)
         self._below = {pid: _descendants(pid, below, pids) for pid in pids}
-        self._follow(pids)
+        self._follow(pids, processes)
         cost_s = time.thread_time() - began
         self._scan_at = now_s + max(SCAN_S, cost_s / _SCAN_SHARE)
 
-    def _follow(self, pids: frozenset[int]) -> None:
+    def _follow(self, pids: frozenset[int], processes: dict[int, tuple[int, int]]) -> None:
         """Open what is new and close what is gone."""
         for pid in self._ranks.keys() - pids:
             os.close(self._ranks.pop(pid))
@@ -86,7 +87,15 @@ class Host:
             if len(self._ranks) + len(self._children) >= _MAX_OPEN:
                 break
             if (fd := _open(f"{self._proc}/{pid}/statm")) is not None:
-                self._children[pid] = _Child(fd, _private(fd))
+                self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
+
+    def _inherited(self, pid: int, statm: int, processes: dict[int, tuple[int, int]]) -> int:
+        """Nothing after an exec, which is what another place of the stack tells."""
+        parent, stack = processes[pid]
+        if processes.get(parent, (0, stack))[1] != stack:
+            return 0
+        fields = _read(f"{self._proc}/{parent}/statm")
+        return min(_private(_pread(statm)), _private(fields))
 
     def used(self, pid: int) -> int:
         """Bytes; `NO_SAMPLE` when the process cannot be read."""
@@ -101,21 +110,23 @@ class Host:
     def _growth(self, pid: int) -> int:
         if (child := self._children.get(pid)) is None:
             return 0
-        return max(_private(child.statm) - child.first_bytes, 0)
+        return max(_private(_pread(child.statm)) - child.inherited, 0)
 
     def close(self) -> None:
         self._below.clear()
-        self._follow(frozenset())
+        self._follow(frozenset(), {})
 
-    def _parents(self) -> Iterable[tuple[int, int]]:
-        """Every process of the node with its parent."""
+    def _processes(self) -> dict[int, tuple[int, int]]:
+        """Every process of the node: its parent, and where its stack begins (0: not for us)."""
+        found = {}
         for name in os.listdir(self._proc):
             if name.isdecimal():
                 raw = _read(f"{self._proc}/{name}/stat")
                 # The command's name is in parentheses and may hold spaces and parentheses.
-                fields = raw[raw.rfind(b")") + 2 :].split(maxsplit=2)
-                if len(fields) == 3:
-                    yield int(name), int(fields[1])
+                fields = raw[raw.rfind(b")") + 2 :].split(maxsplit=26)
+                if len(fields) > 25:
+                    found[int(name)] = int(fields[1]), int(fields[25])
+        return found
 
 
 def _descendants(pid: int, below: dict[int, list[int]], ranks: frozenset[int]) -> tuple[int, ...]:
@@ -134,9 +145,9 @@ def _kib(raw: bytes, name: bytes) -> int:
     return 0 if at < 0 else int(raw[at + len(name) : raw.index(b"kB", at)])
 
 
-def _private(statm: int) -> int:
+def _private(statm: bytes) -> int:
     """Bytes that are neither a file's nor shared memory."""
-    fields = _pread(statm).split(maxsplit=3)
+    fields = statm.split(maxsplit=3)
     return max(int(fields[1]) - int(fields[2]), 0) * _PAGE if len(fields) > 3 else 0
 
 

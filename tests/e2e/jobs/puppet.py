@@ -65,11 +65,42 @@ def hold(seconds: str) -> None:
     sys.setswitchinterval(0.005)
 
 
+def grow(mib: str) -> None:
+    kept.append(b"x" * (int(mib) << 20))
+
+
+def cuda(mib: str) -> None:
+    kept.append(torch.ones(int(mib) << 20, dtype=torch.uint8, device="cuda"))
+
+
+def overflow() -> None:
+    """Ask for more than any device has."""
+    try:
+        torch.ones(1 << 50, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        print("out of memory", flush=True)
+
+
+def child(mib: str) -> None:
+    """A forked one takes memory, and keeps it as long as this process lives."""
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.close(theirs)
+        grow(mib)
+        os.read(ours, 1)
+        os._exit(0)
+    kept.append(theirs)
+
+
 def fail(text: str) -> None:
     raise RuntimeError(text)
 
 
-COMMANDS = {f.__name__: f for f in (init, destroy, reduce, group, load, fork, hold, fail)}
+kept: list[object] = []
+COMMANDS = {
+    f.__name__: f
+    for f in (init, destroy, reduce, group, load, fork, hold, grow, child, cuda, overflow, fail)
+}
 
 for line in sys.stdin:
     command, *arguments = line.split()
