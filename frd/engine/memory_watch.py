@@ -94,7 +94,8 @@ def _doing(picture: Picture, rank: int, onset: AlignedNs) -> str:
         since, label = int(group.head_since[at]), clean(group.info.label)
         if enqueued > completed and 0 < since <= onset:
             seq = completed + 1
-            inside = min(inside or (since, ""), (since, collective(group.ops(seq), seq, label)))
+            if inside is None or since < inside[0]:
+                inside = (since, collective(group.ops(seq), seq, label))
         elif enqueued >= 0 and (joined is None or enqueued > joined[0]):
             joined = (enqueued, collective(group.ops(enqueued), enqueued, label))
     if inside is not None:

@@ -40,21 +40,21 @@ class Policy:
     deserted_after_s: float = 3600.0
     """An attempt is over when no agent has spoken for any of its ranks for this long."""
     memory_warmup_s: float = 60.0
-    """Memory of a rank that rises within this long after its first sample is judged afterwards."""
+    """Memory that rises within this long after a rank's first sample is judged afterwards."""
     memory_min_rise_bytes: int = 64 * 1024 * 1024
     """A rise of memory by less is none."""
     memory_min_rise_share: float = 0.05
-    """A rise that opens a finding takes this share of the capacity, or half of what was left."""
+    """A rise that opens a finding takes this share of the capacity, or half of what was left,"""
     memory_high_share: float = 0.9
-    """Such a rise opens a finding when it reaches this share of the capacity,"""
+    """and reaches this share of the capacity,"""
     memory_horizon_s: float = 60.0
-    """or will reach all of it within this long, or when an allocation fails."""
+    """or will exhaust it within this long, or an allocation fails."""
     memory_link_s: float = 60.0
     """Ranks whose memory begins to rise within this long after each other are one incident."""
     memory_settle_s: float = 300.0
     """Memory that has risen and stands still for this long has found its level."""
     memory_leak_window_s: float = 600.0
-    """A leak is a steady rise for this long, with nothing more to be had within the horizon:"""
+    """A leak is a steady rise for this long."""
     memory_leak_horizon_s: float = 6 * 3600.0
     """A leak that would take longer than this to exhaust the capacity is not told."""
     max_attempts: int = 64
