@@ -284,10 +284,11 @@ class Session:
         )
 
     def _memory(self, batch: MemoryColumns, now: AlignedNs) -> None:
+        # Not cut to now, as other times are: moments that fall together would not rise.
         self.memory.observe(
             batch,
-            self._aligned(batch.begin_ns, now),
-            self._aligned(batch.end_ns, now),
+            self.alignment.to_aligned(batch.begin_ns),
+            self.alignment.to_aligned(batch.end_ns),
             self._uncertainty_ns,
             now,
         )
