@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from frd.model import MemoryColumns, MemoryEventKind, SeriesInfo, SeriesKind
 from frd_agent import tap
-from frd_agent.memory import allocator
+from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
 from frd_agent.memory.devices import Answer
 from frd_agent.memory.gpus import Gpus
@@ -278,3 +279,16 @@ def test_a_rank_that_went_on_as_another_has_other_series(rank: Rank, node: Node)
     first, second = node.batches()
     assert [node.series[index].rank for index in first.series] == [0]
     assert [node.series[index].rank for index in second.series] == [5]
+
+
+@pytest.mark.parametrize("period_s", [0.1, 1.0, 0.7])
+@pytest.mark.parametrize("now_s", [0.0, 0.02, 0.0249, 0.0251, 0.123, 0.99])
+def test_rounds_follow_the_taps(
+    monkeypatch: pytest.MonkeyPatch, period_s: float, now_s: float
+) -> None:
+    """25 ms after a multiple of the period on the wall clock, and never at once again."""
+    monkeypatch.setattr(watch, "time", SimpleNamespace(time=lambda: 1_790_000_000 + now_s))
+    wait_s = watch._until_next(period_s)
+    phase = (1_790_000_000 + now_s + wait_s - 0.025) / period_s
+    assert abs(phase - round(phase)) * period_s < 1e-5
+    assert period_s * 0.09 < wait_s < period_s * 1.11
