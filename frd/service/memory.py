@@ -35,20 +35,20 @@ class MemoryFeed:
         self,
         batch: MemoryColumns,
         begin: Int64s,
-        end: Int64s,
         uncertainty_ns: int | None,
         now: AlignedNs,
     ) -> None:
-        """Samples that were read between the aligned times `begin` and `end`.
+        """Samples whose reading began at the aligned times `begin`.
 
-        The wire has seen to it that all series of a batch are of one attempt.
+        It took a few milliseconds, which are as long on any clock. The wire has seen to it that
+        all series of a batch are of one attempt.
         """
         slack_ns = UNKNOWN_UNCERTAINTY_NS if uncertainty_ns is None else uncertainty_ns
         self._refused += self._attempts[int(batch.series[0])].memory.observe(
             self._handles.take(batch.series),
             batch.capacity,
             begin - slack_ns,
-            end + slack_ns,
+            begin + (batch.end_ns - batch.begin_ns + slack_ns),
             batch.values,
             now,
         )

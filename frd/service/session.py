@@ -99,6 +99,8 @@ class Session:
         """How long the last watermark message was under way."""
         self.alignment = guess(NodeNs(0), AlignedNs(0))
         """What node times are aligned with."""
+        self.hears: Callable[[Watermarks, AlignedNs], None] = lambda event, now: None
+        """Told of watermarks before they are applied, which is when they tell of the clock."""
         self._clock_number = -1
         self._uncertainty_ns: int | None = None
         """Of times that it aligns; None while nothing bounds it."""
@@ -237,6 +239,7 @@ class Session:
             self._acks[batch.rank] = progress.applied
 
     def _watermarks(self, batch: Watermarks, now: AlignedNs) -> None:
+        self.hears(batch, now)
         self.lag_ns = max(now - self.alignment.one_to_aligned(batch.sent_at_ns), 0)
         handles = self._attempts[batch.attempt_index]
         columns = batch.columns
@@ -285,13 +288,8 @@ class Session:
 
     def _memory(self, batch: MemoryColumns, now: AlignedNs) -> None:
         # Not cut to now, as other times are: moments that fall together would not rise.
-        self.memory.observe(
-            batch,
-            self.alignment.to_aligned(batch.begin_ns),
-            self.alignment.to_aligned(batch.end_ns),
-            self._uncertainty_ns,
-            now,
-        )
+        begin = self.alignment.to_aligned(batch.begin_ns)
+        self.memory.observe(batch, begin, self._uncertainty_ns, now)
 
     def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
         rank = self.ranks[event.rank]
