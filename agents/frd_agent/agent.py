@@ -41,7 +41,8 @@ from frd_agent.stats import Stats
 from frd_agent.stream import Stream
 from frd_agent.watch import WatchPolicy
 
-_GOODBYE_S: Final = 2.0
+_GOODBYE_S: Final = 5.0
+"""How long what has not been told may take, when a service listens."""
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
 _FILES_EVERY_S: Final = 1.0
@@ -80,6 +81,7 @@ class Agent:
             outbox=outbox,
             stats=self._stats,
             on_request=self._on_request,
+            stamp=self._clock.stamp,
             beside=self._clock.ping,
         )
         self._roster = Roster(config.run_dir, self._shared)
@@ -154,10 +156,12 @@ class Agent:
     # -- turns ---------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        while not self._stop.is_set():
+        while True:
             began = time.perf_counter()
             self._tick()
             self._stats.polled(time.perf_counter() - began)
+            if self._stop.is_set():
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._turn.wait(), self._config.poll_s)
             self._turn.clear()

@@ -2,11 +2,12 @@
 
 The wall clock (what ranks and recorders stamp with) may step and be slewed; the raw monotonic one
 may not. Both are read together a few times a second, so that the service can turn wall time into
-raw time and see a step where it happened; one is told at once. Pings carry these readings and are
-stamped with the raw clock, the first as late and the answers as early as Python allows: a task of
-its own waits for nothing but answers, because one that first has to be asked to listen adds its own
-delay. A burst at connect gives a bound at once; after that about one a second, with jitter, so that
-the agents of a whole job do not ping in step.
+raw time and see a step where it happened; one is told at once. Watermarks, which go out once a
+second anyhow, carry the newest reading; pings carry those that are still untold, and are stamped
+with the raw clock, the first as late and the answers as early as Python allows: a task of its own
+waits for nothing but answers, because one that first has to be asked to listen adds its own delay.
+A burst at connect gives a bound at once; after that about one a second, more rarely where the
+service has many agents and says so, with jitter, so that a whole job does not ping in step.
 
 What goes wrong here ends here: the stream beside does not notice, and pings are tried again.
 """
@@ -21,7 +22,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import grpc.aio
@@ -33,9 +34,11 @@ from frd.rpc import StreamCall
 from frd.wire import (
     MAX_READINGS,
     MAX_SLACK_NS,
+    AgentEvent,
     ClockHello,
     Ping,
     Readings,
+    Watermarks,
     decode_pong,
     encode_clock,
 )
@@ -48,7 +51,9 @@ BURST: Final = 8
 _BURST_AFTER_STEP: Final = 3
 """The service believes nothing that began before it."""
 _BURST_EVERY_S: Final = 0.01
-_PING_EVERY_S: Final = (0.8, 1.2)
+_PING_EVERY_S: Final = 1.0
+_JITTER: Final = (0.8, 1.2)
+_LONGEST_PAUSE_S: Final = 60.0
 _TRIES: Final = 3
 _GOOD_SLACK_NS: Final = 2_000
 _SLEW: Final = 500e-6
@@ -96,6 +101,7 @@ class Clock:
     """Not told yet; of those that nobody takes the oldest go first."""
     _last: Reading | None = None
     _pong: tuple[int, NodeRawNs] | None = None
+    _pause_s: float = _PING_EVERY_S
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _complained: str = ""
 
@@ -107,10 +113,11 @@ class Clock:
             self.look()
             await asyncio.sleep(READ_EVERY_S)
 
-    def look(self) -> None:
+    def look(self) -> Reading | None:
+        """Both clocks; None when they could not be read closely enough to tell anything."""
         reading, last = self.read(), self._last
         if reading.slack_ns > MAX_SLACK_NS:
-            return
+            return None
         self._last = reading
         self._readings.append(reading)
         if last is not None and (step_ns := _step_ns(last, reading)):
@@ -118,6 +125,16 @@ class Clock:
             self.stats.clock_steps += 1
             self._stepped.set()
             self.on_step(step_ns)
+        return reading
+
+    def stamp(self, event: AgentEvent) -> AgentEvent:
+        """The last touch to what is about to be sent: watermarks take the newest reading along."""
+        if not isinstance(event, Watermarks) or (reading := self.look()) is None:
+            return event
+        if not self._stepped.is_set():  # else the next ping tells all of it
+            self._readings.clear()
+        raw_ns, real_ns, slack_ns = reading
+        return replace(event, sent_at_ns=real_ns, sent_raw_ns=raw_ns, sent_slack_ns=slack_ns)
 
     def take_readings(self) -> Readings:
         """Those that have not been taken yet."""
@@ -163,7 +180,9 @@ class Clock:
     async def _hear(self, call: StreamCall) -> None:
         while isinstance(data := await call.read(), bytes):
             at = raw_now()
-            self._pong = decode_pong(data), at
+            number, pause_s = decode_pong(data)
+            self._pong = number, at
+            self._pause_s = min(pause_s or _PING_EVERY_S, _LONGEST_PAUSE_S)
             self.stats.pongs += 1
             self._complained = ""
         raise await _ending(call)
@@ -179,8 +198,9 @@ class Clock:
             if hasty > 0:
                 await asyncio.sleep(_BURST_EVERY_S)
                 continue
+            pause_s = self._pause_s * self.roll(*_JITTER)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stepped.wait(), self.roll(*_PING_EVERY_S))
+                await asyncio.wait_for(self._stepped.wait(), pause_s)
             if self._stepped.is_set():
                 self._stepped.clear()
                 hasty = _BURST_AFTER_STEP

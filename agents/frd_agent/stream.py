@@ -26,6 +26,7 @@ from frd.model import NodeNs
 from frd.rpc import StreamCall
 from frd.wire import (
     Ack,
+    AgentEvent,
     Goodbye,
     Hello,
     Refusal,
@@ -82,6 +83,8 @@ class Stream:
     stats: Stats
     on_request: Callable[[Request], None]
     """Must return at once; answers come back through `answer`."""
+    stamp: Callable[[AgentEvent], AgentEvent]
+    """The last touch to what is about to be sent."""
     beside: Callable[[Line], Coroutine[None, None, None]]
     """Runs on the line of every stream that is welcome, and is cancelled with it."""
     _backoff: Backoff = field(default_factory=Backoff)
@@ -144,6 +147,11 @@ class Stream:
                 done, pending = await asyncio.wait(
                     {reader, writer}, return_when=asyncio.FIRST_COMPLETED
                 )
+                if writer in done and writer.exception() is None:
+                    # Goodbye is said, and may still be on its way: who has heard it hangs up.
+                    await asyncio.wait({reader})
+                    reader.exception()
+                    return
                 for task in pending:
                     task.cancel()
                 await asyncio.wait(pending or done)
@@ -215,7 +223,7 @@ class Stream:
             if not events and not self._parts.empty():
                 events = self.dispatch.tell(self._parts.get_nowait())
             for event in events:
-                await call.write(encode_agent(event))
+                await call.write(encode_agent(self.stamp(event)))
             if events:
                 continue
             if due:

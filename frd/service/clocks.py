@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
+import numpy as np
 
 from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
 from frd.engine.clock import Exchange, Newest, NodeClock, ServiceTable
@@ -24,7 +25,7 @@ from frd.engine.realtime import RealTable
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
 from frd.service.clock_view import ClockView
-from frd.wire import Readings
+from frd.wire import Readings, Watermarks
 
 HORIZON_NS: Final = 1_500_000_000
 """What is in use must hold for so long: until another ping has come."""
@@ -102,7 +103,7 @@ class AgentClock:
 
     __slots__ = (
         *("_claim_ns", "_newest", "_stream", "_tell"),
-        *("exchanged_at", "gone_at", "learned", "name", "used"),
+        *("exchanged_at", "gone_at", "learned", "name", "read_at", "used"),
     )
 
     def __init__(self, name: str, first: Alignment) -> None:
@@ -113,6 +114,8 @@ class AgentClock:
         """When the last exchange was learned of."""
         self.gone_at = AlignedNs(0)
         """When its stream went; 0 while it is open."""
+        self.read_at = 0
+        """Node raw time of the newest reading."""
         self._claim_ns = claim_ns(first)
         node_ns = first.now_ns - first.line_ns
         self._newest = Newest(first.reason, first.now_ns, node_ns, first.line_ns, 0, 0.0, 0.0)
@@ -216,25 +219,42 @@ class Clocks:
     def refuse(self, reason: str) -> None:
         self.refused[reason] += 1
 
-    def heard(self, clock: AgentClock, sent_at: NodeNs, received_at: AlignedNs) -> None:
-        """A message of the main stream: all that there is to go by without pings."""
-        clock.learned.one_way(sent_at, received_at)
-        if not clock.exchanged_at:
+    def heard(self, clock: AgentClock, told: Watermarks, received_at: AlignedNs) -> None:
+        """A message of the main stream: all that there is to go by without pings, and with them a
+        reading of the node's clocks."""
+        clock.learned.one_way(told.sent_at_ns, received_at)
+        if told.sent_raw_ns is not None:
+            one = np.array([[told.sent_raw_ns], [told.sent_at_ns], [told.sent_slack_ns]], np.int64)
+            self._take(clock, Readings(*one))
+        if told.sent_raw_ns is not None or not clock.exchanged_at:
             clock.conclude(self._read(), self._table)
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
         """What one ping brought: readings of the node, and the end of an earlier exchange."""
-        learned = clock.learned
-        refusal = learned.readings(readings.raw_ns, readings.real_ns, readings.slack_ns)
-        if refusal is not None:
-            self.refuse(refusal.value)
+        self._take(clock, readings)
         if exchange is not None:
-            refusal = learned.exchange(exchange)
+            refusal = clock.learned.exchange(exchange)
             if refusal is not None:
                 self.refuse(refusal.value)
             else:
                 clock.exchanged_at = self._now()
         clock.conclude(self._read(), self._table)
+
+    def _take(self, clock: AgentClock, readings: Readings) -> None:
+        """Readings come on two streams, so the newest may be here already."""
+        raw, real, slack = readings.raw_ns, readings.real_ns, readings.slack_ns
+        if not len(raw):
+            return
+        if raw[0] <= clock.read_at < raw[-1]:
+            later = raw > clock.read_at
+            raw, real, slack = raw[later], real[later], slack[later]
+        elif raw[-1] <= clock.read_at:
+            return
+        refusal = clock.learned.readings(raw, real, slack)
+        if refusal is None:
+            clock.read_at = int(raw[-1])
+        else:
+            self.refuse(refusal.value)
 
     def refresh(self) -> None:
         """What is claimed of clocks that have not been heard of must be true all the same."""

@@ -233,8 +233,6 @@ class Ingest:
                 self._acking.add(stream)
             case Watermarks():
                 self._lags.note(session.lag_ns / 1e9, now / 1e9)
-                if stream.clock is not None:
-                    self._clocks.heard(stream.clock, event.sent_at_ns, now)
             case MemoryColumns():
                 if refused := session.memory.take_refused():
                     self._refuse_samples(stream, refused)
@@ -260,6 +258,7 @@ class Ingest:
         stream.clock = self._clocks.connected(
             key, hello.node, stream.session.alignment, stream.id, partial(self._align, stream)
         )
+        stream.session.hears = partial(self._clocks.heard, stream.clock)
         self.nodes.connected(key, hello.node, stream.clock, stream.id, now)
         self._recorder.opened(stream.id, now)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))

@@ -32,6 +32,8 @@ STRANGER: Final = "stranger"
 """A stream of an agent session that has no stream of rows."""
 REASONS: Final = (*(refusal.value for refusal in Refusal), PROTOCOL, STRANGER)
 """Every word by which `Clocks.refused` counts."""
+PINGS_A_SECOND: Final = 256
+"""Of all agents together, who are told to wait accordingly; beyond their bursts at connect."""
 BURST: Final = 32
 _A_SECOND: Final = 4.0
 """Pings, beyond the burst."""
@@ -93,7 +95,7 @@ class Pings:
             if wait_s := pace.take(1, received / 1e9):
                 self._clocks.refuse(Refusal.FLOOD.value)
                 await asyncio.sleep(wait_s)
-            pong = encode_pong(ping.number)
+            pong = encode_pong(ping.number, max(1.0, self._streams / PINGS_A_SECOND))
             sent = raw_now()
             await context.write(pong)
             exchange = asked.end(ping)

@@ -223,7 +223,7 @@ class EntryBatch(_message.Message):
     def __init__(self, rank_index: _Optional[int] = ..., first_revision: _Optional[int] = ..., group: _Optional[bytes] = ..., seq: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., flags: _Optional[bytes] = ..., created_ns: _Optional[bytes] = ..., started_ns: _Optional[bytes] = ..., completed_ns: _Optional[bytes] = ...) -> None: ...
 
 class WatermarkBatch(_message.Message):
-    __slots__ = ("attempt_index", "rank", "group", "enqueued", "started", "completed", "head_created_ns", "seen_rank", "as_of_ns", "sent_at_ns")
+    __slots__ = ("attempt_index", "rank", "group", "enqueued", "started", "completed", "head_created_ns", "seen_rank", "as_of_ns", "sent_at_ns", "sent_raw_ns", "sent_slack_ns")
     ATTEMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,8 @@ class WatermarkBatch(_message.Message):
     SEEN_RANK_FIELD_NUMBER: _ClassVar[int]
     AS_OF_NS_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_NS_FIELD_NUMBER: _ClassVar[int]
+    SENT_RAW_NS_FIELD_NUMBER: _ClassVar[int]
+    SENT_SLACK_NS_FIELD_NUMBER: _ClassVar[int]
     attempt_index: int
     rank: bytes
     group: bytes
@@ -244,7 +246,9 @@ class WatermarkBatch(_message.Message):
     seen_rank: bytes
     as_of_ns: bytes
     sent_at_ns: int
-    def __init__(self, attempt_index: _Optional[int] = ..., rank: _Optional[bytes] = ..., group: _Optional[bytes] = ..., enqueued: _Optional[bytes] = ..., started: _Optional[bytes] = ..., completed: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., seen_rank: _Optional[bytes] = ..., as_of_ns: _Optional[bytes] = ..., sent_at_ns: _Optional[int] = ...) -> None: ...
+    sent_raw_ns: int
+    sent_slack_ns: int
+    def __init__(self, attempt_index: _Optional[int] = ..., rank: _Optional[bytes] = ..., group: _Optional[bytes] = ..., enqueued: _Optional[bytes] = ..., started: _Optional[bytes] = ..., completed: _Optional[bytes] = ..., head_created_ns: _Optional[bytes] = ..., seen_rank: _Optional[bytes] = ..., as_of_ns: _Optional[bytes] = ..., sent_at_ns: _Optional[int] = ..., sent_raw_ns: _Optional[int] = ..., sent_slack_ns: _Optional[int] = ...) -> None: ...
 
 class ChannelBatch(_message.Message):
     __slots__ = ("rank_index", "group", "peer", "is_send", "in_flight", "head_created_ns")
@@ -427,7 +431,9 @@ class ClockPing(_message.Message):
     def __init__(self, number: _Optional[int] = ..., boot_id: _Optional[str] = ..., session: _Optional[str] = ..., sent_raw_ns: _Optional[int] = ..., raw_ns: _Optional[bytes] = ..., real_ns: _Optional[bytes] = ..., slack_ns: _Optional[bytes] = ..., pong_number: _Optional[int] = ..., pong_received_raw_ns: _Optional[int] = ...) -> None: ...
 
 class ClockPong(_message.Message):
-    __slots__ = ("number",)
+    __slots__ = ("number", "pause_ms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
     number: int
-    def __init__(self, number: _Optional[int] = ...) -> None: ...
+    pause_ms: int
+    def __init__(self, number: _Optional[int] = ..., pause_ms: _Optional[int] = ...) -> None: ...

@@ -5,7 +5,6 @@ Pure: bytes in, values out. With `frd.rpc` the only code that knows the generate
 
 from frd.wire.clock import (
     MAX_READINGS,
-    MAX_SLACK_NS,
     ClockEvent,
     ClockHello,
     Ping,
@@ -19,6 +18,7 @@ from frd.wire.decode import Decoder, decode_service
 from frd.wire.encode import encode_agent, encode_service
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_SLACK_NS,
     PART_BYTES,
     PROTOCOL,
     REASONS,

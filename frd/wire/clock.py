@@ -20,11 +20,10 @@ from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import I8, U8, check_time, check_times, column
 from frd.wire.dictionary import check_text
 from frd.wire.encode import text
+from frd.wire.messages import MAX_SLACK_NS
 
 MAX_READINGS: Final = 64
 """Of one message."""
-MAX_SLACK_NS: Final = 1_000_000_000
-"""A reading that took longer tells nothing."""
 MAX_CLOCK_BYTES: Final = 16 * 1024
 
 
@@ -52,7 +51,7 @@ class Ping:
     """From 1, rising."""
     sent_raw_ns: NodeRawNs
     readings: Readings
-    """Taken since the last ping."""
+    """Not told yet, here or with watermarks."""
     pong: tuple[int, NodeRawNs] | None = None
     """Number of the last answer that came since the last ping, and when it came."""
 
@@ -122,18 +121,20 @@ def _readings(m: pb.ClockPing) -> Readings:
     return Readings(raw, real, slack)
 
 
-def encode_pong(number: int) -> bytes:
+def encode_pong(number: int, pause_s: float) -> bytes:
     """One `frd.v1.ClockPong`: the answer to the ping of that number."""
-    return pb.ClockPong(number=number).SerializeToString()
+    return pb.ClockPong(number=number, pause_ms=round(pause_s * 1e3)).SerializeToString()
 
 
-def decode_pong(data: bytes) -> int:
-    """The number of the ping that one `frd.v1.ClockPong` answers.
+def decode_pong(data: bytes) -> tuple[int, float]:
+    """Of one `frd.v1.ClockPong`: the number of the ping that it answers, and about how many seconds
+    to wait before the next one, 0 when it does not say.
 
     Raises:
         WireError: it is none.
     """
     try:
-        return int(pb.ClockPong.FromString(data).number)
+        m = pb.ClockPong.FromString(data)
     except DecodeError:
         raise WireError("clock", "parse", f"{len(data)} bytes are no frd.v1.ClockPong") from None
+    return m.number, m.pause_ms / 1e3

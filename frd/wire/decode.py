@@ -21,6 +21,7 @@ from frd.model import (
     ChannelColumns,
     EntryColumns,
     NodeNs,
+    NodeRawNs,
     RankStatus,
     WatermarkColumns,
 )
@@ -44,6 +45,7 @@ from frd.wire.encode import PARTS, STATES
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
+    MAX_SLACK_NS,
     PART_BYTES,
     PROTOCOL,
     Ack,
@@ -183,7 +185,15 @@ class Decoder:
         check_times("watermarks.head_created_ns", columns.head_created_ns)
         check_times("watermarks.as_of_ns", columns.as_of_ns)
         check_time("watermarks.sent_at_ns", m.sent_at_ns)
-        return Watermarks(attempt, columns, NodeNs(m.sent_at_ns))
+        if not m.sent_raw_ns:
+            return Watermarks(attempt, columns, NodeNs(m.sent_at_ns))
+        check_time("watermarks.sent_raw_ns", m.sent_raw_ns)
+        if m.sent_slack_ns > MAX_SLACK_NS:
+            raise WireError(
+                "watermarks.sent_slack_ns", "range", f"{m.sent_slack_ns}: send 0 to {MAX_SLACK_NS}"
+            )
+        raw_ns = NodeRawNs(m.sent_raw_ns)
+        return Watermarks(attempt, columns, NodeNs(m.sent_at_ns), raw_ns, m.sent_slack_ns)
 
     def _watermark_rows(
         self, m: pb.WatermarkBatch, attempt: int

@@ -164,6 +164,9 @@ def _watermarks(m: pb.WatermarkBatch, event: Watermarks) -> None:
     m.seen_rank = _bytes(columns.seen_rank, "<u4")
     m.as_of_ns = _bytes(columns.as_of_ns, "<i8")
     m.sent_at_ns = event.sent_at_ns
+    if event.sent_raw_ns is not None:
+        m.sent_raw_ns = event.sent_raw_ns
+        m.sent_slack_ns = event.sent_slack_ns
 
 
 def _channels(m: pb.ChannelBatch, event: ChannelColumns) -> None:

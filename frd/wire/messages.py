@@ -20,6 +20,7 @@ from frd.model import (
     MemoryColumns,
     MemoryEvent,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankStatus,
     SeriesInfo,
@@ -30,6 +31,8 @@ from frd.model import (
 PROTOCOL: Final = 1
 """Major version; peers with another one are refused."""
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+MAX_SLACK_NS: Final = 1_000_000_000
+"""Two clocks that were read further apart tell nothing of each other."""
 PART_BYTES: Final = 1024 * 1024
 """Most data of one `ResponsePart`, so that a dump never blocks a stream for long."""
 
@@ -118,6 +121,10 @@ class Watermarks:
     attempt_index: int
     columns: WatermarkColumns
     sent_at_ns: NodeNs
+    sent_raw_ns: NodeRawNs | None = None
+    """The node's raw clock when its wall clock showed `sent_at_ns`, if the agent tells."""
+    sent_slack_ns: int = 0
+    """They were read within this of each other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class Collector:
         while isinstance(data := await context.read(), bytes):
             stream.append(decode_clock(data))
             if isinstance(ping := stream[-1], Ping):
-                await context.write(encode_pong(ping.number))
+                await context.write(encode_pong(ping.number, 0.2))
             if len(stream) > 3 and len(self.pings) == 1:
                 return
             if len(stream) > 2 and len(self.pings) == 2:

@@ -57,7 +57,8 @@ class Pinger:
     async def hear(self) -> None:
         data = await asyncio.wait_for(self.call.read(), 20.0)
         assert isinstance(data, bytes), await self.call.details()
-        self._pong = decode_pong(data), raw_now()
+        at = raw_now()
+        self._pong = decode_pong(data)[0], at
 
     async def exchange(self, count: int) -> None:
         for _ in range(count):

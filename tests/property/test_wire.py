@@ -19,6 +19,7 @@ from frd.model import (
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
+    NodeRawNs,
     RankInfo,
     RankState,
     RankStatus,
@@ -28,6 +29,7 @@ from frd.model import (
     WatermarkColumns,
 )
 from frd.wire import (
+    MAX_SLACK_NS,
     PROTOCOL,
     REASONS,
     AgentEvent,
@@ -98,7 +100,10 @@ def watermark_batches(draw: st.DrawFn) -> Watermarks:
         seen_rank=column(draw, st.integers(0, 2), seen, "u4"),
         as_of_ns=column(draw, TIMES, seen, "i8"),
     )
-    return Watermarks(0, columns, NodeNs(draw(TIMES)))
+    if draw(st.booleans()):
+        return Watermarks(0, columns, NodeNs(draw(TIMES)))
+    raw_ns, slack_ns = draw(TIMES.filter(bool)), draw(st.integers(0, MAX_SLACK_NS))
+    return Watermarks(0, columns, NodeNs(draw(TIMES)), NodeRawNs(raw_ns), slack_ns)
 
 
 @st.composite

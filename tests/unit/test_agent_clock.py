@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from frd.flight import Dump, Entry
-from frd.model import NodeNs, NodeRawNs
-from frd.wire import MAX_READINGS, MAX_SLACK_NS, ClockHello
+from frd.model import NodeNs, NodeRawNs, WatermarkColumns
+from frd.wire import MAX_READINGS, MAX_SLACK_NS, ClockHello, Goodbye, Watermarks
 from frd_agent.board import Board
 from frd_agent.clock import STEP_NS, Clock, Reading, read_clocks
 from frd_agent.stats import Stats
@@ -74,6 +76,30 @@ def test_readings_that_nobody_takes_are_bounded() -> None:
     assert (readings.real_ns - readings.raw_ns).tolist() == [T0 - 5 * S] * MAX_READINGS
     assert readings.slack_ns.tolist() == [300] * MAX_READINGS
     assert len(node.clock.take_readings().raw_ns) == 0
+
+
+def test_watermarks_take_the_newest_reading_along() -> None:
+    """What they tell is not told again with a ping, but for a step, which the ping tells whole."""
+    node = Node()
+    node.passes(0, 0)
+    node.passes(250 * MS, 250 * MS)
+    told = node.clock.stamp(marks())
+    assert isinstance(told, Watermarks)
+    assert (told.sent_at_ns, told.sent_raw_ns, told.sent_slack_ns) == (node.real, node.raw, 300)
+    assert len(node.clock.take_readings().raw_ns) == 0
+    node.real -= 3 * S
+    node.clock.stamp(marks())
+    assert node.steps == [-3 * S]
+    assert node.clock.take_readings().real_ns.tolist() == [node.real]
+    goodbye = Goodbye("")
+    assert node.clock.stamp(goodbye) is goodbye
+
+
+def marks() -> Watermarks:
+    none = np.zeros(0, np.int64)
+    index = np.zeros(0, np.uint32)
+    columns = WatermarkColumns(index, index, none, none, none, none, index, none)
+    return Watermarks(0, columns, NodeNs(T0))
 
 
 def test_the_real_clocks_are_read_closely() -> None:

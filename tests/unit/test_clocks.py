@@ -8,10 +8,10 @@ import pytest
 from frd.engine.alignment import Alignment, ClockState
 from frd.engine.clock import Exchange
 from frd.errors import StoreError
-from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
+from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service import clocks as module
 from frd.service.clocks import AgentClock, Clocks, claim_ns, decode, encode, guess
-from frd.wire import Readings
+from frd.wire import Readings, Watermarks
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -80,13 +80,21 @@ class Agent:
         return self.clock.used.state, self.clock.used.reason
 
 
+def marks(sent_at: NodeNs, raw: NodeRawNs | None = None) -> Watermarks:
+    """Of no rank: only the clocks matter here."""
+    none = np.zeros(0, np.int64)
+    index = np.zeros(0, np.uint32)
+    columns = WatermarkColumns(index, index, none, none, none, none, index, none)
+    return Watermarks(0, columns, sent_at, raw, 100)
+
+
 def test_without_pings_the_fastest_message_counts() -> None:
     """Messages take from 1 to 50 ms: the offset is high by the fastest way, and bounded by none."""
     world = World()
     agent = Agent(world)
     for way_ms in (50, 7, 3, 20):
         world.at += S
-        world.clocks.heard(agent.clock, agent.wall(-way_ms * MS), world.now())
+        world.clocks.heard(agent.clock, marks(agent.wall(-way_ms * MS)), world.now())
     assert agent.error == 3 * MS
     assert agent.state == (ClockState.UNSYNCHRONIZED, "no exchange yet")
     assert claim_ns(agent.clock.used) is None
@@ -128,6 +136,27 @@ def test_a_step_is_said_and_healed(step: int) -> None:
     view = agent.clock.view(world.now())
     assert view.steps == 1
     assert abs(view.offset_s + agent.ahead / S) < 1e-3
+
+
+def test_watermarks_tell_of_the_clock_between_pings() -> None:
+    """A large job pings every ten seconds; its watermarks keep the bound, and show a step."""
+    world = World()
+    agent = Agent(world)
+    agent.pings(20)
+    for _ in range(10):
+        world.at += S
+        agent.ahead += 400_000  # slewed by 400 ppm
+        world.clocks.heard(agent.clock, marks(agent.wall(), agent.raw()), world.now())
+        claimed = claim_ns(agent.clock.used)
+        assert claimed is not None
+        assert agent.error <= claimed < 6 * MS
+    agent.read()  # what it has told already is no news
+    assert world.clocks.refused.total() == 0
+    agent.ahead -= 2 * S
+    world.at += S
+    world.clocks.heard(agent.clock, marks(agent.wall(), agent.raw()), world.now())
+    assert agent.state == (ClockState.UNSYNCHRONIZED, "stepped")
+    assert agent.error < 6 * MS
 
 
 def test_what_is_claimed_of_a_silent_clock_grows() -> None:

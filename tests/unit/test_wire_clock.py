@@ -49,7 +49,7 @@ def test_what_is_sent_arrives() -> None:
         for name in ("raw_ns", "real_ns", "slack_ns"):
             sent = getattr(ping.readings, name)
             assert getattr(told.readings, name).tolist() == sent.tolist()
-    assert decode_pong(encode_pong(7)) == 7
+    assert decode_pong(encode_pong(7, 1.5)) == (7, 1.5)
 
 
 def message(**changes: object) -> bytes:
