@@ -14,11 +14,12 @@ from itertools import count
 
 import numpy as np
 
+from frd.engine.memory_bins import BIN_NS, SECOND
 from frd.engine.memory_inbox import Inbox
 from frd.engine.memory_incidents import MemoryIncidents
 from frd.engine.memory_leaks import MemoryLeaks
 from frd.engine.memory_rise import Failure
-from frd.engine.memory_series import BIN_NS, HOST_KINDS, KINDS, SECOND, SHARED_KINDS, Series
+from frd.engine.memory_series import HOST_KINDS, KINDS, SHARED_KINDS, Series
 from frd.engine.memory_verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import (

@@ -12,88 +12,31 @@ first causes; it takes over from an open one that had foreseen it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from frd.engine import memory_cause
+from frd.engine.memory_bins import SECOND
 from frd.engine.memory_cause import Rises
+from frd.engine.memory_incident import Heard, Incident
 from frd.engine.memory_rise import Failure, failed, rise_of
-from frd.engine.memory_series import BIN_NS, SECOND, Series
+from frd.engine.memory_series import Series
 from frd.engine.memory_verdict import MemoryRise, MemoryVerdict
-from frd.engine.picture import Bools
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, Change, Confidence, Int64s, Kind
+from frd.model import AlignedNs, Int64s, Kind
 
 WAIT_NS: Final = SECOND // 2
 """How long the ranks have to tell what they did at the time of an onset."""
 _TELL_NS: Final = 2 * SECOND
 """A rank that has told of this much after the onset, and does not rise, did not rise."""
-_SOON_NS: Final = SECOND * 3 // 10
-"""Samples of different ranks are taken at different times."""
 _SURE_NS: Final = 5 * SECOND
 """A rise that is hidden in what its rank does anyhow has shown itself after this."""
 _HIDES: Final = 16
 """What a rank does anyhow can hide a rise if it is more than this part of the rise that counts."""
 _STEADY: Final = 3
 """A rise whose rate is within this factor of its mean, and which is slow, is a leak."""
-
-
-@dataclass(slots=True)
-class Incident:
-    number: int
-    kind: Kind
-    on_host: bool
-    leak: bool
-    common: bool
-    first: dict[int, int]
-    """Ranks that may have been the first, and the series that speaks for each; -1 for none."""
-    rises: dict[int, MemoryRise]
-    """Of some of them, as they were when they were named."""
-    limit: int
-    """By when the first of them had begun to rise."""
-    last: int
-    """When the latest of its ranks began to."""
-    unknown: set[int] = field(default_factory=set)
-    victims: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    sure: bool = False
-    """Nobody can have risen before without being seen by now."""
-    keep_until: int = 0
-    told: MemoryVerdict | None = None
-
-    @property
-    def confidence(self) -> Confidence:
-        if len(self.first) > 1:
-            return Confidence.MEDIUM if len(self.first) == 2 else Confidence.LOW
-        seen = all(row >= 0 for row in self.first.values())
-        return Confidence.HIGH if seen and self.sure and not self.unknown else Confidence.MEDIUM
-
-    def tell(self, now: AlignedNs, reason: str = "") -> list[MemoryVerdict]:
-        """What is new of it since this was called last; it is over for `reason`."""
-        verdict = MemoryVerdict(
-            number=self.number,
-            change=Change.UPDATED if self.told is not None else Change.OPENED,
-            kind=self.kind,
-            on_host=self.on_host,
-            leak=self.leak,
-            common=self.common,
-            ranks=tuple(sorted(self.first)),
-            first=tuple(self.rises.values()),
-            unknown=tuple(sorted(self.unknown - set(self.first))),
-            victims=tuple(sorted(self.victims - set(self.first))),
-            failed=tuple(sorted(self.failed)),
-            confidence=self.confidence,
-            since=AlignedNs(self.limit),
-            at=now,
-        )
-        if reason:
-            verdict = replace(verdict, change=Change.CLOSED, close_reason=reason)
-        elif self.told is not None and replace(self.told, change=Change.UPDATED, at=now) == verdict:
-            return []
-        self.told = verdict
-        return [verdict]
 
 
 class MemoryIncidents:
@@ -150,7 +93,7 @@ class MemoryIncidents:
         while len(places):
             trigger = int(places[of.hi[places].argmin()])
             since = self._waiting.setdefault((on_host, int(of.rank[trigger])), now)
-            heard = _Heard(self._series, on_host)
+            heard = Heard(self._series, on_host)
             if now - since < WAIT_NS and not heard.all_have_told(
                 int(self._series.hot[of.row[trigger]])
             ):
@@ -162,7 +105,7 @@ class MemoryIncidents:
         self,
         of: Rises,
         trigger: int,
-        heard: _Heard,
+        heard: Heard,
         on_host: bool,
         kind: Kind,
         failures: dict[int, list[Failure]],
@@ -246,7 +189,7 @@ class MemoryIncidents:
         matters = memory_cause.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
         self._add(incident, of, np.flatnonzero(free & early & matters), {})
         self._add_victims(incident, of, np.flatnonzero(free & ~early))
-        heard = _Heard(self._series, incident.on_host)
+        heard = Heard(self._series, incident.on_host)
         if not incident.sure:
             doubtful = (of.incident == 0) & early & of.fresh & ~of.young
             incident.unknown.update(of.rank[doubtful].tolist())
@@ -305,7 +248,7 @@ class MemoryIncidents:
             )
             both, places = memory_cause.with_failures(of, rank, lo, hi, size)
             trigger = int(places[both.hi[places].argmin()])
-            heard = _Heard(self._series, on_host)
+            heard = Heard(self._series, on_host)
             incident = self._name(both, trigger, heard, on_host, Kind.OOM, by_rank)
         for rank_, failures in by_rank.items():
             self._ran_out(incident, rank_, failures)
@@ -340,31 +283,3 @@ class MemoryIncidents:
                 rise = rise_of(self._series, row, rise.onset, rise.device, failures)
             asked = max(one.event.requested_bytes for one in failures)
             incident.rises[rank] = replace(rise, out_of_memory=True, requested_bytes=asked)
-
-
-class _Heard:
-    """Up to when each rank has told, and since when; one row a rank."""
-
-    def __init__(self, series: Series, on_host: bool) -> None:
-        n = series.count
-        row = np.flatnonzero(
-            series.watched[:n] & (series.on_host[:n] == on_host) & (series.first[:n] > 0)
-        )
-        row = row[np.argsort(series.rank[row], kind="stable")]
-        rank = series.rank[row]
-        start = np.flatnonzero(np.diff(rank, prepend=-1))
-        self.rank = rank[start]
-        self.first: Int64s = series.first[row]
-        self.newest: Int64s = series.end[row]
-        self.highest_band = 0
-        if len(row):
-            self.highest_band = int(series.band_height(row).max())
-            self.first = np.minimum.reduceat(self.first, start)
-            self.newest = np.maximum.reduceat(self.newest, start)
-
-    def all_have_told(self, upto: int) -> bool:
-        return bool((self.newest >= upto - _SOON_NS).all())
-
-    def saw(self, limit: int) -> Bools:
-        """It had told for long enough before, and has told since."""
-        return (self.newest >= limit) & (self.first + BIN_NS <= limit)

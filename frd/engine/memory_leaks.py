@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory_incidents import Incident
+from frd.engine.memory_incident import Incident
 from frd.engine.memory_rise import attribution
 from frd.engine.memory_series import KINDS, Series
 from frd.engine.memory_verdict import MemoryRise, MemoryVerdict
@@ -106,6 +106,7 @@ class MemoryLeaks:
             rises={},
             limit=since,
             last=since,
+            sure=True,
         )
 
     def _rise(self, row: int, rate: float) -> MemoryRise:

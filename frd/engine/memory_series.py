@@ -4,11 +4,9 @@ Thousands of series have ten samples a second each, so nothing here is done for 
 is screened in whole columns: a series that stays within its *band* costs a few comparisons, and
 only those that leave it are followed sample by sample.
 
-The band of a series ends at its usual highest level and some slack. The level is the maximum of
-bins of two seconds over the last minute, without the newest ones (a slow rise must not become usual
-while it is looked at) and without those in which it rose. The slack is a share of how much the
-series moves anyhow, so that the saw-tooth of training steps, and samples that hit its peak by
-chance, stay inside.
+The band of a series ends at its usual highest level (`frd.engine.memory_bins`) and some slack, a
+share of how much the series moves anyhow, so that the saw-tooth of training steps, and samples that
+hit its peak by chance, stay inside.
 
 A series *rises* from the moment it leaves its band until it has fallen back for longer than it
 usually dips, or has stood still for so long that the new level is its usual one. When the rise
@@ -19,26 +17,18 @@ sample beyond it. Everything needs only the past, so what has been told of a ris
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.memory_bins import BIN_NS, MOST, SECOND, Bins
 from frd.engine.memory_trend import Trend
 from frd.engine.picture import Bools
 from frd.engine.policy import Policy
 from frd.engine.tables import Columns
 from frd.model import Float64s, Int32s, Int64s, SeriesKind
 
-SECOND: Final = 1_000_000_000
-BIN_NS: Final = 2 * SECOND
-BINS: Final = 36
-_NEWEST: Final = 4
-"""Bins that are too young to say what is usual, as are those of the warm-up,"""
-_ENOUGH: Final = 4
-"""once there are so many others."""
-_FEW_SAMPLES: Final = 5
-"""Less says nothing of what is usual."""
 _SLACK: Final = 0.5
 """Share of what a series moves anyhow,"""
 _SLACK_BINS: Final = 1
@@ -57,7 +47,6 @@ _SMALL_SHARE: Final = 200
 _SMALL_BYTES: Final = 1 << 30
 _GROWTH_PARTS: Final = 8
 """Part of a visible rise that counts as going on."""
-_MOST: Final = np.iinfo(np.int64).max
 
 KINDS: Final = tuple(SeriesKind)
 HOST_KINDS: Final = frozenset({SeriesKind.HOST_USED, SeriesKind.CGROUP_USED})
@@ -93,11 +82,10 @@ class Series(Columns):
         "slack": (np.int64, 0),
         "dip": (np.int64, BIN_NS),
         "bin_begin": (np.int64, 0),
-        "bin_low": (np.int64, _MOST),
+        "bin_low": (np.int64, MOST),
         "bin_high": (np.int64, -1),
         "bin_count": (np.int32, 0),
         "bin_odd": (np.bool_, 0),
-        "newest": (np.int32, -1),
         "below": (np.int64, 0),
         "rising": (np.bool_, 0),
         "lo": (np.int64, 0),
@@ -153,8 +141,6 @@ class Series(Columns):
     bin_count: Int32s
     bin_odd: Bools
     """It was above the band meanwhile."""
-    newest: Int32s
-    """Place of the last bin that is complete."""
     below: Int64s
     """Begin of the last sample within the band."""
     rising: Bools
@@ -186,32 +172,22 @@ class Series(Columns):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self._policy = policy
-        self._bins_begin: Int64s = np.zeros((0, BINS), np.int64)
-        self._bins_low: Int64s = np.zeros((0, BINS), np.int64)
-        self._bins_high: Int64s = np.zeros((0, BINS), np.int64)
-        self._bins_count: Int32s = np.zeros((0, BINS), np.int32)
-        self._bins_usual: Bools = np.zeros((0, BINS), np.bool_)
+        self.bins = Bins()
         self.trend = Trend(policy.memory_leak_window_s)
 
     def reserve(self, count: int) -> None:
+        before = len(self.rank)
         super().reserve(count)
-        capacity, known = len(self.rank), len(self._bins_low)
-        if capacity > known:
-            for name in ("begin", "low", "high", "count", "usual"):
-                old: npt.NDArray[Any] = getattr(self, f"_bins_{name}")
-                grown = np.zeros((capacity, BINS), old.dtype)
-                grown[:known] = old
-                setattr(self, f"_bins_{name}", grown)
-            self.trend.reserve(capacity)
+        if len(self.rank) > before:
+            self.bins.reserve(len(self.rank))
+            self.trend.reserve(len(self.rank))
 
     def forget(self, row: Int64s) -> None:
         """Nothing has been seen of these yet; who they are stays."""
         for name, (_, fill) in self._fill.items():
             if name not in _IDENTITY:
                 getattr(self, name)[row] = fill
-        self._bins_usual[row] = False
-        self._bins_count[row] = 0
-        self._bins_high[row] = -1
+        self.bins.forget(row)
         self.trend.forget(row)
 
     # -- samples -----------------------------------------------------------------------------
@@ -249,7 +225,7 @@ class Series(Columns):
             self.bin_odd[out] = True
             self._follow(out, begin[outside], end[outside], values[outside])
             self._judge(out)
-        low = np.where(has, values, _MOST).min(axis=1)
+        low = np.where(has, values, MOST).min(axis=1)
         self.bin_low[row] = np.minimum(self.bin_low[row], low)
         self.bin_high[row] = np.maximum(self.bin_high[row], top)
         self.bin_count[row] += count.astype(np.int32)
@@ -305,9 +281,8 @@ class Series(Columns):
     def _end_rise(self, row: Int64s, was_small: Bools, lo: Int64s) -> None:
         """It fell back. What was hardly a rise is usual."""
         self.hot[row] = self.incident[row] = 0
-        row, lo = row[was_small], lo[was_small]
-        self._bins_usual[row] |= self._bins_begin[row] >= lo[:, None]
-        self.bin_odd[row] = False
+        self.bins.accept(row[was_small], lo[was_small])
+        self.bin_odd[row[was_small]] = False
 
     def _pace(self, row: Int64s, now: Int64s, peak: Int64s, rising: Bools, paced: Bools) -> None:
         """How fast it rises: the slower of the last half second or so and the second before.
@@ -396,8 +371,7 @@ class Series(Columns):
         """The level that these have risen to is their usual one from now on."""
         self.rising[row] = False
         self.hot[row] = self.incident[row] = 0
-        newest = np.arange(BINS) == self.newest[row, None]
-        self._bins_usual[row] = newest | (self._bins_begin[row] >= self.mark_at[row, None])
+        self.bins.only(row, self.mark_at[row])
         self.bin_odd[row] = False
         self._learn(row)
 
@@ -405,15 +379,11 @@ class Series(Columns):
 
     def _turn(self, row: Int64s, begin: Int64s) -> None:
         """The open bins of these series are complete; new ones begin."""
-        place = (self.newest[row] + 1) % BINS
-        self.newest[row] = place
-        self._bins_begin[row, place] = self.bin_begin[row]
-        self._bins_low[row, place] = self.bin_low[row]
-        self._bins_high[row, place] = self.bin_high[row]
-        self._bins_count[row, place] = self.bin_count[row]
-        self._bins_usual[row, place] = ~self.bin_odd[row]
-        self.trend.add(row, self.bin_begin[row], self.bin_low[row])
-        self.bin_begin[row], self.bin_low[row], self.bin_high[row] = begin, _MOST, -1
+        low, high = self.bin_low[row], self.bin_high[row]
+        was = (self.bin_begin[row], low, high, self.bin_count[row])
+        self.bins.add(row, *was, usual=~self.bin_odd[row])
+        self.trend.add(row, self.bin_begin[row], low)
+        self.bin_begin[row], self.bin_low[row], self.bin_high[row] = begin, MOST, -1
         self.bin_count[row], self.bin_odd[row] = 0, False
         calm = row[~self.rising[row]]
         if len(calm):
@@ -421,46 +391,19 @@ class Series(Columns):
 
     def _learn(self, row: Int64s) -> None:
         """The band, from the bins; it stays as it is where no bin tells."""
-        usual = self._bins_usual[row] & (self._bins_count[row] > 0)
         warmup_ns = round(self._policy.memory_warmup_s * SECOND)
-        grown = usual & (self._bins_begin[row] - self.first[row, None] >= warmup_ns)
-        usual = np.where((grown.sum(axis=1) >= _ENOUGH)[:, None], grown, usual)
-        age = (self.newest[row, None] - np.arange(BINS)) % BINS
-        older = usual & (age >= _NEWEST)
-        usual = np.where((older.sum(axis=1) >= _ENOUGH)[:, None], older, usual)
-        bins, samples = usual.sum(axis=1), (self._bins_count[row] * usual).sum(axis=1)
-        enough = samples >= _FEW_SAMPLES
-        row, usual, bins = row[enough], usual[enough], bins[enough]
-        highs, lows = self._bins_high[row], self._bins_low[row]
-        high = np.where(usual, highs, -1).max(axis=1)
-        # Of the lows the median: one that is from another time must not widen the band.
-        low = np.sort(np.where(usual, lows, _MOST), axis=1)[np.arange(len(row)), (bins - 1) // 2]
-        share = _SLACK + _SLACK_BINS / bins
+        usual = self.bins.usual(row, self.first[row] + warmup_ns)
+        row, moves = usual.row, usual.high - usual.low
         least = self._policy.memory_min_rise_bytes // _SLACK_OF_MIN
-        self.slack[row] = np.maximum(((high - low) * share).astype(np.int64), least)
-        self.low[row], self.high[row], self.known[row] = low, high, True
-        moves = high - low > least
-        misses = usual & (highs < ((high + low) // 2)[:, None])
-        run = _longest_run(np.take_along_axis(misses, np.argsort(age[enough], axis=1), axis=1))
-        dip = (run + 1 + moves) * BIN_NS
+        share = _SLACK + _SLACK_BINS / usual.bins
+        self.slack[row] = np.maximum((moves * share).astype(np.int64), least)
+        self.low[row], self.high[row], self.known[row] = usual.low, usual.high, True
+        dip = (usual.away + 1 + (moves > least)) * BIN_NS
         self.dip[row] = np.minimum(dip, _LONGEST_DIP_NS)
 
     # -- answers -----------------------------------------------------------------------------
 
     def recent(self, row: Int64s, count: int) -> Int64s:
         """(n, count) the highest value of each of the last bins, the open one last; -1 none."""
-        back = np.arange(count - 2, -1, -1)
-        place = (self.newest[row, None] - back) % BINS
-        highs = np.take_along_axis(self._bins_high[row], place, axis=1)
-        counts = np.take_along_axis(self._bins_count[row], place, axis=1)
-        complete = np.where(counts > 0, highs, -1)
+        complete = self.bins.recent(row, count - 1)
         return np.concatenate((complete, self.bin_high[row, None]), axis=1)
-
-
-def _longest_run(of: Bools) -> Int64s:
-    """By row: how many in a row are true, at most."""
-    run = longest = np.zeros(len(of), np.int64)
-    for column in of.T if of.any() else ():
-        run = (run + 1) * column
-        longest = np.maximum(longest, run)
-    return longest
