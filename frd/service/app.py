@@ -151,6 +151,7 @@ class App:
             config.limits.http_connections_per_peer,
             self._http_refused,
         )
+        self._evaluating: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
@@ -162,10 +163,10 @@ class App:
         await self._evaluator.evaluate()
         self.http = await self._http.start()
         self.grpc = await self._grpc.start()
+        self._evaluating = asyncio.create_task(self._evaluator.run())
         self._tasks = [
             asyncio.create_task(work)
             for work in (
-                self._evaluator.run(),
                 self._loop_lag.watch(),
                 self._acknowledge(),
                 self._keep_clocks(),
@@ -174,13 +175,16 @@ class App:
         ]
 
     async def stop(self) -> None:
-        """End in order: no more evaluations, no more streams, everything written."""
+        """End in order: a last evaluation while the agents still speak, so that none of them looks
+        lost; no more streams and answers; everything written."""
+        if self._evaluating is not None:
+            self._evaluator.stop()
+            await self._evaluating
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._responder.close()
-        await self._grpc.stop()
-        await self._http.stop()
+        await asyncio.gather(self._grpc.stop(), self._http.stop())
         await asyncio.to_thread(self._recorder.close)
         self._findings.close()
         os.close(self._lock)

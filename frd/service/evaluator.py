@@ -70,6 +70,7 @@ class Evaluator:
         """By finding; what the store has not taken yet."""
         self._saving: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._stopping = False
         self._broken = ""
 
     def kept_back(self) -> list[Finding]:
@@ -91,9 +92,9 @@ class Evaluator:
         self._wake.set()
 
     async def run(self) -> None:
-        """Evaluate until cancelled. A fault of the engine is told, shows as staleness, and does
+        """Evaluate until `stop`. A fault of the engine is told, shows as staleness, and does
         not end the service: streams, dumps and what was found before still serve."""
-        while True:
+        while not self._stopping:
             try:
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
@@ -107,6 +108,13 @@ class Evaluator:
                 if self._broken != repr(error):
                     log.exception("evaluation failed, findings are stale")
                 self._broken = repr(error)
+        if self._saving is not None:
+            await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
+
+    def stop(self) -> None:
+        """`run` evaluates once more, sees to the disk what was found, and returns."""
+        self._stopping = True
+        self._wake.set()
 
     async def evaluate(self) -> None:
         now = self._now()

@@ -115,7 +115,7 @@ class HttpServer:
                 access_log=False,
                 lifespan="off",
                 limit_concurrency=_MAX_HTTP_CONNECTIONS,
-                timeout_graceful_shutdown=round(_GRACE_S),
+                timeout_graceful_shutdown=round(2 * _GRACE_S),
             ),
             self._certificates,
         )
@@ -126,6 +126,10 @@ class HttpServer:
     async def stop(self) -> None:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
+            await asyncio.wait({self._serving}, timeout=_GRACE_S)
+            # uvicorn would cancel what still answers, and log a traceback for each of them.
+            for connection in list(self._server.server_state.connections):
+                connection.transport.abort()
             await self._serving
 
 

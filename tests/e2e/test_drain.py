@@ -1,0 +1,149 @@
+"""SIGTERM: daemons finish what they have begun, and then end, whoever still wants something."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from frd.model import AlignedNs, AttemptKey, FindingState
+from frd.store.dumps import DumpStore
+from frd.store.findings import FindingStore
+from frd.store.journal import RecordKind, read
+from frd.wire import Part
+from tests.e2e.streams import Peer, Service, peer, serve_command
+from tests.e2e.test_agent import Collector, agent, free_port, play, serving, until
+from tests.scripted_rank import ScriptedRank
+
+WITHIN_S = 10
+DUMP_BYTES = 64 * 1024 * 1024
+"""More than what sockets take while nobody reads."""
+pytestmark = pytest.mark.timeout(90)
+
+
+def stored_dump(data_dir: Path) -> str:
+    store = DumpStore(data_dir / "dumps", max_count=8, max_bytes=2 * DUMP_BYTES)
+    dump = store.create(AttemptKey("old", 0), AlignedNs(time.time_ns()))
+    dump.add(0, Part.DUMP, bytes(DUMP_BYTES), last=True)
+    return dump.finish({})
+
+
+@contextmanager
+def serving_from(data_dir: Path) -> Iterator[Service]:
+    process = subprocess.Popen(
+        serve_command(data_dir, "--stall-after", "1"), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        yield Service(process, ready["grpc"], ready["http"])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def stall(peers: list[Peer]) -> None:
+    """Rank 2 of the first two peers' job never comes to collective 7; all others stand still."""
+    since = time.time_ns() - 2_000_000_000
+    while True:
+        for at, one in enumerate(peers):
+            await one.send(one.watermarks((6 if at == 1 else 7, 7) if at < 2 else (6, 6), since))
+        await asyncio.sleep(0.2)
+
+
+def test_a_service_ends_under_load(tmp_path: Path) -> None:
+    """64 streams speak, a finding is open, somebody reads a dump slowly: all is stored, exit 0."""
+    dump_id = stored_dump(tmp_path)
+
+    async def scene(service: Service) -> None:
+        async with AsyncExitStack() as stack:
+            peers = [
+                await stack.enter_async_context(
+                    peer(service, node % 2, f"s{node}", f"job-{node // 2}")
+                )
+                for node in range(64)
+            ]
+            await asyncio.gather(*(one.introduce() for one in peers))
+            speaking = asyncio.create_task(stall(peers))
+            host, _, port = service.http.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET /api/v1/dumps/{dump_id} HTTP/1.1\r\nHost: frd\r\n\r\n".encode())
+            assert (await reader.readline()).split()[1] == b"200"
+            open_now = "/api/v1/findings?state=open"
+            await asyncio.to_thread(service.wait_for, lambda: service.get(open_now)["findings"])
+            service.process.terminate()
+            assert await asyncio.to_thread(service.process.wait, WITHIN_S) == 0
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
+            writer.close()
+
+    with serving_from(tmp_path) as service:
+        asyncio.run(scene(service))
+    store = FindingStore(tmp_path / "findings.sqlite3")
+    (finding,) = store.open_findings()
+    store.close()
+    assert finding.state is FindingState.OPEN
+    assert [suspect.rank for suspect in finding.suspects] == [2]
+    missing: list[str] = []
+    kinds = [record.kind for record in read(tmp_path / "journal", missing.append)]
+    assert not missing
+    assert kinds.count(RecordKind.OPENED) == 64
+
+
+def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
+    """A rank works on until the moment of SIGTERM: the service hears every row, then goodbye."""
+    port = free_port()
+    rank = ScriptedRank(tmp_path)
+    rank.publish()
+
+    async def scene() -> None:
+        async with serving(Collector("one"), port) as collector, agent(tmp_path, port) as process:
+            await until(lambda: bool(collector.ranks), "the rank")
+            for _ in range(50):
+                rank.enter()
+                rank.leave()
+            rank.publish()
+            await until(lambda: bool(collector.rows), "the first rows")
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, WITHIN_S) == 0
+            assert collector.goodbye
+            seqs = {int(seq) for batch in collector.rows for seq in batch.seq}
+            assert len(seqs) == 50
+
+    play(scene)
+    rank.close()
+
+
+@pytest.mark.parametrize("how", ["mute", "absent"])
+def test_an_agent_does_not_wait_for_ever(tmp_path: Path, how: str) -> None:
+    """A service that stopped reading, or is not there: the agent ends all the same, exit 0."""
+    rank = ScriptedRank(tmp_path / "run")
+    rank.publish()
+
+    async def scene(service: Service) -> None:
+        process = service.process
+        port = int(service.grpc.rpartition(":")[2])
+        async with agent(tmp_path / "run", port) as one:
+            await asyncio.to_thread(service.wait_for, lambda: service.get("/api/v1/jobs")["jobs"])
+            if how == "mute":
+                process.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            else:
+                process.kill()
+                process.wait()
+            rank.enter()
+            rank.publish()
+            one.terminate()
+            assert await asyncio.to_thread(one.wait, WITHIN_S) == 0
+
+    with serving_from(tmp_path / "data") as service:
+        asyncio.run(scene(service))
+    rank.close()
