@@ -5,11 +5,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.prometheus import ROOT, documented
+
 RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
+ALERTS = [
+    rule
+    for path in RULES
+    for group in yaml.safe_load(path.read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
 TESTS = sorted((ROOT / "tests/rules").glob("*.test.yaml"))
 
 pytestmark = [
@@ -18,18 +27,51 @@ pytestmark = [
 ]
 
 
-def promtool(*arguments: str) -> None:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+def run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda path: path.name)
 def test_rules_are_valid(rules: Path) -> None:
     """Prometheus would load the file."""
-    promtool("check", "rules", str(rules))
+    run("promtool", "check", "rules", str(rules))
 
 
 @pytest.mark.parametrize("tests", TESTS, ids=lambda path: path.name)
 def test_alerts_fire_stay_and_resolve(tests: Path) -> None:
     """Each alert fires on its series, does not flap while a service restarts, and resolves."""
-    promtool("test", "rules", str(tests))
+    run("promtool", "test", "rules", str(tests))
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_an_alert_says_enough(rule: dict[str, Any]) -> None:
+    """Each has a severity, what it says and a page, and stays up while a scrape is missed."""
+    assert rule["labels"]["severity"]
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    assert rule["keep_firing_for"] == "30s"
+
+
+def test_every_alert_is_seen_to_fire_and_to_resolve() -> None:
+    """The tests for promtool expect each alert at some time, and its absence at a later one."""
+    fires: dict[str, int] = {}
+    resolves: dict[str, int] = {}
+    for path in TESTS:
+        for test in yaml.safe_load(path.read_text("utf-8"))["tests"]:
+            for number, seen in enumerate(test.get("alert_rule_test", ())):
+                into = fires if seen.get("exp_alerts") else resolves
+                into[seen["alertname"]] = max(into.get(seen["alertname"], 0), number)
+    assert set(fires) == {rule["alert"] for rule in ALERTS}
+    assert all(resolves[name] > 0 for name in fires)
+
+
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is absent (alertmanager)")
+def test_the_documented_configurations_are_valid(tmp_path: Path) -> None:
+    """Prometheus and Alertmanager would load what docs/metrics.md tells to write."""
+    prometheus, alertmanager = tmp_path / "prometheus.yml", tmp_path / "alertmanager.yml"
+    config = documented(prometheus.name)
+    config["rule_files"] = [str(ROOT / path) for path in config["rule_files"]]
+    prometheus.write_text(yaml.safe_dump(config))
+    run("promtool", "check", "config", str(prometheus))
+    alertmanager.write_text(yaml.safe_dump(documented(alertmanager.name)))
+    run("amtool", "check-config", str(alertmanager))

@@ -1,0 +1,191 @@
+"""The Debian packages' Prometheus and Alertmanager as tests start them, and who is told at last.
+
+Each is a real process with a free port and a folder of its own. Configurations are those that
+docs/metrics.md shows, with addresses and intervals put in, so that what people copy is what runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+RULES = ROOT / "helm/frd/rules"
+LOCAL = "http://127.0.0.1:9374"
+"""Where the rules and dashboards as they are shipped have the service."""
+T = TypeVar("T")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(said: Callable[[], T | None], what: str, within_s: float = 90) -> T:
+    """What `said` returns as soon as that is true; the deadline is for hopeless cases."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if value := said():
+            return value
+        time.sleep(0.2)
+    pytest.fail(f"{what}: nothing within {within_s} s")
+
+
+def documented(name: str) -> dict[str, Any]:
+    """The YAML block of docs/metrics.md that begins with ``# NAME``."""
+    page = (ROOT / "docs/metrics.md").read_text("utf-8")
+    (block,) = re.findall(rf"^```yaml\n(# {name}\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    loaded: dict[str, Any] = yaml.safe_load(block)
+    return loaded
+
+
+class _Daemon:
+    """A process that listens on `address`, from entering the context to leaving it."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.folder = folder
+        self.address = f"127.0.0.1:{free_port()}"
+        self._program = program
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _start(self, config: dict[str, Any], *options: str) -> None:
+        path = self.folder / f"{self._program}.yml"
+        path.write_text(yaml.safe_dump(config))
+        command = [self._program, f"--config.file={path}", f"--web.listen-address={self.address}"]
+        with (self.folder / f"{self._program}.log").open("wb") as log:
+            self._process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Prometheus(_Daemon):
+    """Scrapes and evaluates once a second, by the shipped rules."""
+
+    def __init__(
+        self, folder: Path, service: str, *, agents: Sequence[str] = (), alertmanager: str = ""
+    ) -> None:
+        super().__init__(folder, "prometheus")
+        self._service = service
+        self._agents = agents
+        self._alertmanager = alertmanager
+
+    def __enter__(self) -> Self:
+        rules = self.folder / "frd.rules.yaml"
+        text = (RULES / "frd.rules.yaml").read_text("utf-8")
+        text = text.replace("keep_firing_for: 30s", "keep_firing_for: 6s")  # scrapes are as fast
+        rules.write_text(text.replace(LOCAL, f"http://{self._service}"))
+        config = documented("prometheus.yml")
+        service, agents = config["scrape_configs"]
+        service["scrape_interval"] = agents["scrape_interval"] = "1s"
+        service["static_configs"] = [{"targets": [self._service]}]
+        agents["static_configs"] = [{"targets": list(self._agents)}]
+        config["rule_files"] = [str(rules)]
+        config["global"] = {"evaluation_interval": "1s"}
+        managers = [{"static_configs": [{"targets": [self._alertmanager]}]}]
+        if self._alertmanager:
+            config["alerting"] = {"alertmanagers": managers}
+        self._start(config, f"--storage.tsdb.path={self.folder / 'tsdb'}")
+        return self
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series of an instant query, while it does not answer: none.
+
+        Raises:
+            ValueError: it does not parse, or cannot be computed.
+        """
+        url = f"http://{self.address}/api/v1/query?{urlencode({'query': expression})}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as reply:
+                result: list[dict[str, Any]] = json.load(reply)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(f"{expression}: {error.read().decode()}") from None
+        except OSError:
+            return []
+        return result
+
+
+class Alertmanager(_Daemon):
+    """Tells one webhook, at once."""
+
+    def __init__(self, folder: Path, webhook: str) -> None:
+        super().__init__(folder, "prometheus-alertmanager")
+        self._webhook = webhook
+
+    def __enter__(self) -> Self:
+        config = documented("alertmanager.yml")
+        config["route"] |= {"group_wait": "0s", "group_interval": "1s"}
+        (receiver,) = config["receivers"]
+        receiver["webhook_configs"] = [{"url": self._webhook}]
+        options = ["--cluster.listen-address=", f"--storage.path={self.folder / 'alertmanager'}"]
+        self._start(config, *options)
+        return self
+
+
+class Webhook:
+    """Whom Alertmanager tells: keeps every notification with the time at which it came."""
+
+    def __init__(self) -> None:
+        told = self.told = list[tuple[float, dict[str, Any]]]()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                told.append((time.time(), json.loads(body)))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Tests look at what was told."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def notification(self, alert: str, status: str) -> tuple[float, dict[str, Any]] | None:
+        """The first one of this alert that is ``firing`` or ``resolved``, and when it came."""
+        for at, notification in self.told:
+            labels = notification["groupLabels"]
+            if labels["alertname"] == alert and notification["status"] == status:
+                return at, notification
+        return None
