@@ -152,11 +152,6 @@ class Stream:
                     await asyncio.wait({reader})
                     reader.exception()
                     return
-                if writer in done and writer.exception() is None:
-                    # Goodbye is said, and may still be on its way: who has heard it hangs up.
-                    await asyncio.wait({reader})
-                    reader.exception()
-                    return
                 for task in pending:
                     task.cancel()
                 await asyncio.wait(pending or done)
