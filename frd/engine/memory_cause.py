@@ -177,7 +177,7 @@ def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
     first = able[of.lo[able] <= limit]
     later = able[of.lo[able] > limit]
     small = near[~can[near] & ~of.young[near]]
-    tiny = small[~of.visible[small]]
+    tiny = small[~of.visible[small] & (of.risen[small] >= _COMPARABLE * of.risen[trigger])]
     together = _together(of, np.concatenate((able, tiny)), int(limit))
     common = ranks > 1 and len(together) >= _ALL * ranks
     if common:

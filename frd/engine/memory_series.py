@@ -43,7 +43,7 @@ _GENTLE: Final = 2
 _YOUNG_SETTLE_NS: Final = 5 * SECOND
 _SMALL_SETTLE_NS: Final = 10 * SECOND
 _RATE_STEP_NS: Final = SECOND // 2
-_SMALL_SHARE: Final = 200
+_SMALL_SHARE: Final = 1 / 200
 _SMALL_BYTES: Final = 1 << 30
 _GROWTH_PARTS: Final = 8
 """Part of a visible rise that counts as going on."""
@@ -235,7 +235,8 @@ class Series(Columns):
         changed |= self.visible[row] == 0
         if changed.any():
             row, capacity = row[changed], capacity[changed]
-            small = np.minimum(capacity // _SMALL_SHARE, _SMALL_BYTES)
+            share = min(_SMALL_SHARE, self._policy.memory_min_rise_share)
+            small = np.minimum((capacity * share).astype(np.int64), _SMALL_BYTES)
             self.capacity[row] = capacity
             self.visible[row] = np.maximum(small, self._policy.memory_min_rise_bytes)
 

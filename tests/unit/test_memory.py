@@ -99,6 +99,15 @@ SCENES: dict[str, tuple[Job, list[Truth]]] = {
         ),
         [Truth((1,), victims=(2,))],
     ),
+    "a climb while all others rise by next to nothing": (
+        Job(
+            ranks(
+                *(plus(CALM, ramp(30, 2) if r == 1 else step(30, 4 * MIB / GIB)) for r in range(4))
+            ),
+            45,
+        ),
+        [Truth((1,))],
+    ),
     "a staircase with plateaus": (
         Job(ranks(CALM, plus(CALM, stairs(30, 5, every=7)), plus(CALM, ramp(50, 9)), CALM), 85),
         [Truth((1,), victims=(2,))],
