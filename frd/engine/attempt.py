@@ -358,6 +358,12 @@ class Attempt:
         info = self._ranks.infos.get(rank)
         return info.node if info is not None else ""
 
+    @property
+    def nodes(self) -> int:
+        """Clocks that agents have told of."""
+        node = self._ranks.node[: self._ranks.count]
+        return len(np.unique(node[node >= 0]))
+
     def ranks_beside(self, rank: int) -> tuple[int, ...]:
         """All ranks that share the rank's clock."""
         node = self._ranks.node[: self._ranks.count]

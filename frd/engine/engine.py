@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from frd.engine.arrivals import ClockHint
 from frd.engine.attempt import Applied, Attempt
 from frd.engine.case import Case
 from frd.engine.claim import Claim
@@ -205,6 +206,13 @@ class Engine:
     ) -> None:
         """The stream of these ranks' agent came or went."""
         attempt.connection(ranks, connected, now)
+
+    def take_clock_hints(self) -> Iterator[tuple[Attempt, ClockHint]]:
+        """What collectives have told of clocks since the last call, by attempt."""
+        for case in self._cases.values():
+            if case.attempt is not None:
+                for hint in case.attempt.take_clock_hints():
+                    yield case.attempt, hint
 
     # -- findings ----------------------------------------------------------------------------
 

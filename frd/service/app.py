@@ -278,6 +278,7 @@ class App:
         while True:
             await asyncio.sleep(_CLOCKS_EVERY_S)
             self._clocks.refresh()
+            self._ingest.compare_clocks()
 
     async def _prune(self) -> None:
         while True:

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
+from frd.engine.arrivals import ClockHint
 from frd.engine.clock import Exchange, Newest, NodeClock, ServiceTable
 from frd.engine.realtime import RealTable
 from frd.errors import StoreError
@@ -255,6 +256,15 @@ class Clocks:
             clock.read_at = int(raw[-1])
         else:
             self.refuse(refusal.value)
+
+    def compare(self, early: AgentClock, late: AgentClock, nodes: int, hint: ClockHint) -> None:
+        """A rank of `early` was done with what one of `late` came to last; `nodes` are in all."""
+        for clock, peer, least_ns, most_ns in (
+            (early, late.name, hint.early_least_ns, None),
+            (late, early.name, None, hint.late_most_ns),
+        ):
+            if not clock.learned.constrain(peer, nodes - 1, hint.at, least_ns, most_ns):
+                clock.conclude(self._read(), self._table)
 
     def refresh(self) -> None:
         """What is claimed of clocks that have not been heard of must be true all the same."""

@@ -329,6 +329,14 @@ class Ingest:
         owner = self._owners.of(key, rank)
         return self._streams[owner[0].stream].clock if owner else None
 
+    def compare_clocks(self) -> None:
+        """Hold the clocks of nodes against what the collectives of their ranks tell."""
+        for attempt, hint in self._engine.take_clock_hints():
+            early = self.clock(attempt.key, hint.early_rank)
+            late = self.clock(attempt.key, hint.late_rank)
+            if early is not None and late is not None:
+                self._clocks.compare(early, late, attempt.nodes, hint)
+
     # -- for the app ---------------------------------------------------------------------------
 
     @property

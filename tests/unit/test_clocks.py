@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from frd.engine.alignment import Alignment, ClockState
+from frd.engine.arrivals import ClockHint
 from frd.engine.clock import Exchange
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
@@ -236,3 +237,36 @@ def test_an_alignment_can_be_written_down() -> None:
     assert decode(encode(used)) == used
     with pytest.raises(StoreError, match="alignment"):
         decode(b"\x01")
+
+
+# -- collectives ---------------------------------------------------------------------------------
+
+
+def test_collectives_that_cannot_be_make_both_clocks_unknown() -> None:
+    """Of two nodes one was done 5 ms before the other came: what pings taught of both is dropped,
+    for which one lies is not known; the next pings teach it anew."""
+    world = World()
+    one, other = Agent(world, "one"), Agent(world, "other")
+    for _ in range(5):
+        world.at += S
+        one.ping()
+        other.ping()
+    assert one.state[0] is other.state[0] is ClockState.SYNCHRONIZED
+    hint = ClockHint(0, 1, -5 * MS, world.now(), MS, MS)
+    assert hint.contradicts
+    world.clocks.compare(one.clock, other.clock, 2, hint)
+    assert one.state == other.state == (ClockState.UNSYNCHRONIZED, "contradiction")
+    one.pings(5)
+    assert one.state[0] is ClockState.SYNCHRONIZED
+
+
+def test_one_liar_among_many_moves_nobody() -> None:
+    """The same of three nodes: one word against another is not enough."""
+    world = World()
+    one, other = Agent(world, "one"), Agent(world, "other")
+    for _ in range(5):
+        world.at += S
+        one.ping()
+        other.ping()
+    world.clocks.compare(one.clock, other.clock, 3, ClockHint(0, 1, -5 * MS, world.now(), MS, MS))
+    assert one.state[0] is other.state[0] is ClockState.SYNCHRONIZED
