@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 class Agent:
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._node = socket.gethostname()
+        self._node = config.node or socket.gethostname()
         self._boot_id = _boot_id()
         self._session = secrets.token_hex(8)
         dictionary = Dictionary()
@@ -84,7 +84,7 @@ class Agent:
             stamp=self._clock.stamp,
             beside=self._clock.ping,
         )
-        self._roster = Roster(config.run_dir, self._shared)
+        self._roster = Roster(config.run_dir, self._shared, config.node)
         folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
         self._dump_files = DumpFiles(folders)
         self._files_of: dict[int, list[Path]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -35,16 +34,15 @@ def cli() -> None:
 @click.option("--token-file", type=click.Path(path_type=Path), help="Bearer token to show.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file.")
 @click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
+@click.option("--node", metavar="NAME", help="What to call this node, instead of the host's name.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Of lines on stderr.")
 def run(config: Path | None, **flags: object) -> None:
     """Watch this node until SIGTERM, SIGINT or SIGHUP."""
+    from frd import logs
     from frd_agent.config import load
 
     loaded = load(config, flags)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=loaded.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    logs.configure(loaded.log_level, loaded.log_format)
     # gRPC's fork handlers are for programs that fork and go on using it; py-spy is only exec'ed.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     from frd_agent.agent import Agent

@@ -58,6 +58,8 @@ class Config(BaseSettings):
     """Where torch writes dump files, beside ``<run_dir>/dumps``."""
     metrics: str = "127.0.0.1:9375"
     """Where /metrics listens, HOST:PORT, or ``off``."""
+    node: Annotated[str, Field(max_length=256)] = ""
+    """What to call this node; empty: the host's name."""
     job: Annotated[str, Field(min_length=1, max_length=1024)] = "dumps"
     """What to call the job of ranks that are known from dump files only."""
     poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.25
@@ -73,6 +75,7 @@ class Config(BaseSettings):
     ring_fill: Annotated[float, Field(gt=0, lt=1)] = 0.6
     """Share of a recorder's ring that may be new before it is read."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class Roster:
-    def __init__(self, run_dir: Path, shared: Shared) -> None:
+    def __init__(self, run_dir: Path, shared: Shared, node: str = "") -> None:
         self._run_dir = run_dir
+        self._node = node
         self._shared = shared
         self._sockets = SocketDir(run_dir)
         self._files: list[TapFile] = []
@@ -46,7 +47,7 @@ class Roster:
 
     def update(self, now_ns: NodeNs) -> list[Rank]:
         """Read the run directory; the ranks that are new."""
-        self._files = scan(self._run_dir, self._files)
+        self._files = scan(self._run_dir, self._files, self._node)
         new: list[Rank] = []
         for file in self._files:
             if file.identity is None:

@@ -13,7 +13,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -82,9 +82,10 @@ class TapFile:
         return self.path.with_suffix(".shm")
 
 
-def scan(run_dir: Path, previous: Iterable[TapFile] = ()) -> list[TapFile]:
+def scan(run_dir: Path, previous: Iterable[TapFile] = (), node: str = "") -> list[TapFile]:
     """All identity files, by name; those of `previous` that have not changed are not read again.
 
+    `node` is what to call the node, whatever the ranks call it; empty: what they do.
     A directory that does not exist (yet) has none; one that cannot be read is a problem of its own.
     """
     known = {file.path: file for file in previous}
@@ -96,11 +97,11 @@ def scan(run_dir: Path, previous: Iterable[TapFile] = ()) -> list[TapFile]:
     except OSError as error:
         problem = f"{run_dir}: {error.strerror}: name a directory that can be read with --run-dir"
         return [TapFile(run_dir, (0, 0, 0), None, problem)]
-    found = (_look(run_dir / name, known) for name in names)
+    found = (_look(run_dir / name, known, node) for name in names)
     return [file for file in found if file is not None]
 
 
-def _look(path: Path, known: dict[Path, TapFile]) -> TapFile | None:
+def _look(path: Path, known: dict[Path, TapFile], node: str) -> TapFile | None:
     """None when the file has gone in the meantime."""
     stamp = (0, 0, 0)
     try:
@@ -116,11 +117,12 @@ def _look(path: Path, known: dict[Path, TapFile]) -> TapFile | None:
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_IDENTITY_BYTES:
                 raise ValueError("no regular file, or too large")
             identity = parse_identity(file.read(_MAX_IDENTITY_BYTES), named["token"])
+            info = replace(identity.info, node=node or identity.info.node)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         return TapFile(path, stamp, None, f"{path}: {error}: ignored")
-    return TapFile(path, stamp, identity)
+    return TapFile(path, stamp, replace(identity, info=info))
 
 
 # -- the identity ----------------------------------------------------------------------------

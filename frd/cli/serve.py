@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     default=None,
     help="Listen beyond loopback without TLS and tokens; see docs/security.md.",
 )
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Of lines on stderr.")
 def command(
     path: Path | None,
     grpc: str | None,
@@ -47,6 +48,7 @@ def command(
     data_dir: Path | None,
     stall_after: float | None,
     insecure: bool | None,
+    log_format: str | None,
 ) -> None:
     """Run the central service.
 
@@ -57,8 +59,7 @@ def command(
     import asyncio
     import gc
 
-    from frd import config
-    from frd.service import logs
+    from frd import config, logs
 
     flags = {
         "grpc": grpc,
@@ -66,9 +67,10 @@ def command(
         "data_dir": data_dir,
         "policy.stall_after_s": stall_after,
         "insecure": insecure,
+        "log.format": log_format,
     }
     effective = config.load(path, flags)
-    logs.configure(effective.log)
+    logs.configure(effective.log.level, effective.log.format)
     # A full collection walks every rank of every job: 0.2 s and more in which no message is
     # read. What lives long here holds no cycles, so it can wait until very much has changed.
     gc.set_threshold(10_000, 20, 1_000)

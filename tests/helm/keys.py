@@ -16,7 +16,7 @@ from frd_agent.config import Config as AgentConfig
 SCHEMA = Path(__file__).parents[2] / "helm/frd/values.schema.json"
 CHARTS_OWN = {"grpc", "http", "data_dir", "tls", "auth", "insecure"}
 """What the chart sets itself, in the service's file."""
-CHARTS_FLAGS = {"service", "run_dir", "dump_dir", "metrics", "job", "insecure"}
+CHARTS_FLAGS = {"service", "run_dir", "dump_dir", "metrics", "job", "node", "insecure"}
 """The same of the agent, beside all that begins with tls or token."""
 _NOISE = ("title", "default", "description")
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from frd.config import LogOptions
-from frd.service import logs
+from frd import logs
 
 ODD = "node\n2026-01-01 forged\x1b[2J"
 
@@ -24,7 +23,7 @@ def _root_logger() -> Iterator[None]:
 
 def test_a_peer_can_forge_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     """An agent's host name holds a line break and an escape code: both are shown as text."""
-    logs.configure(LogOptions())
+    logs.configure("info", "text")
     logging.getLogger("frd").info("agent of %s connected", ODD)
     error = capsys.readouterr().err
     assert error.endswith(r"INFO frd: agent of node\n2026-01-01 forged\x1b[2J connected" + "\n")
@@ -33,7 +32,22 @@ def test_a_peer_can_forge_no_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_lines_carry_the_name_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """The same as JSON: one line, from which the name can be read back."""
-    logs.configure(LogOptions(format="json"))
+    logs.configure("info", "json")
     logging.getLogger("frd").info("%s", ODD)
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["message"] == ODD
+
+
+def test_json_lines_are_whole_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fault with its traceback is one line too, with the same keys as any other."""
+    logs.configure("info", "json")
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        logging.getLogger("frd.service").exception("a fault")
+    logging.getLogger("frd").debug("below the level")
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert told.pop("exception").endswith("ValueError: two\nlines")
+    assert told.pop("ts").endswith("Z")
+    assert told == {"level": "error", "logger": "frd.service", "message": "a fault"}

@@ -45,6 +45,14 @@ def write(directory: Path, **changes: Any) -> Path:
     return path
 
 
+def test_the_agent_names_the_node(tmp_path: Path) -> None:
+    """An agent that was told its node's name puts it in the place of what the rank saw."""
+    write(tmp_path)
+    (named,) = taps.scan(tmp_path, node="gpu-17")
+    assert named.identity is not None
+    assert named.identity.info.node == "gpu-17"
+
+
 def test_an_identity_is_read(tmp_path: Path) -> None:
     """Everything that the contract names arrives in the words of the model."""
     path = write(tmp_path, exit={"kind": "exception", "detail": "E: x", "at_ns": 9}, future=1)

@@ -20,6 +20,10 @@ context, so a chart that depends on this one can use them too, with .Subcharts.f
 {{- end }}
 
 {{- define "frd.agent.env" -}}
+- name: FRD_AGENT_NODE
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
 {{- range $key, $value := .Values.agent.config }}
 - name: FRD_AGENT_{{ upper $key }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}

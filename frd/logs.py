@@ -1,4 +1,8 @@
-"""The service's log on stderr: one line an event, as text or as JSON."""
+"""The log of both daemons on stderr: one line an event, as text or as JSON.
+
+What is logged may quote peers, which call themselves what they like; so the text form shows what
+cannot be printed as escapes, and a line is always a line.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ import sys
 import time
 from typing import Final
 
-from frd.config import LogOptions
 from frd.forms import utc_text
 
 _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 
 
-def configure(options: LogOptions) -> None:
+def configure(level: str, form: str) -> None:
+    """`level` as logging has it, in lower case; `form` is ``text`` or ``json``. Another call
+    replaces the first."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if options.format == "json" else _text_lines())
-    logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
+    handler.setFormatter(_JsonLines() if form == "json" else _text_lines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel("WARNING")  # its start and stop are part of ours
 
 
@@ -38,9 +43,11 @@ class _TextLines(logging.Formatter):
 
 
 class _JsonLines(logging.Formatter):
+    """A traceback is a text with line breaks in it, on the one line."""
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "at": utc_text(int(record.created * 1e9)),
+            "ts": utc_text(int(record.created * 1e9)),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
