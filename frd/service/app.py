@@ -72,9 +72,12 @@ class RealTime:
         self._read_at = raw()
 
     def __call__(self) -> AlignedNs:
+        # In this order: the process may lose its core in between, and what passes then must not be
+        # reckoned a second time.
+        wall = self._wall()
         read_at = self._raw()
         passed = read_at - self._read_at
-        self._last = max(self._wall(), self._last + passed - passed // _SLOWER)
+        self._last = max(wall, self._last + passed - passed // _SLOWER)
         self._read_at = read_at
         return AlignedNs(self._last)
 

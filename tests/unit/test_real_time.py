@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from frd.service.app import RealTime
 
 S = 1_000_000_000
@@ -40,6 +42,23 @@ def test_it_goes_on_after_a_step_back() -> None:
         host.pass_s(0.1)
         host.now()
     assert host.now() - before == round(9.996 * S)
+
+
+def test_a_core_that_is_lost_in_between_costs_nothing() -> None:
+    """The process is put aside between its two readings: afterwards it is the wall clock again."""
+    host = Host()
+    pauses: Iterator[float] = iter(())
+
+    def late(clock: Callable[[], int]) -> int:
+        host.pass_s(next(pauses, 0.0))
+        return clock()
+
+    host.now = RealTime(lambda: late(lambda: host.wall), lambda: late(lambda: host.raw))
+    pauses = iter([0.0, 0.1])
+    host.pass_s(1)
+    host.now()
+    host.pass_s(1)
+    assert host.now() == host.wall
 
 
 def test_it_meets_the_wall_clock_again() -> None:
