@@ -13,7 +13,7 @@ from rich.text import Text
 
 from frd.cli.render import plain, ranks_text
 from frd.cli.verdict import facts_table, findings_parts, period_text, warning_facts
-from frd.engine.memory_texts import size
+from frd.engine.memory.texts import size
 from frd.offline.memory import MemoryAnalysis, MemoryJob, MemoryRank
 
 MAX_RANKS = 8

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from frd.engine import summary
 from frd.engine.attempt import Attempt
-from frd.engine.memory_watch import MemoryWatcher
+from frd.engine.memory.watch import MemoryWatcher
 from frd.engine.policy import Policy
 from frd.errors import TelemetryError
 from frd.forms import finding_json, span_text, utc_text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory_verdict import MemoryVerdict
+from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import Confidence, Float64s, Int32s, Int64s, SeriesInfo, SeriesKind
 from tests.memory_jobs import EPOCH, GIB, MIB, S, at

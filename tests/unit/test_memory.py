@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory_verdict import Attribution, MemoryVerdict
+from frd.engine.memory.verdict import Attribution, MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import (
     Change,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from frd.engine.memory import Memory
-from frd.engine.memory_verdict import MemoryVerdict
+from frd.engine.memory.verdict import MemoryVerdict
 from frd.model import Int64s
 from tests.memory_jobs import GIB, MIB, Job, Row, S, Sampler, at, level, noise, plus, ramp, verdicts
 

@@ -4,7 +4,7 @@ Thousands of series have ten samples a second each, so nothing here is done for 
 is screened in whole columns: a series that stays within its *band* costs a few comparisons, and
 only those that leave it are followed sample by sample.
 
-The band of a series ends at its usual highest level (`frd.engine.memory_bins`) and some slack, a
+The band of a series ends at its usual highest level (`frd.engine.memory.bins`) and some slack, a
 share of how much the series moves anyhow, so that the saw-tooth of training steps, and samples that
 hit its peak by chance, stay inside.
 
@@ -22,8 +22,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.memory_bins import BIN_NS, MOST, SECOND, Bins
-from frd.engine.memory_trend import Trend
+from frd.engine.memory.bins import BIN_NS, MOST, SECOND, Bins
+from frd.engine.memory.trend import Trend
 from frd.engine.picture import Bools
 from frd.engine.policy import Policy
 from frd.engine.tables import Columns
@@ -174,6 +174,12 @@ class Series(Columns):
         self._policy = policy
         self.bins = Bins()
         self.trend = Trend(policy.memory_leak_window_s)
+
+    def adopt(self, policy: Policy) -> None:
+        if policy.memory_leak_window_s != self._policy.memory_leak_window_s:
+            self.trend = Trend(policy.memory_leak_window_s)
+            self.trend.reserve(len(self.rank))
+        self._policy = policy
 
     def reserve(self, count: int) -> None:
         before = len(self.rank)

@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory_bins import SECOND
-from frd.engine.memory_series import Series
+from frd.engine.memory.bins import SECOND
+from frd.engine.memory.series import Series
 from frd.engine.picture import Bools
 from frd.engine.policy import Policy
 from frd.model import Int32s, Int64s

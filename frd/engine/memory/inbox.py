@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory_bins import BIN_NS
-from frd.engine.memory_series import Series
+from frd.engine.memory.bins import BIN_NS
+from frd.engine.memory.series import Series
 from frd.engine.picture import Bools
 from frd.model import Int32s, Int64s
 

@@ -11,9 +11,10 @@ from typing import Final
 from frd.engine import compose
 from frd.engine.attempt import Attempt
 from frd.engine.board import Board
-from frd.engine.memory_texts import evidence, summary
-from frd.engine.memory_verdict import MemoryVerdict
+from frd.engine.memory.texts import evidence, summary
+from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.picture import Picture
+from frd.engine.policy import Policy
 from frd.engine.summary import clean, collective
 from frd.model import (
     AlignedNs,
@@ -38,6 +39,9 @@ class MemoryWatcher:
         self.board = Board(_KINDS, _subject)
         self._doing: dict[tuple[int, int], str] = {}
         """What a rank was doing when an incident named it, by number of the incident and rank."""
+
+    def adopt(self, policy: Policy) -> None:
+        """Nothing is decided here: it is the attempt's memory that has a policy."""
 
     def look(self, attempt: Attempt, now: AlignedNs, *, room: int) -> list[FindingEvent]:
         """Called at every tick; at most `room` findings open."""

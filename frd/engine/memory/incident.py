@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory_bins import BIN_NS, SECOND
-from frd.engine.memory_series import Series
-from frd.engine.memory_verdict import MemoryRise, MemoryVerdict
+from frd.engine.memory.bins import BIN_NS, SECOND
+from frd.engine.memory.series import Series
+from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
 from frd.engine.picture import Bools
 from frd.model import AlignedNs, Change, Confidence, Int64s, Kind
 

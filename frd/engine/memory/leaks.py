@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory_incident import Incident
-from frd.engine.memory_rise import attribution
-from frd.engine.memory_series import KINDS, Series
-from frd.engine.memory_verdict import MemoryRise, MemoryVerdict
+from frd.engine.memory.incident import Incident
+from frd.engine.memory.rise import attribution
+from frd.engine.memory.series import KINDS, Series
+from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, Int64s, Kind
 
@@ -38,6 +38,9 @@ class MemoryLeaks:
         """How often in a row the trend of a row was that of a leak; negative: of a known one,
         how often it was not."""
         self._open: dict[bool, Incident] = {}
+
+    def adopt(self, policy: Policy) -> None:
+        self._policy = policy
 
     def update(self, now: AlignedNs) -> list[MemoryVerdict]:
         series = self._series

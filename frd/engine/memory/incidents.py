@@ -17,13 +17,13 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine import memory_cause
-from frd.engine.memory_bins import SECOND
-from frd.engine.memory_cause import Rises
-from frd.engine.memory_incident import Heard, Incident
-from frd.engine.memory_rise import Failure, failed, rise_of
-from frd.engine.memory_series import Series
-from frd.engine.memory_verdict import MemoryRise, MemoryVerdict
+from frd.engine.memory import cause
+from frd.engine.memory.bins import SECOND
+from frd.engine.memory.cause import Rises
+from frd.engine.memory.incident import Heard, Incident
+from frd.engine.memory.rise import Failure, failed, rise_of
+from frd.engine.memory.series import Series
+from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, Int64s, Kind
 
@@ -49,12 +49,15 @@ class MemoryIncidents:
         self._devices = devices
         """By row."""
         self._numbers = numbers
-        self._policy = policy
-        self._link_ns = round(policy.memory_link_s * SECOND)
+        self.adopt(policy)
         self._open: dict[int, Incident] = {}
         self._waiting: dict[tuple[bool, int], AlignedNs] = {}
         """Since when the rise of a rank has waited for what the others tell."""
         self._failures: list[Failure] = []
+
+    def adopt(self, policy: Policy) -> None:
+        self._policy = policy
+        self._link_ns = round(policy.memory_link_s * SECOND)
 
     def fail(self, failure: Failure) -> None:
         self._failures.append(failure)
@@ -66,7 +69,7 @@ class MemoryIncidents:
             return []
         out: list[MemoryVerdict] = []
         for on_host in (False, True):
-            of = memory_cause.rises(series, on_host=on_host, policy=self._policy)
+            of = cause.rises(series, on_host=on_host, policy=self._policy)
             out += self._fail(of, on_host, now)
             for incident in self._of(on_host):
                 self._follow(incident, of)
@@ -114,7 +117,7 @@ class MemoryIncidents:
         limit = int(of.hi[trigger])
         alive = heard.rank[heard.newest >= limit - self._link_ns]
         ranks = len(np.union1d(alive, of.rank[trigger]))
-        cause = memory_cause.first_cause(of, trigger, ranks, self._policy)
+        cause = cause.first_cause(of, trigger, ranks, self._policy)
         limit = int(of.hi[cause.first].min())
         number = next(self._numbers)
         incident = Incident(
@@ -186,7 +189,7 @@ class MemoryIncidents:
         free = (of.incident == 0) & of.visible & (of.lo <= incident.last + self._link_ns)
         early = of.lo <= incident.limit
         lead = max((rise.risen_bytes for rise in incident.rises.values()), default=0)
-        matters = memory_cause.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
+        matters = cause.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
         self._add(incident, of, np.flatnonzero(free & early & matters), {})
         self._add_victims(incident, of, np.flatnonzero(free & ~early))
         heard = Heard(self._series, incident.on_host)
@@ -246,7 +249,7 @@ class MemoryIncidents:
             size = np.array(
                 [max(f.event.requested_bytes for f in by_rank[r]) for r in rank.tolist()]
             )
-            both, places = memory_cause.with_failures(of, rank, lo, hi, size)
+            both, places = cause.with_failures(of, rank, lo, hi, size)
             trigger = int(places[both.hi[places].argmin()])
             heard = Heard(self._series, on_host)
             incident = self._name(both, trigger, heard, on_host, Kind.OOM, by_rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from frd.engine.memory_verdict import Attribution, MemoryRise, MemoryVerdict
+from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
 from frd.engine.summary import clean, ranks
 from frd.model import Kind
 

@@ -4,8 +4,8 @@ Feed it in the order of time and call `advance` a few times a second (when data 
 at once: after each second of it). A verdict rests on the past alone, and is never taken back. Of a
 short record, a shorter `policy.memory_warmup_s` than that of a live job may be right.
 
-What is usual of a series, and when it rises, is `frd.engine.memory_series`' business; who rose
-first `frd.engine.memory_cause`'s; incidents and leaks have modules of their own.
+What is usual of a series, and when it rises, is `frd.engine.memory.series`' business; who rose
+first `frd.engine.memory.cause`'s; incidents and leaks have modules of their own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import count
 
 import numpy as np
 
-from frd.engine.memory_bins import BIN_NS, SECOND
-from frd.engine.memory_inbox import Inbox
-from frd.engine.memory_incidents import MemoryIncidents
-from frd.engine.memory_leaks import MemoryLeaks
-from frd.engine.memory_rise import Failure
-from frd.engine.memory_series import HOST_KINDS, KINDS, SHARED_KINDS, Series
-from frd.engine.memory_verdict import MemoryVerdict
+from frd.engine.memory.bins import BIN_NS, SECOND
+from frd.engine.memory.inbox import Inbox
+from frd.engine.memory.incidents import MemoryIncidents
+from frd.engine.memory.leaks import MemoryLeaks
+from frd.engine.memory.rise import Failure
+from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
+from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,
@@ -54,6 +54,13 @@ class Memory:
         self._order: Int64s = np.zeros(0, np.int64)
         """By rank; with `_ordered` what a view needs of each series."""
         self._ordered: tuple[SeriesInfo, ...] = ()
+
+    def adopt(self, policy: Policy) -> None:
+        """Judge by another policy from now on; see `Engine.adopt`."""
+        self._limit = policy.max_memory_series
+        self._series.adopt(policy)
+        self._incidents.adopt(policy)
+        self._leaks.adopt(policy)
 
     def series(self, info: SeriesInfo, *, node: str = "", source: str = "") -> int:
         """The handle of a series; what is known of it stays, until its rank is forgotten.
