@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory import cause
+from frd.engine.memory import cause as causes
 from frd.engine.memory.bins import SECOND
 from frd.engine.memory.cause import Rises
 from frd.engine.memory.incident import Heard, Incident
@@ -69,7 +69,7 @@ class MemoryIncidents:
             return []
         out: list[MemoryVerdict] = []
         for on_host in (False, True):
-            of = cause.rises(series, on_host=on_host, policy=self._policy)
+            of = causes.rises(series, on_host=on_host, policy=self._policy)
             out += self._fail(of, on_host, now)
             for incident in self._of(on_host):
                 self._follow(incident, of)
@@ -117,7 +117,7 @@ class MemoryIncidents:
         limit = int(of.hi[trigger])
         alive = heard.rank[heard.newest >= limit - self._link_ns]
         ranks = len(np.union1d(alive, of.rank[trigger]))
-        cause = cause.first_cause(of, trigger, ranks, self._policy)
+        cause = causes.first_cause(of, trigger, ranks, self._policy)
         limit = int(of.hi[cause.first].min())
         number = next(self._numbers)
         incident = Incident(
