@@ -172,7 +172,6 @@ def _identity(rank: Rank | FileRank, found: _Found | None, error: str) -> bytes:
         "source": found.source if found else "",
         "taken_at_ns": found.taken_at_ns if found else None,
         "node_time_ns": time.time_ns(),
-        "clock": {"boot_id": info.boot_id, "offset_ns": None, "uncertainty_ns": None},
         "warnings": list(found.dump.warnings) if found else [error],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

@@ -193,7 +193,7 @@ async def grpc_server(
     handler: Callable[[AsyncIterator[bytes], Context], Awaitable[None]],
     certificates: Certificates | None,
 ) -> AsyncIterator[str]:
-    server = GrpcServer(handler, "127.0.0.1:0", certificates)
+    server = GrpcServer(handler, handler, "127.0.0.1:0", certificates)
     address = await server.start()
     try:
         yield f"localhost:{split_address(address)[1]}"
