@@ -123,12 +123,12 @@ class Agent:
         """Messages of one stream overtake none."""
         self._pong: Exchange | None = None
 
-    def read(self, at: int) -> NodeNs:
-        """Both clocks, the real one a little late; gives what that showed."""
+    def read(self, at: int) -> None:
+        """Both clocks, the real one a little late."""
         slack = self.dice.randrange(50, 400)
-        real = self.node.real(at + self.dice.randrange(slack))
-        self._readings.append((at, self.node.raw(at), real, slack + 1))
-        return NodeNs(real)
+        real_at = at + self.dice.randrange(slack)
+        if not self._readings or at > self._readings[-1][0]:
+            self._readings.append((at, self.node.raw(at), self.node.real(real_at), slack + 1))
 
     def ping(self, at: int) -> int:
         """Sent at `at`; gives when the service had learned from it, or would have."""

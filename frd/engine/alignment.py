@@ -1,11 +1,12 @@
 """What is known of one node's clock at one moment, as a value: node times in, aligned times out.
 
 The past of a node's real clock is a list of knots: moments at which its offset (aligned time minus
-node time) was known to lie in an interval. Between two knots, and beyond the last, an offset cannot
-leave a knot's interval faster than clocks drift and slew, so every time has its interval. A step
-of a clock, the node's or the service's, starts a new segment of knots. When a clock steps back it
-shows the same times twice: such a time is taken for the later one, unless that would be the future,
-and its interval covers both.
+node time) was known to lie in an interval. From a knot on, an offset cannot leave its interval
+faster than clocks drift and slew, so every time between knots has its interval, and every time
+after the last one, unless a clock stepped since. A step of a clock, the node's or the service's,
+starts a new segment of knots; of the times between two segments' knots nothing is claimed. When a
+clock steps back it shows the same times twice: such a time is taken for the later one, unless that
+would be the future, and its interval covers both.
 
 Times of the last seconds lie on one line, which costs a few additions a column. Alignments are
 tuples of plain numbers: thousands are made a second, and some are written down and read again.
@@ -49,14 +50,20 @@ class Segment(NamedTuple):
     knots: tuple[Knot, ...]
     """In order of time."""
 
-    def interval(self, node_ns: int) -> tuple[int, int]:
-        """Bounds of the offset at a time of this segment, which has knots."""
+    def interval(self, node_ns: int, *, is_current: bool) -> tuple[int, int] | None:
+        """Bounds of the offset at a time of this segment; None: nothing bounds it.
+
+        Between two knots a step may hide that is too small to be told from slew, so either knot
+        may be the one that holds.
+        """
         i = bisect_right(self.knots, node_ns, key=_at)
-        around = self.knots[max(i - 1, 0) : i + 1]
-        grown = min([abs(node_ns - at) for at, _, _ in around]) * GROWTH_PPM // 1_000_000 + 1
-        low = min([offset - half for _, offset, half in around])
-        high = max([offset + half for _, offset, half in around])
-        return low - grown, high + grown
+        if not self.sure or not i or (node_ns > self.knots[-1][0] and not is_current):
+            return None
+        low, high = FAR_NS, -FAR_NS
+        for at, offset, half in self.knots[i - 1 : i + 1]:
+            reach = half + abs(node_ns - at) * GROWTH_PPM // 1_000_000 + 1
+            low, high = min(low, offset - reach), max(high, offset + reach)
+        return low, high
 
 
 class Alignment(NamedTuple):
@@ -77,7 +84,7 @@ class Alignment(NamedTuple):
     age_s: float
     """Time since the last exchange."""
     segments: tuple[Segment, ...]
-    """The last one is current. At most one time belongs to none: what a step left out."""
+    """The last one is current."""
 
     @property
     def offset_ns(self) -> int:
@@ -86,18 +93,23 @@ class Alignment(NamedTuple):
 
     @property
     def uncertainty_ns_now(self) -> int | None:
-        return self.uncertainty_ns(self.now_ns - self.line_ns)
+        return self.uncertainty_ns(max(self.now_ns - self.line_ns, self.at_ns))
 
     def uncertainty_ns(self, node_ns: int) -> int | None:
         """The offset at this node time is off by so much at most; None when nothing bounds it."""
         if self.state is not ClockState.SYNCHRONIZED:
             return None
-        holding = [s for s in self.segments if s.start_ns <= node_ns <= s.end_ns]
-        if not holding or not all(s.sure for s in holding):
-            return None
-        bounds = [segment.interval(node_ns) for segment in holding]
         estimate = self.one_to_aligned(node_ns) - node_ns
-        return max(max([high for _, high in bounds]) - estimate, estimate - min(bounds)[0])
+        widest = -1
+        for segment in self.segments:
+            if not segment.start_ns <= node_ns <= segment.end_ns:
+                continue
+            interval = segment.interval(node_ns, is_current=segment is self.segments[-1])
+            if interval is None:
+                return None
+            low, high = interval
+            widest = max(widest, high - estimate, estimate - low)
+        return widest if widest >= 0 else None
 
     def to_aligned(self, node_ns: Int64s) -> Int64s:
         """Node times on the service's clock; 0, which says unknown, stays 0."""

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, TypeAlias
 from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
 from frd.engine.bounds import DRIFT, Bounds
 from frd.engine.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
-from frd.engine.history import LONG_NS, History
+from frd.engine.history import History
 from frd.engine.hull import Corridor
 from frd.engine.realtime import RealTable
 from frd.engine.witness import Witnesses
@@ -271,12 +271,9 @@ class NodeClock:
         )
 
     def _service_stepped(self, now: ServiceRawNs, table: ServiceTable) -> None:
-        once = table.steps == self._service_steps + 1 and table.step_gap <= LONG_NS
         self._service_steps = table.steps
-        if self._last is None:
-            self._forget_readings()
-        elif self._history is not None:
-            self._history.shift(self._node.last_real + now - self._last.t2, once=once)
+        if self._history is not None and self._last is not None:
+            self._history.shift(self._node.last_real + now - self._last.t2)
 
     def _unknown(self, now: ServiceRawNs, table: ServiceTable) -> Newest:
         now_ns = AlignedNs(now + table.last_ahead)

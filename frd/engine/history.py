@@ -16,8 +16,6 @@ MOST_KNOTS: Final = 24
 """Of one segment."""
 _FRESH_KNOTS: Final = 8
 """Of these none is forgotten."""
-LONG_NS: Final = 2_000_000_000
-"""Readings further apart may have more than one step between them."""
 _AHEAD_NS: Final = 600_000_000_000
 """How far beyond its last knot the current segment may reach."""
 
@@ -25,15 +23,12 @@ _AHEAD_NS: Final = 600_000_000_000
 class History:
     """Segments that are over, and the current one, which starts at `start_ns` of the real clock."""
 
-    __slots__ = ("_blind", "_knots", "_past", "start_ns")
+    __slots__ = ("_knots", "_past", "start_ns")
 
     def __init__(self, start_ns: int) -> None:
         self.start_ns = start_ns
         self._past: list[Segment] = []
         self._knots: list[Knot] = []
-        self._blind: list[tuple[int, int]] = []
-        """Between the last knot and the start of the current segment, if the node's clock stepped
-        since that knot."""
 
     def add(self, knot: Knot) -> None:
         """A knot that is later than the others of the current segment, or the last one once more,
@@ -42,37 +37,22 @@ class History:
         if knots and knots[-1][0] == knot[0]:
             knots[-1] = knot
             return
-        self._blind = []
         knots.append(knot)
         if len(knots) > MOST_KNOTS:
             del knots[1:-_FRESH_KNOTS:2]
 
     def step(self, before_ns: int, gap_ns: int, after_ns: int) -> None:
         """The node's clock showed `before_ns`, and `gap_ns` later `after_ns`."""
-        long = gap_ns > LONG_NS
         gap_ns += gap_ns // 1_000
-        self._blind.append((self._last(), before_ns + gap_ns))
-        self._end(before_ns + gap_ns)
-        self.start_ns = after_ns - gap_ns
-        if long:
-            self._forget(min(before_ns, self.start_ns), max(before_ns + gap_ns, after_ns))
+        self._end(before_ns + gap_ns, after_ns - gap_ns)
 
-    def shift(self, now_ns: int, *, once: bool) -> None:
-        """The service's clock stepped between the last knot and `now_ns`, maybe more than once."""
-        start = self._last()
-        if self._blind or not self._knots or not once:
-            for piece in self._blind:
-                self._forget(*piece)
-            self._end(now_ns)
-            self._forget(start, now_ns)
-        else:
-            self._end(now_ns)
-        self.start_ns = start
+    def shift(self, now_ns: int) -> None:
+        """The service's clock stepped, some time between the last knot and `now_ns`."""
+        self._end(now_ns, self._knots[-1][0] if self._knots else self.start_ns)
 
     def distrust(self, now_ns: int) -> None:
         """All that is known of times before `now_ns` is contradicted."""
-        self._end(now_ns)
-        self.start_ns = now_ns
+        self._end(now_ns, now_ns)
         self._past = [segment._replace(sure=False) for segment in self._past]
 
     def segments(self) -> tuple[Segment, ...]:
@@ -81,20 +61,11 @@ class History:
         current = Segment(self.start_ns, end, bool(knots), tuple(knots))
         return (*self._past, current) if self._past else (current,)
 
-    def _last(self) -> int:
-        return self._knots[-1][0] if self._knots else self.start_ns
-
-    def _end(self, end_ns: int) -> None:
-        self._put(Segment(self.start_ns, end_ns, bool(self._knots), tuple(self._knots)))
-        self._knots = []
-
-    def _forget(self, start_ns: int, end_ns: int) -> None:
-        """Nothing is known of these times."""
-        self._put(Segment(start_ns, end_ns, False, ()))
-
-    def _put(self, segment: Segment) -> None:
-        past = self._past
-        past.append(segment)
+    def _end(self, end_ns: int, start_ns: int) -> None:
+        """The current segment is over, and another one starts."""
+        past, knots = self._past, self._knots
+        past.append(Segment(self.start_ns, end_ns, bool(knots), tuple(knots)))
+        self.start_ns, self._knots = start_ns, []
         if len(past) > MOST_SEGMENTS:
             first, second = past[:2]
             start, end = min(first.start_ns, second.start_ns), max(first.end_ns, second.end_ns)

@@ -1,10 +1,10 @@
 """How far a host's CLOCK_REALTIME is ahead of its CLOCK_MONOTONIC_RAW, read now and then.
 
 The raw clock only counts; the real one is slewed (by a little) and stepped. Two readings in a row
-that differ by more than slewing explains have a step between them. Nobody saw the moment: between
-two readings either of them may hold, so the interval covers both, and widens with the distance from
-the nearer one. Beyond the last reading it widens with the distance from that; a step that no
-reading has shown yet is beyond what a table can know.
+that differ by more than slewing explains have a step between them; a smaller one may hide there.
+Nobody saw the moment: between two readings either of them may hold, so the interval covers both,
+each widened with the distance from it. Beyond the last reading it widens with the distance from
+that; a step that no reading has shown yet is beyond what a table can know.
 
 The same table serves a node (its readings come with its pings) and the service (which reads its
 own two clocks). All arithmetic is in integers: nanoseconds since the epoch have no room in a float.
@@ -41,7 +41,6 @@ class RealTable(Generic[Raw, Real]):
         "_spacing",
         "_timed_at",
         "rate",
-        "step_gap",
         "stepped_at",
         "steps",
     )
@@ -62,8 +61,6 @@ class RealTable(Generic[Raw, Real]):
         self.steps = 0
         self.stepped_at = 0
         """Raw time of the first reading after the last step; 0 never."""
-        self.step_gap = 0
-        """Raw time between the readings around the last step."""
 
     def __len__(self) -> int:
         return len(self._raws)
@@ -88,8 +85,7 @@ class RealTable(Generic[Raw, Real]):
                 self._append(raw, ahead, slack_ns)
             return False
         self.steps += 1
-        self.stepped_at, self.step_gap = raw, gap
-        self._segment_raw = self._timed_at = raw
+        self.stepped_at = self._segment_raw = self._timed_at = raw
         self.rate = 0.0
         self._append(raw, ahead, slack_ns)
         return True
@@ -153,8 +149,10 @@ class RealTable(Generic[Raw, Real]):
         since, until = raw - raws[i - 1], raws[i] - raw
         before, after = self._aheads[i - 1], self._aheads[i]
         ahead = before + (after - before) * since // (since + until)
-        loose = max(self._slacks[i - 1], self._slacks[i]) + _grown(min(since, until))
-        return ahead, max(abs(before - ahead), abs(after - ahead)) + loose
+        return ahead, max(
+            abs(before - ahead) + self._slacks[i - 1] + _grown(since),
+            abs(after - ahead) + self._slacks[i] + _grown(until),
+        )
 
 
 def _grown(ns: int) -> int:

@@ -67,7 +67,7 @@ def guess(sent_at: NodeNs, received_at: AlignedNs) -> Alignment:
 
 def claim_ns(alignment: Alignment) -> int | None:
     """How far off times of now may be that are aligned with it, for as long as it is in use."""
-    now = alignment.now_ns - alignment.offset_ns
+    now = max(alignment.now_ns - alignment.offset_ns, alignment.at_ns)
     bounds = [alignment.uncertainty_ns(now + later) for later in (0, HORIZON_NS)]
     needed = [bound for bound in bounds if bound is not None]
     return max(needed) * (_MARGIN + 1) // _MARGIN if len(needed) == len(bounds) else None
