@@ -189,7 +189,7 @@ class MemoryIncidents:
         free = (of.incident == 0) & of.visible & (of.lo <= incident.last + self._link_ns)
         early = of.lo <= incident.limit
         lead = max((rise.risen_bytes for rise in incident.rises.values()), default=0)
-        matters = cause.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
+        matters = causes.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
         self._add(incident, of, np.flatnonzero(free & early & matters), {})
         self._add_victims(incident, of, np.flatnonzero(free & ~early))
         heard = Heard(self._series, incident.on_host)
@@ -249,7 +249,7 @@ class MemoryIncidents:
             size = np.array(
                 [max(f.event.requested_bytes for f in by_rank[r]) for r in rank.tolist()]
             )
-            both, places = cause.with_failures(of, rank, lo, hi, size)
+            both, places = causes.with_failures(of, rank, lo, hi, size)
             trigger = int(places[both.hi[places].argmin()])
             heard = Heard(self._series, on_host)
             incident = self._name(both, trigger, heard, on_host, Kind.OOM, by_rank)
