@@ -4,9 +4,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-BENCHES := ingest overhead analyze
+BENCHES := ingest overhead analyze memory
 
-.PHONY: help demo test lint bench proto clean
+.PHONY: help demo test lint bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make lint    only the checks that run no code"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
+	@echo "make dashboards  regenerate helm/frd/dashboards"
 	@echo "make clean   remove what make has made"
 
 demo: .venv/installed torch
@@ -35,6 +36,7 @@ lint: .venv/installed .venv-proto/installed
 	@$(BIN)/lint-imports --no-logo > .venv/floors.log || { cat .venv/floors.log; exit 1; }
 	@echo "frd: generated code"
 	@scripts/generate --check
+	@$(BIN)/python -m scripts.dashboards --check
 
 bench: .venv/installed torch
 	@for bench in $(BENCHES); do \
@@ -42,6 +44,9 @@ bench: .venv/installed torch
 
 proto: .venv-proto/installed
 	@scripts/generate
+
+dashboards: .venv/installed
+	@$(BIN)/python -m scripts.dashboards
 
 clean:
 	rm -rf .venv .venv-proto dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -116,6 +116,7 @@ def test_the_shipped_dashboards_fit() -> None:
         path.name: path.read_text("utf-8").replace(LOCAL, "https://frd.frd.svc:9374/runbooks/")
         for path in (CHART / "dashboards").glob("*.json")
     }
+    assert files
     shipped: dict[str, str] = {}
     for found in render().of("ConfigMap"):
         if found["metadata"]["labels"]["app.kubernetes.io/component"] == "dashboard":

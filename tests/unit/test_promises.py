@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
+DASHBOARDS = sorted((ROOT / "helm/frd/dashboards").glob("*.json"))
 METRIC = re.compile(r"\bfrd_[a-z_]+\b")
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
 NOT_METRICS = {"frd_agent"}
@@ -209,7 +210,7 @@ def known_metrics() -> set[str]:
     return names | {name + part for name in names for part in HISTOGRAM_PARTS}
 
 
-@pytest.mark.parametrize("page", [*RULES, *PAGES], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*RULES, *DASHBOARDS, *PAGES], ids=lambda path: path.name)
 def test_every_metric_that_is_named_exists(page: Path) -> None:
     """A rule or a page that names a metric which nothing exports would be silent for ever."""
     assert set(METRIC.findall(text(page))) - NOT_METRICS <= known_metrics()

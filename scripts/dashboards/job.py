@@ -1,0 +1,192 @@
+"""Job overview: are we stuck, since when, who, and which groups wait; then how the job is doing.
+
+Read from the top. The first row answers for people who were just woken, the second names the first
+cause; below stand the ranks, the pace of collectives, and how much memory is left.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from scripts.dashboards.parts import Panel, dashboard, graph, number, rows
+
+
+def build() -> Dashboard:
+    return dashboard(
+        "frd-job",
+        "frd / Job overview",
+        "One training job: does it hang, who is to blame, how fast is it, what memory is left.",
+        all_jobs=False,
+        panels=[*_state(), *_incident(), *_progress(), *_collectives(), *_memory()],
+    )
+
+
+def _state() -> list[Panel]:
+    stall = 'max(frd_stall_seconds{job="$job"})'
+    return [
+        number(
+            "Stuck for",
+            "Age of the oldest collective beyond its group's threshold; 0 when there is none.",
+            {"": stall},
+            width=5,
+            unit="s",
+            nothing="no such job",
+            bad_from=0.001,
+            runbook="FrdCollectiveStalled",
+        ),
+        number(
+            "Stuck since",
+            "When the first rank joined that collective.",
+            {"": f"(time() - ({stall} > 0)) * 1000"},
+            width=6,
+            unit="dateTimeAsIso",
+            nothing="not stuck",
+        ),
+        number(
+            "Open findings",
+            "Incidents that are open now. `frd findings --job $job` tells the evidence.",
+            {"": 'sum(frd_findings_open{job="$job"})'},
+            width=4,
+            bad_from=1,
+        ),
+        number(
+            "Ranks alive",
+            "Ranks whose process lives and whose recorder answers, of all that were seen.",
+            {
+                "alive": 'sum(frd_ranks{job="$job", state="live"})',
+                "seen": 'sum(frd_ranks{job="$job"})',
+            },
+            width=5,
+            runbook="FrdRankLost",
+        ),
+        number(
+            "Agents reporting",
+            "What ranks on silent nodes do is unknown: they are not blamed, and not cleared.",
+            {
+                "reporting": 'sum(frd_agents_reporting{job="$job"})',
+                "expected": 'sum(frd_agents_expected{job="$job"})',
+            },
+            width=4,
+            runbook="FrdBlind",
+        ),
+    ]
+
+
+def _incident() -> list[Panel]:
+    return [
+        rows(
+            "First causes",
+            "Whom open findings name, by reason. Everybody else who waits is a victim. "
+            "`frd findings --job $job` shows the line of the program where each stands.",
+            'max by (rank, node, kind, reason, finding) (frd_suspect{job="$job"})',
+            ("rank", "node", "kind", "reason", "finding"),
+            width=12,
+            nothing="nobody is named",
+            runbook="FrdCollectiveStalled",
+        ),
+        graph(
+            "Groups that wait",
+            "How long each group has waited for its oldest stalled collective, the ten worst. A "
+            "finding lists all groups that its suspect holds up.",
+            {"{{group}}": 'topk(10, frd_stall_seconds{job="$job"} > 0)'},
+            width=12,
+            unit="s",
+            nothing="no group waits",
+            runbook="FrdCollectiveStalled",
+        ),
+    ]
+
+
+def _progress() -> list[Panel]:
+    return [
+        graph(
+            "Ranks by state",
+            "live: its recorder answers. silent: the process exists, its recorder does not answer. "
+            "exited: gone without a clean exit. finished: gone after one.",
+            {"{{state}}": 'sum by (state) (frd_ranks{job="$job"})'},
+            width=8,
+            unit="none",
+            stacked=True,
+            runbook="FrdRankLost",
+        ),
+        graph(
+            "Findings",
+            "Open findings by kind: each is one incident.",
+            {"{{kind}}": 'sum by (kind) (frd_findings_open{job="$job"})'},
+            width=8,
+            unit="none",
+        ),
+        graph(
+            "Collectives completed",
+            "By all members, in a second, the ten busiest groups. Zero while the job hangs.",
+            {
+                "{{group}}": (
+                    'topk(10, rate(frd_collectives_matched_total{job="$job"}[$__rate_interval]))'
+                )
+            },
+            width=8,
+            unit="ops",
+        ),
+    ]
+
+
+def _collectives() -> list[Panel]:
+    def quantile(share: float, metric: str) -> str:
+        rate = f'rate({metric}_bucket{{job="$job"}}[$__rate_interval])'
+        return f"histogram_quantile({share:g}, sum by (le, op) ({rate}))"
+
+    skew, duration = "frd_collective_skew_seconds", "frd_collective_duration_seconds"
+    return [
+        graph(
+            "Skew by op",
+            "Time between the first and the last member joining: what ranks lose by waiting for "
+            "each other. Median and 99th percentile of the collectives that completed.",
+            {"{{op}} median": quantile(0.5, skew), "{{op}} p99": quantile(0.99, skew)},
+            width=12,
+            unit="s",
+        ),
+        graph(
+            "Duration by op",
+            "Time between the first member joining and the last completion, the wait included.",
+            {"{{op}} median": quantile(0.5, duration), "{{op}} p99": quantile(0.99, duration)},
+            width=12,
+            unit="s",
+        ),
+    ]
+
+
+def _memory() -> list[Panel]:
+    room = "(frd_gpu_memory_total_bytes - frd_gpu_memory_used_bytes)"
+    ranks = '(frd_rank_gpu_memory_bytes{job="$job"} >= bool 0)'
+    return [
+        graph(
+            "Memory left on GPUs",
+            "Of the devices of this job's ranks, whoever uses the rest: the ten with the least.",
+            {"rank {{rank}}": f"bottomk(10, {room} * on (instance, gpu) group_right () {ranks})"},
+            width=8,
+            unit="bytes",
+            nothing="no GPU is known",
+            runbook="FrdMemoryFirstCause",
+        ),
+        graph(
+            "Memory of torch's allocator",
+            "What it holds, and how much of that is in tensors: the five ranks with the most. The "
+            "rest of a rank's GPU memory is NCCL's, the CUDA context's or another library's.",
+            {
+                "rank {{rank}} held": 'topk(5, frd_rank_torch_reserved_bytes{job="$job"})',
+                "rank {{rank}} in tensors": 'topk(5, frd_rank_torch_allocated_bytes{job="$job"})',
+            },
+            width=8,
+            unit="bytes",
+            nothing="no CUDA allocator is known",
+            runbook="FrdMemoryFirstCause",
+        ),
+        graph(
+            "Host memory of ranks",
+            "Of the process and its children, data loaders for example: the ten with the most.",
+            {"rank {{rank}}": 'topk(10, frd_rank_host_memory_bytes{job="$job"})'},
+            width=8,
+            unit="bytes",
+            runbook="FrdMemoryFirstCause",
+        ),
+    ]

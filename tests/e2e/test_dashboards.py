@@ -1,0 +1,144 @@
+"""The shipped dashboards, query by query, on what a real service and a real agent export.
+
+One small job is watched, on GPUs of a scripted driver: it runs, hangs, and is asked about while it
+does, so that each panel has something to show. What Grafana does with the answers is not tested:
+it is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+from tests import scripted_nvml
+from tests.prometheus import ROOT, Prometheus, free_port, until
+from tests.scripted_nvml import GIB, Driver, uuid
+from tests.scripted_rank import ScriptedRank
+
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is absent"),
+    pytest.mark.timeout(240),
+]
+DASHBOARDS = sorted((ROOT / "helm/frd/dashboards").glob("*.json"))
+JOB = "training"
+RANKS = 3
+LATE = 1
+GPU = uuid(1)
+NO_DRIVER = not any(map(shutil.which, ("cc", "gcc", "clang")))
+"""Without a C compiler there is no scripted driver of GPUs, and their series are absent."""
+
+
+def queries() -> Iterator[Any]:
+    """All that the dashboards ask, their marks of alerts too."""
+    for path in DASHBOARDS:
+        dashboard = json.loads(path.read_text("utf-8"))
+        for mark in dashboard["annotations"]["list"]:
+            yield pytest.param(mark["expr"], id=f"{path.stem}: {mark['name']}")
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                name = f"{path.stem}: {panel['title']}: {target['refId']}"
+                yield pytest.param(target["expr"], id=name)
+
+
+def substituted(expression: str) -> str:
+    """As Grafana sends it, for scrapes once a second."""
+    variables = {"$job": JOB, "${job:regex}": JOB, "$__rate_interval": "30s", "$__range": "5m"}
+    for name, value in variables.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression
+    return expression
+
+
+@contextmanager
+def ranks(run_dir: Path) -> Iterator[None]:
+    """They complete ten collectives a second for four seconds; then one joins no more.
+
+    All live in this process, so only one can have the GPU on which the driver sees it.
+    """
+    job = [ScriptedRank(run_dir, rank, RANKS, job=JOB) for rank in range(RANKS)]
+    job[0].identity["devices"] = [GPU]
+    job[0].publish_identity()
+    held = (UUID(GPU.removeprefix("GPU-")).bytes, 80 * GIB, 8 * GIB, 9 * GIB, 9 * GIB, 0)
+    over = threading.Event()
+
+    def play() -> None:
+        began = time.monotonic()
+        while not over.wait(0.1):
+            hangs = time.monotonic() - began > 4.0
+            for rank in job:
+                if not hangs:
+                    rank.enter()
+                    rank.leave()
+                    rank.entries[-1]["time_discovered_completed_ns"] = time.time_ns()
+                elif rank is not job[LATE] and rank.seq == rank.completed:
+                    rank.enter()
+                rank.publish()
+            job[0].publish_memory([held])
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield
+    finally:
+        over.set()
+        player.join()
+        for rank in job:
+            rank.close()
+
+
+@contextmanager
+def agent(service: str, run_dir: Path, driver: Driver, library: Path | None) -> Iterator[str]:
+    """A real agent; yields where its metrics are."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "frd_agent", "run", "--service", service]
+    command += ["--run-dir", str(run_dir), "--metrics", address]
+    environment = driver.environment(library) if library is not None else {}
+    process = subprocess.Popen(command, env=os.environ | environment)
+    try:
+        yield address
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus, some seconds after the job began to hang."""
+    folder = tmp_path_factory.mktemp("dashboards")
+    library = scripted_nvml.build(folder / "nvml")
+    driver = Driver(folder / "driver.txt", {GPU: (10 * GIB, 80 * GIB)})
+    driver.processes = [(GPU, "compute", os.getpid(), 9 * GIB)]
+    driver.write()
+    with ExitStack() as stack:
+        stage = stack.enter_context(Stage(SCENARIOS["missing_rank"], RANKS, 2.0))
+        service = stage.start_service()
+        run_dir = folder / "run"
+        metrics = stack.enter_context(agent(service.grpc, run_dir, driver, library))
+        started = stack.enter_context(Prometheus(folder, service.http, agents=[metrics]))
+        until(lambda: started.query("frd_agent_connected == 1"), "a first scrape")
+        stack.enter_context(ranks(run_dir))
+        until(lambda: started.query("frd_suspect"), "the finding")
+        yield started
+
+
+@pytest.mark.parametrize("expression", list(queries()))
+def test_a_panel_has_something_to_show(prometheus: Prometheus, expression: str) -> None:
+    """Its query parses and gives series, with the variables put in."""
+    if NO_DRIVER and "frd_gpu_memory" in expression:
+        pytest.skip("no C compiler to build the scripted NVIDIA driver with")
+    assert until(lambda: prometheus.query(substituted(expression)), expression, 30)
