@@ -6,7 +6,7 @@ faster than clocks drift and slew, so every time between knots has its interval,
 after the last one, unless a clock stepped since. A step of a clock, the node's or the service's,
 starts a new segment of knots; of the times between two segments' knots nothing is claimed. When a
 clock steps back it shows the same times twice: such a time is taken for the later one, unless that
-would be the future, and its interval covers both.
+is far in the future, and its interval covers both.
 
 Times of the last seconds lie on one line, which costs a few additions a column. Alignments are
 tuples of plain numbers: thousands are made a second, and some are written down and read again.
@@ -78,13 +78,14 @@ class Alignment(NamedTuple):
     rate: float
     """How fast the offset grows, in ns per ns."""
     line_from_ns: int
-    """The line holds for node times from here on."""
+    """The line holds for node times from here on, up to `line_to_ns`."""
     drift_ppm: float
     """Of the service's raw clock against the node's."""
     age_s: float
     """Time since the last exchange."""
     segments: tuple[Segment, ...]
     """The last one is current."""
+    line_to_ns: int = FAR_NS
 
     @property
     def offset_ns(self) -> int:
@@ -117,24 +118,24 @@ class Alignment(NamedTuple):
         offset: Int64s = ((times - self.at_ns) * self.rate).astype(np.int64)
         offset += self.line_ns
         unknown = node_ns == 0
-        early = times < self.line_from_ns
-        if early.any():
-            early &= ~unknown
-            offset[early] = self._early(times[early])
+        beside = (times < self.line_from_ns) | (times > self.line_to_ns)
+        if beside.any():
+            beside &= ~unknown
+            offset[beside] = self._beside(times[beside])
         aligned: Int64s = times + offset
         aligned[unknown] = 0
         return aligned
 
     def one_to_aligned(self, node_ns: int) -> AlignedNs:
-        if self.line_from_ns <= node_ns <= FAR_NS:
+        if self.line_from_ns <= node_ns <= self.line_to_ns:
             return AlignedNs(node_ns + self._line(node_ns))
         return AlignedNs(int(self.to_aligned(np.array([node_ns]))[0]))
 
     def _line(self, node_ns: int) -> int:
         return self.line_ns + int((node_ns - self.at_ns) * self.rate)
 
-    def _early(self, node_ns: Int64s) -> Int64s:
-        """Offsets at times before the line; of each the newest segment that it may belong to."""
+    def _beside(self, node_ns: Int64s) -> Int64s:
+        """Offsets at times beside the line, by the newest segment that each may belong to."""
         offset = np.full(len(node_ns), self.line_ns)
         reach = -FAR_NS
         for segment in self.segments:

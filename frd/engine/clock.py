@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple, TypeAlias
 
-from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
+from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState, Segment
 from frd.engine.bounds import DRIFT, Bounds
 from frd.engine.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
 from frd.engine.history import History
@@ -256,7 +256,10 @@ class NodeClock:
         """What is known now, as something to align with and to keep."""
         reason, now_ns, at_ns, offset_ns, _, rate, drift = self.newest(now, table)
         last, history = self._last, self._history
-        learned = history is not None and self._newest is not None
+        line: tuple[int, int] = (-FAR_NS, FAR_NS)
+        segments: tuple[Segment, ...] = ()
+        if history is not None and self._newest is not None:
+            line, segments = history.line(at_ns - _LINE_NS), history.segments()
         return Alignment(
             ClockState.UNSYNCHRONIZED if reason else ClockState.SYNCHRONIZED,
             reason,
@@ -264,10 +267,11 @@ class NodeClock:
             at_ns,
             offset_ns,
             rate,
-            max(history.start_ns, at_ns - _LINE_NS) if history and learned else -FAR_NS,
+            line[0],
             drift * 1e6,
             (now - last.t3) / 1e9 if last else 0.0,
-            history.segments() if history and learned else (),
+            segments,
+            line[1],
         )
 
     def _service_stepped(self, now: ServiceRawNs, table: ServiceTable) -> None:

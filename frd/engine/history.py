@@ -16,8 +16,8 @@ MOST_KNOTS: Final = 24
 """Of one segment."""
 _FRESH_KNOTS: Final = 8
 """Of these none is forgotten."""
-_AHEAD_NS: Final = 600_000_000_000
-"""How far beyond its last knot the current segment may reach."""
+_AHEAD_NS: Final = 60_000_000_000
+"""How far beyond its last knot the current segment may reach: alignments are used for a while."""
 
 
 class History:
@@ -60,6 +60,12 @@ class History:
         end = knots[-1][0] + _AHEAD_NS if knots else FAR_NS
         current = Segment(self.start_ns, end, bool(knots), tuple(knots))
         return (*self._past, current) if self._past else (current,)
+
+    def line(self, from_ns: int) -> tuple[int, int]:
+        """From `from_ns` or later, until when times are of the current segment only."""
+        end = self._knots[-1][0] + _AHEAD_NS if self._knots else FAR_NS
+        reach = max([segment.end_ns for segment in self._past], default=0)
+        return max(self.start_ns, from_ns), end if reach > end else FAR_NS
 
     def _end(self, end_ns: int, start_ns: int) -> None:
         """The current segment is over, and another one starts."""

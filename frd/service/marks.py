@@ -87,15 +87,15 @@ def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
     """As `Alignment.to_aligned` of each column: at once for all times that lie on the lines, as
     nearly all do."""
     rows = [len(column) for column in columns]
-    lines = [(a.at_ns, a.line_ns, a.line_from_ns) for a in alignments]
-    at, line, since = np.repeat(lines, rows, axis=0).T
+    lines = [(a.at_ns, a.line_ns, a.line_from_ns, a.line_to_ns) for a in alignments]
+    at, line, since, until = np.repeat(lines, rows, axis=0).T
     rate = np.repeat([a.rate for a in alignments], rows)
     node = np.concatenate(columns)
     aligned: Int64s = node + line + ((node - at) * rate).astype(np.int64)
     aligned[node == 0] = 0
-    if (early := (node < since) & (node != 0)).any():
+    if (beside := ((node < since) | (node > until)) & (node != 0)).any():
         ends = np.cumsum(rows)
-        for i in set(np.searchsorted(ends, np.flatnonzero(early), "right").tolist()):
+        for i in set(np.searchsorted(ends, np.flatnonzero(beside), "right").tolist()):
             aligned[ends[i] - rows[i] : ends[i]] = alignments[i].to_aligned(columns[i])
     return aligned
 
