@@ -304,13 +304,15 @@ def test_the_neighbour_on_a_device_is_no_suspect() -> None:
     assert [one.ranks for one in last_of_each(play(Job(rows, 45)))] == [(0,)]
 
 
-def test_the_neighbours_in_a_cgroup_are_no_suspects() -> None:
-    """Four ranks share a container, whose usage rises for all of them."""
+@pytest.mark.parametrize("noise_gib", [0.0, 0.01])
+def test_the_neighbours_in_a_cgroup_are_no_suspects(noise_gib: float) -> None:
+    """Four ranks share a container, whose usage rises for all of them; a moment before, something
+    else in it took a few pages."""
     rows = []
     for rank in range(4):
         own = plus(level(2), ramp(30, 1)) if rank == 3 else level(2)
         rows.append(Row(rank, own, SeriesKind.HOST_USED, node="a", capacity=32 * GIB))
-        whole = plus(level(9), ramp(30, 1))
+        whole = plus(level(9), step(27, noise_gib), ramp(30, 1))
         rows.append(Row(rank, whole, SeriesKind.CGROUP_USED, node="a", capacity=32 * GIB))
     [incident] = last_of_each(play(Job(rows, 45)))
     assert incident.ranks == (3,)

@@ -110,8 +110,8 @@ def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
 def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
     """All but the rises of whole devices and cgroups that the rise of one process explains.
 
-    It does when it began before they had left their band for good: others in there may have made
-    a little noise before.
+    It does when it began before theirs were worth a finding: others in there may have made some
+    noise before.
     """
     shared, pool = series.shared[row], series.pool[row]
     if not shared.any() or shared.all():
@@ -121,8 +121,8 @@ def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
     most, begun = np.zeros(pools, np.int64), np.full(pools, np.iinfo(np.int64).max)
     np.maximum.at(most, pool[~shared], risen[~shared])
     np.minimum.at(begun, pool[~shared], lo[~shared])
-    for_good = np.where(series.twice[row] > 0, series.twice[row], series.end[row])
-    return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= for_good))
+    told = np.where(series.hot[row] > 0, series.hot[row], series.end[row])
+    return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= told))
 
 
 def _by_rank(reduce: np.ufunc, of: np.ndarray, start: Int64s) -> np.ndarray:
