@@ -45,12 +45,16 @@ class StoreLimits:
 
     journal_bytes: int = 256 * 1024 * 1024
     """Accepted input, for `frd replay`."""
+    journal_retention_s: float = 0.0
+    """It is forgotten after this long; 0: when there is no more room for it."""
     dump_count: int = 32
     """Dumps, taken when an incident opened or on demand; at 0 an incident takes none."""
     dump_bytes: int = 1024 * 1024 * 1024
     """All dumps together."""
     finding_retention_s: float = 30 * 86_400.0
     """A closed finding is forgotten after this long."""
+    finding_count: int = 100_000
+    """Findings; those that are open are never forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,7 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "policy.memory_min_rise_share": {"gt": 0, "le": 1},
     "policy.memory_high_share": {"gt": 0, "le": 1},
     "store.dump_count": {"ge": 0},
+    "store.journal_retention_s": {"ge": 0},
 }
 
 
@@ -189,6 +194,23 @@ def keys() -> list[str]:
 
 def _line(key: str, value: object) -> str:
     return f"# {key}: not set" if value is None else f"{_toml_key(key)} = {_toml(value)}"
+
+
+def changed_keys(old: Config, new: Config) -> list[str]:
+    """The dotted keys whose values differ."""
+    return [key for key in keys() if _value(old, key) != _value(new, key)]
+
+
+def needs_restart(key: str) -> bool:
+    """A running service cannot take up another value of it."""
+    return key.partition(".")[0] not in ("policy", "store", "log", "expected_agents")
+
+
+def _value(config: Config, key: str) -> object:
+    value: object = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
 
 
 def json_schema() -> dict[str, Any]:

@@ -25,7 +25,7 @@ from frd.wire import PROTOCOL, ClockHello, Hello, Request
 from frd_agent.answers import answer
 from frd_agent.board import Board
 from frd_agent.clock import Clock
-from frd_agent.config import Config
+from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.dictionary import Dictionary
 from frd_agent.dispatch import Dispatch
 from frd_agent.file_rank import FileRank
@@ -129,6 +129,23 @@ class Agent:
                 files.cancel()
                 clock.cancel()
                 await self._say_goodbye(stream)
+
+    def adopt(self, config: Config) -> None:
+        """Go on by another configuration, as far as a running agent can; the log tells the rest.
+
+        The line to the service is opened anew, so that certificates and tokens are too.
+        """
+        for key in Config.model_fields:
+            if getattr(config, key) == getattr(self._config, key):
+                continue
+            if key in LIVE_KEYS:
+                log.info("%s: changed", key)
+            else:
+                log.warning("%s: changed: takes effect after a restart", key)
+        live = {key: getattr(config, key) for key in LIVE_KEYS}
+        self._config = self._config.model_copy(update=live)
+        log.info("configuration read again")
+        self._stream.redial(self._config.line())
 
     def stop(self) -> None:
         self._stop.set()

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from frd.errors import ConfigError, FrdError
+
+if TYPE_CHECKING:
+    from frd_agent.agent import Agent
 
 _USAGE = 2
 
@@ -37,7 +44,7 @@ def cli() -> None:
 @click.option("--node", metavar="NAME", help="What to call this node, instead of the host's name.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Of lines on stderr.")
 def run(config: Path | None, **flags: object) -> None:
-    """Watch this node until SIGTERM, SIGINT or SIGHUP."""
+    """Watch this node until SIGTERM or SIGINT; SIGHUP has it read its file again."""
     from frd import logs
     from frd_agent.config import load
 
@@ -50,15 +57,32 @@ def run(config: Path | None, **flags: object) -> None:
     async def main() -> None:
         agent = Agent(loaded)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # What a terminal sends when it closes is a goodbye too, or an alert would cry blind.
+        hangs_up = agent.stop if sys.stderr.isatty() else partial(_reload, agent, config, flags)
+        handlers = {signal.SIGTERM: agent.stop, signal.SIGINT: agent.stop, signal.SIGHUP: hangs_up}
+        for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
-                loop.add_signal_handler(number, agent.stop)
+                loop.add_signal_handler(number, handler)
         await agent.run()
 
     try:
         asyncio.run(main())
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+def _reload(agent: Agent, path: Path | None, flags: Mapping[str, object]) -> None:
+    """A file that cannot be used changes nothing."""
+    from frd import logs
+    from frd_agent.config import load
+
+    try:
+        config = load(path, flags)
+    except ConfigError as error:
+        logging.getLogger(__name__).error("%s: nothing is changed", error)
+        return
+    logs.configure(config.log_level, config.log_format)
+    agent.adopt(config)
 
 
 @cli.command(

@@ -28,6 +28,11 @@ from frd_agent import tap
 from frd_agent.line import Service, read
 
 _PREFIX = "FRD_AGENT_"
+LIVE_KEYS = (
+    *("service", "tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "token_file", "insecure"),
+    *("poll_s", "log_level", "log_format"),
+)
+"""What a running agent takes up."""
 _SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
 
 

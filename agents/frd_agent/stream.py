@@ -94,6 +94,7 @@ class Stream:
     _refusals: int = 0
     _round_at: float = 0.0
     _closing: bool = False
+    _hang_up: bool = False
     _unreachable: bool = False
 
     async def run(self) -> None:
@@ -118,6 +119,12 @@ class Stream:
         """There may be something to say."""
         self._wake.set()
 
+    def redial(self, service: Service) -> None:
+        """Go on on another line."""
+        self.service = service
+        self._hang_up = True
+        self._wake.set()
+
     def close(self) -> None:
         """Say what is left and goodbye; `run` returns soon."""
         self._closing = True
@@ -136,6 +143,7 @@ class Stream:
     # -- one stream ----------------------------------------------------------------------------
 
     async def _live(self) -> None:
+        self._hang_up = False
         async with self.service.connect() as line:
             call = line.stream()
             beside: asyncio.Task[None] | None = None
@@ -232,6 +240,8 @@ class Stream:
                 await call.write(encode_agent(Goodbye("the agent stops")))
                 await call.done_writing()
                 return
+            if self._hang_up:
+                raise _Lost("the configuration was read again: opening another line")
             if self.dispatch.must_reopen:
                 raise _Lost("all that one stream may declare is declared: opening another")
             with contextlib.suppress(TimeoutError):

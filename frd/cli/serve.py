@@ -1,8 +1,11 @@
-"""`frd serve`: the central service, until SIGTERM or SIGINT."""
+"""`frd serve`: the central service, until SIGTERM or SIGINT; SIGHUP has it read its file again."""
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from frd.config import Config
+    from frd.service.app import App
 
 
 @click.command("serve")
@@ -69,28 +73,50 @@ def command(
         "insecure": insecure,
         "log.format": log_format,
     }
-    effective = config.load(path, flags)
+    load = functools.partial(config.load, path, flags)
+    effective = load()
     logs.configure(effective.log.level, effective.log.format)
     # A full collection walks every rank of every job: 0.2 s and more in which no message is
     # read. What lives long here holds no cycles, so it can wait until very much has changed.
     gc.set_threshold(10_000, 20, 1_000)
-    asyncio.run(_serve(effective))
+    asyncio.run(_serve(effective, load))
 
 
-async def _serve(config: Config) -> None:
+async def _serve(config: Config, load: Callable[[], Config]) -> None:
     import asyncio
     import json
     import signal
 
     from frd.service.app import App
 
+    loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stopped.set)
     app = App(config)
+    # What a terminal sends when it closes, nobody means as a request.
+    hangs_up = stopped.set if sys.stderr.isatty() else functools.partial(_reload, app, load)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        loop.add_signal_handler(signal.SIGHUP, hangs_up)
     try:
         await app.start()
         click.echo(json.dumps({"grpc": app.grpc, "http": app.http}))
         await stopped.wait()
     finally:
         await app.stop()
+
+
+def _reload(app: App, load: Callable[[], Config]) -> None:
+    """A file that cannot be used changes nothing."""
+    import logging
+
+    from frd import logs
+    from frd.errors import ConfigError
+
+    try:
+        config = load()
+    except ConfigError as error:
+        logging.getLogger(__name__).error("%s: nothing is changed", error)
+        return
+    logs.configure(config.log.level, config.log.format)
+    app.adopt(config)

@@ -44,7 +44,7 @@ def command(
     stall_after: float | None,
     as_json: bool,
 ) -> int:
-    """Run service and agent on this machine, until Ctrl-C or SIGTERM."""
+    """Run service and agent on this machine, until Ctrl-C, SIGTERM or the terminal closes."""
     import asyncio
 
     serve = _given(
@@ -74,7 +74,7 @@ async def _up(
     from frd.errors import ServiceUnavailable
 
     stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     running: dict[str, asyncio.subprocess.Process] = {}
     try:

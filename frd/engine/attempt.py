@@ -75,6 +75,12 @@ class Attempt:
         self._channels = Channels()
         self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs)
 
+    def adopt(self, policy: Policy) -> None:
+        """See `Engine.adopt`."""
+        self._policy = policy
+        self.memory.adopt(policy)
+        self._collectives.adopt(policy)
+
     # -- declarations ------------------------------------------------------------------------
 
     def rank(self, info: RankInfo, now: AlignedNs) -> int:

@@ -47,6 +47,9 @@ class Watcher(Protocol):
     def look(self, attempt: Attempt, now: AlignedNs, *, room: int) -> list[FindingEvent]:
         """What became of its findings, at most `room` more of them; called at every tick."""
 
+    def adopt(self, policy: Policy) -> None:
+        """Look by another policy from now on."""
+
 
 class Case:
     """An attempt, its findings, and what looking at it needs to remember."""
@@ -73,6 +76,15 @@ class Case:
         self._looked_revision = -1
         self._facts: dict[tuple[int, int], AlignedNs] = {}
         """(group, seq) of the mismatches that are known, and since when."""
+
+    def adopt(self, policy: Policy) -> None:
+        """See `Engine.adopt`."""
+        self._policy = policy
+        self._incidents.adopt(policy)
+        for watcher in self._watchers:
+            watcher.adopt(policy)
+        if self.attempt is not None:
+            self.attempt.adopt(policy)
 
     @property
     def over_at(self) -> AlignedNs | None:

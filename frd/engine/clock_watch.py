@@ -54,7 +54,7 @@ class _Conflict:
 class ClockWatcher:
     def __init__(self, key: AttemptKey, policy: Policy) -> None:
         self._key = key
-        self._after_ns = round(policy.clock_unsynchronized_after_s * 1e9)
+        self.adopt(policy)
         self.board = Board(_KINDS, _subject)
         self._looked_at = AlignedNs(0)
         self._unknown: dict[_Ranks, AlignedNs] = {}
@@ -63,6 +63,9 @@ class ClockWatcher:
         self._seen: set[_Ranks] = set()
         """What findings of this process of the service are about."""
         self._started_at = AlignedNs(0)
+
+    def adopt(self, policy: Policy) -> None:
+        self._after_ns = round(policy.clock_unsynchronized_after_s * 1e9)
 
     def look(self, attempt: Attempt, now: AlignedNs, *, room: int) -> list[FindingEvent]:
         if now - self._looked_at < _LOOK_EVERY_NS:

@@ -64,6 +64,17 @@ class Collectives:
         self.late_rows = 0
         """Rows of collectives whose accumulators had been evicted."""
 
+    def adopt(self, policy: Policy) -> None:
+        """See `Engine.adopt`."""
+        before, self._policy = self._policy, policy
+        self.signatures.limit = policy.max_signatures
+        self.rings.bound(policy.max_open_collectives, policy.max_open_collectives_per_group)
+        windows = (before.straggler_window_s, before.telemetry_late_s)
+        if windows != (policy.straggler_window_s, policy.telemetry_late_s):
+            self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
+        self._groups.threshold_ns[: self._groups.count] = round(policy.stall_after_s * 1e9)
+        self._tails_asked_at = AlignedNs(0)  # what is usual is asked again before anything stalls
+
     # -- rows --------------------------------------------------------------------------------
 
     def join(

@@ -34,7 +34,7 @@ from frd.views import AttemptView, Snapshot
 
 
 class Engine:
-    """See the package's contract: observe, advance, attach, restore, snapshot."""
+    """See the package's contract: observe, advance, attach, restore, adopt, snapshot."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -282,6 +282,16 @@ class Engine:
         for finding in findings:
             if finding.state is FindingState.OPEN:
                 self._case(AttemptKey(finding.job, finding.attempt)).restore(finding, now)
+
+    def adopt(self, policy: Policy) -> None:
+        """Decide by another policy from now on, attempts that run included.
+
+        What is open stays until the new policy closes it. Windows whose length changes (of
+        lateness, of leaks) begin anew; limits that shrink take nothing away that is there.
+        """
+        self.policy = policy
+        for case in self._cases.values():
+            case.adopt(policy)
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
         for case in self._cases.values():

@@ -44,6 +44,9 @@ class Incidents:
         self._told: set[tuple[int, AlignedNs]] = set()
         """Exits that have their finding."""
 
+    def adopt(self, policy: Policy) -> None:
+        self._policy = policy
+
     def __len__(self) -> int:
         return len(self._open)
 

@@ -252,7 +252,7 @@ class Signatures:
     """The signatures of one attempt by handle, with what the engine asks of each as columns."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._handles: dict[Signature, int] = {}
         self._classes: dict[Hashable, int] = {}
         self._op_index: dict[str, int] = {}
@@ -281,8 +281,8 @@ class Signatures:
         if known is not None:
             return known
         handle = len(self.known)
-        if handle >= self._limit:
-            raise WireError("signatures", "limit", f"{self._limit}: raise policy.max_signatures")
+        if handle >= self.limit:
+            raise WireError("signatures", "limit", f"{self.limit}: raise policy.max_signatures")
         if handle >= len(self.op):
             self._grow(max(64, 2 * handle))
         self._handles[signature] = handle

@@ -130,8 +130,7 @@ class Rings:
     """Accumulator slots of one attempt, by group handle and seq."""
 
     def __init__(self, limit: int, limit_per_group: int) -> None:
-        self._limit = limit
-        self._most = max(FIRST_CAPACITY, 1 << (limit_per_group.bit_length() - 1))
+        self.bound(limit, limit_per_group)
         self._free: dict[int, list[int]] = {}
         self.slots = Slots()
         self.slots.reserve(1)  # of no group, so that a slot of -1 may be looked at
@@ -139,6 +138,11 @@ class Rings:
         self.open = 0
         """Occupied slots."""
         self.evicted = 0
+
+    def bound(self, limit: int, limit_per_group: int) -> None:
+        """What may be reserved from now on."""
+        self._limit = limit
+        self._most = max(FIRST_CAPACITY, 1 << (limit_per_group.bit_length() - 1))
 
     # -- the window --------------------------------------------------------------------------
 

@@ -71,6 +71,9 @@ class StragglerWatcher:
         self.board = Board(_KINDS, _subject)
         self._open: dict[tuple[int, ...], _Open] = {}
 
+    def adopt(self, policy: Policy) -> None:
+        self._policy = policy
+
     def look(self, attempt: Attempt, now: AlignedNs, *, room: int) -> list[FindingEvent]:
         lateness = attempt.lateness
         if not lateness.is_ripe(now):

@@ -79,7 +79,7 @@ class Tokens:
 
         Every known token is compared, in constant time each.
         """
-        self._refresh()
+        self.refresh()
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return None
@@ -87,7 +87,8 @@ class Tokens:
         found = [grant for known, grant in self._grants if hmac.compare_digest(known, digest)]
         return found[0] if found else None
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Read the file if it has changed."""
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return

@@ -11,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from starlette.types import ASGIApp
 
 from frd import __version__
-from frd.config import Config
+from frd.config import Config, StoreLimits, changed_keys, needs_restart
 from frd.engine.engine import Engine
 from frd.errors import StoreError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
@@ -52,7 +54,8 @@ _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
 _SLOWER: Final = 2_500
 _STALE_AFTER_S: Final = 5.0
-_MAX_STORED_FINDINGS: Final = 100_000
+
+log = logging.getLogger(__name__)
 
 
 class RealTime:
@@ -116,7 +119,7 @@ class App:
             config.data_dir / "journal",
             settings=Settings(__version__, config.policy).encode(),
             now=now(),
-            limits=JournalLimits(total_bytes=config.store.journal_bytes),
+            limits=_journal_limits(config.store),
         )
         self._ingest = Ingest(
             self._engine,
@@ -144,6 +147,7 @@ class App:
         )
         self._loop_lag = LoopLag()
         self._store_errors = {"dumps": 0}
+        self._forgotten_findings = 0
         self._grpc = GrpcServer(
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
         )
@@ -191,6 +195,34 @@ class App:
         await asyncio.to_thread(self._recorder.close)
         self._findings.close()
         os.close(self._lock)
+
+    def adopt(self, config: Config) -> None:
+        """Go on by another configuration, as far as a running service can; the log tells the rest.
+
+        Certificates and tokens are read again when their files have changed, as always.
+        """
+        old = self._config
+        for key in changed_keys(old, config):
+            if needs_restart(key):
+                log.warning("%s: changed: takes effect after a restart", key)
+            else:
+                log.info("%s: changed", key)
+        self._config = replace(
+            old,
+            policy=config.policy,
+            store=config.store,
+            log=config.log,
+            expected_agents=config.expected_agents,
+        )
+        self._engine.adopt(config.policy)
+        settings = Settings(__version__, config.policy).encode()
+        self._recorder.adopt(settings, _journal_limits(config.store), self._now())
+        self._responder.keep_dumps = config.store.dump_count > 0
+        if self._certificates is not None:
+            self._certificates.refresh()
+        if self._tokens is not None:
+            self._tokens.refresh()
+        log.info("configuration read again")
 
     # -- what HTTP sees ------------------------------------------------------------------------
 
@@ -246,7 +278,11 @@ class App:
                 entries=self._ingest.entries,
                 refused=dict(self._ingest.refused),
                 clock_refused=dict(self._clocks.refused),
-                evicted={"dumps": self._dumps.evicted, "journal_segments": recorder.evicted},
+                evicted={
+                    "dumps": self._dumps.evicted,
+                    "journal_segments": recorder.evicted,
+                    "stored_findings": self._forgotten_findings,
+                },
                 store_errors={
                     "findings": self._evaluator.store_errors,
                     "journal": recorder.dropped,
@@ -286,15 +322,22 @@ class App:
     async def _prune(self) -> None:
         while True:
             await asyncio.sleep(_PRUNE_EVERY_S)
-            now = self._now()
+            now, store = self._now(), self._config.store
             self._clocks.forget(now)
             with contextlib.suppress(StoreError):  # saving tells of a store that is broken
-                await asyncio.to_thread(
+                self._forgotten_findings += await asyncio.to_thread(
                     self._findings.prune,
-                    max_count=_MAX_STORED_FINDINGS,
-                    max_age_s=self._config.store.finding_retention_s,
+                    max_count=store.finding_count,
+                    max_age_s=store.finding_retention_s,
                     now=now,
                 )
+            await asyncio.to_thread(
+                self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
+            )
+
+
+def _journal_limits(store: StoreLimits) -> JournalLimits:
+    return JournalLimits(total_bytes=store.journal_bytes, max_age_s=store.journal_retention_s)
 
 
 def _lock(data_dir: Path) -> int:

@@ -39,7 +39,7 @@ OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
 EVICTED: Final = (
     *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series"),  # engine
-    *("dumps", "journal_segments"),
+    *("dumps", "journal_segments", "stored_findings"),
 )
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps")

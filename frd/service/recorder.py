@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -36,6 +37,16 @@ class _Form(Enum):
 
 
 _Batch = list[tuple[Record, _Form]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopt:
+    """From here on in the journal."""
+
+    settings: bytes
+    limits: JournalLimits
+    at: AlignedNs
+
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +72,7 @@ class Recorder:
         self._sent_bytes = 0
         self._written_bytes = 0
         self._overflowed = 0
-        self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[_Batch | _Adopt | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="frd-journal", daemon=True)
         self._thread.start()
 
@@ -72,7 +83,7 @@ class Recorder:
 
     @property
     def evicted(self) -> int:
-        """Segments deleted to stay within the bound."""
+        """Segments deleted to stay within the bounds."""
         return self._journal.evicted
 
     @property
@@ -107,6 +118,11 @@ class Recorder:
         self._put(Record(RecordKind.TICK, at, 0, b""))
         self._hand_over()
 
+    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        """What was recorded before was decided by the former settings, what follows by these."""
+        self._hand_over()
+        self._batches.put(_Adopt(settings, limits, at))
+
     def close(self) -> None:
         """Write what is waiting and end the thread; may take as long as the disk does."""
         self._hand_over()
@@ -128,23 +144,29 @@ class Recorder:
 
     def _write(self) -> None:
         told = ""
-        while (batch := self._batches.get()) is not None:
-            for record, form in batch:
-                if record.kind is RecordKind.TICK:
-                    self._journal.tick(record.at)
-                elif self._journal.error:
-                    # If this record begins a new segment, its preamble comes before it.
-                    self._append(record, form)
-                    self._remember(record, form)
-                else:
-                    # If this record fills its segment, the next preamble comes after it.
-                    self._remember(record, form)
-                    self._append(record, form)
-            self._written_bytes += sum(len(record.payload) for record, _ in batch)
+        while (given := self._batches.get()) is not None:
+            if isinstance(given, _Adopt):
+                self._journal.adopt(given.settings, given.limits, given.at)
+            else:
+                self._write_batch(given)
             if self._journal.error != told:
                 told = self._journal.error
                 log.warning("%s", told or "journal: written again")
         self._journal.close()
+
+    def _write_batch(self, batch: _Batch) -> None:
+        for record, form in batch:
+            if record.kind is RecordKind.TICK:
+                self._journal.tick(record.at)
+            elif self._journal.error:
+                # If this record begins a new segment, its preamble comes before it.
+                self._append(record, form)
+                self._remember(record, form)
+            else:
+                # If this record fills its segment, the next preamble comes after it.
+                self._remember(record, form)
+                self._append(record, form)
+        self._written_bytes += sum(len(record.payload) for record, _ in batch)
 
     def _append(self, record: Record, form: _Form) -> None:
         pack = form is _Form.PACKED

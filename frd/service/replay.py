@@ -72,6 +72,8 @@ class _Player:
                     session.align(decode(record.payload))
             case RecordKind.CLOSED:
                 self._close(record.stream, record.at)
+            case RecordKind.SETTINGS:
+                self._engine.adopt(Settings.decode(record.payload).policy)
             case RecordKind.START:
                 self._begin(Settings.decode(record.payload), record.at)
 

@@ -47,7 +47,7 @@ class Responder:
     def __init__(self, dumper: Dumper, attach: Attach, *, keep_dumps: bool) -> None:
         self._dumper = dumper
         self._attach = attach
-        self._keep_dumps = keep_dumps
+        self.keep_dumps = keep_dumps
         self._asked: dict[str, set[int]] = {}
         """Suspects that have been asked for their stacks, by open finding."""
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
@@ -64,7 +64,7 @@ class Responder:
                 self._asked.pop(finding.id, None)
             elif event.change is Change.OPENED:
                 self._asked[finding.id] = set(suspects)
-                self._start(finding, _involved(finding), dump=self._keep_dumps)
+                self._start(finding, _involved(finding), dump=self.keep_dumps)
             else:
                 # A finding from before a restart has had its answers: its suspects are not new.
                 asked = self._asked.setdefault(finding.id, set(suspects))

@@ -69,6 +69,12 @@ class DumpStore:
             raise _failed(folder, error) from None
         self._make_room(0)
 
+    def bound(self, *, max_count: int, max_bytes: int) -> None:
+        """Keep within these bounds from now on."""
+        with self._lock:
+            self._max_count, self._max_bytes = max_count, max_bytes
+            self._make_room(0)
+
     def create(self, key: AttemptKey, now: AlignedNs) -> DumpWriter:
         """Start a dump of one attempt; it is no dump before `DumpWriter.finish`."""
         # Ids sort by time, so that the oldest go first after a restart too.

@@ -1,9 +1,9 @@
 """Accepted input, written down so that what the service concluded can be replayed and argued with.
 
-A journal is a folder of numbered segments. Each begins with a preamble that repeats what every
-live stream has declared, so that it can be replayed when its elders are gone: a bounded journal
-loses its oldest segment, never its meaning. Records carry opaque payloads; what they mean is
-`frd.service.replay`'s business.
+A journal is a folder of numbered segments. Each begins with a preamble that repeats what every live
+stream has declared, so that it can be replayed when its elders are gone: a journal that is bounded
+by size and age loses its oldest segment, never its meaning. Records carry opaque payloads; what
+they mean is `frd.service.replay`'s business.
 
 Layout: 8 bytes of magic, then records: crc32, payload length, kind, time, stream, payload
 (little-endian). The checksum covers all that follows it. The top bit of the kind marks preamble
@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
@@ -43,6 +43,7 @@ _PACK_LEVEL = 1
 _WRITE_BYTES = 256 * 1024
 _WRITE_PIECES = 1000  # of one writev; the system takes 1024
 _RETRY_NS = 30_000_000_000
+_SEGMENTS_OF_AN_AGE = 8
 _SUFFIX = ".frdj"
 
 
@@ -60,6 +61,8 @@ class RecordKind(IntEnum):
     """The engine advanced."""
     ALIGNED = 6
     """The times of a stream's later messages are aligned like this."""
+    SETTINGS = 7
+    """The service took up other settings, JSON; all that is live goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,23 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class JournalLimits:
-    """`total_bytes` bounds the folder; a segment is full when it has `segment_bytes`."""
+    """`total_bytes` bounds the folder; a segment is full when it has `segment_bytes`.
+
+    Nothing is older than `max_age_s`, by an eighth of it at most; 0 for whatever age.
+    """
 
     segment_bytes: int = 16 * 1024 * 1024
     total_bytes: int = 256 * 1024 * 1024
+    max_age_s: float = 0.0
+
+
+class _Elder(NamedTuple):
+    """A segment that is finished."""
+
+    path: Path
+    size: int
+    until: int
+    """When its last record was written."""
 
 
 class Journal:
@@ -101,33 +117,40 @@ class Journal:
         self.dropped = 0
         """Records that were not written."""
         self.evicted = 0
-        """Segments deleted to stay within the bound."""
+        """Segments deleted to stay within the bounds."""
         self.error = ""
         """Why records are being dropped; empty while all is well."""
         self._settings = settings
         self._preamble = preamble
-        self._segment_bytes = limits.segment_bytes
-        self._total_bytes = limits.total_bytes
+        self._limits = limits
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._unwritten = 0
-        self._elders: list[tuple[Path, int]] = []
+        self._elders: list[_Elder] = []
         self._elder_bytes = 0
         self._number = 0
         self._fd = -1
         self._size = 0
+        self._begun_at = now
         self._rotate_at = 0
         """Size at which the segment is full; 0 while its preamble is being written."""
         self._retry_at = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in segments(folder):
-                self._add_elder(path, path.stat().st_size)
-            self._number = max((_number(path) for path, _ in self._elders), default=0)
+                told = path.stat()
+                self._add_elder(_Elder(path, told.st_size, told.st_mtime_ns))
+            self._number = max((_number(elder.path) for elder in self._elders), default=0)
             self._begin(now, continues=False)
         except (OSError, StoreError) as error:
             self._give_up(error, now)
             raise StoreError(self.error) from None
+
+    def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
+        """Go on with other settings, which is recorded, and within other limits."""
+        self._settings = settings
+        self._limits = limits
+        self.append(RecordKind.SETTINGS, at, 0, settings)
 
     def append(
         self,
@@ -156,23 +179,29 @@ class Journal:
                 self._put(kind | _PACKED_BIT, at, stream, zlib.compress(payload, _PACK_LEVEL))
             else:
                 self._put(kind, at, stream, payload)
-            if self._size >= self._rotate_at:
-                self._finish()
+            if self._size >= self._rotate_at or self._is_aged(at):
+                self._finish(at)
                 self._begin(at, continues=True)
         except (OSError, StoreError) as error:
             self._give_up(error, at)
+
+    def _is_aged(self, at: AlignedNs) -> bool:
+        """A segment must not keep what is old because little is new."""
+        age_ns = self._limits.max_age_s * 1e9
+        return bool(age_ns) and at - self._begun_at > age_ns / _SEGMENTS_OF_AN_AGE
 
     def tick(self, at: AlignedNs) -> None:
         """Record that the engine advanced, and hand all that is pending to the system."""
         self.append(RecordKind.TICK, at)
         try:
+            self._forget_aged(at)
             self._flush()
         except OSError as error:
             self._give_up(error, at)
 
     def close(self) -> None:
         try:
-            self._finish()
+            self._finish(self._begun_at)
         except OSError as error:
             self.error = _refused(self.folder, error)
 
@@ -181,19 +210,20 @@ class Journal:
         self._number += 1
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._rotate_at = 0
+        self._begun_at = at
         self._size = len(MAGIC)
         self._pending = [MAGIC]
         mark = _PREAMBLE_BIT if continues else 0
         self._put(RecordKind.START | mark, at, 0, self._settings)
         for record in self._preamble():
             self._put(record.kind | _PREAMBLE_BIT, record.at, record.stream, record.payload)
-            if self._size > self._total_bytes // 4:
+            if self._size > self._limits.total_bytes // 4:
                 raise StoreError(
                     f"journal: {self.folder}: what the live streams declared takes over a quarter "
-                    f"of its bound of {self._total_bytes} bytes: raise the bound"
+                    f"of its bound of {self._limits.total_bytes} bytes: raise the bound"
                 )
         self._flush()
-        self._rotate_at = max(self._segment_bytes, 2 * self._size)
+        self._rotate_at = max(self._limits.segment_bytes, 2 * self._size)
         self.error = ""
 
     def _put(self, kind: int, at: AlignedNs, stream: int, payload: bytes) -> None:
@@ -207,21 +237,29 @@ class Journal:
             self._flush()
 
     def _make_room(self, extra: int) -> None:
-        bound = self._total_bytes
+        bound = self._limits.total_bytes
         while self._elders and self._size + extra + self._elder_bytes > bound:
-            path, size = self._elders.pop(0)
-            self._elder_bytes -= size
-            path.unlink(missing_ok=True)
-            self.evicted += 1
+            self._forget_eldest()
         if self._size + extra > bound:
             raise StoreError(
                 f"journal: {self.folder}: a record of {extra} bytes exceeds its bound of {bound}: "
                 "raise the bound"
             )
 
-    def _add_elder(self, path: Path, size: int) -> None:
-        self._elders.append((path, size))
-        self._elder_bytes += size
+    def _forget_aged(self, at: AlignedNs) -> None:
+        age_ns = self._limits.max_age_s * 1e9
+        while age_ns and self._elders and at - self._elders[0].until > age_ns:
+            self._forget_eldest()
+
+    def _forget_eldest(self) -> None:
+        elder = self._elders.pop(0)
+        self._elder_bytes -= elder.size
+        elder.path.unlink(missing_ok=True)
+        self.evicted += 1
+
+    def _add_elder(self, elder: _Elder) -> None:
+        self._elders.append(elder)
+        self._elder_bytes += elder.size
 
     def _flush(self) -> None:
         if not self._pending:
@@ -238,13 +276,13 @@ class Journal:
         self._pending_bytes = 0
         self._unwritten = 0
 
-    def _finish(self) -> None:
+    def _finish(self, at: AlignedNs) -> None:
         if self._fd < 0:
             return
         self._flush()
         os.close(self._fd)
         self._fd = -1
-        self._add_elder(self._path, self._size)
+        self._add_elder(_Elder(self._path, self._size, at))
 
     def _give_up(self, error: OSError | StoreError, at: AlignedNs) -> None:
         """Drop what is pending and be silent for a while; the next segment shows the hole."""
@@ -253,7 +291,7 @@ class Journal:
         self._forget_pending()
         if self._fd >= 0:
             if self._rotate_at:
-                self._add_elder(self._path, os.fstat(self._fd).st_size)
+                self._add_elder(_Elder(self._path, os.fstat(self._fd).st_size, at))
             else:  # half a preamble is worth nothing
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)

@@ -455,17 +455,3 @@ def test_a_start_that_cannot_be_is_one_line(flags: list[str], code: int, said: s
     assert last.startswith("frd: error: ")
     assert said in last
     assert "Traceback" not in done.stderr
-
-
-def test_a_terminal_that_closes_is_a_goodbye_too(tmp_path: Path) -> None:
-    """SIGHUP ends an agent like SIGTERM does: the service is told, so that no alert cries blind."""
-    port = free_port()
-
-    async def scene() -> None:
-        async with serving(Collector("one"), port) as service, agent(tmp_path, port) as process:
-            await until(lambda: bool(service.hellos), "the hello")
-            process.send_signal(signal.SIGHUP)
-            assert await asyncio.to_thread(process.wait, 10) == 0
-            assert service.goodbye
-
-    play(scene)

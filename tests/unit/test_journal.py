@@ -29,13 +29,14 @@ def journal(
     preamble: Callable[[], Iterable[Record]] = nothing,
     segment_bytes: int = 1000,
     total_bytes: int = 10_000,
+    max_age_s: float = 0.0,
 ) -> Journal:
     return Journal(
         folder,
         settings=SETTINGS,
         preamble=preamble,
         now=NOW,
-        limits=JournalLimits(segment_bytes, total_bytes),
+        limits=JournalLimits(segment_bytes, total_bytes, max_age_s),
     )
 
 
@@ -117,6 +118,42 @@ def test_oldest_segments_go_first(tmp_path: Path) -> None:
     assert records[0].kind is RecordKind.START
     kept = [r for r in records if r.kind is RecordKind.MESSAGE and r.payload != b"hello"]
     assert kept == [message(n) for n in range(500 - len(kept), 500)]
+
+
+def test_what_is_old_goes_though_there_is_room(tmp_path: Path) -> None:
+    """A quiet service for ten minutes, a journal of one: its oldest record is little older."""
+    second, age_s, target = 1_000_000_000, 60, journal(tmp_path, max_age_s=60.0)
+    for number in range(600):
+        at = AlignedNs(NOW + number * second)
+        target.append(RecordKind.MESSAGE, at, 7, b"rare")
+        target.tick(at)
+    target.close()
+    records, _ = replayed(tmp_path)
+    oldest = min(record.at for record in records)
+    assert age_s * second <= at - oldest <= (age_s + age_s / 8 + 2) * second
+    assert target.evicted > 50
+
+
+def test_settings_that_change_are_recorded(tmp_path: Path) -> None:
+    """What follows was decided by others: a record says so, and later segments begin with them."""
+    target = journal(tmp_path)
+    write(target, [message(1)])
+    target.adopt(b"others", JournalLimits(1000, 5_000), AlignedNs(NOW + 2))
+    write(target, [message(number) for number in range(3, 100)])
+    target.close()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5_000
+    records, _ = replayed(tmp_path)
+    assert (records[0].kind, records[0].payload) == (RecordKind.START, b"others")
+
+    kept = journal(tmp_path / "kept", segment_bytes=100_000, total_bytes=1_000_000)
+    write(kept, [message(1)])
+    kept.adopt(b"others", JournalLimits(), AlignedNs(NOW + 2))
+    write(kept, [message(3)])
+    kept.close()
+    kinds = [RecordKind.START, RecordKind.MESSAGE, RecordKind.SETTINGS, RecordKind.MESSAGE]
+    records, _ = replayed(tmp_path / "kept")
+    assert [record.kind for record in records] == kinds
+    assert records[2].payload == b"others"
 
 
 def test_next_process_continues_beside_a_torn_tail(tmp_path: Path) -> None:

@@ -1,0 +1,162 @@
+"""SIGHUP: daemons read their files again, and what runs goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from frd.service.replay import replay
+from frd.store.journal import read
+from tests.e2e.streams import Peer, Service, peer, serve_command
+from tests.e2e.test_agent import Collector, free_port, play, serving, until
+
+pytestmark = pytest.mark.timeout(90)
+
+
+class Lines:
+    """What a daemon logs, one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def told(self, words: str) -> list[dict[str, str]]:
+        lines = self.path.read_text().splitlines()
+        return [line for line in map(json.loads, lines) if words in line["message"]]
+
+    async def tell(self, words: str) -> dict[str, str]:
+        await until(lambda: bool(self.told(words)), words)
+        return self.told(words)[0]
+
+
+@asynccontextmanager
+async def daemon(command: list[str], log: Path) -> AsyncIterator[subprocess.Popen[str]]:
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        process.communicate()
+
+
+async def stand_still(peers: list[Peer], until_true: Callable[[], bool]) -> None:
+    """Ranks 0, 1 and 3 wait in collective 7, rank 2 never comes."""
+    since = time.time_ns()
+    async with asyncio.timeout(30):
+        while not await asyncio.to_thread(until_true):
+            for at, one in enumerate(peers):
+                await one.send(one.watermarks((6 if at == 1 else 7, 7), since))
+            await asyncio.sleep(0.1)
+
+
+def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
+    """A job that hangs is none by a patient policy; by the one that SIGHUP brings, it does.
+
+    A file that is broken changes nothing, what a running service cannot take up is told, and the
+    journal replays to the finding that the new policy gave.
+    """
+    file, data, lines = tmp_path / "frd.toml", tmp_path / "data", Lines(tmp_path / "log")
+    command = [*serve_command(data, "--log-format", "json"), "--config", str(file)]
+    file.write_text("[policy]\nstall_after_s = 600\n")
+
+    async def scene() -> None:
+        async with daemon(command, lines.path) as process:
+            assert process.stdout is not None
+            ready = json.loads(await asyncio.to_thread(process.stdout.readline))
+            service = Service(process, ready["grpc"], ready["http"])
+
+            def hangs() -> bool:
+                return bool(service.get("/api/v1/findings")["findings"])
+
+            async with peer(service, 0, "a") as first, peer(service, 1, "b") as second:
+                for one in (first, second):
+                    await one.introduce()
+                patient = time.monotonic() + 2
+                await stand_still([first, second], lambda: time.monotonic() > patient)
+                file.write_text("[policy]\nstall_after_s = 0.5\n")
+                process.send_signal(signal.SIGHUP)
+                told = await lines.tell("nothing is changed")
+                assert told["message"].startswith("policy.stall_after_s: 0.5: must be")
+                assert not hangs()
+                file.write_text(
+                    "[policy]\nstall_after_s = 1\n[limits]\nstreams_per_peer = 9\n"
+                    "[log]\nlevel = 'warning'\n"
+                )
+                process.send_signal(signal.SIGHUP)
+                await lines.tell("limits.streams_per_peer: changed: takes effect after a restart")
+                await stand_still([first, second], hangs)
+                assert not lines.told("configuration read again"), "now below the level"
+
+    asyncio.run(scene())
+    (finding,) = replay(read(data / "journal", pytest.fail), pytest.fail).findings
+    assert [suspect.rank for suspect in finding.suspects] == [2]
+
+
+def agent_command(run_dir: Path, file: Path) -> list[str]:
+    flags = ["--run-dir", str(run_dir), "--metrics", "off", "--config", str(file)]
+    return [sys.executable, "-m", "frd_agent", "run", *flags]
+
+
+def test_an_agent_goes_on_with_another_service(tmp_path: Path) -> None:
+    """The file names another service: the agent says hello there; a broken file changes nothing."""
+    ports = free_port(), free_port()
+    file, lines = tmp_path / "agent.toml", Lines(tmp_path / "log")
+
+    def configure(service: str, more: str = "") -> None:
+        file.write_text(f'service = "{service}"\nlog_format = "json"\n{more}')
+
+    async def scene() -> None:
+        async with (
+            serving(Collector("one"), ports[0]) as first,
+            serving(Collector("two"), ports[1]) as second,
+            daemon(agent_command(tmp_path / "run", file), lines.path) as process,
+        ):
+            await until(lambda: bool(first.hellos), "the first hello")
+            configure("nowhere")
+            process.send_signal(signal.SIGHUP)
+            told = await lines.tell("nothing is changed")
+            assert told["message"].startswith("service: 'nowhere': ")
+            configure(f"127.0.0.1:{ports[1]}", "outbox_rows = 5000\n")
+            process.send_signal(signal.SIGHUP)
+            await lines.tell("outbox_rows: changed: takes effect after a restart")
+            await until(lambda: bool(second.hellos), "the hello to the other")
+            assert len(first.hellos) == 1
+            assert first.hellos[0].session == second.hellos[0].session
+
+    configure(f"127.0.0.1:{ports[0]}")
+    play(scene)
+
+
+def test_a_terminal_that_closes_is_a_goodbye(tmp_path: Path) -> None:
+    """An agent that was started in a terminal ends with it, and says so: no alert cries blind."""
+    port, (ours, theirs) = free_port(), pty.openpty()
+    (tmp_path / "agent.toml").write_text(f'service = "127.0.0.1:{port}"\n')
+
+    async def scene() -> None:
+        async with serving(Collector("one"), port) as service:
+            command = agent_command(tmp_path / "run", tmp_path / "agent.toml")
+            process = subprocess.Popen(command, stderr=theirs)
+            try:
+                await until(lambda: bool(service.hellos), "the hello")
+                process.send_signal(signal.SIGHUP)
+                assert await asyncio.to_thread(process.wait, 10) == 0
+                assert service.goodbye
+            finally:
+                process.kill()
+                process.wait()
+
+    play(scene)
+    os.close(ours)
+    os.close(theirs)
