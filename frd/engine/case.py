@@ -19,7 +19,7 @@ from frd.engine.cause import find
 from frd.engine.clock_watch import ClockWatcher
 from frd.engine.incident import Incidents
 from frd.engine.lost import judged_after_s
-from frd.engine.memory_watch import MemoryWatcher
+from frd.engine.memory.watch import MemoryWatcher
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
 from frd.engine.straggler_watch import StragglerWatcher
