@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -112,7 +113,9 @@ class Prometheus(_Daemon):
         managers = [{"static_configs": [{"targets": [self._alertmanager]}]}]
         if self._alertmanager:
             config["alerting"] = {"alertmanagers": managers}
-        self._start(config, f"--storage.tsdb.path={self.folder / 'tsdb'}")
+        # An alert that Alertmanager was not there for is sent again; by default after a minute.
+        options = ["--rules.alert.resend-delay=5s", f"--storage.tsdb.path={self.folder / 'tsdb'}"]
+        self._start(config, *options)
         return self
 
     def query(self, expression: str) -> list[dict[str, Any]]:
@@ -127,6 +130,8 @@ class Prometheus(_Daemon):
                 result: list[dict[str, Any]] = json.load(reply)["data"]["result"]
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it has not read its own past yet
+                    return []
                 raise ValueError(f"{expression}: {error.read().decode()}") from None
         except OSError:
             return []

@@ -135,7 +135,7 @@ def test_the_tap_lies_where_the_chart_copies_it_from(tmp_path: Path) -> None:
 
 
 def test_what_the_build_installs_runs(tmp_path: Path) -> None:
-    """The wheel step, run on the build context, gives a wheel with both programs.
+    """The wheel step, run on the build context, gives a wheel with both programs and the runbooks.
 
     Hatchling and the dependencies are those of this environment: what the image would download is
     pinned to the same versions.
@@ -165,6 +165,8 @@ def test_what_the_build_installs_runs(tmp_path: Path) -> None:
             check=False,
         )
         assert done.stdout.startswith(said), done.stderr
+    pages = sorted(path.name for path in (tmp_path / "venv").rglob("frd/runbooks/*"))
+    assert pages == sorted(path.name for path in (ROOT / "docs/runbooks").iterdir())
 
 
 @pytest.mark.parametrize("name", ["frd", "frd-agent"])
