@@ -337,18 +337,18 @@ def service() -> Iterator[tuple[int, str, str]]:
     with tempfile.TemporaryDirectory() as data_dir:
         addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
         with started("-m", "frd", "serve", *addresses, "--data-dir", data_dir) as process:
-            ready = json.loads(_line(process))
+            ready = json.loads(line(process))
             yield process.pid, ready["grpc"], ready["http"]
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
 
 def send(address: str, messages: int) -> float:
     with started(__file__, "--send", address, "--messages", str(messages)) as process:
-        return float(_line(process))
+        return float(line(process))
 
 
 def throughput(messages: int) -> tuple[float, float]:
@@ -358,7 +358,7 @@ def throughput(messages: int) -> tuple[float, float]:
         kept = total / send(address, messages)
         _await_count(http, total)
     with started(__file__, "--discard") as process:
-        thrown = total / send(json.loads(_line(process))["grpc"], messages)
+        thrown = total / send(json.loads(line(process))["grpc"], messages)
     return kept, thrown
 
 
@@ -376,7 +376,7 @@ def quiet_streams(streams: int, settle_s: float, seconds: float) -> dict[str, fl
         service() as (pid, address, http),
         started(__file__, "--trickle", address, "--streams", str(streams)) as agents,
     ):
-        _line(agents)
+        line(agents)
         time.sleep(settle_s)
         return {"count": streams, **watch(pid, http, seconds)}
 

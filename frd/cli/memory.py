@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -28,8 +29,11 @@ _NAMES = {
 _DEVICE_CHARS = 12
 
 
-def memory_rows(table: Table, memory: Mapping[str, Any]) -> None:
-    """Fill the columns rank, memory, used, of, lately, trend."""
+def memory_table(memory: Mapping[str, Any]) -> Table:
+    """What the service gives of a job's memory: `frd.service.memory_rows`."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", caption_justify="left")
+    for column in ("rank", "memory", "used", "of", "lately", "trend"):
+        table.add_column(column, overflow="fold")
     for row in memory["series"]:
         used, capacity = row["used_bytes"], row["capacity_bytes"]
         recent = [value for value in row["recent_bytes"] if value is not None]
@@ -42,6 +46,9 @@ def memory_rows(table: Table, memory: Mapping[str, Any]) -> None:
             sparkline(recent, still),
             _trend(recent, still, memory["recent_every_s"]),
         )
+    if left_out := memory["ranks"] - len({row["rank"] for row in memory["series"]}):
+        table.caption = f"{left_out} more ranks: --memory"
+    return table
 
 
 def sparkline(values: Sequence[int], still: float) -> str:

@@ -63,9 +63,11 @@ def _checked(ranks: str) -> Collection[int]:
 
 
 def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
+    from frd.cli.memory import memory_table
+
     parts: list[RenderableType] = [_title(job), _ranks(job["ranks"])]
     if job["memory"]["series"]:
-        parts.append(_memory(job["memory"]))
+        parts.append(memory_table(job["memory"]))
     if job["groups"]:
         parts.append(_groups(job["groups"]))
     if job["nodes"]:
@@ -125,17 +127,6 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
             Text(stalled, style="red"),
         )
     return _cut(table, len(groups))
-
-
-def _memory(memory: Mapping[str, Any]) -> Table:
-    from frd.cli.memory import memory_rows
-
-    table = _table("rank", "memory", "used", "of", "lately", "trend")
-    memory_rows(table, memory)
-    left_out = memory["ranks"] - len({row["rank"] for row in memory["series"]})
-    if left_out:
-        table.caption = f"{left_out} more ranks: --memory"
-    return table
 
 
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:

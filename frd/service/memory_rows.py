@@ -2,7 +2,8 @@
 
 A job of 16,384 ranks has a hundred thousand series; a screen has room for some. Worst is whatever
 is nearest to its capacity if it goes on as it went lately, one series a rank, so that a rank whose
-device, process and allocator rise together takes one row and not four.
+device, process and allocator rise together takes one row and not four. What the ranks of a node
+share tells them apart from nobody, so a cgroup comes last.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from frd.model import Float64s, Int64s
+from frd.model import Float64s, Int64s, SeriesKind
 from frd.views import MemoryView
 
 MAX_WORST: Final = 6
 """Ranks whose memory is told without being asked for."""
+_UNKNOWN: Final = -10.0
+"""Less than any share: nothing falls by more than it has."""
 
 Json: TypeAlias = dict[str, Any]
 
@@ -42,11 +45,13 @@ def _worst(memory: MemoryView) -> list[int]:
 
 
 def _heading(memory: MemoryView) -> Float64s:
-    """The share of its capacity that each series has when it rises by as much again."""
-    share: Float64s = np.full(len(memory.series), -1.0)
+    """The share of its capacity that each series has when it rises by as much again, or a figure
+    below all shares."""
+    share: Float64s = np.full(len(memory.series), _UNKNOWN)
     known = (memory.capacity > 0) & (memory.used >= 0)
     rise = memory.used - _earliest(memory)
     share[known] = (memory.used + rise)[known] / memory.capacity[known]
+    share[[of.kind is SeriesKind.CGROUP_USED for of in memory.series]] += 2 * _UNKNOWN
     return share
 
 

@@ -50,6 +50,23 @@ def test_a_rank_that_rises_is_worse_than_one_that_is_full_and_still() -> None:
     assert [row["rank"] for row in memory_json(view, None)["series"]] == [1, 0, 2]
 
 
+def test_what_the_ranks_of_a_node_share_tells_no_rank_apart() -> None:
+    """The cgroup of two ranks is fuller than either: they are told by their own memory."""
+    view = memory(
+        (SeriesInfo(0, SeriesKind.CGROUP_USED), 32, [30, 31]),
+        (SeriesInfo(0, SeriesKind.HOST_USED), 32, [4, 4]),
+        (SeriesInfo(1, SeriesKind.CGROUP_USED), 32, [30, 31]),
+        (SeriesInfo(1, SeriesKind.HOST_USED), 32, [25, 26]),
+        (SeriesInfo(2, SeriesKind.CGROUP_USED), 32, [30, 31]),
+    )
+    told = memory_json(view, None)["series"]
+    assert [(row["rank"], row["kind"]) for row in told] == [
+        (1, "host_used"),
+        (0, "host_used"),
+        (2, "cgroup_used"),
+    ]
+
+
 def test_ranks_asked_for_come_with_all_they_have() -> None:
     """All series of rank 1, in the order of the view; what is unknown is null."""
     view = memory(

@@ -14,6 +14,7 @@ from rich.text import Text
 from frd.cli.demo.run import Outcome, Scene, play
 from frd.cli.demo.scenarios import DEFAULT_RANKS, SCENARIOS
 from frd.cli.demo.stage import Stage
+from frd.cli.memory import memory_table
 from frd.cli.options import json_option, print_json
 from frd.cli.render import finding_panel
 from frd.errors import FrdError
@@ -87,7 +88,7 @@ def _watch_live(stage: Stage, scenes: Iterator[Scene | Outcome]) -> Outcome:
         for scene in scenes:
             if isinstance(scene, Outcome):
                 return scene
-            live.update(_picture(title, scene))
+            live.update(_picture(title, scene, of_memory=stage.scenario.of_memory))
     raise FrdError("demo: ended without an outcome")
 
 
@@ -102,7 +103,7 @@ def _watch_plain(notes: Console, scenes: Iterator[Scene | Outcome]) -> Outcome:
     raise FrdError("demo: ended without an outcome")
 
 
-def _picture(title: str, scene: Scene) -> RenderableType:
+def _picture(title: str, scene: Scene, *, of_memory: bool) -> RenderableType:
     parts: list[RenderableType] = [Text.from_markup(title)]
     if scene.job is not None:
         table = Table(expand=False)
@@ -117,6 +118,8 @@ def _picture(title: str, scene: Scene) -> RenderableType:
                 f"{rank['waiting_s']:.1f} s" if rank["waiting_in"] else "",
             )
         parts.append(table)
+        if of_memory:
+            parts.append(memory_table(scene.job["memory"]))
     parts += [finding_panel(finding) for finding in scene.findings]
     parts.append(Text(f"{scene.passed_s:5.1f} s  {scene.doing}", style="dim"))
     return Group(*parts)

@@ -22,6 +22,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from frd.cli.demo.hoard import BATCHES, Hoard
 from frd.cli.demo.scenarios import SCENARIOS
 from frd_agent import tap
 
@@ -29,6 +30,7 @@ STEP_S = 0.05
 FAULT_STEP = 60
 RING = 2000
 LATE_S = 8.0
+STRAGGLES_S = 0.03
 FOR_EVER_S = 3600.0
 
 
@@ -191,12 +193,19 @@ class Publisher:
         self._server = WorkerServer(str(Path(directory, f"{token}.sock")), Handler)
         self._server.recorder = recorder
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        self._files.write_identity(json.dumps(self._identity(rank, token)))
+        self._told = self._identity(rank, token)
+        self._files.write_identity(json.dumps(self._told))
         threading.Thread(target=self._publish, daemon=True).start()
 
     def stop_heartbeat(self) -> None:
         """What a held interpreter lock looks like from outside."""
         self._stopped.set()
+
+    def end(self, error: BaseException) -> None:
+        """The exit record of a program that died of an exception."""
+        detail = f"{type(error).__name__}: {error}"
+        self._told["exit"] = {"kind": "exception", "detail": detail, "at_ns": time.time_ns()}
+        self._files.write_identity(json.dumps(self._told))
 
     def _publish(self) -> None:
         while not self._stopped.wait(tap.TICK_S):
@@ -245,10 +254,20 @@ def play(scenario: str, rank: int, recorder: Recorder, publisher: Publisher) -> 
     truth = SCENARIOS[scenario].truth(len(recorder.groups["default_pg"]))
     suspects = truth.suspects if truth is not None else ()
     start = float(os.environ["FRD_DEMO_START_AT"])
+    never = -1
+    hangs_at = {"memory": never, "straggler": never, "oom": FAULT_STEP + BATCHES}
+    hang = hangs_at.get(scenario, FAULT_STEP)
+    hoards = scenario in ("memory", "oom") and rank in suspects
+    hoard: Hoard | None = None
     step = 0
     while True:
         time.sleep(max(0.0, start + step * STEP_S - time.time()))
-        if step == FAULT_STEP and suspects:
+        if hoards and step >= FAULT_STEP:
+            hoard = hoard or Hoard(limited=scenario == "oom")
+            hoard.keep()
+        if scenario == "straggler" and rank in suspects:
+            load_batch(STRAGGLES_S)
+        if step == hang and suspects:
             _be_faulty(scenario, rank, suspects, recorder, publisher)
             start += LATE_S
         for op in healthy_step(scenario, rank, recorder.groups):
@@ -274,7 +293,12 @@ def _be_faulty(
 def main() -> None:
     scenario, rank = sys.argv[1], int(os.environ["RANK"])
     recorder = Recorder(groups_of(scenario, int(os.environ["WORLD_SIZE"])))
-    play(scenario, rank, recorder, Publisher(rank, recorder))
+    publisher = Publisher(rank, recorder)
+    try:
+        play(scenario, rank, recorder, publisher)
+    except MemoryError as error:
+        publisher.end(error)
+        raise
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ class Stage:
             + ["--grpc", at.grpc, "--http", at.http]
             + ["--data-dir", str(self.folder / "data")]
             + ["--stall-after", str(self._stall_after_s)],
+            environment=os.environ | self._policy(),
             stdout=subprocess.PIPE,
         )
         assert service.stdout is not None
@@ -174,6 +175,11 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- helpers -------------------------------------------------------------------------------
+
+    def _policy(self) -> dict[str, str]:
+        return {
+            f"FRD_POLICY__{key.upper()}": str(value) for key, value in self.scenario.policy.items()
+        }
 
     def _rank_command(self) -> list[str]:
         if self.scripted:

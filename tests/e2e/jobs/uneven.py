@@ -1,4 +1,5 @@
-"""A healthy job that looks odd: subgroups, uneven steps, and a long pause of all ranks."""
+"""A healthy job that looks odd: subgroups, uneven steps, a long pause of all ranks, and memory that
+grows for a while, on one rank twice as much, and then stays."""
 
 import argparse
 import random
@@ -22,7 +23,10 @@ def main() -> None:
     uneven = random.Random(rank)
     start = time.monotonic()
     go_on, paused = torch.ones(1), False
+    cache: list[torch.Tensor] = []
     while go_on.item():
+        if len(cache) < (40 if rank == 1 else 20):
+            cache.append(torch.ones(4 << 20, dtype=torch.uint8))
         for _ in range(20):
             time.sleep(uneven.uniform(0.0, 0.03))
             dist.all_reduce(torch.ones(256), group=pairs[rank // 2])

@@ -1,0 +1,81 @@
+"""Memory, live: four real processes, one of which grows."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli import FINDINGS_PRESENT
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage, watch
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+WITHIN_S = 80.0
+
+
+def claim(finding: Mapping[str, Any]) -> tuple[Any, ...]:
+    suspects = [(s["rank"], s["reason"], s["node"]) for s in finding["suspects"]]
+    return finding["id"], finding["kind"], finding["opened_at"], suspects, finding["victims"]
+
+
+def first_finding(client: Client, stage: Stage) -> dict[str, Any]:
+    for _ in watch(0.1, WITHIN_S):
+        if findings := client.get("/api/v1/findings")["findings"]:
+            (finding,) = findings
+            return dict(finding)
+    pytest.fail(stage.log("agent") + stage.log("service") + stage.log("rank2"))
+
+
+def crossed_at(stage: Stage) -> float:
+    """When rank 2 had kept what counts as a rise, by its own clock, which is the service's."""
+    (at,) = re.findall(r"64 MiB kept at (\d+)", stage.log("rank2"))
+    return int(at) / 1e9
+
+
+def replayed(journal: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "frd", "replay", str(journal), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == FINDINGS_PRESENT, done.stderr
+    findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    return findings
+
+
+def test_the_rank_whose_host_memory_grows_is_named(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """One of four ranks keeps its batches: it alone is named, soon, and as host memory; the status
+    shows it rise; and the journal says the same."""
+    pytest.importorskip("torch")
+    with Stage(SCENARIOS["memory"], 4, 10.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+        finding = first_finding(client, stage)
+        opened_at = datetime.fromisoformat(finding["opened_at"]).timestamp()
+        took_s = opened_at - crossed_at(stage)
+        record_property("seconds_from_crossing_to_finding", round(took_s, 3))
+        print(f"found {took_s:.2f} s after the rank crossed 64 MiB: {finding['summary']}")
+        assert took_s < 10.0  # 2 s where the processors are not shared with a test suite
+        assert [s["rank"] for s in finding["suspects"]] == [2]
+        assert finding["victims"] == []
+        assert finding["kind"] == "memory_spike"
+        assert "host memory" in finding["summary"]
+
+        job = client.get(f"/api/v1/jobs/{stage.job}", {"memory": "all"})
+        host = {m["rank"]: m for m in job["memory"]["series"] if m["kind"] == "host_used"}
+        assert set(host) == {0, 1, 2, 3}
+        assert host[2]["used_bytes"] == max(m["used_bytes"] for m in host.values())
+        time.sleep(0.5)  # the journal is written a tick later
+        (again,) = replayed(stage.folder / "data" / "journal")
+        assert claim(again) == claim(finding)
