@@ -7,8 +7,8 @@ so that there is one spelling of each.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 from frd.model import (
     AlignedNs,
@@ -22,12 +22,31 @@ from frd.model import (
     Witness,
 )
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST: Final = timedelta(days=100_000)
+
 
 def utc_text(at: int) -> str:
     """ISO 8601 with microseconds and Z, from nanoseconds since the epoch."""
     seconds, rest = divmod(int(at), 1_000_000_000)
     stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{stamp}.{rest // 1000:06d}Z"
+
+
+def utc_ns(text: str) -> AlignedNs:
+    """Nanoseconds since the epoch of any ISO 8601 date or time; without an offset it is UTC.
+
+    Raises:
+        ValueError: it is neither, or not of these centuries: 64 bits must hold it.
+    """
+    try:
+        at = datetime.fromisoformat(text)
+        whole = (at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH
+        if abs(whole) > _MOST:
+            raise ValueError("too far away")
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text[:40]!r}: write a time such as 2026-11-20T10:00:00Z") from None
+    return AlignedNs(whole // timedelta(microseconds=1) * 1000)
 
 
 def bytes_text(count: float) -> str:

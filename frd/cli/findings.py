@@ -1,4 +1,5 @@
-"""`frd findings`: what the service has found, once or redrawn while it happens."""
+"""`frd findings`: what the service has found, once or redrawn while it happens; or all of it,
+exported."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from frd.cli import FINDINGS_PRESENT
+from frd.cli.export import export
 from frd.cli.options import console, json_option, print_json, service_options
 
 if TYPE_CHECKING:
@@ -19,19 +22,29 @@ if TYPE_CHECKING:
 _WATCH_EVERY_S = 1.0
 
 
-@click.command("findings")
+@click.group("findings", invoke_without_command=True)
 @click.option("--job", metavar="J", help="Only findings of this job.")
 @click.option("--all", "closed_too", is_flag=True, help="Closed findings as well.")
 @click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
 @json_option
 @service_options
-def command(client: Client, job: str | None, closed_too: bool, watch: bool, as_json: bool) -> int:
+@click.pass_context
+def command(
+    context: click.Context,
+    client: Client,
+    job: str | None,
+    closed_too: bool,
+    watch: bool,
+    as_json: bool,
+) -> int:
     """List what frd has found: open findings, newest first.
 
     Exit code 3 when there are any. With --watch, --json prints each finding as one line whenever
     it changes.
     """
-
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return 0
     query = {"job": job, "state": None if closed_too else "open"}
     if watch:
         return _watch(client, query, as_json)
@@ -41,6 +54,18 @@ def command(client: Client, job: str | None, closed_too: bool, watch: bool, as_j
     else:
         console().print(_picture(found))
     return FINDINGS_PRESENT if found else 0
+
+
+def _refuse_options(context: click.Context) -> None:
+    """What stands before the subcommand would be taken for its own, and be lost."""
+    for parameter in context.command.params:
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"{parameter.opts[-1]}: write it behind {context.invoked_subcommand}", context
+            )
+
+
+command.add_command(export)
 
 
 def _ask(client: Client, query: Mapping[str, str | None]) -> Sequence[Mapping[str, Any]]:

@@ -46,7 +46,7 @@ from frd.service.servers import GrpcServer, HttpServer
 from frd.service.settings import Settings
 from frd.service.view import Counters, DumpResult, ServiceState
 from frd.store.dumps import DumpStore
-from frd.store.findings import FindingStore
+from frd.store.findings import FindingStore, Place
 from frd.store.journal import JournalLimits
 from frd.views import Snapshot
 
@@ -249,6 +249,17 @@ class App:
             ]
             found = list({f.id: f for f in (*stored, *kept_back)}.values())
         return sorted(found, key=lambda f: (-f.opened_at, f.id))[:limit]
+
+    def history(
+        self,
+        *,
+        after: Place,
+        since: AlignedNs,
+        until: AlignedNs | None,
+        job: str | None,
+        limit: int,
+    ) -> Sequence[Finding]:
+        return self._findings.page(after=after, since=since, until=until, job=job, limit=limit)
 
     def finding(self, finding_id: str) -> Finding | None:
         kept_back = (f for f in self._evaluator.kept_back() if f.id == finding_id)

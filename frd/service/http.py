@@ -23,11 +23,12 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from frd.errors import ServiceUnavailable, StoreError
-from frd.forms import finding_json, unfold_ranks
-from frd.model import FindingState
+from frd.forms import finding_json, unfold_ranks, utc_ns
+from frd.model import AlignedNs, FindingState
 from frd.service import metrics, runbooks
 from frd.service.api import job_json, jobs_json
 from frd.service.view import ServiceState, ServiceView
+from frd.store.findings import Place
 from frd.views import AttemptView
 
 MAX_BODY_BYTES: Final = 64 * 1024
@@ -62,6 +63,7 @@ def create_app(view: ServiceView) -> Starlette:
         Route("/api/v1/jobs/{job:anything}/dumps", api.take_dump, methods=["POST"]),
         Route("/api/v1/jobs/{job:anything}", api.job),
         Route("/api/v1/findings", api.findings),
+        Route("/api/v1/history", api.history),
         Route("/api/v1/findings/{id:anything}", api.finding),
         Route("/api/v1/dumps/{id:anything}", api.dump),
         Route(runbooks.PREFIX + "{name:anything}", api.runbook),
@@ -116,6 +118,25 @@ class _Api:
         def answer() -> object:
             found = self._view.findings(state=wanted, job=job, limit=limit or DEFAULT_FINDINGS)
             return {"findings": [finding_json(finding) for finding in found]}
+
+        return await _json(answer)
+
+    async def history(self, request: Request) -> Response:
+        """All stored findings, oldest first, a page at a time: `next` is where to go on."""
+        limit = _number(request, "limit", low=1, high=MAX_FINDINGS) or DEFAULT_FINDINGS
+        after = _place(request.query_params.get("after"))
+        since, until = _time(request, "since"), _time(request, "until")
+        job = request.query_params.get("job")
+
+        def answer() -> object:
+            found = self._view.history(
+                after=after, since=since or AlignedNs(0), until=until, job=job, limit=limit
+            )
+            last = found[-1] if len(found) == limit else None
+            return {
+                "findings": [finding_json(finding) for finding in found],
+                "next": last and f"{last.opened_at}.{last.id}",
+            }
 
         return await _json(answer)
 
@@ -176,6 +197,21 @@ def _number(request: Request, name: str, *, low: int, high: int = 2**31) -> int 
     if not (text.isascii() and text.isdecimal() and len(text) < 12 and low <= int(text) <= high):
         _refuse(400, f"{name}: {text!r}: write a number from {low} to {high}")
     return int(text)
+
+
+def _time(request: Request, name: str) -> AlignedNs | None:
+    text = request.query_params.get(name)
+    try:
+        return None if text is None else utc_ns(text)
+    except ValueError as error:
+        _refuse(400, f"{name}: {error}")
+
+
+def _place(text: str | None) -> Place:
+    opened_ns, _, finding_id = (text or "0.").partition(".")
+    if not (opened_ns.isascii() and opened_ns.isdecimal() and int(opened_ns[:20]) < 2**63):
+        _refuse(400, f"after: {text!r}: write what the page before gave as next")
+    return int(opened_ns), finding_id
 
 
 async def _dump_request(request: Request) -> _DumpRequest:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
 from frd.service.clock_view import ClockView
+from frd.store.findings import Place
 from frd.views import AttemptView, Snapshot
 
 
@@ -107,6 +108,17 @@ class ServiceView(Protocol):
         self, *, state: FindingState | None, job: str | None, limit: int
     ) -> Sequence[Finding]:
         """Newest first. Called from a worker thread: reads the database."""
+
+    def history(
+        self,
+        *,
+        after: Place,
+        since: AlignedNs,
+        until: AlignedNs | None,
+        job: str | None,
+        limit: int,
+    ) -> Sequence[Finding]:
+        """A page of all stored findings, oldest first. Called from a worker thread."""
 
     def finding(self, finding_id: str) -> Finding | None:
         """Called from a worker thread."""

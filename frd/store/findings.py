@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import TypeAlias
 
 from frd.errors import StoreError
 from frd.forms import finding_from_json, finding_json
@@ -47,6 +48,8 @@ ON CONFLICT (id) DO UPDATE SET
 
 _COLUMNS = "opened_ns, closed_ns, body"
 _Row = tuple[int, int | None, str]
+Place: TypeAlias = tuple[int, str]
+"""Of a finding among all, oldest first: when it opened, in nanoseconds, and its id."""
 
 
 class FindingStore:
@@ -98,6 +101,24 @@ class FindingStore:
             "WHERE (?1 IS NULL OR state = ?1) AND (?2 IS NULL OR job = ?2)"
             " ORDER BY opened_ns DESC, id LIMIT ?3",
             (state and state.value, None if job is None else _storable(job), limit),
+        )
+
+    def page(
+        self,
+        *,
+        after: Place = (0, ""),
+        since: AlignedNs = AlignedNs(0),
+        until: AlignedNs | None = None,
+        job: str | None = None,
+        limit: int = 1000,
+    ) -> list[Finding]:
+        """Oldest first, those behind `after` in that order: whoever goes on behind the last one
+        sees each finding once, however many there are. `since` and `until` are about opening."""
+        return self._select(
+            "WHERE (opened_ns, id) > (?1, ?2) AND opened_ns >= ?3"
+            " AND (?4 IS NULL OR opened_ns < ?4) AND (?5 IS NULL OR job = ?5)"
+            " ORDER BY opened_ns, id LIMIT ?6",
+            (*after, since, until, None if job is None else _storable(job), limit),
         )
 
     def get(self, finding_id: str) -> Finding | None:

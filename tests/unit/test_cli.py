@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import signal
@@ -304,6 +305,59 @@ def test_findings_as_json_are_the_services_own(
     service.says("/api/v1/findings?job=a%2Fb", {"findings": [FINDING]})
     assert frd(service, "findings", "--all", "--job", "a/b", "--json") == FINDINGS_PRESENT
     assert json.loads(capsys.readouterr().out) == {"findings": [FINDING]}
+
+
+def says_history(service: Service) -> None:
+    """Two pages of one finding each, as asked for since one moment."""
+    since = "since=2026-11-20T00%3A00%3A00.000000Z&limit=500"
+    later = {**FINDING, "id": "cd34", "summary": "=HYPERLINK()"}
+    service.says(f"/api/v1/history?{since}", {"findings": [FINDING], "next": "9.ab12"})
+    service.says(f"/api/v1/history?{since}&after=9.ab12", {"findings": [later], "next": None})
+
+
+def test_export_goes_from_page_to_page(
+    service: Service, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All pages, one JSON object a line; into a file only if there is none yet."""
+    says_history(service)
+    assert frd(service, "findings", "export", "--since", "2026-11-20") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [finding["id"] for finding in found] == ["ab12", "cd34"]
+    assert found[0] == FINDING
+    wanted = ("findings", "export", "--since", "2026-11-20", "-o", str(tmp_path / "f"))
+    assert frd(service, *wanted) == 0
+    assert len((tmp_path / "f").read_text().splitlines()) == 2
+    assert frd(service, *wanted) == FAILED
+    assert "exists: name a new file" in capsys.readouterr().err
+
+
+def test_export_as_csv(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row a finding, ranks folded, and nothing that a spreadsheet would execute."""
+    says_history(service)
+    assert frd(service, "findings", "export", "--since", "2026-11-20", "--format", "csv") == 0
+    first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (first["id"], first["victims"], first["closed_at"]) == ("ab12", "0-1", "")
+    assert second["summary"] == "'=HYPERLINK()"
+
+
+def test_an_export_that_breaks_off_leaves_no_file(
+    service: Service, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The second page fails: exit 1, one line, and no half of a file."""
+    service.says("/api/v1/history?limit=500", {"findings": [FINDING], "next": "9.ab12"})
+    assert frd(service, "findings", "export", "-o", str(tmp_path / "f")) == FAILED
+    assert "frd: error: " in capsys.readouterr().err
+    assert not (tmp_path / "f").exists()
+
+
+def test_options_of_export_stand_behind_it(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands before it would be lost, so it is refused."""
+    assert run(["findings", "--http", service.address, "export"]) == USAGE
+    assert "write it behind export" in capsys.readouterr().err
+    assert frd(service, "findings", "export", "--since", "soon") == USAGE
+    assert "write a time such as" in capsys.readouterr().err
 
 
 def test_status_folds_ranks_that_stand_alike(

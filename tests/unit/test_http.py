@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd.errors import ServiceUnavailable
-from frd.forms import finding_json
+from frd.forms import finding_json, utc_text
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -40,7 +40,7 @@ from frd.service.clocks import AgentClock, guess
 from frd.service.http import create_app
 from frd.service.view import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
-from frd.store.findings import FindingStore
+from frd.store.findings import FindingStore, Place
 from frd.views import AttemptView, GroupView, MemoryView, RankView, Snapshot
 from frd.wire import Part
 
@@ -113,6 +113,17 @@ class Service:
         self, *, state: FindingState | None, job: str | None, limit: int
     ) -> Sequence[Finding]:
         return self.store.query(state=state, job=job, limit=limit)
+
+    def history(
+        self,
+        *,
+        after: Place,
+        since: AlignedNs,
+        until: AlignedNs | None,
+        job: str | None,
+        limit: int,
+    ) -> Sequence[Finding]:
+        return self.store.page(after=after, since=since, until=until, job=job, limit=limit)
 
     def finding(self, finding_id: str) -> Finding | None:
         return self.store.get(finding_id)
@@ -343,6 +354,27 @@ def test_job_names_with_slashes(client: Client) -> None:
     assert client.post("/api/v1/jobs/a/b c/dumps", {}).status == 201
 
 
+def test_history(client: Client) -> None:
+    """All stored findings come page by page, oldest first, and each of them once."""
+
+    def pages(query: str) -> list[list[str]]:
+        found, after = [], ""
+        while after is not None:
+            page = client.get("/api/v1/history", f"{query}&after={after}" if after else query).json
+            found.append([finding["id"] for finding in page["findings"]])
+            after = page["next"]
+        return found
+
+    first, second, third = (finding(number).id for number in (1, 2, 3))
+    assert pages("") == [[first, second, third]]
+    assert pages("limit=2") == [[first, second], [third]]
+    assert pages("limit=3") == [[first, second, third], []]
+    assert pages("job=other") == [[]]
+    at = utc_text(finding(2).opened_at)
+    assert pages(f"since={at}") == [[second, third]]
+    assert pages(f"until={at}") == [[first]]
+
+
 def test_findings(client: Client) -> None:
     """Findings come newest first, filtered by state and job, and one by one by id."""
 
@@ -432,6 +464,11 @@ def test_agents_that_are_gone(client: Client) -> None:
         ("/api/v1/findings", "state=ajar", 400),
         ("/api/v1/findings", "limit=0", 400),
         ("/api/v1/findings", "limit=-1", 400),
+        ("/api/v1/history", "limit=0", 400),
+        ("/api/v1/history", "after=yesterday", 400),
+        ("/api/v1/history", "after=99999999999999999999999.x", 400),
+        ("/api/v1/history", "since=soon", 400),
+        ("/api/v1/history", "until=9999-12-31T23:59:59-23:59", 400),
         ("/api/v1/findings", "limit=9999999999999999999999", 400),
     ],
 )

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from frd import config
-from frd.cli import COMMANDS, cli
+from frd.cli import cli
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.model import Confidence, Kind, Reason, SeriesInfo, SeriesKind
 from frd.service.metric_table import METRICS
@@ -36,10 +36,7 @@ DASHBOARDS = sorted((ROOT / "helm/frd/dashboards").glob("*.json"))
 METRIC = re.compile(r"\bfrd_[a-z_]+\b")
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
 NOT_METRICS = {"frd_agent"}
-LINES = [
-    *(f"frd {name}" for name in COMMANDS),
-    *(f"frd-agent {name}" for name in agent_cli.commands),
-]
+PROGRAMS = {"frd": cli, "frd-agent": agent_cli}
 
 
 def text(page: Path) -> str:
@@ -53,12 +50,27 @@ def sections(page: Path) -> dict[str, str]:
 
 
 def command(line: str) -> click.Command:
-    """The command that ``frd findings`` or ``frd-agent run`` is."""
-    program, _, name = line.partition(" ")
-    group = {"frd": cli, "frd-agent": agent_cli}[program]
-    found = group.get_command(click.Context(group), name)
-    assert found is not None, line
+    """The command that ``frd findings``, ``frd findings export`` or ``frd-agent run`` is."""
+    program, *names = line.split()
+    found: click.Command | None = PROGRAMS[program]
+    for name in names:
+        assert isinstance(found, click.Group), line
+        found = found.get_command(click.Context(found), name)
+        assert found is not None, line
+    assert found is not None
     return found
+
+
+def lines(above: str) -> Iterator[str]:
+    """Every command below this one, each before its own."""
+    group = command(above)
+    if isinstance(group, click.Group):
+        for name in group.commands or group.list_commands(click.Context(group)):
+            yield f"{above} {name}"
+            yield from lines(f"{above} {name}")
+
+
+LINES = [line for program in PROGRAMS for line in lines(program)]
 
 
 def options(of: click.Command) -> set[str]:
@@ -118,7 +130,9 @@ def test_every_shell_line_of_the_docs_could_be_typed() -> None:
         match Path(program).name, words:
             case ("frd" | "frd-agent") as name, [sub, *rest]:
                 own = rest[: rest.index("--")] if "--" in rest else rest
-                allowed = options(command(f"{name} {sub}")) | {"--help"}
+                typed = " ".join((name, sub, *own, ""))
+                called = max((of for of in LINES if typed.startswith(f"{of} ")), key=len)
+                allowed = options(command(called)) | {"--help"}
                 assert {word for word in own if word.startswith("-")} <= allowed, line
             case "make", [target]:
                 assert target in targets, line

@@ -1,0 +1,154 @@
+"""`frd findings export`: everything that the service has stored, oldest first, for other tools.
+
+Page by page, so that neither end ever holds more than a page. What is pruned meanwhile is missed,
+what opens meanwhile comes last, and nothing comes twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from frd.cli.options import service_options
+
+if TYPE_CHECKING:
+    from frd.cli.client import Client
+
+_PAGE = 500
+_SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
+_COLUMNS = (
+    *("id", "job", "attempt", "kind", "state", "opened_at", "closed_at", "reason"),
+    *("suspects", "nodes", "victims", "lost_s", "dump", "close_reason", "summary"),
+)
+
+
+@click.command("export")
+@click.option("--job", metavar="J", help="Only findings of this job.")
+@click.option("--since", metavar="WHEN", help="Opened then or later: 7d, 12h, 30m ago, or a time.")
+@click.option("--until", metavar="WHEN", help="Opened before then.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "csv"]),
+    default="json",
+    show_default=True,
+    help="One JSON object a line, or CSV.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A new file; an existing one is an error.",
+)
+@service_options
+def export(
+    client: Client,
+    job: str | None,
+    since: str | None,
+    until: str | None,
+    form: str,
+    output: Path | None,
+) -> int:
+    """Export all stored findings, oldest first: what opened when, who was the first cause."""
+    query = {"job": job, "since": _when("--since", since), "until": _when("--until", until)}
+    write = _write_csv if form == "csv" else _write_json
+    findings = _pages(client, query)
+    first = next(findings, None)  # a wrong address is an error before there is a file
+    whole = chain(() if first is None else (first,), findings)
+    if output is not None:
+        _to_new_file(output, lambda file: write(whole, file))
+        return 0
+    try:
+        write(whole, sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `| head` ends it; nothing is left to be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _when(option: str, text: str | None) -> str | None:
+    """A time as the service takes it; of how long ago, by this machine's clock."""
+    from frd.forms import utc_ns, utc_text
+
+    if text is None:
+        return None
+    if ago := re.fullmatch(r"(\d{1,6})([mhd])", text):
+        return utc_text(time.time_ns() - int(ago[1]) * _SPANS_S[ago[2]] * 1_000_000_000)
+    try:
+        return utc_text(utc_ns(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
+
+
+def _pages(client: Client, query: Mapping[str, str | None]) -> Iterator[Mapping[str, Any]]:
+    after = None
+    while True:
+        page = client.get("/api/v1/history", {**query, "limit": str(_PAGE), "after": after})
+        yield from page["findings"]
+        if (after := page["next"]) is None:
+            return
+
+
+def _to_new_file(path: Path, write: Callable[[IO[str]], None]) -> None:
+    """Whole or not at all."""
+    from frd.errors import FrdError
+
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            try:
+                write(file)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                raise
+    except FileExistsError:
+        raise FrdError(f"--output: {path}: exists: name a new file") from None
+    except OSError as error:
+        raise FrdError(f"--output: {path}: {error.strerror}: name a file to write") from None
+
+
+def _write_json(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
+    import json
+
+    for finding in findings:
+        # ASCII: a job name that is no UTF-8 is told as truly as the service did.
+        file.write(json.dumps(finding, separators=(",", ":")) + "\n")
+
+
+def _write_csv(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
+    import csv
+
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(_COLUMNS)
+    for finding in findings:
+        row = _row(finding)
+        rows.writerow([row.get(column) for column in _COLUMNS])
+
+
+def _row(finding: Mapping[str, Any]) -> dict[str, object]:
+    """Ranks are folded; what a spreadsheet would take for a formula is made text."""
+    from frd.forms import fold_ranks
+
+    suspects = finding.get("suspects", ())
+    reasons = dict.fromkeys(suspect["reason"] for suspect in suspects)
+    row = {
+        **finding,
+        "reason": finding.get("reason") or " ".join(reasons),
+        "suspects": fold_ranks(suspect["rank"] for suspect in suspects),
+        "nodes": " ".join(dict.fromkeys(suspect["node"] for suspect in suspects)),
+        "victims": fold_ranks(finding.get("victims", ())),
+    }
+    return {
+        key: f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+        for key, value in row.items()
+    }
