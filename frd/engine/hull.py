@@ -1,10 +1,11 @@
 """The line between two clouds of points: where a clock's offset lies if its drift is constant.
 
 Every exchange bounds the offset from above and from below; how loosely depends on its luck with the
-network. Of the exchanges of a few seconds only the luckiest on either side counts. Over a window of
-two minutes these are two clouds, and the estimate is the line in the middle of the widest
-corridor between their hulls: the bisector of the two parallel lines that touch them. (Hulls: Duda;
-the widest corridor: Huygens, there called a support vector machine.)
+network. Of the exchanges of a few seconds only the luckiest on either side counts, and of a window
+of two minutes only such seconds as were about as lucky as the best: on a busy host all that comes
+after may say little, and one-sidedly. These are two clouds, and the estimate is the line in the
+middle of the widest corridor between their hulls: the bisector of the two parallel lines that touch
+them. (Hulls: Duda; the widest corridor: Huygens, there called a support vector machine.)
 
 What is told here is an estimate, in floats relative to the first point. It says little when the
 drift changes, and its caller must not rest a bound on it.
@@ -19,7 +20,9 @@ from typing import Final, TypeAlias
 BATCH_NS: Final = 10_000_000_000
 MOST_BATCHES: Final = 12
 _FEW: Final = 4
-"""With fewer batches than this every better point counts at once."""
+"""With fewer batches than this every better point counts at once; with fewer lucky ones, all do."""
+_LUCKY: Final = 1.5
+"""A batch counts if the corridor it leaves is at most so many times as wide as the best one's."""
 _FIT_EVERY: Final = 4
 """After so many batches the oldest are let go of, though no new point cuts into the corridor."""
 
@@ -104,18 +107,30 @@ class Corridor:
     def _fit(self) -> None:
         """Lay the corridor anew; when the drift has changed, between younger points only."""
         self._fitted = 0
+        batches = self._lucky()
         while True:
-            high = _hull([*self._uppers, self._upper])
-            low = _hull([(x, -y) for x, y in (*self._lowers, self._lower)])
+            high = _hull([upper for upper, _ in batches])
+            low = _hull([(x, -y) for _, (x, y) in batches])
             slope = max(-self._steepest, min(_widest(high, low), self._steepest))
             self.slope = slope
             self._top = min([y - slope * x for x, y in high])
             self._bottom = -min([y + slope * x for x, y in low])
-            if self._top >= self._bottom or not self._uppers:
+            if self._top >= self._bottom or len(batches) == 1:
                 return
-            for points in (self._uppers, self._lowers):
-                for _ in range((len(points) + 1) // 2):
-                    points.popleft()
+            batches = batches[(len(batches) + 1) // 2 :]
+
+    def _lucky(self) -> list[tuple[Point, Point]]:
+        """The batches that count, of each the best points."""
+        uppers, lowers = (*self._uppers, self._upper), (*self._lowers, self._lower)
+        slope = self.slope
+        widths = [
+            y_upper - y_lower - slope * (x_upper - x_lower)
+            for (x_upper, y_upper), (x_lower, y_lower) in zip(uppers, lowers, strict=True)
+        ]
+        most = max(min(widths), 0) * _LUCKY
+        batches = list(zip(uppers, lowers, strict=True))
+        lucky = [batch for batch, width in zip(batches, widths, strict=True) if width <= most]
+        return lucky if len(lucky) >= _FEW else batches
 
 
 def _hull(points: Iterable[Point]) -> list[Point]:

@@ -1,0 +1,323 @@
+"""How far off the clocks of a job are told, how far off that is claimed to be, and what it costs.
+
+On loopback: a real service and a real agent read the same clocks, so that the offset which the
+service tells should be 0. In simulated networks: 16 hosts whose clocks drift, pinged like real
+ones; the error of a pair of hosts is what comparing their ranks suffers. And the processor time of
+2,048 clocks in one service: what is learned from pings once a second, and all that the service does
+with clocks besides the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+import numpy as np
+
+from frd.engine.alignment import Alignment
+from frd.engine.clock import Exchange, ServiceTable
+from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
+from frd.service.clocks import Clocks, guess
+from frd.service.pings import PINGS_A_SECOND
+from frd.wire import Readings, Watermarks
+from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
+
+HOSTS: Final = 16
+SEEDS: Final = 6
+DRIFT_PPB: Final = 20_000
+AGENTS: Final = 2_048
+COSTED: Final = 64
+"""Of the agents, so many are simulated to reckon the cost of all."""
+RUNS: Final = 3
+"""Of which the least costly counts: others on the machine make none cheaper."""
+
+
+# -- loopback --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "FRD_LOG__LEVEL": "error"}
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def pair() -> Iterator[str]:
+    """A real service and a real agent; gives the service's HTTP address."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
+        data_dir = ("--data-dir", f"{folder}/data")
+        service = stack.enter_context(started("-m", "frd", "serve", *addresses, *data_dir))
+        assert service.stdout is not None
+        ready = json.loads(service.stdout.readline())
+        FilePath(folder, "run").mkdir(mode=0o700)
+        run_dir = ("--run-dir", f"{folder}/run")
+        stack.enter_context(started("-m", "frd_agent", "run", "--service", ready["grpc"], *run_dir))
+        yield ready["http"]
+
+
+def told_offsets(http: str, seconds: float) -> tuple[list[float], list[float]]:
+    """Offset and uncertainty that the service tells, in µs, twice a second."""
+    offsets, bounds = [], []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        told = {line.split("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "{" in line}
+        if "frd_clock_uncertainty_seconds" in told:
+            offsets.append(told["frd_clock_offset_seconds"] * 1e6)
+            bounds.append(told["frd_clock_uncertainty_seconds"] * 1e6)
+    return offsets, bounds
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def loopback(seconds: float) -> dict[str, float]:
+    """Idle, and then with a busy loop on every core besides."""
+    result: dict[str, float] = {}
+    with pair() as http:
+        told_offsets(http, 10.0)
+        result |= _summary("loopback_idle", *told_offsets(http, seconds))
+        burners = [multiprocessing.Process(target=spin, daemon=True) for _ in cores()]
+        for burner in burners:
+            burner.start()
+        result |= _summary("loopback_busy", *told_offsets(http, seconds))
+        for burner in burners:
+            burner.kill()
+    return result
+
+
+def cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def _summary(name: str, errors_us: Sequence[float], bounds_us: Sequence[float]) -> dict[str, float]:
+    errors = [abs(error) for error in errors_us]
+    return {
+        f"{name}_median_us": round(statistics.median(errors), 1),
+        f"{name}_max_us": round(max(errors), 1),
+        f"{name}_bound_us": round(statistics.median(bounds_us), 1),
+    }
+
+
+# -- simulated networks ----------------------------------------------------------------------------
+
+
+def lan(dice: random.Random) -> Network:
+    """60 µs and exponentially 40 more; one way is longer by up to 30 µs, on every host another."""
+    return lopsided(Path(60 * US, 40 * US), 30 * US, dice)
+
+
+def bad(dice: random.Random) -> Network:
+    """2 ms and exponentially 1 more; one way is longer by up to 3 ms."""
+    return lopsided(Path(2 * MS, MS), 3 * MS, dice)
+
+
+def lopsided(path: Path, most: int, dice: random.Random) -> Network:
+    longer = replace(path, least=path.least + dice.randrange(most))
+    return Network(longer, path) if dice.random() < 0.5 else Network(path, longer)
+
+
+class Job:
+    """Hosts that drift, and their agents: eight pings at connect, then one a second."""
+
+    def __init__(self, network: Any, seed: int) -> None:
+        dice = self.dice = random.Random(seed)
+        service = Host(Clock(dice.randrange(1, 10**16)), Clock(EPOCH))
+        table = ServiceTable(S // 4)
+        self.agents = []
+        for _ in range(HOSTS):
+            drift = dice.randint(-DRIFT_PPB, DRIFT_PPB)
+            node = Host(Clock(dice.randrange(1, 10**16), drift), Clock(EPOCH + dice.randint(-S, S)))
+            self.agents.append(Agent(node, service, network(dice), table, dice))
+        self.next = [S + dice.randrange(S) for _ in self.agents]
+        for i, agent in enumerate(self.agents):
+            for _ in range(8):
+                agent.read(self.next[i] - US)
+                agent.ping(self.next[i])
+                self.next[i] += 10 * MS
+
+    def second(self) -> tuple[list[int], list[int]]:
+        """Of a stamp that each host made within the last half second the error, and what is claimed
+        of its last reading."""
+        errors, bounds = [], []
+        for i, agent in enumerate(self.agents):
+            at = self.next[i]
+            for quarter in (3, 2, 1):
+                agent.read(at - quarter * S // 4)
+            agent.read(at - US)
+            now = agent.ping(at)
+            alignment = agent.alignment(now)
+            error, bound = agent.error(alignment, now - self.dice.randrange(S // 2))
+            errors.append(error)
+            bounds.append(alignment.uncertainty_ns(alignment.at_ns) or 0)
+            if bound is not None and abs(error) > bound:
+                raise SystemExit(f"clock: a stamp is {error} ns off, claimed were {bound}")
+            self.next[i] = at + S + self.dice.randrange(-S // 5, S // 5)
+        return errors, bounds
+
+
+def simulated(name: str, network: Any, seconds: int) -> dict[str, float]:
+    """Over all pairs of hosts, once in ten seconds, after the first twenty."""
+    errors: list[float] = []
+    bounds: list[float] = []
+    for seed in range(SEEDS):
+        job = Job(network, seed)
+        for second in range(seconds):
+            off, claimed = job.second()
+            if second >= 20 and second % 10 == 0:
+                pairs = list(itertools.combinations(range(HOSTS), 2))
+                errors += [(off[a] - off[b]) / 1e3 for a, b in pairs]
+                bounds += [(claimed[a] + claimed[b]) / 1e3 for a, b in pairs]
+    return _summary(f"{name}_pair", errors, bounds)
+
+
+# -- cost ------------------------------------------------------------------------------------------
+
+
+class Moment:
+    """What the service's clocks show while simulated messages come in."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def now(self) -> AlignedNs:
+        return AlignedNs(EPOCH + self.at)
+
+    def raw(self) -> ServiceRawNs:
+        return ServiceRawNs(self.at)
+
+
+def agents(moment: Moment, dice: random.Random) -> list[Agent]:
+    service = Host(Clock(0), Clock(EPOCH))
+    nodes = [
+        Host(Clock(dice.randrange(1, 10**16), dice.randint(-DRIFT_PPB, DRIFT_PPB)), Clock(EPOCH))
+        for _ in range(COSTED)
+    ]
+    return [Agent(node, service, lan(dice), ServiceTable(S // 4), dice) for node in nodes]
+
+
+def trip(agent: Agent, at: int) -> Exchange:
+    """Of a ping that was sent at `at`."""
+    came = at + agent.network.there.delay(agent.dice)
+    went = came + 50 * US
+    return agent.exchange(at, came, went, went + agent.network.back.delay(agent.dice))
+
+
+def columns(rows: list[tuple[int, int, int]]) -> Readings:
+    return Readings(*np.array(rows, np.int64).reshape(-1, 3).T)
+
+
+def learning(seconds: int) -> float:
+    """Seconds that one clock takes a second, with four readings and an exchange in it."""
+    moment, spent = Moment(), 0.0
+    table = ServiceTable(S // 4)
+    told = agents(moment, random.Random(1))
+    for second in range(1, seconds):
+        moment.at = second * S + MS
+        table.read(moment.raw(), moment.now(), 200)
+        work = []
+        for agent in told:
+            moments = [second * S - quarter * S // 4 for quarter in (3, 2, 1, 0)]
+            rows = [(agent.node.raw(at), agent.node.real(at), 200) for at in moments]
+            work.append((agent.clock, columns(rows), trip(agent, second * S - S // 2)))
+        began = time.thread_time()
+        for clock, readings, (t1, t2, t3, t4) in work:
+            clock.readings(readings.raw_ns, readings.real_ns, readings.slack_ns)
+            clock.exchange(Exchange(t1, t2, t3, t4))
+            clock.newest(moment.raw(), table)
+        spent += time.thread_time() - began
+    return spent / (seconds - 1) / COSTED
+
+
+def serving(seconds: int) -> float:
+    """The same for all that a service of 2,048 agents does with a clock: a reading comes with the
+    watermarks of every second, and pings as often as it asks for them."""
+    moment, dice, spent = Moment(), random.Random(1), 0.0
+    clocks = Clocks(moment.now, moment.raw)
+    nothing = np.empty(0, np.int64)
+    marks: Any = WatermarkColumns(*[nothing] * 8)  # type: ignore[arg-type]
+    every = max(1, round(AGENTS / PINGS_A_SECOND))
+    told = []
+    for number, agent in enumerate(agents(moment, dice)):
+        first = guess(NodeNs(agent.node.real(S)), AlignedNs(EPOCH + S))
+        told.append((agent, clocks.connected(("boot", str(number)), "node", first, 1, ignore)))
+    for second in range(1, seconds):
+        work = []
+        for number, (agent, clock) in enumerate(told):
+            real, raw = NodeNs(agent.node.real(second * S)), NodeRawNs(agent.node.raw(second * S))
+            pinged = second < 4 or (second + number) % every == 0
+            exchange = trip(agent, second * S - MS) if pinged else None
+            work.append((clock, Watermarks(0, marks, real, raw, 200), exchange))
+        moment.at = second * S + 100 * US
+        began = time.thread_time()
+        for clock, watermarks, exchange in work:
+            clocks.heard(clock, watermarks, moment.now())
+            if exchange is not None:
+                clocks.learn(clock, Readings(nothing, nothing, nothing), exchange)
+        spent += time.thread_time() - began
+    return spent / (seconds - 1) / COSTED
+
+
+def ignore(_: Alignment) -> None:
+    pass
+
+
+def cost(seconds: int) -> dict[str, float]:
+    learn_s = min(learning(seconds) for _ in range(RUNS))
+    serve_s = min(serving(seconds) for _ in range(RUNS))
+    return {
+        "learning_us": round(learn_s * 1e6, 2),
+        "learning_cpu_share": round(learn_s * AGENTS, 4),
+        "service_us": round(serve_s * 1e6, 2),
+        "service_cpu_share": round(serve_s * AGENTS, 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--seconds", type=int, default=120, help="simulated, and half of it real")
+    options = parser.parse_args()
+    result = {
+        **loopback(options.seconds / 2),
+        **simulated("lan", lan, options.seconds),
+        **simulated("bad", bad, options.seconds),
+        **cost(options.seconds),
+    }
+    if options.json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        print(f"{key}: {value}")
+
+
+if __name__ == "__main__":
+    main()

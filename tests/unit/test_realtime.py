@@ -1,0 +1,78 @@
+"""How far a real clock is ahead of a raw one, between readings and beyond them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from frd.engine.realtime import SLEW_PPM, RealTable
+from tests.clocks import EPOCH, MS, US, Clock, S
+
+
+def table(raw: Clock, real: Clock, moments: list[int], spacing: int = 0) -> RealTable[int, int]:
+    made: RealTable[int, int] = RealTable(spacing)
+    for at in moments:
+        made.read(raw(at), real(at), 100)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_truth_is_within(seed: int) -> None:
+    """Slew that changes and steps of any size, at most one between two readings: at every moment
+    the true difference is within what is told, before and after a step is seen."""
+    dice = random.Random(seed)
+    raw, real = Clock(7 * S, dice.randint(-90_000, 90_000)), Clock(EPOCH)
+    moments = [i * S // 4 for i in range(1, 200)]
+    for i in sorted(dice.sample(range(1, 198), 20)):
+        at = moments[i] + dice.randrange(1, S // 4)
+        jump = int(10 ** dice.uniform(2, 9)) * dice.choice((-1, 0, 1))
+        real.change(at, ppb=dice.randint(-500_000, 500_000), jump=jump)
+    told = table(raw, real, moments)
+    for _ in range(500):
+        at = dice.randrange(moments[0], moments[-1])
+        ahead, loose = told.ahead(raw(at))
+        assert abs(real(at) - raw(at) - ahead) <= loose + 1
+
+
+def test_steps_are_seen_and_slews_are_not() -> None:
+    """A slew of 500 ppm for ten seconds, then a millisecond's step."""
+    raw, real = Clock(7 * S), Clock(EPOCH, 500_000)
+    real.change(11 * S - 1, jump=MS)
+    moments = [i * S // 4 for i in range(4, 44)]
+    before = table(raw, real, moments)
+    assert before.steps == 0
+    assert before.rate == pytest.approx(500e-6, rel=0.01)
+    after = table(raw, real, [*moments, 11 * S])
+    assert (after.steps, after.stepped_at) == (1, raw(11 * S))
+    assert after.rate == 0
+
+
+def test_beyond_the_last_reading_the_interval_grows() -> None:
+    """By 601 parts in a million of the time passed."""
+    told = table(Clock(7 * S), Clock(EPOCH), [S, 2 * S])
+    _, now = told.ahead(9 * S)
+    _, later = told.ahead(19 * S)
+    assert later - now == 10 * S * SLEW_PPM // 1_000_000
+
+
+def test_calm_readings_are_one() -> None:
+    """Four in order without a step leave the last; one that shows a step, or is out of order, and
+    none is taken."""
+    told = table(Clock(7 * S), Clock(EPOCH), [S])
+    raws, ahead = [9 * S, 10 * S], EPOCH - 7 * S
+    assert told.read_calm(raws, [raw + ahead for raw in raws], [100, 100])
+    assert (len(told), told.last_raw) == (2, 10 * S)
+    for later in ([11 * S, 10 * S], [10 * S, 11 * S]):
+        assert not told.read_calm(later, [raw + ahead for raw in later], [100, 100])
+    assert not told.read_calm([11 * S], [11 * S + ahead + 200 * US], [100])
+    assert (len(told), told.last_raw) == (2, 10 * S)
+
+
+def test_a_table_reaches_back_as_far_however_often_it_is_read() -> None:
+    """A thousand times a second, with a tenth of a second between readings that count."""
+    told = table(Clock(7 * S), Clock(EPOCH), [S + i * MS for i in range(60_000)], S // 10)
+    assert len(told) <= 2 * 256 + 1
+    ahead, loose = told.ahead(told.last_raw - 20 * S)
+    assert ahead == EPOCH - 7 * S
+    assert loose < 100 * US
