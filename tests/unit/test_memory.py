@@ -15,7 +15,9 @@ from frd.model import (
     Confidence,
     Int64s,
     Kind,
+    MemoryEvent,
     MemoryEventKind,
+    NodeNs,
     SeriesInfo,
     SeriesKind,
 )
@@ -498,14 +500,14 @@ def test_a_process_that_is_replaced_has_no_past() -> None:
 def observe(
     memory: Memory, handle: int, begin: Int64s, values: Int64s, capacity: int = 64 * GIB
 ) -> int:
-    """Samples of one series; how many were refused."""
+    """Samples of one series, within its first minute; how many were refused."""
     return memory.observe(
         np.array([handle], np.int32),
         np.array([capacity], np.int64),
         begin.astype(np.int64),
         begin.astype(np.int64) + S // 1000,
         values.reshape(1, -1).astype(np.int64),
-        at(1),
+        at(60),
     )
 
 
@@ -538,6 +540,32 @@ def test_times_that_do_not_rise() -> None:
     assert observe(memory, handle, times[:2], np.array([11, 31])) == 0
     memory.advance(at(1))
     assert memory.view().used.tolist() == [40]
+
+
+def test_a_clock_that_was_set_ahead_for_a_moment() -> None:
+    """Samples of tomorrow are refused, lest those of today be old until then."""
+    memory = Memory(Policy())
+    handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
+    tomorrow = 86_400 * S
+    times = EPOCH + np.array([1, 2, tomorrow]) * S // 10
+    assert observe(memory, handle, times, np.array([10, 20, 30])) == 1
+    assert observe(memory, handle, times[:1] + tomorrow, np.array([40])) == 1
+    assert observe(memory, handle, EPOCH + np.array([3]) * S // 10, np.array([50])) == 0
+    memory.advance(at(1))
+    assert memory.view().used.tolist() == [50]
+
+
+def test_a_whole_job_runs_out_of_memory_at_once() -> None:
+    """All of 16,384 ranks tell within the same second; it is one incident, and soon said."""
+    memory = Memory(Policy())
+    for rank in range(16_384):
+        device = f"GPU-{rank}"
+        memory.series(SeriesInfo(rank, SeriesKind.DEVICE_USED, device))
+        told = MemoryEvent(rank, MemoryEventKind.OOM, NodeNs(at(1)), device, GIB)
+        memory.event(told, at(1), S // 100, at(1))
+    (verdict,) = memory.advance(at(2))
+    assert verdict.kind is Kind.OOM
+    assert len(verdict.failed) == 16_384
 
 
 def test_series_have_a_limit() -> None:

@@ -165,7 +165,8 @@ def unified(root: Path, path: str, used: int, limit: str = "max", kills: int = 0
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.current").write_text(f"{used}\n")
     (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.stat").write_text("anon 1\nfile 5000\ninactive_file 1000\n")
+    stat = "anon 1\nfile 5000\ninactive_file 1000\nactive_file 300\nslab_reclaimable 7\n"
+    (folder / "memory.stat").write_text(stat)
     (folder / "memory.events").write_text(f"low 0\noom 9\noom_kill {kills}\noom_group_kill 0\n")
     return folder
 
@@ -175,13 +176,14 @@ def legacy(root: Path, path: str, used: int, limit: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
     (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
-    (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 300\n")
+    stat = "inactive_file 1\ntotal_inactive_file 300\ntotal_active_file 50\n"
+    (folder / "memory.stat").write_text(stat)
     (folder / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
     return folder
 
 
 def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
-    """A pod's limit stands above its container; the working set leaves out inactive files."""
+    """A pod's limit stands above its container; files that are cached are not used."""
     unified(tmp_path, "pods/a/box", used=5000)
     pod = unified(tmp_path, "pods/a", used=7000, limit=str(8 * GIB), kills=2)
     unified(tmp_path, "pods", used=10**9, limit=str(16 * GIB))
@@ -189,7 +191,7 @@ def test_the_nearest_limit_counts(proc: Proc, tmp_path: Path) -> None:
     found = cgroup.find(10, proc.path, tmp_path)
     assert found is not None
     assert (found.path, found.limit) == (pod, 8 * GIB)
-    assert found.read() == cgroup.CgroupReading(6000, 2)
+    assert found.read() == cgroup.CgroupReading(7000 - 1307, 2)
     unified(tmp_path, "pods/a", used=500)
     reading = found.read()
     assert reading is not None
@@ -213,7 +215,7 @@ def test_the_old_interface_is_read_too(proc: Proc, tmp_path: Path) -> None:
     found = cgroup.find(10, proc.path, tmp_path)
     assert found is not None
     assert (found.path, found.limit) == (job, 4 * GIB)
-    assert found.read() == cgroup.CgroupReading(700, 4)
+    assert found.read() == cgroup.CgroupReading(650, 4)
 
 
 def test_a_container_sees_its_cgroup_under_no_name(proc: Proc, tmp_path: Path) -> None:
@@ -267,8 +269,8 @@ def test_ranks_of_one_cgroup_share_its_reading(proc: Proc, host: Host, tmp_path:
         (0, 0, SeriesKind.HOST_USED, GIB, 10 * KIB),
         (0, 1, SeriesKind.HOST_USED, GIB, 20 * KIB),
         (5, 2, SeriesKind.HOST_USED, 64 * GIB, 30 * KIB),
-        (0, 0, SeriesKind.CGROUP_USED, GIB, 8000),
-        (0, 1, SeriesKind.CGROUP_USED, GIB, 8000),
+        (0, 0, SeriesKind.CGROUP_USED, GIB, 9000 - 1307),
+        (0, 1, SeriesKind.CGROUP_USED, GIB, 9000 - 1307),
     ]
     again = read(node, ranks, 100.1)
     assert {r.series.kind for r in again.readings} == {SeriesKind.HOST_USED}

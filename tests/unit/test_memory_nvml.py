@@ -202,8 +202,8 @@ def test_a_driver_that_is_loaded_later_is_found(
 
 
 def test_a_driver_that_forgot_us_is_opened_anew(driver: Driver) -> None:
-    """Reset under our feet: its calls say that they are not initialized."""
-    driver.devices = {uuid(0): (GIB, 80 * GIB)}
+    """Reset under our feet: its calls say that they are not initialized, of every device."""
+    driver.devices = {uuid(number): (GIB, 80 * GIB) for number in range(2)}
     driver.write()
     nvml = Nvml()
     nvml.look(0.0)
@@ -212,7 +212,7 @@ def test_a_driver_that_forgot_us_is_opened_anew(driver: Driver) -> None:
     assert nvml.look(1.0) == Look()
     driver.errors.clear()
     driver.write()
-    assert len(nvml.look(RETRY_S).devices) == 1
+    assert len(nvml.look(RETRY_S).devices) == 2
 
 
 NO_DRIVER = """
@@ -252,6 +252,37 @@ def devices(driver: Driver) -> Iterator[Devices]:
     driver.hangs = ""
     driver.write()
     found.stop()
+
+
+def test_an_answer_that_nobody_understands_is_not_the_last(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """pynvml raises something of its own, more than once: a line, and the thread asks on."""
+
+    class Odd(Nvml):
+        looks = 0
+
+        def look(self, now_s: float) -> Look:
+            self.looks += 1
+            if self.looks < 3:
+                raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "not a name")
+            return super().look(now_s)
+
+    driver.devices = {uuid(0): (GIB, 80 * GIB)}
+    driver.write()
+    odd = Devices(Odd())
+    odd.start()
+    found: list[Answer] = []
+
+    def seen() -> bool:
+        odd.ask()
+        if (answer := odd.take(0.1)) is not None:
+            found.append(answer)
+        return bool(found and found[-1].look.devices)
+
+    until(seen)
+    odd.stop()
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
 
 
 def until(condition: Callable[[], object]) -> None:

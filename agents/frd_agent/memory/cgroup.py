@@ -2,8 +2,10 @@
 
 Both versions of the interface, wherever they are mounted usually. Of a rank's cgroup and those
 around it the nearest one that has a limit counts, because that is what the rank can run into;
-where none has, it is the rank's own. Used is what the kernel cannot take back at once: usage less
-the inactive pages of files, the "working set" by which the kubelet evicts.
+where none has, it is the rank's own. Used is what the kernel cannot take back: usage less pages of
+files and what it remembers of file names. The "working set" by which the kubelet evicts leaves only
+inactive pages out, and of a dataset that is read for the second time all pages are active: healthy
+jobs fill their cgroups with those, and are not killed for it.
 """
 
 from __future__ import annotations
@@ -23,15 +25,23 @@ class _Names:
 
     usage: str
     limit: str
-    inactive: str
-    """A line of ``memory.stat``."""
+    reclaimable: tuple[str, ...]
+    """Lines of ``memory.stat``."""
     events: str
 
 
 _V1: Final = _Names(
-    "memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file", "memory.oom_control"
+    "memory.usage_in_bytes",
+    "memory.limit_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+    "memory.oom_control",
 )
-_V2: Final = _Names("memory.current", "memory.max", "inactive_file", "memory.events")
+_V2: Final = _Names(
+    "memory.current",
+    "memory.max",
+    ("inactive_file", "active_file", "slab_reclaimable"),
+    "memory.events",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +62,10 @@ class Cgroup:
         """None when it is gone."""
         try:
             usage = int((self.path / self.names.usage).read_bytes())
-            inactive = _line(self.path / "memory.stat", self.names.inactive)
+            reclaimable = _sum(self.path / "memory.stat", self.names.reclaimable)
             return CgroupReading(
-                used=max(usage - inactive, 0),
-                oom_kills=_line(self.path / self.names.events, "oom_kill"),
+                used=max(usage - reclaimable, 0),
+                oom_kills=_sum(self.path / self.names.events, ("oom_kill",)),
             )
         except (OSError, ValueError):
             return None
@@ -112,10 +122,7 @@ def _limit(path: Path, machine: int) -> int:
     return limit if not machine or limit < machine else 0
 
 
-def _line(path: Path, name: str) -> int:
-    """The number beside a name; 0 where there is no such line."""
-    prefix = name + " "
-    for line in path.read_text("ascii").splitlines():
-        if line.startswith(prefix):
-            return int(line[len(prefix) :])
-    return 0
+def _sum(path: Path, names: tuple[str, ...]) -> int:
+    """Of the numbers beside these names; a line that is not there counts nothing."""
+    lines = [line.partition(" ") for line in path.read_text("ascii").splitlines()]
+    return sum(int(number) for name, _, number in lines if name in names)

@@ -7,6 +7,7 @@ for its answer as long as they like, and what comes late is an answer of its own
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -19,6 +20,9 @@ HANGS_S: Final = 5.0
 """A look that takes this long is worth a word."""
 SHARE: Final = 1 / 100
 """Looks become more rare, to take no more than this of a core."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Devices:
         self._asked_at: float | None = None
         self._rest_until = 0.0
         self._stopped = False
+        self._failing = False
         self._thread = threading.Thread(target=self._run, name="frd-nvml", daemon=True)
 
     def start(self) -> None:
@@ -77,7 +82,12 @@ class Devices:
                 return
             before = time.thread_time()
             begin_ns = time.time_ns()
-            look = self._nvml.look(time.monotonic())
+            try:
+                look = self._nvml.look(time.monotonic())
+            except Exception:  # a binding that does not know its driver; the next look may be well
+                if not self._failing:
+                    log.exception("NVIDIA driver: an answer could not be read")
+                self._failing, look = True, Look()
             self._answers.put(Answer(begin_ns, time.time_ns(), look))
             self._rest_until = time.monotonic() + (time.thread_time() - before) / SHARE
             self._asked_at = None

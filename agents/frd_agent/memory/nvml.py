@@ -73,6 +73,8 @@ class Nvml:
         lost: dict[str, str] = {}
         readings = []
         for device in list(self._devices):
+            if self._nvml is None:
+                break  # closed at the device before
             try:
                 readings.append(self._read(device, now_s))
                 device.failures = 0

@@ -223,12 +223,14 @@ class MemoryIncidents:
 
     def _fail(self, of: Rises, on_host: bool, now: AlignedNs) -> list[MemoryVerdict]:
         """Allocations that failed, or kills, that have waited for those of other ranks."""
-        ripe = [
-            one for one in self._failures if one.on_host == on_host and now - one.told_at >= WAIT_NS
-        ]
+        ripe: list[Failure] = []
+        early: list[Failure] = []
+        for one in self._failures:
+            is_ripe = one.on_host == on_host and now - one.told_at >= WAIT_NS
+            (ripe if is_ripe else early).append(one)
         if not ripe:
             return []
-        self._failures = [one for one in self._failures if one not in ripe]
+        self._failures = early
         by_rank: dict[int, list[Failure]] = {}
         for one in ripe:
             by_rank.setdefault(one.event.rank, []).append(one)

@@ -11,6 +11,7 @@ first `frd.engine.memory.cause`'s; incidents and leaks have modules of their own
 from __future__ import annotations
 
 from itertools import count
+from typing import Final
 
 import numpy as np
 
@@ -33,7 +34,10 @@ from frd.model import (
 )
 from frd.views import MemoryView
 
-_RECENT = 16
+_RECENT: Final = 16
+_AHEAD_NS: Final = 10 * SECOND
+"""What happens later than this after now is of a clock that was set. Were it believed, all that
+comes until then would be old."""
 
 
 class Memory:
@@ -45,6 +49,8 @@ class Memory:
         self._infos: list[SeriesInfo] = []
         self._devices: list[str] = []
         self._pools: dict[tuple[str, str, int], int] = {}
+        self._near: dict[tuple[int, int], list[int]] = {}
+        """Rows of one rank on one host or device."""
         self._turned_away = 0
         self._series = Series(policy)
         self._inbox = Inbox(self._series)
@@ -88,11 +94,9 @@ class Memory:
         series.rank[row], series.kind[row] = info.rank, KINDS.index(info.kind)
         series.pool[row] = self._pools.setdefault(pool, len(self._pools))
         series.on_host[row], series.shared[row] = on_host, info.kind in SHARED_KINDS
-        n = series.count
-        near = np.flatnonzero(
-            (series.rank[:n] == info.rank) & (series.pool[:n] == series.pool[row])
-        )
-        kinds = {KINDS[series.kind[other]]: other for other in near.tolist()}
+        near = self._near.setdefault((info.rank, int(series.pool[row])), [])
+        near.append(row)
+        kinds = {KINDS[series.kind[other]]: other for other in near}
         whole = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
         series.container[near] = near if whole is None else whole
         # Tensors come and go within what the allocator holds: where that is known, it counts.
@@ -112,12 +116,17 @@ class Memory:
 
         `series` and `capacity` are (S,), `values` is (S, T), -1 for no sample. `begin` and `end`
         are (T,), aligned and widened by what the clock leaves open: a value was read between its
-        two. Refused are values that are negative or absurd, and moments that do not rise. It only
-        checks and keeps; `advance` looks at the samples of all nodes together.
+        two. Refused are values that are negative or absurd, and moments that do not rise or are of
+        the future. It only checks and keeps; `advance` looks at the samples of all nodes together.
         """
         row = series.astype(np.int64)
         if not values.size:
             return 0
+        ahead = begin > now + _AHEAD_NS
+        if ahead.any():
+            refused = int((values[:, ahead] != -1).sum())
+            kept = begin[~ahead], end[~ahead], values[:, ~ahead]
+            return refused + self.observe(series, capacity, *kept, now)
         if row.min() < 0:
             known = row >= 0
             if not known.any():
