@@ -1,0 +1,213 @@
+"""What README and the recipes show is typed here, as far as this machine can run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+from tests.e2e.streams import serve_command
+from tests.telemetry_files import event
+from tests.telemetry_files import write as write_telemetry
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+ELSEWHERE = {
+    "make demo": "test_demo runs it",
+    "pip install .": "tests/helm/test_container.py runs it",
+    "frd up": "test_up runs it",
+}
+FINDINGS = 3
+"""Exit code of commands that have something to tell."""
+pytestmark = pytest.mark.timeout(150)
+
+
+def script(*parts: str) -> str:
+    """The one block of README that has all of these in it."""
+    block: str
+    (block,) = (block for block in BLOCKS if all(part in block for part in parts))
+    return block
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> dict[str, str]:
+    """The environment of a person who has installed frd."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in (("frd", "frd"), ("frd-agent", "frd_agent")):
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        program.chmod(0o755)
+    return {**os.environ, "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def test_every_block_of_the_readme_is_run_somewhere() -> None:
+    """A block that nobody runs would rot: each is run below, or by the test that is named."""
+    here = ("frd findings --watch", "frd analyze dumps", "frd-agent exec")
+    elsewhere = (*ELSEWHERE, "frd demo --scenario")
+    for block in BLOCKS:
+        assert any(words in block for words in (*here, *elsewhere)), block
+
+
+def run(line: str, typed: dict[str, str], folder: Path) -> tuple[int, str]:
+    """One line as bash takes it; a watch is ended by Ctrl-C when it has shown something."""
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {line}"],
+        cwd=folder,
+        env=typed,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        said = ""
+        if "--watch" in line:
+            said = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    return process.returncode, said + rest
+
+
+@pytest.mark.torch
+def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: Path) -> None:
+    """A job hangs: every line of README about that does what it says; so does the one before."""
+    pytest.importorskip("torch")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    train = (ROOT / "examples/train.py").read_text().replace("default=1000", "default=20")
+    (folder / "train.py").write_text(train)
+    write_telemetry(folder / "rank_0.jsonl", [event(at / 10) for at in range(50)])
+    with Stage(SCENARIOS["missing_rank"], 4, 3.0) as stage:
+        addresses = stage.start_service()
+        stage.start_agent(addresses)
+        typed |= {"FRD_HTTP": addresses.http, "FRD_RUN_DIR": str(stage.run_dir)}
+        stage.start_job()
+        finding = with_dump(Client(addresses.http))
+        for line in script("frd findings --watch").splitlines():
+            code, said = run(line.replace("ID", finding), typed, folder)
+            assert code == 0, f"{line}: {said}"
+        code, said = run(script("frd-agent exec").strip(), typed, folder)
+        assert code == 0, said
+    exported = (folder / "all.jsonl").read_text().splitlines()
+    assert finding in [json.loads(line)["id"] for line in exported]
+    for line in script("frd analyze dumps").splitlines():
+        code, said = run(line.replace("analyze dumps", f"analyze dumps/{stage.job}"), typed, folder)
+        assert code == (0 if "--memory" in line else FINDINGS), f"{line}: {said}"
+    assert (folder / "t.pftrace").stat().st_size > 0
+
+
+def with_dump(client: Client) -> str:
+    """The id of the finding, once it has its dump."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for finding in client.get("/api/v1/findings?state=open")["findings"]:
+            if finding.get("dump"):
+                found: str = finding["id"]
+                return found
+        time.sleep(0.2)
+    pytest.fail("no finding with a dump came")
+
+
+# -- Slurm -------------------------------------------------------------------------------------
+
+STAND_INS = {
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
+    "scontrol": "printf 'n1\\nn2\\n'",
+    "torchrun": 'echo "$FRD_RUN_DIR $TORCH_FR_BUFFER_SIZE $*"; >started; exec sleep "${HOLD:-0}"',
+}
+
+
+@contextmanager
+def slurm(typed: dict[str, str], folder: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """The batch script of the recipe on its first node, with a service that its agent finds."""
+    for name, body in STAND_INS.items():
+        program = Path(typed["PATH"].partition(":")[0]) / name
+        program.write_text(f"#!/bin/bash\n{body}\n")
+        program.chmod(0o755)
+    service = subprocess.Popen(serve_command(folder / "data"), stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    grpc = json.loads(service.stdout.readline())["grpc"]
+    job = {"SLURM_JOB_ID": f"7-{os.getpid()}", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "8"}
+    job |= {"SLURM_JOB_NODELIST": "n[1-2]", "FRD_AGENT_SERVICE": grpc, **more}
+    process = subprocess.Popen(
+        [str(ROOT / "examples/slurm/train.sbatch"), "train.py", "--steps", "1"],
+        cwd=folder,
+        env=typed | job,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        for one in (process, service):
+            one.terminate()
+            one.communicate(timeout=30)
+        shutil.rmtree(f"/tmp/frd-{job['SLURM_JOB_ID']}", ignore_errors=True)
+
+
+def test_a_slurm_job_brings_its_agents_along(typed: dict[str, str], tmp_path: Path) -> None:
+    """The job's last rank ends: its agents end too, and the script with the job's exit code."""
+    with slurm(typed, tmp_path, HOLD="2") as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "--rdzv-endpoint=n1:29500 train.py --steps 1" in out
+    assert out.startswith(f"/tmp/frd-7-{os.getpid()} 2000 --nnodes=2 --nproc-per-node=8")
+    assert "connected" in err, "the agent"
+
+
+def test_a_slurm_job_that_is_cancelled_says_goodbye(typed: dict[str, str], tmp_path: Path) -> None:
+    """Slurm signals the batch shell: it ends with its agents, long before the job would have."""
+    with slurm(typed, tmp_path, HOLD="600") as process:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+
+
+# -- systemd -----------------------------------------------------------------------------------
+
+UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
+def test_systemd_takes_the_units(typed: dict[str, str], unit: Path, tmp_path: Path) -> None:
+    """systemd itself finds nothing to complain about, and frd has the options that are given."""
+    text = unit.read_text()
+    for program, words in re.findall(r"^Exec\w+=/opt/frd/bin/(\S+) (.*)$", text, re.M):
+        sub, *rest = words.split()
+        code, help_text = run(f"{program} {sub} --help", typed, tmp_path)
+        assert code == 0
+        assert all(word in help_text for word in rest if word.startswith("--"))
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    installed = tmp_path / unit.name.replace("@", "@root")
+    text = text.replace("/opt/frd/bin", typed["PATH"].partition(":")[0])
+    installed.write_text(re.sub(r"^User=.*$", "User=root", text, flags=re.M))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(installed)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
