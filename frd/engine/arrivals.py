@@ -30,6 +30,7 @@ from frd.model import AlignedNs, Int32s, Int64s
 
 FLOOR_NS: Final = 1_000_000
 """What schedulers and interpreters do to any program now and then."""
+NOBODY: Final = -1
 _MOST_HINTS: Final = 256
 
 
@@ -67,11 +68,11 @@ class GroupClocks:
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """Time that collectives lost to one rank or one node: parallel arrays, one row a charge."""
+    """Time that members of collectives waited for one rank or one node: parallel arrays."""
 
     group: Int32s
     culprit: Int64s
-    """A rank, or a node as `as_culprit` numbers it."""
+    """A rank, or a node as `as_culprit` numbers it; `NOBODY` when that is not known."""
     at: Int64s
     """Aligned ns at which it came."""
     lost_ns: Int64s
@@ -110,6 +111,19 @@ def charges(closed: Closed, judged: Bools, ranks: Ranks, clocks: GroupClocks) ->
         np.concatenate((last[rank], last[node])),
         np.concatenate((alone[rank], together[node])),
     )
+
+
+def waits(closed: Closed, ended: Bools, fair: Bools) -> Charges:
+    """How long members waited in those collectives that have `ended`, on an average, and for whom.
+
+    Of their arrivals the first and the last two are known; the others lie between. Where clocks do
+    not compare (`fair`), somebody waited for somebody.
+    """
+    others = closed.first_created // 2 + closed.second_created // 2
+    waited = np.where(closed.second_created > 0, closed.last_created - others, 0)
+    row = np.flatnonzero(ended & (waited > FLOOR_NS))
+    whom = np.where(fair[row], closed.last_rank[row], NOBODY)
+    return Charges(closed.group[row], whom.astype(np.int64), closed.last_created[row], waited[row])
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,8 +381,14 @@ class Attempt:
         return Roll(
             members=lambda group: pairs.rank[groups.rows(group)],
             groups=lambda rank: pairs.group[: pairs.count][pairs.rank[: pairs.count] == rank],
+            is_dark=lambda group: not self._heard(pairs.rank[groups.rows(group)]),
             node=self._ranks.node[: self._ranks.count],
         )
+
+    def _heard(self, rank: Int32s) -> bool:
+        """The agents of all these ranks are connected."""
+        table = self._ranks
+        return bool(table.knows(rank).all() and table.connected[rank].all())
 
     def threshold_s(self, group: int) -> float:
         """How long a wait in this group may take before it is a stall."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.arrivals import ClockHint, GroupClocks, charges, clock_hints
+from frd.engine.arrivals import ClockHint, GroupClocks, charges, clock_hints, waits
 from frd.engine.histogram import OpHistograms
 from frd.engine.lateness import Lateness
 from frd.engine.match import Signatures
@@ -211,7 +211,7 @@ class Collectives:
         timed = fair & (closed.last_completed > 0)
         spent = closed.last_completed - closed.first_created
         self.duration.add(ops[timed], np.maximum(spent[timed], 0))
-        self._compare_arrivals(closed, fair, clocks, now)
+        self._compare_arrivals(closed, full, fair, clocks, now)
         slow = full & (skew * self._policy.stall_tail_factor > self._policy.stall_after_s * 1e9)
         if slow.any():
             self._remember(closed, np.flatnonzero(slow), now)
@@ -224,14 +224,16 @@ class Collectives:
         return self._clocks
 
     def _compare_arrivals(
-        self, closed: Closed, fair: Bools, clocks: GroupClocks, now: AlignedNs
+        self, closed: Closed, full: Bools, fair: Bools, clocks: GroupClocks, now: AlignedNs
     ) -> None:
         """Who came late to these, and what they tell of clocks."""
         of, signatures = closed.signature, self.signatures
-        judged = fair & signatures.synchronizing[of] & (closed.joined > 1)
+        ended = full & signatures.synchronizing[of] & (closed.joined > 1)
+        judged = ended & fair
         charged = charges(closed, judged, self._ranks, clocks)
-        at = closed.last_created[judged]
-        self.lateness.add(self._groups.count, closed.group[judged], at, charged, now)
+        waited = waits(closed, ended, fair)
+        group, at = closed.group[judged], closed.last_created[judged]
+        self.lateness.add(self._groups.count, group, at, charged, waited, now)
         telling = fair & signatures.strict[of] & clocks.spans[closed.group]
         hints = clock_hints(closed, telling, self._ranks)
         self.clock_hints += hints

@@ -2,17 +2,20 @@
 
 Somebody is always last, so being last says nothing. The question is whether a rank is last more
 often than its peers, by a margin that chance does not explain: at each size of lateness its count
-is held against that of all members, of which each would have an equal share if they were alike
-(Chernoff's bound for the binomial). So a rank that is 200 ms late every now and then is seen beside
-another that is always 5 ms late. To be a straggler it must also cost enough, be late in a
-sufficient share of the collectives, and in most parts of the window: a checkpoint, a first step or
-a bad minute is none. The same for the nodes of a group.
+is held against how often the group waited about as long for others, of which each member would have
+an equal share if they were alike (Chernoff's bound for the binomial). So a rank that is 200 ms late
+every now and then is seen beside another that is always 5 ms late. Waiting for several who come
+together counts, too, although none of them can be charged with it. To be a straggler a rank must
+also cost enough, be late in a sufficient share of the collectives, and in most parts of the window:
+a checkpoint, a first step or a bad minute is none. The same for the nodes of a group.
 
 A rank that waited elsewhere is late for it: *a late rank is held up when in another of its groups,
-one that does not hold everybody whom it keeps waiting, others were late at least half as often and
-half as long*. A group that holds them all excuses nobody, for those who waited together are not
-behind each other for it. Following that from group to group, as waiting is followed for stalls, the
-ends are the stragglers; on a circle all are.
+one that does not hold everybody whom it keeps waiting, members waited for others at least half as
+often and half as long as it is late beyond its share*; what it would be late by chance needs no
+excuse. A group
+that holds them all excuses nobody, for those who waited together are not behind each other for it.
+Following that from group to group, as waiting is followed for stalls, the ends are the stragglers;
+on a circle all are.
 """
 
 from __future__ import annotations
@@ -25,10 +28,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from frd.engine.arrivals import as_culprit
+from frd.engine.arrivals import NOBODY, as_culprit
 from frd.engine.graph import components
-from frd.engine.lateness import BUCKETS, LEVELS, Window
-from frd.engine.picture import Bools
+from frd.engine.lateness import BUCKETS, LEVELS, Table, Window
 from frd.engine.policy import Policy
 from frd.model import Int32s, Int64s
 
@@ -50,6 +52,8 @@ class Roll:
     """The ranks of a group."""
     groups: Callable[[int], Int32s]
     """The groups of a rank."""
+    is_dark: Callable[[int], bool]
+    """The agent of some member of a group is not heard of."""
     node: Int32s
     """By rank."""
 
@@ -74,6 +78,8 @@ class Late:
     """Collectives in which it was late, of `judged`."""
     judged: int
     lost_ns: int
+    beyond: tuple[float, float]
+    """Of count and lost_ns what an average peer does not have."""
     nats: float
     """How little chance explains it."""
 
@@ -112,16 +118,18 @@ def judge(window: Window, roll: Roll, policy: Policy) -> Judgement:
 
 
 def _lates(window: Window, roll: Roll, policy: Policy) -> list[Late]:
-    if not len(window.group):
+    table = window.charges
+    if not len(table):
         return []
-    edge = (np.diff(window.group, prepend=-1) != 0) | (np.diff(window.culprit, prepend=0) != 0)
-    first = np.flatnonzero(edge | (np.arange(len(edge)) == 0))
-    lost = np.add.reduceat(window.lost_ns, first)
+    first = np.flatnonzero(
+        (np.diff(table.group, prepend=-1) != 0) | (np.diff(table.culprit, prepend=NOBODY) != 0)
+    )
+    lost = np.add.reduceat(table.lost_ns, first)
     costly = np.flatnonzero(lost >= policy.straggler_min_lost_s * 1e9)
     costly = costly[np.argsort(-lost[costly], kind="stable")][:_MOST_LATE]
     found = []
     for row in first[costly].tolist():
-        late = _late(window, roll, policy, int(window.group[row]), int(window.culprit[row]))
+        late = _late(window, roll, policy, int(table.group[row]), int(table.culprit[row]))
         if late is not None:
             found.append(late)
     return found
@@ -129,45 +137,57 @@ def _lates(window: Window, roll: Roll, policy: Policy) -> list[Late]:
 
 def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) -> Late | None:
     """At the least size at which all conditions hold; None when there is none."""
-    rows = window.rows(group)
-    mine = window.culprit[rows] == culprit
-    alike = (window.culprit[rows] < 0) == (culprit < 0)
-    count, lost_ns = (_at_least(window, rows, mine, of) for of in (window.count, window.lost_ns))
-    all_counts = _at_least(window, rows, alike, window.count)
-    judged, chance = int(window.judged[group]), _chance(roll, group, culprit)
-    least_ns, least = policy.straggler_min_lost_s * 1e9, policy.straggler_share * judged
+    mine, waits = window.charges.of(group), window.waits.of(group)
+    mine = mine.where(mine.culprit == culprit)
+    inside = np.isin(waits.culprit, roll.late_ones(group, culprit))
+    theirs, own = waits.where(~inside), waits.where(inside)
+    count, lost_ns = _at_least(mine, mine.count), _at_least(mine, mine.lost_ns)
+    counts, losses = _at_least(theirs, theirs.count), _at_least(theirs, theirs.lost_ns)
+    alone = _at_least(own, own.count)
+    judged = int(window.judged[group])
+    (chance, *of_node) = _chances(roll, group, culprit)
     for level in range(LEVELS):
-        k, of = int(count[level]), int(all_counts[level])
-        if lost_ns[level] < least_ns or k < least:
+        k, lost = int(count[level]), int(lost_ns[level])
+        if lost < policy.straggler_min_lost_s * 1e9 or k < policy.straggler_share * judged:
             break
-        there = mine & (window.level[rows] >= level)
-        spread = int(np.bitwise_or.reduce(window.buckets[rows][there])).bit_count()
-        often = k * (1 - chance) >= TIMES * chance * (of - k)
-        nats = _unlikely(k, of, chance)
+        as_long = max(level - 1, 0)
+        spread = int(np.bitwise_or.reduce(mine.buckets[mine.level >= level])).bit_count()
+        rivals = [(int(counts[as_long]), chance)]
+        rivals += [(int(alone[as_long]) - k, together) for together in of_node]
+        often = all(k >= TIMES * _odds(p) * others for others, p in rivals)
+        nats = min(_unlikely(k, k + max(others, 0), p) for others, p in rivals)
         if often and spread >= MOST_BUCKETS and nats >= CHANCE_NATS:
-            return Late(group, culprit, level, k, judged, int(lost_ns[level]), nats)
+            share = _odds(chance)
+            beyond = k - share * counts[as_long], lost - share * losses[as_long]
+            return Late(group, culprit, level, k, judged, lost, beyond, nats)
     return None
 
 
-def _at_least(window: Window, rows: slice, which: Bools, column: Int64s) -> Int64s:
-    """Sums of a column over `which` of the rows, by level, of that level and above."""
+def _at_least(of: Table, column: Int64s) -> Int64s:
+    """Sums of a column of the table by level, of that level and above."""
     by_level = np.zeros(LEVELS, np.int64)
-    np.add.at(by_level, window.level[rows][which], column[rows][which])
+    np.add.at(by_level, of.level, column)
     return by_level[::-1].cumsum()[::-1]
 
 
-def _chance(roll: Roll, group: int, culprit: int) -> float:
-    """How likely it is among peers who are alike that it is this one who is late.
+def _chances(roll: Roll, group: int, culprit: int) -> tuple[float, ...]:
+    """How likely a charge is among peers who are alike, beside what could be in its place.
 
-    Of a node, that the two who come last are both of it.
+    Of a rank, that it comes last and no other does. Of a node, that the last two are of it and not
+    the last one of another node; and that they are, and not the last one alone: a slow rank would
+    look like that, if whoever comes before it happens to share its node.
     """
-    members = roll.members(group)
+    members = len(roll.members(group))
     if culprit >= 0:
-        return 1 / len(members)
-    sizes = np.unique(roll.node[members], return_counts=True)[1]
-    mine = int((roll.node[members] == as_culprit(culprit)).sum())
-    pairs = int((sizes * (sizes - 1)).sum())
-    return mine * (mine - 1) / pairs if pairs else 1.0
+        return (1 / members,)
+    size = len(roll.late_ones(group, culprit))
+    both = size * (size - 1) / (members * (members - 1))
+    elsewhere = (members - size) / members
+    return both / (both + elsewhere), (size - 1) / (members - 1)
+
+
+def _odds(chance: float) -> float:
+    return chance / (1 - chance) if chance < 1 else float("inf")
 
 
 def _unlikely(k: int, of: int, chance: float) -> float:
@@ -217,19 +237,21 @@ def _same(late: Late, roll: Roll) -> tuple[int, ...]:
 
 
 def _excuses(late: Late, window: Window, roll: Roll) -> list[int]:
-    """The groups in which others held up the one who is late."""
+    """The groups in which others held up the one who is late, or may have: of a group with members
+    of whom nothing is heard nobody knows."""
     ones = roll.late_ones(late.group, late.culprit)
     kept_waiting = roll.members(late.group)
     found = []
     for group in _shared(ones, roll):
         if group == late.group or np.isin(kept_waiting, roll.members(group)).all():
             continue
-        rows = window.rows(group)
-        others = window.level[rows] >= late.level - 1
+        waits = window.waits.of(group)
+        others = waits.level >= late.level - 1
         for itself in _same(late, roll):
-            others &= window.culprit[rows] != itself
-        often = 2 * window.count[rows][others].sum() >= late.count
-        if often and 2 * window.lost_ns[rows][others].sum() >= late.lost_ns:
+            others &= waits.culprit != itself
+        theirs = waits.count[others].sum(), waits.lost_ns[others].sum()
+        held_up = all(2 * sum_ >= own for sum_, own in zip(theirs, late.beyond, strict=True))
+        if held_up or roll.is_dark(group):
             found.append(group)
     return found
 

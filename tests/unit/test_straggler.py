@@ -11,7 +11,7 @@ import pytest
 
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
-from frd.model import AlignedNs, Change, Confidence, Finding, Int64s, Kind, Reason
+from frd.model import AlignedNs, Change, Confidence, Finding, GroupInfo, Int64s, Kind, Reason
 from tests.race import MS, START, Layer, Race, S, Work, arrivals
 
 Seconds = npt.NDArray[np.floating[Any]]
@@ -112,6 +112,43 @@ def test_who_was_held_up_elsewhere_is_no_straggler() -> None:
     assert finding.groups_held_up == ("layer0", "layer1")
 
 
+@pytest.mark.parametrize("world", [4, 8])
+def test_waiting_where_all_are_late_by_turns_is_no_lateness(world: int) -> None:
+    """Even ranks meet once more in each step, and leave that when the slowest of them has come;
+    then they come late to the odd one that shares a pair with each."""
+    dice = np.random.default_rng(7)
+    pairs = [[rank, rank + 1] for rank in range(0, world, 2)]
+    layers = [pairs, [list(range(0, world, 2))]]
+
+    def work(step: int, layer: int) -> Seconds:
+        return dice.uniform(0.0, 0.03, world) * (layer == 0)
+
+    race = Race(world, layers)
+    assert race.run(arrivals(world, layers, 4_000, work)) == []
+
+
+def test_peers_that_come_together_are_late_too() -> None:
+    """1 and 3 have just met, so neither of them is ever last alone, but often both are."""
+    dice = np.random.default_rng(7)
+    layers = [[[0, 2], [1, 3]], [[0, 1, 3]]]
+
+    def work(step: int, layer: int) -> Seconds:
+        return dice.uniform(0.0, 0.06, 4) * (layer == 0)
+
+    race = Race(4, layers)
+    assert race.run(arrivals(4, layers, 3_000, work)) == []
+
+
+def test_a_group_of_silent_members_may_have_held_anybody_up() -> None:
+    """0 and 3 are late alike, but 0 shares a group with 8, whose agent is gone: 0 is left alone."""
+    pairs = [[0, 4], [1, 5], [2, 6], [3, 7]]
+    race = Race(9, [pairs], per_node=1, uncertainty_ns=100_000)
+    race.attempt.group(GroupInfo("dark", "dark", (0, 8)))
+    race.engine.connection(race.attempt, [8], False, race.now)
+    race.run(arrivals(9, [pairs], 1_300, slower(even(9), [0, 3], 0.03)))
+    assert named(race) == [(3,)]
+
+
 def test_a_group_that_holds_everybody_excuses_nobody() -> None:
     """Two groups of all ranks in turn; 3 is late in one of them, 5 in the other."""
     work = slower(slower(even(8), [3], 0.02, layer=0), [5], 0.02, layer=1)
@@ -132,6 +169,14 @@ def test_a_slow_rank_of_a_node_is_not_the_node() -> None:
     """Rank 9 delays its node, which then is late among the others."""
     work = slower(even(16), [9], 0.02)
     assert named(raced(16, [HALVES, ACROSS, WORLD], work, per_node=8)) == [(9,)]
+
+
+def test_whoever_comes_before_a_slow_rank_may_be_of_its_node() -> None:
+    """Work is so uneven that the last but one is seldom close; that it often shares the node of the
+    slow rank says nothing of the node."""
+    work = slower(even(8, 0.05, 0.02), [5], 0.2)
+    race = raced(8, [[range(8)]], work, per_node=2, seconds=200)
+    assert named(race) == [(5,)]
 
 
 # -- who is not ----------------------------------------------------------------------------------
