@@ -17,7 +17,8 @@ import pytest
 from frd.model import AlignedNs, AttemptKey, FindingState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.store.journal import RecordKind, read
+from frd.store.journal import read
+from frd.store.records import RecordKind
 from frd.wire import Part
 from tests.e2e.streams import Peer, Service, peer, serve_command
 from tests.e2e.test_agent import Collector, agent, free_port, play, serving, until
@@ -99,18 +100,16 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
 
 
 def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
-    """A rank works on until the moment of SIGTERM: the service hears every row, then goodbye."""
+    """SIGTERM comes with the first rows that are told: the service hears all, then goodbye."""
     port = free_port()
     rank = ScriptedRank(tmp_path)
+    for _ in range(50):
+        rank.enter()
+        rank.leave()
     rank.publish()
 
     async def scene() -> None:
         async with serving(Collector("one"), port) as collector, agent(tmp_path, port) as process:
-            await until(lambda: bool(collector.ranks), "the rank")
-            for _ in range(50):
-                rank.enter()
-                rank.leave()
-            rank.publish()
             await until(lambda: bool(collector.rows), "the first rows")
             process.terminate()
             assert await asyncio.to_thread(process.wait, WITHIN_S) == 0
