@@ -157,7 +157,7 @@ def slurm(typed: dict[str, str], folder: Path, **more: str) -> Iterator[subproce
     try:
         yield process
     finally:
-        for one in (process, service):
+        for one in (service, process):
             one.terminate()
             one.communicate(timeout=30)
         shutil.rmtree(f"/tmp/frd-{job['SLURM_JOB_ID']}", ignore_errors=True)
