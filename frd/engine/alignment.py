@@ -151,7 +151,8 @@ class Alignment(NamedTuple):
 def _between(knots: Iterable[Knot], node_ns: Int64s) -> Int64s:
     """Straight from knot to knot, relative to the first one: whole times do not fit into floats."""
     at, offset = np.array([(at, offset) for at, offset, _ in knots]).T
-    return offset[0] + np.interp(node_ns - at[0], at - at[0], offset - offset[0]).astype(np.int64)
+    beyond: Int64s = np.interp(node_ns - at[0], at - at[0], offset - offset[0]).astype(np.int64)
+    return offset[0] + beyond
 
 
 def _at(knot: Knot) -> int:

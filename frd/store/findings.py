@@ -50,6 +50,7 @@ _COLUMNS = "opened_ns, closed_ns, body"
 _Row = tuple[int, int | None, str]
 Place: TypeAlias = tuple[int, str]
 """Of a finding among all, oldest first: when it opened, in nanoseconds, and its id."""
+_EVER = AlignedNs(0)
 
 
 class FindingStore:
@@ -107,7 +108,7 @@ class FindingStore:
         self,
         *,
         after: Place = (0, ""),
-        since: AlignedNs = AlignedNs(0),
+        since: AlignedNs = _EVER,
         until: AlignedNs | None = None,
         job: str | None = None,
         limit: int = 1000,

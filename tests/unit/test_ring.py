@@ -7,7 +7,6 @@ import numpy as np
 from frd.engine.ring import FIRST_CAPACITY, Closed, Rings
 from frd.model import Int32s, Int64s
 
-
 NODES: Int32s = np.zeros(1, np.int32)
 
 

@@ -18,7 +18,7 @@ def rest(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
-time.sleep = rest  # the tap of this process, too
+time.sleep = rest  # type: ignore[assignment]  # the tap of this process, too
 
 import torch  # noqa: E402  # after that
 import torch.distributed as dist  # noqa: E402
