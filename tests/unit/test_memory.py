@@ -474,6 +474,19 @@ def test_what_has_stood_still_is_over() -> None:
     assert told[1].close_reason == "memory has stood still for 60 s"
 
 
+def test_where_all_follow_nobody_is_surely_the_first() -> None:
+    """An evaluation begins on all ranks within two seconds, and takes nearly all of the device."""
+    late = (1.2, 0.3, 0.9, 2.0)
+    rows = [
+        Row(rank, plus(level(30), step(100 + by, 44)), kind=SeriesKind.TORCH_RESERVED)
+        for rank, by in enumerate(late)
+    ]
+    told = play(Job(rows, until=120))
+    assert {one.ranks for one in told} == {(1,)}
+    assert told[-1].victims == (0, 2, 3)
+    assert told[-1].confidence is Confidence.MEDIUM
+
+
 def test_a_process_that_is_replaced_has_no_past() -> None:
     """The rank's new process starts small, and its incident is over."""
     memory = Memory(Policy(memory_warmup_s=5))

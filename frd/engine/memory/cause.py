@@ -22,7 +22,7 @@ from frd.engine.picture import Bools
 from frd.engine.policy import Policy
 from frd.model import Int32s, Int64s
 
-_ALL: Final = 0.8
+NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""
 _COMPARABLE: Final = 0.2
 """A rise of this part of another's matters as much,"""
@@ -184,7 +184,7 @@ def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
     small = near[~can[near] & ~of.young[near]]
     tiny = small[~of.visible[small] & (of.risen[small] >= _COMPARABLE * of.risen[trigger])]
     together = _together(of, np.concatenate((able, tiny)), int(limit))
-    common = ranks > 1 and len(together) >= _ALL * ranks
+    common = ranks > 1 and len(together) >= NEARLY_ALL * ranks
     if common:
         first = np.intersect1d(together, able)
         later = np.setdiff1d(able, first)

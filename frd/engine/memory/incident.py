@@ -43,6 +43,8 @@ class Incident:
     failed: set[int] = field(default_factory=set)
     sure: bool = False
     """Nobody can have risen before without being seen by now."""
+    herd: bool = False
+    """(Nearly) all ranks rose soon after: what made the first one rise may have made them, too."""
     keep_until: int = 0
     told: MemoryVerdict | None = None
 
@@ -51,7 +53,8 @@ class Incident:
         if len(self.first) > 1:
             return Confidence.MEDIUM if len(self.first) == 2 else Confidence.LOW
         seen = all(row >= 0 for row in self.first.values())
-        return Confidence.HIGH if seen and self.sure and not self.unknown else Confidence.MEDIUM
+        sure = seen and self.sure and not self.herd and not self.unknown
+        return Confidence.HIGH if sure else Confidence.MEDIUM
 
     def tell(self, now: AlignedNs, reason: str = "") -> list[MemoryVerdict]:
         """What is new of it since this was called last; it is over for `reason`."""

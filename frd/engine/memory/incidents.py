@@ -33,6 +33,8 @@ _TELL_NS: Final = 2 * SECOND
 """A rank that has told of this much after the onset, and does not rise, did not rise."""
 _SURE_NS: Final = 5 * SECOND
 """A rise that is hidden in what its rank does anyhow has shown itself after this."""
+_HERD_NS: Final = 5 * SECOND
+"""A phase of the program (an evaluation, the first step) begins on all ranks within this."""
 _HIDES: Final = 16
 """What a rank does anyhow can hide a rise if it is more than this part of the rise that counts."""
 _STEADY: Final = 3
@@ -193,6 +195,9 @@ class MemoryIncidents:
         self._add(incident, of, np.flatnonzero(free & early & matters), {})
         self._add_victims(incident, of, np.flatnonzero(free & ~early))
         heard = Heard(self._series, incident.on_host)
+        soon = of.rank[(of.incident == incident.number) & (of.lo <= incident.limit + _HERD_NS)]
+        alive = np.count_nonzero(heard.newest >= incident.limit - self._link_ns)
+        incident.herd |= bool(len(soon) > 2 and len(soon) >= causes.NEARLY_ALL * alive)
         if not incident.sure:
             doubtful = (of.incident == 0) & early & of.fresh & ~of.young
             incident.unknown.update(of.rank[doubtful].tolist())
