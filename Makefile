@@ -4,7 +4,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-BENCHES := ingest overhead analyze memory
+BENCHES := ingest overhead analyze clock memory
 
 .PHONY: help demo test lint bench proto dashboards clean
 .DELETE_ON_ERROR:

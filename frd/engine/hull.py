@@ -1,11 +1,15 @@
 """The line between two clouds of points: where a clock's offset lies if its drift is constant.
 
 Every exchange bounds the offset from above and from below; how loosely depends on its luck with the
-network. Of the exchanges of a few seconds only the luckiest on either side counts, and of a window
-of two minutes only such seconds as were about as lucky as the best: on a busy host all that comes
-after may say little, and one-sidedly. These are two clouds, and the estimate is the line in the
-middle of the widest corridor between their hulls: the bisector of the two parallel lines that touch
-them. (Hulls: Duda; the widest corridor: Huygens, there called a support vector machine.)
+network and on how busy both hosts are. Of the exchanges of a few seconds, a batch, only the best
+upper and the best lower point count. Over a window of two minutes these are two clouds, and the
+estimate is the line in the middle of the widest corridor between their hulls: the bisector of the
+two parallel lines that touch them. (Hulls: Duda; the widest corridor: Huygens, there called a
+support vector machine.)
+
+Slope and height come from different batches. A batch that was much luckier than the others (the
+burst at connect) would bend the line, and so would an unlucky one, often on one side only; so the
+slope is that of typical batches. At this slope the luckiest points of all tell the height.
 
 What is told here is an estimate, in floats relative to the first point. It says little when the
 drift changes, and its caller must not rest a bound on it.
@@ -14,19 +18,20 @@ drift changes, and its caller must not rest a bound on it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 BATCH_NS: Final = 10_000_000_000
 MOST_BATCHES: Final = 12
 _FEW: Final = 4
-"""With fewer batches than this every better point counts at once; with fewer lucky ones, all do."""
-_LUCKY: Final = 1.5
-"""A batch counts if the corridor it leaves is at most so many times as wide as the best one's."""
+"""With fewer batches than this every better point counts at once."""
+_TYPICAL: Final = 1.5
+"""Batches are typical whose luck is within this factor of the median."""
 _FIT_EVERY: Final = 4
 """After so many batches the oldest are let go of, though no new point cuts into the corridor."""
 
 Point: TypeAlias = tuple[int, int]
+Batch: TypeAlias = tuple[Point, Point]
+"""Its best upper and its best lower point."""
 
 
 class Corridor:
@@ -107,51 +112,40 @@ class Corridor:
     def _fit(self) -> None:
         """Lay the corridor anew; when the drift has changed, between younger points only."""
         self._fitted = 0
-        batches = self._lucky()
-        while True:
-            high = _hull([upper for upper, _ in batches])
-            low = _hull([(x, -y) for _, (x, y) in batches])
-            slope = max(-self._steepest, min(_widest(high, low), self._steepest))
-            self.slope = slope
-            self._top = min([y - slope * x for x, y in high])
-            self._bottom = -min([y + slope * x for x, y in low])
-            if self._top >= self._bottom or len(batches) == 1:
-                return
+        batches = [
+            *zip(self._uppers, self._lowers, strict=True),
+            (self._upper, self._lower),
+        ]
+        typical = _typical(batches, self.slope)
+        if len(typical) > 1 and self._lay(_widest(typical), batches):
+            return
+        while not self._lay(_widest(batches), batches) and len(batches) > 1:
             batches = batches[(len(batches) + 1) // 2 :]
 
-    def _lucky(self) -> list[tuple[Point, Point]]:
-        """The batches that count, of each the best points."""
-        uppers, lowers = (*self._uppers, self._upper), (*self._lowers, self._lower)
-        slope = self.slope
-        widths = [
-            y_upper - y_lower - slope * (x_upper - x_lower)
-            for (x_upper, y_upper), (x_lower, y_lower) in zip(uppers, lowers, strict=True)
-        ]
-        most = max(min(widths), 0) * _LUCKY
-        batches = list(zip(uppers, lowers, strict=True))
-        lucky = [batch for batch, width in zip(batches, widths, strict=True) if width <= most]
-        return lucky if len(lucky) >= _FEW else batches
+    def _lay(self, slope: float, batches: list[Batch]) -> bool:
+        """Between all points of these batches; False: there is no room at this slope."""
+        self.slope = slope = max(-self._steepest, min(slope, self._steepest))
+        self._top = min([y - slope * x for (x, y), _ in batches])
+        self._bottom = max([y - slope * x for _, (x, y) in batches])
+        return self._top >= self._bottom
 
 
-def _hull(points: Iterable[Point]) -> list[Point]:
-    """Convex from below; a monotone chain."""
-    hull: list[Point] = []
-    for x, y in points:
-        while len(hull) > 1:
-            (x_1, y_1), (x_2, y_2) = hull[-2:]
-            if (y_2 - y_1) * (x - x_2) < (y - y_2) * (x_2 - x_1):
-                break
-            del hull[-1]
-        hull.append((x, y))
-    return hull
+def _typical(batches: list[Batch], slope: float) -> list[Batch]:
+    """Those that leave corridors of about the median width."""
+    widths = [y - y_low - slope * (x - x_low) for (x, y), (x_low, y_low) in batches]
+    median = sorted(widths)[len(widths) // 2]
+    least, most = median / _TYPICAL, median * _TYPICAL
+    return [batch for batch, width in zip(batches, widths, strict=True) if least <= width <= most]
 
 
-def _widest(high: list[Point], low: list[Point]) -> float:
-    """Slope of the widest corridor between a hull and the mirror image of another.
+def _widest(batches: list[Batch]) -> float:
+    """Slope of the widest corridor between these points.
 
     The steeper a line, the further right it touches the upper hull and the further left the lower
     one; the corridor is widest where these pass each other.
     """
+    high = _hull([upper for upper, _ in batches])
+    low = _hull([(x, -y) for _, (x, y) in batches])
     i, j = 0, len(low) - 1
     slope = 0.0
     while high[i][0] < low[j][0]:
@@ -166,6 +160,19 @@ def _widest(high: list[Point], low: list[Point]) -> float:
             slope = fall
             j -= 1
     return slope
+
+
+def _hull(points: list[Point]) -> list[Point]:
+    """Convex from below; a monotone chain."""
+    hull: list[Point] = []
+    for x, y in points:
+        while len(hull) > 1:
+            (x_1, y_1), (x_2, y_2) = hull[-2:]
+            if (y_2 - y_1) * (x - x_2) < (y - y_2) * (x_2 - x_1):
+                break
+            del hull[-1]
+        hull.append((x, y))
+    return hull
 
 
 def _slope(a: Point, b: Point) -> float:
