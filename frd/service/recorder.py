@@ -14,29 +14,23 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from frd.model import AlignedNs, MemoryColumns
-from frd.store.journal import Journal, JournalLimits, Record, RecordKind
+from frd.model import AlignedNs
+from frd.store.journal import Journal, JournalLimits
+from frd.store.records import HEAD, Record, RecordKind
 from frd.wire import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
-
-
-class _Form(Enum):
-    """How a record is written."""
-
-    PLAIN = 0
-    PREAMBLE = 1
-    """It belongs to its stream's preamble."""
-    PACKED = 2
-    """It comes often and says little that is new."""
-
-
-_Batch = list[tuple[Record, _Form]]
+_SMALL_BYTES: Final = 16 * 1024
+"""Messages up to this size are bundled: they come every second and say little that is new. Large
+ones are transitions, of which there may be more a second than a processor can pack."""
+_BUNDLE_BYTES: Final = 1024 * 1024
+_BUNDLED: Final = frozenset({RecordKind.MESSAGE, RecordKind.ALIGNED})
+_Batch = list[tuple[Record, bool]]
+"""Records, each with whether it belongs to its stream's preamble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,7 @@ class Recorder:
         return self._journal.error
 
     def opened(self, stream: int, at: AlignedNs) -> None:
-        self._put(Record(RecordKind.OPENED, at, stream, b""), _Form.PREAMBLE)
+        self._put(Record(RecordKind.OPENED, at, stream, b""), preamble=True)
 
     def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
         """An accepted message; answers to requests change nothing that a replay could show."""
@@ -103,12 +97,10 @@ class Recorder:
         if waiting > MAX_WAITING_BYTES and not declares:
             self._overflowed += 1
             return
-        samples = isinstance(event, MemoryColumns)
-        form = _Form.PREAMBLE if declares else _Form.PACKED if samples else _Form.PLAIN
-        self._put(Record(RecordKind.MESSAGE, at, stream, data), form)
+        self._put(Record(RecordKind.MESSAGE, at, stream, data), preamble=declares)
 
     def aligned(self, stream: int, at: AlignedNs, alignment: bytes) -> None:
-        self._put(Record(RecordKind.ALIGNED, at, stream, alignment), _Form.PACKED)
+        self._put(Record(RecordKind.ALIGNED, at, stream, alignment))
 
     def closed(self, stream: int, at: AlignedNs) -> None:
         self._put(Record(RecordKind.CLOSED, at, stream, b""))
@@ -129,8 +121,8 @@ class Recorder:
         self._batches.put(None)
         self._thread.join()
 
-    def _put(self, record: Record, form: _Form = _Form.PLAIN) -> None:
-        self._batch.append((record, form))
+    def _put(self, record: Record, *, preamble: bool = False) -> None:
+        self._batch.append((record, preamble))
         self._batch_bytes += len(record.payload)
         if self._batch_bytes > _BATCH_BYTES:
             self._hand_over()
@@ -155,25 +147,36 @@ class Recorder:
         self._journal.close()
 
     def _write_batch(self, batch: _Batch) -> None:
-        for record, form in batch:
+        bundle: list[Record] = []
+        room = _BUNDLE_BYTES
+        for record, preamble in batch:
+            size = len(record.payload) + HEAD.size
+            small = record.kind in _BUNDLED and size <= _SMALL_BYTES and not preamble
+            if not (small and size <= room):
+                self._journal.append_bundle(bundle)
+                bundle, room = [], _BUNDLE_BYTES
             if record.kind is RecordKind.TICK:
                 self._journal.tick(record.at)
             elif self._journal.error:
                 # If this record begins a new segment, its preamble comes before it.
-                self._append(record, form)
-                self._remember(record, form)
+                self._append(record)
+                self._remember(record, preamble)
+            elif small:
+                self._remember(record, preamble)
+                bundle.append(record)
+                room -= size
             else:
                 # If this record fills its segment, the next preamble comes after it.
-                self._remember(record, form)
-                self._append(record, form)
+                self._remember(record, preamble)
+                self._append(record)
+        self._journal.append_bundle(bundle)
         self._written_bytes += sum(len(record.payload) for record, _ in batch)
 
-    def _append(self, record: Record, form: _Form) -> None:
-        pack = form is _Form.PACKED
-        self._journal.append(record.kind, record.at, record.stream, record.payload, pack=pack)
+    def _append(self, record: Record) -> None:
+        self._journal.append(record.kind, record.at, record.stream, record.payload)
 
-    def _remember(self, record: Record, form: _Form) -> None:
-        if form is _Form.PREAMBLE:
+    def _remember(self, record: Record, preamble: bool) -> None:
+        if preamble:
             self._live.setdefault(record.stream, []).append(record)
         elif record.kind is RecordKind.ALIGNED:
             self._aligned[record.stream] = record

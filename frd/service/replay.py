@@ -19,7 +19,7 @@ from frd.service.marks import Marks
 from frd.service.owners import Owners
 from frd.service.session import Session
 from frd.service.settings import Settings
-from frd.store.journal import Record, RecordKind
+from frd.store.records import Record, RecordKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ they mean is `frd.service.replay`'s business.
 
 Layout: 8 bytes of magic, then records: crc32, payload length, kind, time, stream, payload
 (little-endian). The checksum covers all that follows it. The top bit of the kind marks preamble
-records, the next one payloads that are packed (zlib): samples of memory, which come ten times a
-second and change little. Nothing is synced to the disk: the journal is evidence, not the truth, and
-what a killed process loses is the few records since its last `tick`.
+records, the next one bundles: records, without checksums of their own, packed together (zlib),
+because what agents say each second differs little from the second before (`frd.store.records`).
+Nothing is synced to the disk: the journal is evidence, not the truth, and what a killed process
+loses is the few records since its last `tick`.
 
 Writing never stops ingest. When the disk refuses, records are dropped and counted, and a new
 segment is tried after a while under a number that leaves a hole, so that a reader knows.
@@ -20,57 +21,33 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
+from frd.store.records import (
+    HEAD,
+    MAX_PAYLOAD_BYTES,
+    Record,
+    RecordKind,
+    bundled,
+    known,
+    unbundled,
+)
 
 MAGIC = b"FRDJRN01"
-MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
-"""More than any accepted message; a greater length in a file is damage."""
-
 _CRC = struct.Struct("<I")
-_HEAD = struct.Struct("<IBqQ")  # length, kind, at_ns, stream
-_OVERHEAD = _CRC.size + _HEAD.size
+_OVERHEAD = _CRC.size + HEAD.size
 _PREAMBLE_BIT = 0x80
-_PACKED_BIT = 0x40
-_KIND_BITS = 0x3F
-_PACK_LEVEL = 1
+_BUNDLE_BIT = 0x40
 _WRITE_BYTES = 256 * 1024
 _WRITE_PIECES = 1000  # of one writev; the system takes 1024
 _RETRY_NS = 30_000_000_000
 _SEGMENTS_OF_AN_AGE = 8
 _SUFFIX = ".frdj"
-
-
-class RecordKind(IntEnum):
-    START = 1
-    """A service process began, or input was lost: nothing read before is live. Payload: settings,
-    JSON."""
-    OPENED = 2
-    """A stream came."""
-    MESSAGE = 3
-    """An accepted message of a stream, as received."""
-    CLOSED = 4
-    """A stream went."""
-    TICK = 5
-    """The engine advanced."""
-    ALIGNED = 6
-    """The times of a stream's later messages are aligned like this."""
-    SETTINGS = 7
-    """The service took up other settings, JSON; all that is live goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    kind: RecordKind
-    at: AlignedNs
-    stream: int
-    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,32 +130,30 @@ class Journal:
         self.append(RecordKind.SETTINGS, at, 0, settings)
 
     def append(
-        self,
-        kind: RecordKind,
-        at: AlignedNs,
-        stream: int = 0,
-        payload: bytes = b"",
-        *,
-        pack: bool = False,
+        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
     ) -> None:
         """Write down one record, after it has been accepted: the preamble may already reflect it.
 
-        With `pack` it takes less room and more time.
-
         Never raises for the disk's sake; see `error` and `dropped`.
         """
+        self._append(kind, at, stream, payload, count=1)
+
+    def append_bundle(self, records: Sequence[Record]) -> None:
+        """The same of several small records, which take a fraction of the room together."""
+        if records:
+            kind = RecordKind.MESSAGE | _BUNDLE_BIT
+            self._append(kind, records[-1].at, 0, bundled(records), count=len(records))
+
+    def _append(self, kind: int, at: AlignedNs, stream: int, payload: bytes, *, count: int) -> None:
         if self._fd < 0 and at < self._retry_at:
-            self.dropped += 1
+            self.dropped += count
             return
-        self._unwritten += 1
+        self._unwritten += count
         try:
             if self._fd < 0:
                 self._begin(at, continues=False)
-                self._unwritten = 1
-            if pack:
-                self._put(kind | _PACKED_BIT, at, stream, zlib.compress(payload, _PACK_LEVEL))
-            else:
-                self._put(kind, at, stream, payload)
+                self._unwritten = count
+            self._put(kind, at, stream, payload)
             if self._size >= self._rotate_at or self._is_aged(at):
                 self._finish(at)
                 self._begin(at, continues=True)
@@ -228,7 +203,7 @@ class Journal:
 
     def _put(self, kind: int, at: AlignedNs, stream: int, payload: bytes) -> None:
         self._make_room(_OVERHEAD + len(payload))
-        head = _HEAD.pack(len(payload), kind, at, stream)
+        head = HEAD.pack(len(payload), kind, at, stream)
         crc = zlib.crc32(payload, zlib.crc32(head))
         self._pending += (_CRC.pack(crc) + head, payload)
         self._pending_bytes += len(payload)
@@ -346,24 +321,25 @@ def _segment(
                 return False
             raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
         offset = len(MAGIC)
-        while (taken := _record(file, path, offset)) is not None:
-            record, preamble, size = taken
+        while (taken := _records(file, path, offset)) is not None:
+            records, preamble, size = taken
             offset += size
             if not (preamble and skip_preamble):
-                yield record
+                yield from records
         torn = os.fstat(file.fileno()).st_size - offset
     if torn:
         warn(f"journal: {path}: the last {torn} bytes are a record that was never finished")
     return not torn
 
 
-def _record(file: BinaryIO, path: Path, offset: int) -> tuple[Record, bool, int] | None:
-    """The record at `offset`, whether it is preamble, and its size; None at a torn or clean end."""
+def _records(file: BinaryIO, path: Path, offset: int) -> tuple[list[Record], bool, int] | None:
+    """The record or bundle at `offset`, whether it is preamble, and its size; None at a torn or
+    clean end."""
     head = file.read(_OVERHEAD)
     if len(head) < _OVERHEAD:
         return None
     (crc,) = _CRC.unpack_from(head)
-    length, kind, at, stream = _HEAD.unpack_from(head, _CRC.size)
+    length, kind, at, stream = HEAD.unpack_from(head, _CRC.size)
     payload = file.read(length) if length <= MAX_PAYLOAD_BYTES else b""
     if len(payload) < length <= MAX_PAYLOAD_BYTES:
         return None
@@ -372,32 +348,12 @@ def _record(file: BinaryIO, path: Path, offset: int) -> tuple[Record, bool, int]
             f"journal: {path}: the record at byte {offset} is damaged: "
             "only the records before it can be replayed"
         )
-    try:
-        known = RecordKind(kind & _KIND_BITS)
-    except ValueError as error:
-        raise StoreError(
-            f"journal: {path}: the record at byte {offset}: {error}: "
-            "a newer frd wrote it; replay it with that one"
-        ) from None
-    if kind & _PACKED_BIT:
-        payload = _unpacked(payload, path, offset)
-    record = Record(known, AlignedNs(at), stream, payload)
-    return record, bool(kind & _PREAMBLE_BIT), _OVERHEAD + length
-
-
-def _unpacked(packed: bytes, path: Path, offset: int) -> bytes:
-    """At most what a message may have: a foreign file must not fill the memory."""
-    unpacker = zlib.decompressobj()
-    try:
-        payload = unpacker.decompress(packed, MAX_PAYLOAD_BYTES)
-    except zlib.error:
-        payload = b""
-    if not unpacker.eof:
-        raise StoreError(
-            f"journal: {path}: the record at byte {offset} does not unpack: "
-            "only the records before it can be replayed"
-        )
-    return payload
+    where = f"journal: {path}: the record at byte {offset}"
+    if kind & _BUNDLE_BIT:
+        records = unbundled(payload, where)
+    else:
+        records = [Record(known(kind & ~_PREAMBLE_BIT, where), AlignedNs(at), stream, payload)]
+    return records, bool(kind & _PREAMBLE_BIT), _OVERHEAD + length
 
 
 def _number(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, read, segments
+from frd.store.records import Record, RecordKind
 
 RECORDS = st.lists(
     st.builds(
@@ -33,9 +35,12 @@ def written(folder: Path, records: list[Record], segment_bytes: int) -> None:
         now=AlignedNs(0),
         limits=JournalLimits(segment_bytes, total_bytes=1_000_000),
     )
-    for record in records:
-        pack = bool(record.stream % 2)
-        journal.append(record.kind, record.at, record.stream, record.payload, pack=pack)
+    for is_bundle, some in itertools.groupby(records, lambda record: bool(record.stream % 2)):
+        if is_bundle:
+            journal.append_bundle(list(some))
+            continue
+        for record in some:
+            journal.append(record.kind, record.at, record.stream, record.payload)
     journal.close()
 
 
@@ -51,7 +56,7 @@ def salvaged(path: Path) -> list[Record]:
 @given(records=RECORDS, segment_bytes=st.integers(50, 2000))
 @settings(max_examples=50, deadline=None)
 def test_reading_gives_what_was_written(records: list[Record], segment_bytes: int) -> None:
-    """Any records, packed or not, in segments of any size, come back unchanged and in order."""
+    """Any records, bundled or not, in segments of any size, come back unchanged and in order."""
     with tempfile.TemporaryDirectory() as folder:
         written(Path(folder), records, segment_bytes)
         got = list(read(Path(folder), lambda _: None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store import journal as journal_module
-from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, read, segments
+from frd.store.records import HEAD, Record, RecordKind, unbundled
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 SETTINGS = b'{"policy": {}}'
@@ -54,27 +55,25 @@ def replayed(path: Path) -> tuple[list[Record], list[str]]:
     return list(read(path, warnings.append)), warnings
 
 
-def test_packed_records_take_less_room_and_come_back(tmp_path: Path) -> None:
-    """A record that says the same thing often is a few bytes on the disk and whole when read."""
+def test_a_bundle_takes_less_room_and_comes_back(tmp_path: Path) -> None:
+    """Records that say much the same are few bytes on the disk, and themselves when read."""
     target = journal(tmp_path, segment_bytes=10_000)
-    sent = message(1, size=5000)
-    target.append(sent.kind, sent.at, sent.stream, sent.payload, pack=True)
+    sent = [message(n, size=500) for n in range(10)]
+    target.append_bundle(sent)
+    target.append_bundle([])
     target.close()
     (path,) = segments(tmp_path)
-    assert path.stat().st_size < 200
-    assert replayed(path) == ([Record(RecordKind.START, NOW, 0, SETTINGS), sent], [])
+    assert path.stat().st_size < 500
+    assert replayed(path) == ([Record(RecordKind.START, NOW, 0, SETTINGS), *sent], [])
 
 
-def test_a_packed_record_that_unfolds_to_gigabytes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A foreign journal: its checksums are right, its payload is more than any message may be."""
-    target = journal(tmp_path, segment_bytes=10_000)
-    target.append(RecordKind.MESSAGE, NOW, 7, bytes(5000), pack=True)
-    target.close()
-    monkeypatch.setattr(journal_module, "MAX_PAYLOAD_BYTES", 4000)
-    with pytest.raises(StoreError, match="does not unpack"):
-        replayed(tmp_path)
+@pytest.mark.parametrize(
+    "whole", [bytes(64 << 20), HEAD.pack(7, RecordKind.MESSAGE, 0, 0), b"\1" * 5], ids=len
+)
+def test_a_bundle_of_somebody_elses_is_refused(whole: bytes) -> None:
+    """It unfolds to more than any bundle may, or ends within a record."""
+    with pytest.raises(StoreError, match="here: a bundle that does not unpack"):
+        unbundled(zlib.compress(whole), "here")
 
 
 def test_records_come_back_in_order(tmp_path: Path) -> None:

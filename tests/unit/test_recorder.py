@@ -10,7 +10,8 @@ import pytest
 from frd.model import AlignedNs, MemoryColumns, NodeNs, WatermarkColumns
 from frd.service import recorder
 from frd.service.recorder import Recorder
-from frd.store.journal import JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import JournalLimits, read, segments
+from frd.store.records import Record, RecordKind
 from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks, encode_agent
 
 HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
@@ -45,8 +46,8 @@ def test_what_was_accepted_is_in_the_journal(tmp_path: Path) -> None:
     ]
 
 
-def test_samples_of_memory_are_packed(tmp_path: Path) -> None:
-    """A batch of samples is in the journal as it was received, but takes a fraction of its room."""
+def test_small_messages_are_bundled(tmp_path: Path) -> None:
+    """What agents say each second takes a fraction of its room, and comes back as received."""
     samples = MemoryColumns(
         series=np.arange(8, dtype=np.uint32),
         capacity=np.full(8, 80 << 30, np.int64),
@@ -65,9 +66,27 @@ def test_samples_of_memory_are_packed(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in segments(tmp_path)) < 40 * len(data)
 
 
+def test_the_order_of_a_batch_stays(tmp_path: Path) -> None:
+    """Small messages of two streams around a large one, an alignment, a declaration and an end."""
+    journal = start(tmp_path)
+    journal.opened(1, AlignedNs(2))
+    journal.message(1, AlignedNs(3), b"small", Statuses(()))
+    journal.aligned(1, AlignedNs(4), b"alignment")
+    journal.message(1, AlignedNs(5), b"small", Statuses(()))
+    journal.message(2, AlignedNs(6), b"large" * 10_000, Statuses(()))
+    journal.message(2, AlignedNs(7), b"small", Statuses(()))
+    journal.message(1, AlignedNs(8), b"declare", Declare())
+    journal.message(1, AlignedNs(9), b"small", Statuses(()))
+    journal.closed(2, AlignedNs(10))
+    journal.message(1, AlignedNs(11), b"small", Statuses(()))
+    journal.tick(AlignedNs(12))
+    journal.close()
+    assert [record.at for record in records(tmp_path)[1:]] == list(range(2, 13))
+
+
 def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     """The journal fills several segments; each one alone tells what the live streams declared."""
-    journal = start(tmp_path, segment_bytes=2_000, total_bytes=1_000_000)
+    journal = start(tmp_path, segment_bytes=40_000, total_bytes=1_000_000)
     for stream in (1, 2):
         journal.opened(stream, AlignedNs(2))
         journal.message(stream, AlignedNs(3), b"hello %d" % stream, HELLO)
@@ -75,8 +94,8 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
         journal.aligned(stream, AlignedNs(3), b"at first")
         journal.aligned(stream, AlignedNs(4), b"later")
     journal.closed(1, AlignedNs(4))
-    for at in range(5, 105):
-        journal.message(2, AlignedNs(at), bytes(100), Statuses(()))
+    for at in range(5, 25):
+        journal.message(2, AlignedNs(at), bytes(17_000), Statuses(()))
     journal.tick(AlignedNs(200))
     journal.close()
     last = segments(tmp_path)[-1]
@@ -89,7 +108,7 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     ]
     whole = records(tmp_path)
     assert sum(r.payload == b"declare 2" for r in whole) == 1
-    assert sum(r.payload == bytes(100) for r in whole) == 100
+    assert sum(r.payload == bytes(17_000) for r in whole) == 20
 
 
 def test_a_disk_that_is_too_slow_costs_rows_not_meaning(

@@ -31,7 +31,8 @@ from frd.model import (
 from frd.service.clocks import encode, guess
 from frd.service.replay import Replayed, replay
 from frd.service.settings import Settings
-from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, read, segments
+from frd.store.records import Record, RecordKind
 from frd.wire import (
     PROTOCOL,
     AgentEvent,
