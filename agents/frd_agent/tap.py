@@ -26,6 +26,8 @@ for the allocator, which a CPU build has not:
   read five times a second and not more. All ranks read them together, at fifths of a second of the
   wall clock: one pause for a job that waits for its slowest rank anyway, and samples that can be
   compared.
+  It also takes the allocator's lock: while a cudaMalloc or cudaFree of this rank does not return,
+  its other Python threads may wait as they would for its own torch.cuda.memory_stats.
 - The observer of out-of-memory errors appends a tuple to a deque and knows nothing else: it runs in
   the middle of a failing allocation, and torch offers no way to take it back.
 - Forked children (DataLoader workers) have no thread, and the exit handler tells by the pid.
