@@ -152,7 +152,8 @@ def _between(knots: Iterable[Knot], node_ns: Int64s) -> Int64s:
     """Straight from knot to knot, relative to the first one: whole times do not fit into floats."""
     at, offset = np.array([(at, offset) for at, offset, _ in knots]).T
     beyond: Int64s = np.interp(node_ns - at[0], at - at[0], offset - offset[0]).astype(np.int64)
-    return offset[0] + beyond
+    whole: Int64s = beyond + offset[0]
+    return whole
 
 
 def _at(knot: Knot) -> int:
