@@ -21,6 +21,9 @@ MAX_BYTES: Final = 1 << 50
 _MAX_OF_CAPACITY: Final = 4
 """A value so many times beyond its capacity is no value."""
 _MOST_MOMENTS: Final = 16
+_highest = np.maximum.reduce
+_lowest = np.minimum.reduce
+"""Ufuncs themselves: most batches are small, and methods of arrays cost more than the work."""
 _MOST_WAITING: Final = 4_000_000
 """Values that wait at most; then they are applied although nobody asked."""
 
@@ -58,25 +61,29 @@ class Inbox:
         """
         self._reserve()
         refused = 0
-        previous = int(self._newest[row].max())
-        if begin[0] <= previous or (begin > end).any() or (begin[1:] <= begin[:-1]).any():
+        previous = int(_highest(self._newest.take(row)))
+        if not _is_rising(begin, end, previous):
             good = _rising(begin, end, previous)
             refused += int((values[:, ~good & (begin > previous)] != -1).sum())
             begin, end, values = begin[good], end[good], values[:, good]
             if not len(begin):
                 return refused
-        limit = _limits(capacity)
-        if values.min() < -1 or (values > limit[:, None]).any():
+        least = int(_lowest(values, axis=None))
+        # Hardly any value is above the least capacity; those are looked at one by one.
+        if least < -1 or int(_highest(values, axis=None)) > int(_lowest(capacity)):
+            limit = _limits(capacity)
             bad = (values < -1) | (values > limit[:, None])
             refused += int(bad.sum())
             values = np.where(bad, -1, values)
-        if values.min() < 0:
+            capacity = np.maximum(capacity, 0)
+            least = -1
+        if least < 0:
             told = (values >= 0).any(axis=1)
             row, capacity, values = row[told], capacity[told], values[told]
             if not len(row):
                 return refused
         self._newest[row] = begin[-1]
-        self._split(row, np.maximum(capacity, 0), begin, end, values)
+        self._split(row, capacity, begin, end, values)
         return refused
 
     def put_table(
@@ -113,13 +120,14 @@ class Inbox:
             stop = min(start + _MOST_MOMENTS, moments)
             if begin[stop - 1] - begin[start] >= BIN_NS:
                 stop = int(begin.searchsorted(begin[start] + BIN_NS))
-            piece = values[:, start:stop]
-            if (told := (piece >= 0).any(axis=1)).any():
-                turn = int(self._turn[row].max())
+            piece, of, most = values[:, start:stop], row, capacity
+            if int(_lowest(piece, axis=None)) < 0:
+                told = (piece >= 0).any(axis=1)
+                piece, of, most = piece[told], row[told], capacity[told]
+            if len(of):
+                turn = int(_highest(self._turn.take(row)))
                 self._turn[row] = turn + 1
-                batch = _Batch(
-                    row[told], capacity[told], begin[start:stop], end[start:stop], piece[told]
-                )
+                batch = _Batch(of, most, begin[start:stop], end[start:stop], piece)
                 self._waiting.setdefault((turn, stop - start), []).append(batch)
             start = stop
         self._values += values.size
@@ -154,6 +162,13 @@ def _limits(capacity: Int64s) -> Int64s:
     """The largest value that each series may have."""
     known = np.minimum(capacity, MAX_BYTES) * _MAX_OF_CAPACITY
     return np.where(capacity > 0, np.minimum(known, MAX_BYTES), MAX_BYTES)
+
+
+def _is_rising(begin: Int64s, end: Int64s, previous: int) -> bool:
+    """All moments do, see `_rising`."""
+    if begin.item(0) <= previous or int(_lowest(end - begin)) < 0:
+        return False
+    return len(begin) == 1 or int(_lowest(begin[1:] - begin[:-1])) > 0
 
 
 def _rising(begin: Int64s, end: Int64s, previous: int) -> Bools:
