@@ -4,6 +4,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
+# What starts daemons or training jobs has the machine to itself; the rest shares it.
+PARALLEL := tests/unit tests/property tests/helm
 BENCHES := ingest overhead analyze clock memory
 
 .PHONY: help demo test lint bench proto dashboards clean
@@ -24,7 +26,9 @@ demo: .venv/installed torch
 test: lint torch
 	@scripts/debian-packages
 	@echo "frd: tests"
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 $(PARALLEL)
+	@echo "frd: tests with real processes"
+	@$(BIN)/pytest tests/e2e
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"
