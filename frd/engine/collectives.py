@@ -29,7 +29,7 @@ from frd.model import AlignedNs, Int32s, Int64s
 
 _EXPIRY_NS: Final = 60_000_000_000
 """How often tails are asked whether they have forgotten something."""
-_MOST_RETIRED: Final = 16_384
+_MOST_RETIRED: Final = 8_192
 """Collectives that wait to be learnt from all at once."""
 _MOST_HINTS: Final = 1_024
 """Kept for who may ask."""
@@ -84,8 +84,9 @@ class Collectives:
         signature: Int32s,
         created: Int64s,
         now: AlignedNs,
-    ) -> Int64s:
-        """Count joined rows of one rank, none of which was counted before; returns their slots.
+    ) -> Int64s | None:
+        """Count joined rows of one rank, none of which was counted before; returns their slots, or
+        None when some have none any more.
 
         Columns are in the order of the runs.
         """
@@ -105,7 +106,7 @@ class Collectives:
             self.rings.slots.balance[slot] += self.signatures.balance[signature]
             self._weigh(np.repeat(group, runs.count)[rows], slot, seq)
         self._pairs.joined_row[runs.pair] = runs.last
-        return slots
+        return slots if len(slot) == len(slots) else None
 
     def _admit(self, runs: Runs, group: Int32s, now: AlignedNs) -> Int64s:
         """Slots of the rows, -1 for those whose accumulators are gone already."""
@@ -156,9 +157,12 @@ class Collectives:
         `slot` is what `join` gave for these very rows.
         """
         if completed_ns.any():
+            at = runs.column(completed_ns)
             if slot is None:
                 slot = self._slots(runs, self._pairs.group[runs.pair])
-            self.rings.complete(slot, runs.seq, runs.column(completed_ns), rank)
+                held = self.rings.holds(slot, runs.seq)
+                slot, at = slot[held], at[held]
+            self.rings.complete(slot, at, rank)
         self._pairs.completed_row[runs.pair] = runs.last
         self._unsettled = True
 
@@ -264,9 +268,8 @@ class Collectives:
 
     def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:
         """Handles of the signatures of open collectives, -1 when nobody told."""
-        slot, slots = self.rings.locate(group, seq), self.rings.slots
-        held = (slot >= 0) & (slots.seq[slot] == seq)
-        return np.where(held, slots.signature[slot], -1)
+        slot = self.rings.locate(group, seq)
+        return np.where(self.rings.holds(slot, seq), self.rings.slots.signature[slot], -1)
 
     def ops(self) -> list[Callable[[int], str]]:
         """For each group, the op of a seq as things stand now, empty when nobody told."""

@@ -253,10 +253,15 @@ class Rings:
             s.last_rank[slot[later]] = rank
             s.last_created[slot] = np.maximum(last, created)
 
-    def complete(self, slot: Int64s, seq: Int64s, at: Int64s, rank: int) -> None:
-        """Note when `rank` completed (0 where unknown) in the slots that still hold these seqs."""
+    def holds(self, slot: Int64s, seq: Int64s) -> Bools:
+        """Which slots hold these seqs."""
+        held: Bools = (slot >= 0) & (self.slots.seq[slot] == seq)
+        return held
+
+    def complete(self, slot: Int64s, at: Int64s, rank: int) -> None:
+        """Note when `rank` completed (0 where unknown) what these slots hold."""
         s = self.slots
-        here = (slot >= 0) & (s.seq[slot] == seq) & (at > 0)
+        here = at > 0
         if not here.all():
             slot, at = slot[here], at[here]
         s.last_completed[slot] = np.maximum(s.last_completed[slot], at)
@@ -302,12 +307,13 @@ class Rings:
     def _freed(self, group: npt.NDArray[Any], of: Int64s, over: Int64s) -> Int64s:
         """When the collective before each of these was over; row i is of ``group[of[i]]``."""
         freed = np.zeros(len(of), np.int64)
+        if not len(of):
+            return freed
         freed[1:] = over[:-1]
-        edge = np.flatnonzero(np.diff(of)) + 1
-        first, last = np.append(0, edge), np.append(edge, len(of)) - 1
-        if len(of):
-            freed[first] = self.windows.freed_at[group[of[first]]]
-            self.windows.freed_at[group[of[last]]] = over[last]
+        edge = (of[1:] != of[:-1]).nonzero()[0]
+        first, last = np.append(0, edge + 1), np.append(edge, len(of) - 1)
+        freed[first] = self.windows.freed_at[group[of[first]]]
+        self.windows.freed_at[group[of[last]]] = over[last]
         freed[freed == NEVER] = 0
         return freed
 

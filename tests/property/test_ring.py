@@ -25,7 +25,7 @@ def told(
     for rank in order:
         slot = rings.locate(group, seq)
         rings.merge(slot, seq, group, np.array(created[rank]), rank, nodes)
-        rings.complete(slot, seq, np.array(done[rank]), rank)
+        rings.complete(slot, np.array(done[rank]), rank)
     return rings.take(np.zeros(1, np.int32), np.array([SEQS - 1]))
 
 
