@@ -33,7 +33,7 @@ from frd.engine.alignment import Alignment
 from frd.engine.clock import Exchange, ServiceTable
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import Clocks, guess
-from frd.service.pings import PINGS_A_SECOND
+from frd.service.pings import PAIR, pause_s
 from frd.wire import Readings, Watermarks
 from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 
@@ -264,7 +264,7 @@ def serving(seconds: int) -> float:
     clocks = Clocks(moment.now, moment.raw)
     nothing = np.empty(0, np.int64)
     marks: Any = WatermarkColumns(*[nothing] * 8)  # type: ignore[arg-type]
-    every = max(1, round(AGENTS / PINGS_A_SECOND))
+    every = round(pause_s(AGENTS))
     told = []
     for number, agent in enumerate(agents(moment, dice)):
         first = guess(NodeNs(agent.node.real(S)), AlignedNs(EPOCH + S))
@@ -274,13 +274,14 @@ def serving(seconds: int) -> float:
         for number, (agent, clock) in enumerate(told):
             real, raw = NodeNs(agent.node.real(second * S)), NodeRawNs(agent.node.raw(second * S))
             pinged = second < 4 or (second + number) % every == 0
-            exchange = trip(agent, second * S - MS) if pinged else None
-            work.append((clock, Watermarks(0, marks, real, raw, 200), exchange))
+            ways = [trip(agent, second * S - (PAIR - i) * 10 * MS) for i in range(PAIR)]
+            exchanges = ways if pinged else []
+            work.append((clock, Watermarks(0, marks, real, raw, 200), exchanges))
         moment.at = second * S + 100 * US
         began = time.thread_time()
-        for clock, watermarks, exchange in work:
+        for clock, watermarks, exchanges in work:
             clocks.heard(clock, watermarks, moment.now())
-            if exchange is not None:
+            for exchange in exchanges:
                 clocks.learn(clock, Readings(nothing, nothing, nothing), exchange)
         spent += time.thread_time() - began
     return spent / (seconds - 1) / COSTED

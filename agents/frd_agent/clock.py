@@ -50,6 +50,9 @@ READ_EVERY_S: Final = 0.25
 BURST: Final = 8
 _BURST_AFTER_STEP: Final = 3
 """The service believes nothing that began before it."""
+_TOGETHER: Final = 2
+"""The first ping wakes both hosts, and is slow on its way there; the second is not, and tells how
+the first one ended."""
 _BURST_EVERY_S: Final = 0.01
 _PING_EVERY_S: Final = 1.0
 _JITTER: Final = (0.8, 1.2)
@@ -201,6 +204,7 @@ class Clock:
             pause_s = self._pause_s * self.roll(*_JITTER)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stepped.wait(), pause_s)
+            hasty = _TOGETHER
             if self._stepped.is_set():
                 self._stepped.clear()
                 hasty = _BURST_AFTER_STEP

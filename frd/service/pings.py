@@ -34,6 +34,8 @@ REASONS: Final = (*(refusal.value for refusal in Refusal), PROTOCOL, STRANGER)
 """Every word by which `Clocks.refused` counts."""
 PINGS_A_SECOND: Final = 256
 """Of all agents together, who are told to wait accordingly; beyond their bursts at connect."""
+PAIR: Final = 2
+"""So many an agent sends in a row."""
 BURST: Final = 32
 _A_SECOND: Final = 4.0
 """Pings, beyond the burst."""
@@ -47,6 +49,11 @@ log = logging.getLogger(__name__)
 
 def raw_now() -> ServiceRawNs:
     return ServiceRawNs(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
+
+
+def pause_s(streams: int) -> float:
+    """How long an agent should wait between its pings where so many of them ping."""
+    return max(1.0, PAIR * streams / PINGS_A_SECOND)
 
 
 class Pings:
@@ -95,7 +102,7 @@ class Pings:
             if wait_s := pace.take(1, received / 1e9):
                 self._clocks.refuse(Refusal.FLOOD.value)
                 await asyncio.sleep(wait_s)
-            pong = encode_pong(ping.number, max(1.0, self._streams / PINGS_A_SECOND))
+            pong = encode_pong(ping.number, pause_s(self._streams))
             sent = raw_now()
             await context.write(pong)
             exchange = asked.end(ping)
