@@ -124,6 +124,7 @@ class Attempt:
         self.memory.forget()
         self._channels = Channels()
         self._pairs.reset_all()
+        self._collectives.lateness.clear()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
         self.revision += 1
 

@@ -8,7 +8,7 @@ collectives, but with the number of those who are late in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -28,7 +28,7 @@ _CULPRIT_BITS, _LEVEL_BITS = 36, 4
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Charges by key (group, culprit, level), ascending: parallel arrays."""
+    """By key (group, culprit, level), ascending: parallel arrays."""
 
     key: Int64s
     count: Int64s
@@ -37,16 +37,37 @@ class _Counts:
     @classmethod
     def of(cls, key: Int64s, count: Int64s, lost_ns: Int64s) -> _Counts:
         """Rows of one key added up."""
-        keys, row = np.unique(key, return_inverse=True)
-        counts, lost = np.zeros((2, len(keys)), np.int64)
-        np.add.at(counts, row, count)
-        np.add.at(lost, row, lost_ns)
-        return cls(keys, counts, lost)
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        first = np.flatnonzero(np.diff(key, prepend=-1))
+        if not len(first):
+            return cls(key, count, lost_ns)
+        counts, lost = (np.add.reduceat(of[order], first) for of in (count, lost_ns))
+        return cls(key[first], counts, lost)
 
     @classmethod
     def joined(cls, parts: Sequence[_Counts]) -> _Counts:
         columns = ([p.key for p in parts], [p.count for p in parts], [p.lost_ns for p in parts])
         return cls.of(*map(np.concatenate, columns)) if parts else _NOTHING
+
+    def lost_by(self, pair: Int64s) -> Int64s:
+        """What each of these (group, culprit) lost."""
+        until = np.append(0, np.cumsum(self.lost_ns))
+        first, end = np.searchsorted(self.key, (pair << _LEVEL_BITS, (pair + 1) << _LEVEL_BITS))
+        lost: Int64s = until[end] - until[first]
+        return lost
+
+    def costly(self, least_ns: float) -> Int64s:
+        """(group, culprit) of those that lost so much."""
+        pair = self.key >> _LEVEL_BITS
+        first = np.flatnonzero(np.diff(pair, prepend=-1))
+        if not len(first):
+            return pair
+        return pair[first[np.add.reduceat(self.lost_ns, first) >= least_ns]]
+
+    def rows(self, group: int) -> slice:
+        keys = np.array([group, group + 1]) << (_CULPRIT_BITS + _LEVEL_BITS)
+        return slice(*np.searchsorted(self.key, keys).tolist())
 
 
 _NOTHING: Final = _Counts(*np.zeros((3, 0), np.int64))
@@ -79,47 +100,72 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Parallel arrays, by group, then culprit, then level."""
+    """What was counted of one group: parallel arrays, by culprit, then level."""
 
-    group: Int64s
     culprit: Int64s
     level: Int64s
     count: Int64s
     lost_ns: Int64s
-    fresh_ns: Int64s
-    """Of `lost_ns`, what no window before this one has told."""
-    buckets: Int64s
-    """A bit for each bucket that has any."""
+    bucket: Int64s
+    fresh: Bools
+    """No window before this one has told of the bucket."""
 
-    def __len__(self) -> int:
-        return len(self.group)
-
-    def of(self, group: int) -> Table:
-        """The rows of one group."""
-        first, end = np.searchsorted(self.group, (group, group + 1)).tolist()
-        return self.where(slice(first, end))
-
-    def where(self, rows: slice | Bools) -> Table:
+    def where(self, rows: Bools) -> Table:
         return Table(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was counted in the last buckets."""
+    """What was counted in the last buckets. A big job has many who are late now and then: what it
+    costs to look at a window depends on those whom somebody asks about."""
 
     seconds: float
     judged: Int64s
     """Collectives that could be judged, by group."""
-    charges: Table
-    """What each culprit alone cost."""
-    waits: Table
-    """What members waited on an average, by who came last."""
+    _charges: Sequence[_Counts]
+    _waits: Sequence[_Counts]
+    _fresh: Sequence[bool]
+
+    def charges(self, group: int) -> Table:
+        """What each culprit alone cost."""
+        return self._table(self._charges, group)
+
+    def waits(self, group: int) -> Table:
+        """What members waited on an average, by who came last."""
+        return self._table(self._waits, group)
+
+    def _table(self, parts: Sequence[_Counts], group: int) -> Table:
+        rows = [part.rows(group) for part in parts]
+        sizes = [row.stop - row.start for row in rows]
+        key = np.concatenate([part.key[row] for part, row in zip(parts, rows, strict=True)])
+        return Table(
+            _culprit_of(key >> _LEVEL_BITS),
+            level=key & (LEVELS - 1),
+            count=np.concatenate([p.count[row] for p, row in zip(parts, rows, strict=True)]),
+            lost_ns=np.concatenate([p.lost_ns[row] for p, row in zip(parts, rows, strict=True)]),
+            bucket=np.repeat(np.arange(len(parts)), sizes),
+            fresh=np.repeat(np.array(self._fresh, np.bool_), sizes),
+        )
+
+    def costly(self, least_ns: float, most: int) -> list[tuple[int, int]]:
+        """(group, culprit) of those who cost at least so much, those who cost most first."""
+        some = [part.costly(least_ns / len(self._charges)) for part in self._charges]
+        pair = np.unique(np.concatenate(some))
+        lost = sum((part.lost_by(pair) for part in self._charges), np.zeros(len(pair), np.int64))
+        order = np.argsort(-lost, kind="stable")
+        pair = pair[order[lost[order] >= least_ns]][:most]
+        return list(zip((pair >> _CULPRIT_BITS).tolist(), _culprit_of(pair).tolist(), strict=True))
 
     def charged(self, group: int, culprit: int, level: int) -> tuple[int, int]:
         """What the group lost to one culprit at this level and above: in all, and what is fresh."""
-        rows = self.charges.of(group)
-        mine = (rows.culprit == culprit) & (rows.level >= level)
-        return int(rows.lost_ns[mine].sum()), int(rows.fresh_ns[mine].sum())
+        rows = self.charges(group)
+        mine = rows.where((rows.culprit == culprit) & (rows.level >= level))
+        return int(mine.lost_ns.sum()), int(mine.lost_ns[mine.fresh].sum())
+
+
+def _culprit_of(pair: Int64s) -> Int64s:
+    code = pair & ((1 << _CULPRIT_BITS) - 1)
+    return np.where(code & 1, as_culprit((code >> 1) - 1), code >> 1)
 
 
 class Lateness:
@@ -131,6 +177,11 @@ class Lateness:
         self._buckets: dict[int, _Bucket] = {}
         self._next: int | None = None
         """The first bucket that no window has told of."""
+
+    def clear(self) -> None:
+        """Nothing was ever counted."""
+        self._buckets.clear()
+        self._next = None
 
     def _ripe(self, now: AlignedNs) -> int:
         """The first bucket of which more may come."""
@@ -175,15 +226,15 @@ class Lateness:
         self._next = end
         numbers = range(end - BUCKETS, end)
         buckets = [self._buckets.get(number) or _Bucket() for number in numbers]
-        fresh = [number >= fresh_from for number in numbers]
         judged = np.zeros(0, np.int64)
         for bucket in buckets:
             judged = _sum(judged, bucket.judged)
         return Window(
             BUCKETS * self._bucket_ns / 1e9,
             judged,
-            charges=_table([bucket.charges.whole() for bucket in buckets], fresh),
-            waits=_table([bucket.waits.whole() for bucket in buckets], fresh),
+            [bucket.charges.whole() for bucket in buckets],
+            [bucket.waits.whole() for bucket in buckets],
+            [number >= fresh_from for number in numbers],
         )
 
 
@@ -200,24 +251,3 @@ def _counted(group: Int32s, culprit: Int64s, lost_ns: Int64s) -> _Counts:
     code = np.where(culprit < 0, 2 * (as_culprit(culprit) + 1) + 1, 2 * culprit)
     key = (group.astype(np.int64) << _CULPRIT_BITS | code) << _LEVEL_BITS | level
     return _Counts.of(key, np.ones(len(key), np.int64), lost_ns)
-
-
-def _table(parts: Sequence[_Counts], fresh: Iterable[bool]) -> Table:
-    whole = _Counts.joined(parts)
-    fresh_ns, buckets = np.zeros((2, len(whole.key)), np.int64)
-    for at, (part, is_fresh) in enumerate(zip(parts, fresh, strict=True)):
-        row = np.searchsorted(whole.key, part.key)
-        buckets[row] |= 1 << at
-        if is_fresh:
-            fresh_ns[row] += part.lost_ns
-    pair = whole.key >> _LEVEL_BITS
-    code = pair & ((1 << _CULPRIT_BITS) - 1)
-    return Table(
-        group=pair >> _CULPRIT_BITS,
-        culprit=np.where(code & 1, as_culprit((code >> 1) - 1), code >> 1),
-        level=whole.key & (LEVELS - 1),
-        count=whole.count,
-        lost_ns=whole.lost_ns,
-        fresh_ns=fresh_ns,
-        buckets=buckets,
-    )

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from frd.engine.arrivals import NOBODY, as_culprit
+from frd.engine.arrivals import as_culprit
 from frd.engine.graph import components
 from frd.engine.lateness import BUCKETS, LEVELS, Table, Window
 from frd.engine.policy import Policy
@@ -118,26 +118,14 @@ def judge(window: Window, roll: Roll, policy: Policy) -> Judgement:
 
 
 def _lates(window: Window, roll: Roll, policy: Policy) -> list[Late]:
-    table = window.charges
-    if not len(table):
-        return []
-    first = np.flatnonzero(
-        (np.diff(table.group, prepend=-1) != 0) | (np.diff(table.culprit, prepend=NOBODY) != 0)
-    )
-    lost = np.add.reduceat(table.lost_ns, first)
-    costly = np.flatnonzero(lost >= policy.straggler_min_lost_s * 1e9)
-    costly = costly[np.argsort(-lost[costly], kind="stable")][:_MOST_LATE]
-    found = []
-    for row in first[costly].tolist():
-        late = _late(window, roll, policy, int(table.group[row]), int(table.culprit[row]))
-        if late is not None:
-            found.append(late)
-    return found
+    costly = window.costly(policy.straggler_min_lost_s * 1e9, _MOST_LATE)
+    found = (_late(window, roll, policy, group, culprit) for group, culprit in costly)
+    return [late for late in found if late is not None]
 
 
 def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) -> Late | None:
     """At the least size at which all conditions hold; None when there is none."""
-    mine, waits = window.charges.of(group), window.waits.of(group)
+    mine, waits = window.charges(group), window.waits(group)
     mine = mine.where(mine.culprit == culprit)
     inside = np.isin(waits.culprit, roll.late_ones(group, culprit))
     theirs, own = waits.where(~inside), waits.where(inside)
@@ -151,7 +139,7 @@ def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) 
         if lost < policy.straggler_min_lost_s * 1e9 or k < policy.straggler_share * judged:
             break
         as_long = max(level - 1, 0)
-        spread = int(np.bitwise_or.reduce(mine.buckets[mine.level >= level])).bit_count()
+        spread = len(np.unique(mine.bucket[mine.level >= level]))
         rivals = [(int(counts[as_long]), chance)]
         rivals += [(int(alone[as_long]) - k, together) for together in of_node]
         often = all(k >= TIMES * _odds(p) * others for others, p in rivals)
@@ -245,7 +233,7 @@ def _excuses(late: Late, window: Window, roll: Roll) -> list[int]:
     for group in _shared(ones, roll):
         if group == late.group or np.isin(kept_waiting, roll.members(group)).all():
             continue
-        waits = window.waits.of(group)
+        waits = window.waits(group)
         others = waits.level >= late.level - 1
         for itself in _same(late, roll):
             others &= waits.culprit != itself

@@ -110,7 +110,7 @@ class StragglerWatcher:
         return self.board.put(claim, now, quiet=not due)
 
     def _known(self, subject: tuple[int, ...], now: AlignedNs) -> _Open:
-        if subject not in self._open:
+        if subject not in self._open or subject not in self.board:  # others close findings, too
             before = self.board.get(subject)  # from before a restart
             earlier_s = before.lost_s if before is not None else None
             self._open[subject] = _Open(now, earlier_s or 0.0)
