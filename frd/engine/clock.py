@@ -22,6 +22,7 @@ nothing one tells moves another's. Memory is bounded, and bounds are integers, r
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState, Segment
@@ -150,7 +151,15 @@ class NodeClock:
         """The node's clocks side by side, in order; the whole batch is refused when it is bad."""
         if len(raw) > MOST_READINGS:
             return Refusal.FLOOD
-        raws, reals, slacks = raw.tolist(), real.tolist(), slack.tolist()
+        return self._take(raw.tolist(), real.tolist(), slack.tolist())
+
+    def reading(self, raw: NodeRawNs, real: NodeNs, slack_ns: int) -> Refusal | None:
+        """As `readings`, of one."""
+        return self._take([raw], [real], [slack_ns])
+
+    def _take(
+        self, raws: Sequence[int], reals: Sequence[int], slacks: Sequence[int]
+    ) -> Refusal | None:
         table = self._node
         sane = raws and raws[-1] < FAR_NS and 0 < reals[-1] < FAR_NS
         if sane and table.read_calm(raws, reals, slacks):

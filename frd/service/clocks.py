@@ -17,11 +17,10 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import msgspec
-import numpy as np
 
 from frd.engine.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
 from frd.engine.arrivals import ClockHint
-from frd.engine.clock import Exchange, Newest, NodeClock, ServiceTable
+from frd.engine.clock import Exchange, Newest, NodeClock, Refusal, ServiceTable
 from frd.engine.realtime import RealTable
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
@@ -223,11 +222,13 @@ class Clocks:
     def heard(self, clock: AgentClock, told: Watermarks, received_at: AlignedNs) -> None:
         """A message of the main stream: all that there is to go by without pings, and with them a
         reading of the node's clocks."""
-        clock.learned.one_way(told.sent_at_ns, received_at)
-        if told.sent_raw_ns is not None:
-            one = np.array([[told.sent_raw_ns], [told.sent_at_ns], [told.sent_slack_ns]], np.int64)
-            self._take(clock, Readings(*one))
-        if told.sent_raw_ns is not None or not clock.exchanged_at:
+        if not clock.exchanged_at:
+            clock.learned.one_way(told.sent_at_ns, received_at)
+        raw = told.sent_raw_ns
+        if raw is not None and raw > clock.read_at:
+            refusal = clock.learned.reading(raw, told.sent_at_ns, told.sent_slack_ns)
+            self._taken(clock, raw, refusal)
+        if raw is not None or not clock.exchanged_at:
             clock.conclude(self._read(), self._table)
 
     def learn(self, clock: AgentClock, readings: Readings, exchange: Exchange | None) -> None:
@@ -251,9 +252,11 @@ class Clocks:
             raw, real, slack = raw[later], real[later], slack[later]
         elif raw[-1] <= clock.read_at:
             return
-        refusal = clock.learned.readings(raw, real, slack)
+        self._taken(clock, int(raw[-1]), clock.learned.readings(raw, real, slack))
+
+    def _taken(self, clock: AgentClock, raw_ns: int, refusal: Refusal | None) -> None:
         if refusal is None:
-            clock.read_at = int(raw[-1])
+            clock.read_at = raw_ns
         else:
             self.refuse(refusal.value)
 
