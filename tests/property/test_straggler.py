@@ -42,11 +42,16 @@ def layers_of(world: int, depth: int) -> list[Layer]:
 def test_who_is_late_by_chance_is_no_straggler(
     world: int, depth: int, kind: str, per_node: int, seed: int
 ) -> None:
-    """Every rank works unevenly, none more than the others: nobody is named in two minutes."""
+    """Every rank works unevenly, none more than the others; some meet once more, without any work
+    before it. Nobody is named in two minutes."""
     dice, layers = np.random.default_rng(seed), layers_of(world, depth)
-    work = IMBALANCES[kind]
+    layers.append([sorted(dice.choice(world, dice.integers(2, world + 1), replace=False).tolist())])
+
+    def work(step: int, layer: int) -> npt.NDArray[np.floating[Any]]:
+        return IMBALANCES[kind](dice, world) if layer < depth else np.zeros(world)
+
     race = Race(world, layers, per_node=per_node, uncertainty_ns=200_000, seed=seed)
-    race.run(arrivals(world, layers, 600 // depth, lambda step, layer: work(dice, world)))
+    race.run(arrivals(world, layers, 600 // depth, work))
     race.settle(15)
     assert race.events == []
 
