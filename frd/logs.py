@@ -23,7 +23,9 @@ def configure(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if form == "json" else _text_lines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel("WARNING")  # its start and stop are part of ours
+    # Its start and stop are part of ours, and it warns of each request that is none: anybody can
+    # send those.
+    logging.getLogger("uvicorn").setLevel("ERROR")
 
 
 def _text_lines() -> logging.Formatter:

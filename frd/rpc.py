@@ -35,6 +35,9 @@ _WINDOWS: Final = (
 CHANNEL_OPTIONS: Final = (
     *_SIZES,
     *_WINDOWS,
+    # Proxies of the environment are for the web: one would see a token that is not encrypted, even
+    # on its way to this very machine.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -47,6 +50,8 @@ SERVER_OPTIONS: Final = (
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # A stranger who opens no stream is never asked who he is.
+    ("grpc.max_connection_idle_ms", 30_000),
     # A port that another service holds is an error at start, not a port shared in silence.
     ("grpc.so_reuseport", 0),
 )

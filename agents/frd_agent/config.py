@@ -86,14 +86,13 @@ class Config(BaseSettings):
     def _is_safe(self) -> Self:
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file: set both or neither")
-        line = self.line()
-        for path in (line.ca_file, line.cert_file, line.key_file, line.token_file):
+        for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "token_file"):
             try:
-                read(path)
+                read(getattr(self, key))
             except ServiceUnavailable as error:
-                raise ValueError(str(error)) from None
+                raise ValueError(f"{key}: {error}") from None
         far = not is_loopback(split_address(self.service)[0])
-        if self.token_file is not None and not line.tls and far and not self.insecure:
+        if self.token_file is not None and not self.line().tls and far and not self.insecure:
             raise ValueError(
                 "token_file: the token would be sent unencrypted: set tls_ca_file or tls = true, "
                 "or accept it with insecure = true"
@@ -160,6 +159,8 @@ def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
+        if not key:  # several keys do not go together, and the message names them
+            raise ConfigError(_line(first["msg"].removeprefix("Value error, "))) from None
         if first["type"] == "extra_forbidden":
             known = ", ".join(Config.model_fields)
             raise ConfigError(f"{key}: unknown key: use one of {known}") from None

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _PAGE = 500
 _SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""With what a cell begins that a spreadsheet executes, or cuts off before it does."""
 _COLUMNS = (
     *("id", "job", "attempt", "kind", "state", "opened_at", "closed_at", "reason"),
     *("suspects", "nodes", "victims", "lost_s", "dump", "close_reason", "summary"),
@@ -149,6 +151,6 @@ def _row(finding: Mapping[str, Any]) -> dict[str, object]:
         "victims": fold_ranks(finding.get("victims", ())),
     }
     return {
-        key: f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+        key: f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
         for key, value in row.items()
     }

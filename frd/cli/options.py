@@ -51,6 +51,9 @@ _SERVICE = (
         envvar="FRD_TOKEN_FILE",
         help="Bearer token to show: the first word of the file.",
     ),
+    click.option(
+        "--insecure", is_flag=True, help="Send the token unencrypted beyond this machine."
+    ),
 )
 
 
@@ -65,11 +68,11 @@ def service_options(function: _F) -> Callable[..., Any]:
         tls_ca_file: Path | None,
         tls_cert_file: Path | None,
         token_file: Path | None,
+        insecure: bool,
         **others: Any,
     ) -> Any:
-        return function(
-            *args, client=_client(http, tls, tls_ca_file, tls_cert_file, token_file), **others
-        )
+        client = _client(http, tls, tls_ca_file, tls_cert_file, token_file, insecure)
+        return function(*args, client=client, **others)
 
     wrapped: Any = command
     for option in reversed(_SERVICE):
@@ -83,13 +86,23 @@ def _client(
     tls_ca_file: Path | None,
     tls_cert_file: Path | None,
     token_file: Path | None,
+    insecure: bool,
 ) -> Client:
+    from frd.address import is_loopback, split_address
     from frd.cli.client import Client, token_in, trusting
+    from frd.errors import ConfigError
 
     context = None
     if tls or tls_ca_file is not None or tls_cert_file is not None:
         context = trusting(tls_ca_file, tls_cert_file)
-    return Client(http, tls=context, token=token_in(token_file) if token_file else None)
+    if token_file is None:
+        return Client(http, tls=context)
+    if context is None and not insecure and not is_loopback(split_address(http)[0]):
+        raise ConfigError(
+            f"--token-file: {token_file}: the token would be sent unencrypted: say "
+            "--tls-ca-file or --tls, or accept it with --insecure"
+        )
+    return Client(http, tls=context, token=token_in(token_file))
 
 
 def json_option(function: _F) -> _F:

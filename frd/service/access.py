@@ -118,7 +118,12 @@ def _read(path: Path) -> Sequence[tuple[bytes, Grant]]:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o007:
                 log.warning("tokens: %s: everybody may read it: chmod o= it", path)
-            text = file.read(_MAX_FILE_BYTES).decode("utf-8")
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:  # cut off, a line would lose what limits its token
+            raise ConfigError(
+                f"auth.token_file: {path}: over {_MAX_FILE_BYTES} bytes: remove old tokens"
+            )
+        text = data.decode("utf-8")
     except OSError as error:
         raise ConfigError(
             f"auth.token_file: {path}: {error.strerror}: name a file that can be read"

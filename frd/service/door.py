@@ -19,6 +19,9 @@ from frd.service.access import EVERYTHING, Grant, Role, Tokens
 _NAMES: Final = "x509_subject_alternative_name"
 _PENDING_S: Final = 15.0
 """More than a handshake may take."""
+_STRANGERS: Final = ("token", "limit")
+"""Reasons to refuse a stream that may come in floods: one line a host and minute."""
+_QUIET_S: Final = 60.0
 
 
 class Door:
@@ -29,6 +32,8 @@ class Door:
         self._streams_per_peer = streams_per_peer
         self._streams: Counter[str] = Counter()
         self._peers: Counter[str] = Counter()
+        self._told: dict[tuple[str, str], float] = {}
+        """Hosts that were refused, by reason, and when the log said so last."""
         self.connections = 0
         """That ever had a stream."""
 
@@ -54,6 +59,14 @@ class Door:
         finally:
             _less(self._peers, peer)
             _less(self._streams, host)
+
+    def is_news(self, context: Context, reason: str, now_s: float) -> bool:
+        """Whether the log should tell that the peer was refused. A stranger who tries again and
+        again must not fill the disk with lines."""
+        if reason not in _STRANGERS:
+            return True
+        self._told = {of: at for of, at in self._told.items() if now_s - at < _QUIET_S}
+        return self._told.setdefault((host_of(context.peer()), reason), now_s) == now_s
 
     def _count(self, host: str) -> None:
         if self._streams[host] >= self._streams_per_peer:

@@ -209,7 +209,8 @@ def _time(request: Request, name: str) -> AlignedNs | None:
 
 def _place(text: str | None) -> Place:
     opened_ns, _, finding_id = (text or "0.").partition(".")
-    if not (opened_ns.isascii() and opened_ns.isdecimal() and int(opened_ns[:20]) < 2**63):
+    number = opened_ns.isascii() and opened_ns.isdecimal() and len(opened_ns) < 20
+    if not (number and int(opened_ns) < 2**63):
         _refuse(400, f"after: {text!r}: write what the page before gave as next")
     return int(opened_ns), finding_id
 

@@ -24,7 +24,7 @@ from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.rpc import Context
 from frd.service.clocks import AgentClock, Clocks, encode
-from frd.service.door import Door, host_of
+from frd.service.door import Door
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.nodes import Nodes
@@ -69,9 +69,6 @@ _TRAVEL_S: Final = 1.0
 _ARRIVALS_PER_S: Final = 1_000.0
 """Streams that begin; those of a whole cluster come at once when a service restarts."""
 _ARRIVALS: Final = 500
-_STRANGERS: Final = ("token", "limit")
-"""Reasons to refuse a stream that may come in floods: one line a host and minute."""
-_QUIET_S: Final = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +147,6 @@ class Ingest:
         self._door = door
         self._stream_bytes_per_s = stream_bytes_per_s
         self._arrivals = Pace(_ARRIVALS_PER_S, _ARRIVALS)
-        self._told: dict[tuple[str, str], float] = {}
-        """Hosts that were refused, by reason, and when the log said so last."""
         self.throttled = 0
         """Messages after which a stream had to wait."""
         self._now = now
@@ -207,7 +202,7 @@ class Ingest:
         if len(self._streams) >= MAX_STREAMS:
             raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._arrivals.take(1, loop.time()))
+        await self._arrive(loop.time())
         try:
             async with asyncio.timeout(_HELLO_WITHIN_S):
                 data = await context.read()
@@ -222,6 +217,15 @@ class Ingest:
                 await asyncio.sleep(wait_s)
             data = await context.read()
         self.refused[ABORTED] += 1
+
+    async def _arrive(self, now_s: float) -> None:
+        """Wait for a turn. Who hangs up meanwhile keeps nobody waiting: or a host that does so
+        all the time would keep everybody else out."""
+        try:
+            await asyncio.sleep(self._arrivals.take(1, now_s))
+        except asyncio.CancelledError:
+            self._arrivals.give_back(1)
+            raise
 
     def _take(self, stream: _Stream, data: bytes) -> AgentEvent:
         """Apply one message, and only then write it down."""
@@ -283,21 +287,13 @@ class Ingest:
     def _refuse(self, stream: _Stream, reason: str, message: str, context: Context) -> None:
         self.refused[reason] += 1
         hello = stream.session.hello
-        if self._is_news(host_of(context.peer()), reason):
+        if self._door.is_news(context, reason, asyncio.get_running_loop().time()):
             log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), message)
         stream.send(Refusal(reason, message))
         stranger = reason == "token"
         code = grpc.StatusCode.UNAUTHENTICATED if stranger else grpc.StatusCode.INVALID_ARGUMENT
         context.set_code(code)
         context.set_details(message)
-
-    def _is_news(self, host: str, reason: str) -> bool:
-        """A stranger who tries again and again must not fill the disk with lines."""
-        if reason not in _STRANGERS:
-            return True
-        now_s = asyncio.get_running_loop().time()
-        self._told = {of: at for of, at in self._told.items() if now_s - at < _QUIET_S}
-        return self._told.setdefault((host, reason), now_s) == now_s
 
     def _refuse_samples(self, stream: _Stream, count: int) -> None:
         """Told once a stream, whose other samples count."""

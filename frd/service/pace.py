@@ -17,3 +17,7 @@ class Pace:
         self._left = min(self._burst, self._left + (now_s - self._at_s) * self._rate) - amount
         self._at_s = now_s
         return max(0.0, -self._left / self._rate)
+
+    def give_back(self, amount: float) -> None:
+        """What was taken on credit is not wanted any more."""
+        self._left = min(self._burst, self._left + amount)

@@ -76,7 +76,8 @@ class Pings:
                 await self._serve(context)
         except WireError as error:
             self._clocks.refuse(STRANGER if isinstance(error, _Stranger) else PROTOCOL)
-            log.warning("clock stream of %s refused: %s", context.peer(), error)
+            if self._door.is_news(context, error.reason, time.monotonic()):
+                log.warning("clock stream of %s refused: %s", context.peer(), error)
             context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
             context.set_details(str(error))
         finally:

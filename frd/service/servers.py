@@ -31,7 +31,7 @@ _BACKLOG: Final = 4096
 _MAX_HTTP_CONNECTIONS: Final = 512
 _HANDSHAKE_S: Final = 10.0
 _REQUEST_S: Final = 10.0
-"""How long the head of a request may take, from the first byte that could be its own."""
+"""How long a request may take to come in, from the first byte that could be its own."""
 
 
 class GrpcServer:
@@ -111,6 +111,8 @@ class HttpServer:
                 http=functools.partial(  # type: ignore[arg-type]  # called like a class
                     _Connection, _Peers(self._connections_per_peer), self.refused
                 ),
+                # An upgraded connection would leave `_Connection`, and its host's count, for good.
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -172,8 +174,8 @@ class _Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """The clock runs while the peer owes the head of a request."""
-        if self.conn.their_state is not h11.IDLE:
+        """The clock runs while the peer owes a request, or the rest of one that is answered."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._relax()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(_REQUEST_S, self._refuse, "slow")

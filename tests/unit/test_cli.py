@@ -214,6 +214,16 @@ def test_a_service_that_is_not_there_is_one_line_and_exit_1(
     assert "nothing listens there: start `frd serve`" in error_of(capsys)
 
 
+def test_a_token_is_not_sent_in_clear(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Beyond this machine a token wants TLS, or somebody who accepts that it is seen."""
+    (tmp_path / "token").write_text("t" * 32)
+    told = ["status", "--http", "frd.invalid:1", "--token-file", str(tmp_path / "token")]
+    assert run(told) == USAGE
+    assert "would be sent unencrypted" in error_of(capsys)
+    assert run([*told, "--insecure"]) == FAILED
+    assert "frd.invalid:1" in error_of(capsys)
+
+
 def test_help_does_not_import_the_commands() -> None:
     """`frd --help` is fast: it imports no command, and none of their libraries."""
     script = (
@@ -310,7 +320,7 @@ def test_findings_as_json_are_the_services_own(
 def says_history(service: Service) -> None:
     """Two pages of one finding each, as asked for since one moment."""
     since = "since=2026-11-20T00%3A00%3A00.000000Z&limit=500"
-    later = {**FINDING, "id": "cd34", "summary": "=HYPERLINK()"}
+    later = {**FINDING, "id": "cd34", "job": "\t=1+1", "summary": "=HYPERLINK()"}
     service.says(f"/api/v1/history?{since}", {"findings": [FINDING], "next": "9.ab12"})
     service.says(f"/api/v1/history?{since}&after=9.ab12", {"findings": [later], "next": None})
 
@@ -338,6 +348,7 @@ def test_export_as_csv(service: Service, capsys: pytest.CaptureFixture[str]) -> 
     first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (first["id"], first["victims"], first["closed_at"]) == ("ab12", "0-1", "")
     assert second["summary"] == "'=HYPERLINK()"
+    assert second["job"] == "'\t=1+1"
 
 
 def test_an_export_that_breaks_off_leaves_no_file(

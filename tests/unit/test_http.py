@@ -467,6 +467,8 @@ def test_agents_that_are_gone(client: Client) -> None:
         ("/api/v1/history", "limit=0", 400),
         ("/api/v1/history", "after=yesterday", 400),
         ("/api/v1/history", "after=99999999999999999999999.x", 400),
+        ("/api/v1/history", f"after={'0' * 20}{'9' * 20}.x", 400),
+        ("/api/v1/history", f"after={'0' * 5000}.x", 400),
         ("/api/v1/history", "since=soon", 400),
         ("/api/v1/history", "until=9999-12-31T23:59:59-23:59", 400),
         ("/api/v1/findings", "limit=9999999999999999999999", 400),

@@ -178,6 +178,47 @@ def test_peers_that_do_not_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused == {"slow": 4, "connections": 2}
 
 
+def test_a_peer_that_owes_the_rest_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is answered already and goes on with a body that never ends: closed all the same."""
+    monkeypatch.setattr(servers, "_REQUEST_S", 0.3)
+
+    async def ask() -> tuple[bytes, Counter[str]]:
+        server = HttpServer(APP, "127.0.0.1:0")
+        async with http(server) as where:
+            reader, writer = await asyncio.open_connection(*where)
+            writer.write(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"a")
+            end = await _rest(reader)
+            writer.close()
+            return end, server.refused
+
+    end, refused = asyncio.run(ask())
+    assert end in (b"", b"Method Not Allowed")
+    assert refused == {"slow": 1}
+
+
+def test_nobody_leaves_http() -> None:
+    """An upgrade to WebSockets is not taken, whatever uvicorn finds installed: the connection stays
+    counted as its host's."""
+    head = (
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+
+    async def ask() -> tuple[bytes, object]:
+        server = HttpServer(APP, "127.0.0.1:0")
+        async with http(server) as where:
+            reader, writer = await asyncio.open_connection(*where)
+            writer.write(head)
+            line = await reader.readline()
+            writer.close()
+            assert server._server is not None
+            return line, server._server.config.ws_protocol_class
+
+    assert asyncio.run(ask()) == (b"HTTP/1.1 200 OK\r\n", None)
+
+
 async def _rest(reader: asyncio.StreamReader) -> bytes:
     try:
         return await asyncio.wait_for(reader.read(), 10)
@@ -274,6 +315,25 @@ def test_garbage_on_the_agents_port(tmp_path: Path) -> None:
             return await call(address, shown(ours))
 
     assert asyncio.run(ask()) == b""
+
+
+def test_connections_that_never_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that speaks HTTP/2 but opens no stream is sent away: nobody asked who it is."""
+    idle = "grpc.max_connection_idle_ms"
+    assert dict(servers.SERVER_OPTIONS)[idle] == 30_000
+    quick = {**dict(servers.SERVER_OPTIONS), idle: 200}
+    monkeypatch.setattr(servers, "SERVER_OPTIONS", tuple(quick.items()))
+
+    async def ask() -> bytes:
+        async with grpc_server(_echo, None) as address:
+            port = int(address.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            end = await _rest(reader)
+            writer.close()
+            return end
+
+    assert b"connection idle" in asyncio.run(ask())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""The agents' port: what strangers cannot do to it, and what its line does not tell them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from frd.errors import ConfigError
+from frd.rpc import open_clock
+from frd.service.access import Tokens
+from frd.service.app import RealTime
+from frd.service.clocks import Clocks
+from frd.service.door import Door
+from frd.service.pace import Pace
+from frd.service.pings import Pings, raw_now
+from frd.service.servers import GrpcServer
+from frd_agent.config import load
+from frd_agent.line import Service
+
+
+def test_a_stranger_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Twenty clock streams without a token: twenty are refused and counted, the log tells once."""
+    path = tmp_path / "tokens"
+    path.write_text("t" * 32)
+    path.chmod(0o600)
+    clocks = Clocks(RealTime(), raw_now)
+    pings = Pings(clocks, Door(Tokens(path), streams_per_peer=100))
+
+    async def knock() -> None:
+        server = GrpcServer(pings.handle, pings.handle, "127.0.0.1:0")
+        address = await server.start()
+        async with grpc.aio.insecure_channel(address) as channel:
+            for _ in range(20):
+                with pytest.raises(grpc.aio.AioRpcError, match="no token"):
+                    await open_clock(channel).read()
+        await server.stop()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(knock())
+    assert sum(clocks.refused.values()) == 20
+    assert len(caplog.records) == 1
+
+
+def test_who_hangs_up_keeps_nobody_waiting() -> None:
+    """A thousand that left the queue before their turn leave no debt behind."""
+    pace = Pace(10.0, 5.0)
+    for _ in range(1_000):
+        pace.take(1, 1.0)
+    for _ in range(1_000):
+        pace.give_back(1)
+    assert pace.take(1, 1.0) == 0.0
+    for _ in range(9):
+        pace.give_back(1)
+    assert pace.take(6, 1.0) == pytest.approx(0.1)
+
+
+def test_an_agent_follows_no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a proxy in its environment the agent's token still goes straight to the service."""
+    token = tmp_path / "token"
+    token.write_text("t" * 32)
+
+    async def call() -> tuple[bytes, list[bytes]]:
+        heard: list[bytes] = []
+        came: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(await reader.read(64))
+            writer.close()
+            came.put_nowait(b"")
+
+        async def service(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.put_nowait(await reader.read(14))
+            writer.close()
+
+        async with (
+            await asyncio.start_server(proxy, "127.0.0.1", 0) as wrong,
+            await asyncio.start_server(service, "127.0.0.1", 0) as right,
+        ):
+            for name in ("no_grpc_proxy", "no_proxy"):
+                monkeypatch.delenv(name, raising=False)
+            for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+                monkeypatch.setenv(name, f"http://127.0.0.1:{wrong.sockets[0].getsockname()[1]}")
+            address = f"127.0.0.1:{right.sockets[0].getsockname()[1]}"
+            async with Service(address, token_file=token).connect() as line:
+                stream = line.stream()
+                first = await asyncio.wait_for(came.get(), 30)
+                stream.cancel()
+            return first, heard
+
+    assert asyncio.run(call()) == (b"PRI * HTTP/2.0", [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"service": "far:1", "token_file": "FILE"}, r"^token_file: the token would be sent"),
+        ({"tls_ca_file": "/nowhere/ca.crt"}, r"^tls_ca_file: /nowhere/ca.crt: No such file"),
+        ({"tls_cert_file": "FILE"}, r"^tls_cert_file and tls_key_file: set both"),
+    ],
+)
+def test_an_agents_mistakes_begin_with_the_key(
+    flags: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    """Keys that do not go together, and files that are not there, are told by their names."""
+    (tmp_path / "file").write_text("t" * 32)
+    given = {key: str(tmp_path / "file") if v == "FILE" else v for key, v in flags.items()}
+    with pytest.raises(ConfigError, match=said):
+        load(None, given)
