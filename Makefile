@@ -4,7 +4,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-# What starts daemons or training jobs has the machine to itself; the rest shares it.
+# Two at a time; those that start daemons and training jobs file by file, for they mostly wait.
 PARALLEL := tests/unit tests/property tests/helm
 BENCHES := ingest overhead analyze clock memory
 
@@ -28,7 +28,7 @@ test: lint torch
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 2 $(PARALLEL)
 	@echo "frd: tests with real processes"
-	@$(BIN)/pytest tests/e2e
+	@$(BIN)/pytest -n 2 --dist loadfile --durations 15 tests/e2e
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"
