@@ -117,11 +117,12 @@ def _load(files: TlsFiles) -> _Loaded:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(files.cert_file, files.key_file)
+        # OpenSSL would ask the terminal for a key's password, and everything would wait for it.
+        context.load_cert_chain(files.cert_file, files.key_file, password="")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"tls.cert_file: {files.cert_file}: {_why(error)}: give a PEM certificate chain "
-            "whose key is in tls.key_file"
+            "whose key is in tls.key_file, unencrypted"
         ) from None
     client_ca = _authorities("tls.client_ca_file", files.client_ca_file)
     http_client_ca = _authorities("tls.http_client_ca_file", files.http_client_ca_file)

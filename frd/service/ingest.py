@@ -263,7 +263,9 @@ class Ingest:
             key, hello.node, stream.session.alignment, stream.id, partial(self._align, stream)
         )
         stream.session.hears = partial(self._clocks.heard, stream.clock)
-        self.nodes.connected(key, hello.node, stream.clock, stream.id, now)
+        self.nodes.connected(
+            key, hello.node, stream.clock, stream.id, now, stream.session.may_tell_of
+        )
         self._recorder.opened(stream.id, now)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
 

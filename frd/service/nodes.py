@@ -9,7 +9,7 @@ rank is the node that declared it last: one whose ranks went on elsewhere is not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from frd.model import AlignedNs, AttemptKey
@@ -22,6 +22,8 @@ class _Node:
     name: str
     clock: AgentClock
     heard_at: AlignedNs
+    may_tell_of: Callable[[str], bool]
+    """Whether its agent may host ranks of a job."""
     streams: set[int] = field(default_factory=set)
     ranks: dict[AttemptKey, set[int]] = field(default_factory=dict)
     shown: dict[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
@@ -42,15 +44,21 @@ class Nodes:
         self._hosts: dict[tuple[AttemptKey, int], Key] = {}
 
     def connected(
-        self, key: Key, name: str, clock: AgentClock, stream: int, now: AlignedNs
+        self,
+        key: Key,
+        name: str,
+        clock: AgentClock,
+        stream: int,
+        now: AlignedNs,
+        may_tell_of: Callable[[str], bool] = lambda job: True,
     ) -> None:
         node = self._nodes.get(key)
         if node is None:
-            before = self._last_gone(key[0])
-            node = self._nodes[key] = _Node(name, clock, now)
+            before = self._last_gone(key[0], may_tell_of)
+            node = self._nodes[key] = _Node(name, clock, now, may_tell_of)
             if before is not None:
                 self._inherit(key, before)
-        node.name, node.clock = name, clock
+        node.name, node.clock, node.may_tell_of = name, clock, may_tell_of
         node.streams.add(stream)
 
     def heard(self, key: Key, now: AlignedNs) -> None:
@@ -78,18 +86,27 @@ class Nodes:
         else:
             self._drop_unless_needed(key)
 
-    def _last_gone(self, boot_id: str) -> Key | None:
-        """The session of that host which a new one most likely follows."""
-        gone = [k for k, node in self._nodes.items() if k[0] == boot_id and not node.streams]
+    def _last_gone(self, boot_id: str, may_tell_of: Callable[[str], bool]) -> Key | None:
+        """The session of that host which a new one most likely follows: none of a job that is not
+        the new one's to tell of."""
+        gone = [
+            key
+            for key, node in self._nodes.items()
+            if key[0] == boot_id
+            and not node.streams
+            and all(may_tell_of(attempt.job) for attempt, ranks in node.ranks.items() if ranks)
+        ]
         return max(gone, key=lambda key: self._nodes[key].heard_at, default=None)
 
     def _inherit(self, key: Key, before: Key) -> None:
         """`key` is the agent that was `before`, started again."""
         for attempt, ranks in self._nodes[before].ranks.items():
-            for rank in list(ranks):
-                self._move(attempt, rank, key)
+            if self._nodes[key].may_tell_of(attempt.job):
+                for rank in list(ranks):
+                    self._move(attempt, rank, key)
         self._nodes[key].show()
-        del self._nodes[before]
+        self._nodes[before].show()
+        self._drop_unless_needed(before)
 
     def _move(self, attempt: AttemptKey, rank: int, to: Key) -> None:
         before = self._hosts.get((attempt, rank))

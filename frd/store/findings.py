@@ -11,10 +11,11 @@ One thread writes; any thread may read (WAL readers do not wait for the writer's
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -64,6 +65,9 @@ class FindingStore:
         self.path = path
         self._write_lock = Lock()
         self._read_lock = Lock()
+        # SQLite would have the umask decide who may read it, and its journal follows the file.
+        with contextlib.suppress(OSError):  # which SQLite tells better
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with self._clear_errors():
             self._writer = _connect(path)
             try:
@@ -149,7 +153,7 @@ class FindingStore:
             rows = self._reader.execute(f"SELECT {_COLUMNS} FROM findings {tail}", values)
             return [_from_row(row) for row in rows.fetchall()]
 
-    @contextmanager
+    @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
         try:
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sqlite3
 import subprocess
 import sys
@@ -170,6 +171,19 @@ def test_readers_beside_a_writer(store: FindingStore) -> None:
         thread.join()
     assert errors == []
     assert len(store.query()) == 50
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    """In a folder that others may look into, with the umask of a login shell, they see nothing."""
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        with closing(FindingStore(tmp_path / "findings.sqlite3")) as store:
+            store.save([opened(finding())])
+            modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {0o600}
 
 
 def test_path_that_cannot_be_used(tmp_path: Path) -> None:

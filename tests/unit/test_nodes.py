@@ -21,13 +21,16 @@ class Agents:
         for host, hosted in ranks.items():
             self.connect(f"{host}/1", hosted)
 
-    def connect(self, agent: str, ranks: list[int]) -> None:
+    def connect(self, agent: str, ranks: list[int], jobs: str = "job other") -> None:
+        """`jobs`: of which it may tell."""
         self._streams += 1
         self._open[agent] = self._streams
         key = self.key(agent)
         clock = AgentClock(key[0], guess(NodeNs(NOW), NOW))
         now = AlignedNs(NOW + self._streams)
-        self.nodes.connected(key, f"node {key[0]}", clock, self._streams, now)
+        self.nodes.connected(
+            key, f"node {key[0]}", clock, self._streams, now, jobs.split().__contains__
+        )
         self.nodes.heard(key, now)
         self.nodes.hosts(key, [(KEY, rank) for rank in ranks])
 
@@ -115,3 +118,19 @@ def test_a_stream_that_breaks_is_not_another_agent() -> None:
     agents.connect("a/1", [0])
     agents.nodes.disconnected(("a", "1"), 99)
     assert agents.listed == [("a", True, (0,))]
+
+
+def test_an_agent_of_another_job_is_no_successor() -> None:
+    """Two pods share a host; one's agent is gone. A new agent whose token is for other jobs neither
+    takes its place nor, by a rank that both may tell of, its other ranks."""
+    agents = Agents(a=[0, 1])
+    agents.leave("a/1")
+    agents.connect("a/2", [], jobs="other")
+    assert agents.listed == [("a", False, (0, 1)), ("a", True, ())]
+    other = AttemptKey("other", 0)
+    agents.connect("a/3", [2])
+    agents.nodes.hosts(("a", "3"), [(other, 7)])
+    agents.nodes.hosts(("a", "2"), [(other, 7)])
+    agents.leave("a/3")
+    assert ("a", False, (0, 1, 2)) in agents.listed
+    assert ("a", True, ()) in agents.listed

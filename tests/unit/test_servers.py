@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import socket
 import ssl
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +18,12 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -22,7 +32,7 @@ from starlette.routing import Route
 from frd.address import split_address
 from frd.config import TlsFiles
 from frd.errors import ConfigError
-from frd.rpc import Context, open_stream
+from frd.rpc import SERVER_OPTIONS, Context, open_stream
 from frd.service import servers
 from frd.service.access import Tokens
 from frd.service.certificates import Certificates
@@ -320,8 +330,8 @@ def test_garbage_on_the_agents_port(tmp_path: Path) -> None:
 def test_connections_that_never_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that speaks HTTP/2 but opens no stream is sent away: nobody asked who it is."""
     idle = "grpc.max_connection_idle_ms"
-    assert dict(servers.SERVER_OPTIONS)[idle] == 30_000
-    quick = {**dict(servers.SERVER_OPTIONS), idle: 200}
+    assert dict(SERVER_OPTIONS)[idle] == 30_000
+    quick = {**dict(SERVER_OPTIONS), idle: 200}
     monkeypatch.setattr(servers, "SERVER_OPTIONS", tuple(quick.items()))
 
     async def ask() -> bytes:
@@ -334,6 +344,31 @@ def test_connections_that_never_ask(monkeypatch: pytest.MonkeyPatch) -> None:
             return end
 
     assert b"connection idle" in asyncio.run(ask())
+
+
+def test_a_key_with_a_password(tmp_path: Path) -> None:
+    """Nobody is asked for it, or the service would wait for a terminal: the start ends."""
+    files = Authority(tmp_path).issue("service")
+    key = load_pem_private_key(files.key.read_bytes(), None)
+    locked = BestAvailableEncryption(b"secret")
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
+    code = (
+        "from pathlib import Path; from frd.config import TlsFiles; "
+        "from frd.service.certificates import Certificates; "
+        f"Certificates(TlsFiles(Path({str(files.cert)!r}), Path({str(files.key)!r})))"
+    )
+    terminal, end = pty.openpty()  # OpenSSL would open the terminal that the session has
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=end, stderr=subprocess.PIPE, start_new_session=True
+    ) as starting:
+        os.close(end)
+        try:
+            _, said = starting.communicate(timeout=60)
+        finally:
+            starting.kill()
+            os.close(terminal)
+    assert b"whose key is in tls.key_file, unencrypted" in said
+    assert b"pass phrase" not in said
 
 
 @pytest.mark.parametrize(
