@@ -181,7 +181,8 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
         stage.stop_file.touch()
         finding = wait_for(lambda: stall(stage), stage)
         assert [suspect["rank"] for suspect in finding["suspects"]] == [LATE]
-        assert -0.1 < since(stage, stopped_at, finding) < 1.0
+        # The others may have waited for the late one before the file was touched.
+        assert -0.2 < since(stage, stopped_at, finding) < 1.0
 
         told = frd("status", "--http", stage.addresses.http)
         assert re.search(r"-250\d\.\d+ ± \d+\.\d+", told)
