@@ -4,7 +4,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-# Two at a time; those that start daemons and training jobs file by file, for they mostly wait.
+# Two at a time, but for those with training jobs, which need both cores.
 PARALLEL := tests/unit tests/property tests/helm
 BENCHES := ingest overhead analyze clock memory
 
@@ -27,8 +27,10 @@ test: lint torch
 	@scripts/debian-packages
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 2 $(PARALLEL)
-	@echo "frd: tests with real processes"
-	@$(BIN)/pytest -n 2 --dist loadfile --durations 15 tests/e2e
+	@echo "frd: tests with real daemons"
+	@$(BIN)/pytest -n 2 --dist loadfile -m "not torch" tests/e2e
+	@echo "frd: tests with real ranks"
+	@$(BIN)/pytest -m torch --durations 10 tests/e2e
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"
