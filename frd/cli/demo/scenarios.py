@@ -6,6 +6,7 @@ A scenario's script is an ordinary torch program that has never heard of frd.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,10 +80,23 @@ def _memory(kind: str, *besides: str) -> Callable[[int], Truth]:
     return truth
 
 
+_GROWS_BYTES_PER_S = 100e6
+"""About as fast as the examples' rank does."""
+
+
+def _soon_s() -> float:
+    """Some times longer than that rank would take to use up the machine."""
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 86_400.0
+    return max(600.0, 8 * pages * size / _GROWS_BYTES_PER_S)
+
+
 SMALL_MEMORY: Mapping[str, float] = {
     "memory_warmup_s": 2,
     "memory_min_rise_share": 0.0001,
-    "memory_horizon_s": 86_400,
+    "memory_horizon_s": round(_soon_s()),
 }
 """By default a rise is one when it threatens the machine, which no demo should."""
 
