@@ -44,6 +44,7 @@ from frd.service.recorder import Recorder
 from frd.service.responder import Responder
 from frd.service.servers import GrpcServer, HttpServer
 from frd.service.settings import Settings
+from frd.service.streams import Streams
 from frd.service.view import Counters, DumpResult, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore, Place
@@ -121,16 +122,17 @@ class App:
             now=now(),
             limits=_journal_limits(config.store),
         )
-        self._ingest = Ingest(
+        self._streams = Streams(
             self._engine,
             self._marks,
             self._clocks,
             self._recorder,
-            self._door,
-            stream_bytes_per_s=config.limits.stream_bytes_per_s,
             now=now,
             version=__version__,
             instance=secrets.token_hex(8),
+        )
+        self._ingest = Ingest(
+            self._streams, self._door, stream_bytes_per_s=config.limits.stream_bytes_per_s
         )
         self._evaluator = Evaluator(
             self._engine,
@@ -141,7 +143,7 @@ class App:
             project=self._project,
             publish=self._published,
         )
-        self._dumper = Dumper(self._ingest, self._dumps, now)
+        self._dumper = Dumper(self._ingest, self._streams, self._dumps, now)
         self._responder = Responder(
             self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
         )
@@ -280,14 +282,15 @@ class App:
     # -- what is published ---------------------------------------------------------------------
 
     def _project(self, snapshot: Snapshot) -> ServiceState:
-        self._ingest.keep(frozenset(view.key for view in snapshot.attempts))
+        self._streams.keep(frozenset(view.key for view in snapshot.attempts))
         recorder = self._recorder
         return ServiceState(
             snapshot=snapshot,
-            nodes=self._ingest.nodes.views(snapshot.at, self._config.policy.telemetry_late_s),
+            nodes=self._streams.nodes.views(snapshot.at, self._config.policy.telemetry_late_s),
             counters=Counters(
-                entries=self._ingest.entries,
-                refused=dict(self._ingest.refused),
+                entries=self._streams.entries,
+                duplicates=self._streams.duplicates,
+                refused=dict(self._streams.refused),
                 clock_refused=dict(self._clocks.refused),
                 evicted={
                     "dumps": self._dumps.evicted,
@@ -304,7 +307,7 @@ class App:
                 handshakes_failed=self._handshakes_failed(),
                 throttled=self._ingest.throttled,
             ),
-            ingest_lag_s=self._ingest.lag_s(),
+            ingest_lag_s=self._streams.lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
             version=__version__,
             expected_agents=self._config.expected_agents,
@@ -322,13 +325,13 @@ class App:
     async def _acknowledge(self) -> None:
         while True:
             await asyncio.sleep(ACK_EVERY_S)
-            self._ingest.flush_acks()
+            self._streams.flush_acks()
 
     async def _keep_clocks(self) -> None:
         while True:
             await asyncio.sleep(_CLOCKS_EVERY_S)
             self._clocks.refresh()
-            self._ingest.compare_clocks()
+            self._streams.compare_clocks()
 
     async def _prune(self) -> None:
         while True:

@@ -17,6 +17,7 @@ from frd.model import AlignedNs, AttemptKey
 from frd.service.clock_view import clock_json
 from frd.service.ingest import Ingest
 from frd.service.requests import Answer
+from frd.service.streams import Streams
 from frd.service.view import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire import Part
@@ -28,8 +29,15 @@ OnStack = Callable[[int, str], None]
 
 
 class Dumper:
-    def __init__(self, ingest: Ingest, store: DumpStore, now: Callable[[], AlignedNs]) -> None:
+    def __init__(
+        self,
+        ingest: Ingest,
+        streams: Streams,
+        store: DumpStore,
+        now: Callable[[], AlignedNs],
+    ) -> None:
         self._ingest = ingest
+        self._streams = streams
         self._store = store
         self._now = now
 
@@ -82,7 +90,7 @@ class Dumper:
     def _identities(self, key: AttemptKey, taking: _Taking) -> list[Answer]:
         answers = []
         for rank, source in sorted(taking.sources.items()):
-            clock = self._ingest.clock(key, rank)
+            clock = self._streams.clock(key, rank)
             identity = {
                 "job": key.job,
                 "attempt": key.attempt,

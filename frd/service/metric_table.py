@@ -102,6 +102,9 @@ METRICS: Final[dict[str, Spec]] = {
         _GAUGE, ("job",), "Expected agents that are connected and were heard of lately."
     ),
     "frd_ingest_entries_total": Spec(_COUNTER, (), "Entry rows applied; duplicates do not count."),
+    "frd_ingest_duplicate_entries_total": Spec(
+        _COUNTER, (), "Entry rows that were known: another agent process had told them."
+    ),
     "frd_ingest_refused_total": Spec(
         _COUNTER,
         ("reason",),

@@ -176,6 +176,7 @@ def _own_health(state: ServiceState) -> Iterator[Metric]:
     evicted = Counter(state.snapshot.evicted) + Counter(counters.evicted)
     evaluated = state.evaluated_at or 0
     yield _family("frd_ingest_entries_total", {(): counters.entries})
+    yield _family("frd_ingest_duplicate_entries_total", {(): counters.duplicates})
     yield _family(
         "frd_ingest_refused_total", _known((*REASONS, "aborted", "memory"), counters.refused)
     )

@@ -95,6 +95,7 @@ class Session:
         self.entries = 0
         """Entry rows applied; duplicates and rows known from before are not."""
         self.duplicates = 0
+        """Entry rows that said nothing new, as another session had told them."""
         self.lag_ns = 0
         """How long the last watermark message was under way."""
         self.alignment = guess(NodeNs(0), AlignedNs(0))

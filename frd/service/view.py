@@ -41,6 +41,8 @@ class Counters:
 
     entries: int = 0
     """Entry rows applied."""
+    duplicates: int = 0
+    """Entry rows that were known already."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Streams refused by `WireError.reason`, and `memory`: samples that cannot be true."""
     clock_refused: Mapping[str, int] = field(default_factory=dict)

@@ -54,6 +54,7 @@ PROMISED = {
     "frd_agents_expected": ("job",),
     "frd_agents_reporting": ("job",),
     "frd_ingest_entries_total": (),
+    "frd_ingest_duplicate_entries_total": (),
     "frd_ingest_refused_total": ("reason",),
     "frd_ingest_lag_seconds": (),
     "frd_telemetry_gap_entries_total": ("job",),
@@ -159,6 +160,7 @@ def service_state(
         nodes=nodes,
         counters=Counters(
             entries=1000,
+            duplicates=30,
             refused={"length": 2, "new_word": 1},
             evicted={"dumps": 1, "collectives": 1},
             findings={("train", Kind.STALL): 7},
@@ -222,6 +224,7 @@ def test_values_of_a_stalled_job() -> None:
     assert value(got, "frd_nodes_unsynchronized", job="train") == 2
     assert value(got, "frd_telemetry_gap_entries_total", job="train") == 3
     assert value(got, "frd_ingest_entries_total") == 1000
+    assert value(got, "frd_ingest_duplicate_entries_total") == 30
     assert value(got, "frd_ingest_refused_total", reason="length") == 2
     assert value(got, "frd_ingest_refused_total", reason="new_word") == 1
     assert value(got, "frd_evicted_total", what="collectives") == 6
