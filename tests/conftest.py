@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 
+import pytest
 from hypothesis import settings
 
 # A busy machine is slow, which is no bug: no example has a deadline.
@@ -11,3 +13,10 @@ settings.register_profile("patient", deadline=None)
 # A red run of CI names a change, not a throw of the dice; elsewhere examples are new each time.
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "patient")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_heeded() -> None:
+    """Whatever nohup, or a shell's `&`, left to this process: what it starts heeds signals."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,12 +15,6 @@ import pytest
 JOBS = Path(__file__).parent / "jobs"
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _hang_up_as_usual() -> None:
-    """Whatever nohup left to this process: the daemons under test heed SIGHUP."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 @dataclass(frozen=True)
 class StandingRank:
     """A real rank that stands in `load_batch` and serves torch's worker socket."""
