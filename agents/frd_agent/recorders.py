@@ -62,9 +62,18 @@ class Reading:
 
 
 class Recorders:
-    def __init__(self, handlers: Handlers, torch_version: str) -> None:
+    def __init__(
+        self,
+        handlers: Handlers,
+        torch_version: str,
+        *,
+        wall_ns: Callable[[], int] = time.time_ns,
+        mono_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._handlers = handlers
         self._torch_version = torch_version
+        self._wall_ns = wall_ns
+        self._mono_ns = mono_ns
         self.rings: list[tuple[Recorder, Ring]] = []
         """Known after the first reading."""
         self._kept: dict[int, KeptDump] = {}
@@ -97,13 +106,13 @@ class Recorders:
     async def _read_ring(
         self, recorder: Recorder, ring: Ring, naming: Naming, timeout_s: float, reading: Reading
     ) -> None:
-        asked_mono_ns = time.monotonic_ns()
+        asked_mono_ns = self._mono_ns()
         try:
             data = await self._handlers.ask(
                 recorder.handler, timeout_s=timeout_s, **recorder.params
             )
             # When it was asked, on the wall clock as it is now: it may have been set meanwhile.
-            taken_at_ns = NodeNs(time.time_ns() - (time.monotonic_ns() - asked_mono_ns))
+            taken_at_ns = NodeNs(self._wall_ns() - (self._mono_ns() - asked_mono_ns))
             dump = parse(data, source=recorder.handler)
         except HandlerFailed as error:
             if error.status in (400, 404):  # offered, but not like this
@@ -135,7 +144,7 @@ class Recorders:
         if not any(again or not naming.knows(name) for name, again in new.items()):
             self._hold_since_s = None
             return True
-        now_s = time.monotonic()
+        now_s = self._mono_ns() / 1e9
         if self._hold_since_s is None:
             self._hold_since_s = now_s
         return now_s - self._hold_since_s > _HOLD_S

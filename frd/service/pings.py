@@ -90,7 +90,7 @@ class Pings:
         """
         key = await self._introduce(context)
         clock = await self._find(key)
-        asked = _Asked()
+        asked = Asked()
         pace = Pace(_A_SECOND, BURST)
         while isinstance(data := await context.read(), bytes):
             received = raw_now()
@@ -138,7 +138,7 @@ class _Stranger(WireError):
         super().__init__("clock.session", "order", detail)
 
 
-class _Asked:
+class Asked:
     """Pings of one stream that were answered and whose answers may still be told of."""
 
     def __init__(self) -> None:
