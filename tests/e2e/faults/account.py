@@ -1,0 +1,152 @@
+"""What became of every collective that the ranks of a job have recorded.
+
+The ranks know what they recorded; the journal holds what the service has applied, and its metrics
+tell what is known to be missing. Together they must balance to the last row, whatever was killed or
+cut in between: recorded = applied + open + missing, and what is missing has been counted as a gap.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.model import EntryColumns, Flags
+from frd.store.journal import read
+from frd.store.records import RecordKind
+from frd.wire import Declare, Decoder, Hello
+
+Seqs: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Stream:
+    decoder: Decoder = field(default_factory=Decoder)
+    session: str = ""
+    jobs: list[str] = field(default_factory=list)
+    """By index of the attempt."""
+    ranks: list[int] = field(default_factory=list)
+    """Global rank by index; -1 for those of other jobs."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """Everything that was ever said of one rank, as it came."""
+
+    joined: list[Seqs] = field(default_factory=list)
+    completed: list[Seqs] = field(default_factory=list)
+    revisions: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """First and last of each batch, by session of the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Of one job. What is counted are facts: a rank joined a collective, a rank completed one."""
+
+    recorded: int
+    """By the ranks."""
+    applied: int
+    """By the service, each counted once."""
+    repeated: int
+    """Told again: after a reconnect, by a new agent, or to a new service."""
+    open: int
+    """Joined and not completed."""
+    missing: Mapping[int, tuple[int, ...]]
+    """By rank: collectives of which the service lacks a fact."""
+    invented: Mapping[int, tuple[int, ...]]
+    """By rank: collectives that the rank never recorded like this."""
+    rows_missing: int
+    """Rows that an agent has numbered and that never came, of those before the last that did."""
+
+    @property
+    def balances(self) -> bool:
+        """Nothing is missing and nothing invented."""
+        return not self.missing and not self.invented and not self.rows_missing
+
+    def __str__(self) -> str:
+        return (
+            f"{self.recorded} recorded = {self.applied} applied + missing of "
+            f"{ {rank: seqs[:8] for rank, seqs in self.missing.items()} }; {self.repeated} "
+            f"repeated, {self.open} open, {self.rows_missing} rows missing, invented "
+            f"{dict(self.invented)}"
+        )
+
+
+def account(
+    journal: Path, job: str, joined: Mapping[int, int], completed: Mapping[int, int]
+) -> Account:
+    """Ranks have joined the collectives 1 to `joined` and completed those to `completed`."""
+    told = _read(journal, job)
+    applied = repeated = rows_missing = 0
+    missing: dict[int, tuple[int, ...]] = {}
+    invented: dict[int, tuple[int, ...]] = {}
+    for rank, last in joined.items():
+        of_rank = told.get(rank, _Told())
+        lacking, beyond = [], []
+        for said, truth in ((of_rank.joined, last), (of_rank.completed, completed[rank])):
+            seqs = np.concatenate([np.empty(0, np.int64), *said])
+            known = np.unique(seqs)
+            expected = np.arange(1, truth + 1)
+            applied += len(known)
+            repeated += len(seqs) - len(known)
+            lacking.append(np.setdiff1d(expected, known, assume_unique=True))
+            beyond.append(np.setdiff1d(known, expected, assume_unique=True))
+        if len(lack := np.union1d(*lacking)):
+            missing[rank] = tuple(lack.tolist())
+        if len(extra := np.union1d(*beyond)):
+            invented[rank] = tuple(extra.tolist())
+        rows_missing += sum(_holes(batches) for batches in of_rank.revisions.values())
+    total, done = sum(joined.values()), sum(completed.values())
+    return Account(total + done, applied, repeated, total - done, missing, invented, rows_missing)
+
+
+def _holes(batches: list[tuple[int, int]]) -> int:
+    """Revisions from 1 on that are in no batch."""
+    reached = holes = 0
+    for first, last in sorted(batches):
+        holes += max(first - reached - 1, 0)
+        reached = max(reached, last)
+    return holes
+
+
+def _read(journal: Path, job: str) -> dict[int, _Told]:
+    """By global rank. The journal may still be written: what is half there is left out."""
+    told: defaultdict[int, _Told] = defaultdict(_Told)
+    streams: dict[int, _Stream] = {}
+    for record in read(journal, lambda warning: None):
+        match record.kind:
+            case RecordKind.START:
+                streams.clear()
+            case RecordKind.OPENED:
+                streams[record.stream] = _Stream()
+            case RecordKind.MESSAGE:
+                _hear(streams[record.stream], record.payload, job, told)
+            case _:
+                pass
+    return told
+
+
+def _hear(stream: _Stream, message: bytes, job: str, told: Mapping[int, _Told]) -> None:
+    match stream.decoder.decode(message):
+        case Hello() as hello:
+            stream.session = hello.session
+        case Declare() as declare:
+            stream.jobs += [attempt.key.job for attempt in declare.attempts]
+            stream.ranks += [
+                rank.info.rank if stream.jobs[rank.attempt_index] == job else -1
+                for rank in declare.ranks
+            ]
+        case EntryColumns() as rows if (rank := stream.ranks[rows.rank]) >= 0:
+            of_rank = told[rank]
+            of_rank.joined.append(rows.seq[(rows.flags & Flags.JOINED) != 0])
+            of_rank.completed.append(rows.seq[(rows.flags & Flags.COMPLETED) != 0])
+            if rows.first_revision:
+                last = rows.first_revision + len(rows) - 1
+                of_rank.revisions[stream.session].append((rows.first_revision, last))
+        case _:
+            pass

@@ -1,0 +1,210 @@
+"""Real daemons to be hurt: one service and some agents, each in a process of its own.
+
+They keep their addresses and folders over a restart, as a supervisor would have it. What they are
+asked is what people and Prometheus may ask; nobody looks inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tests.e2e.faults.account import Account, account
+from tests.e2e.faults.job import Training
+
+PATIENCE_S: Final = 60.0
+"""For what takes a few seconds on a quiet machine."""
+
+
+def until(
+    condition: Callable[[], Any], what: str | Callable[[], str], within_s: float = PATIENCE_S
+) -> Any:
+    """What `condition` gives, once that is true; a daemon that does not answer gives nothing."""
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(OSError):
+            if value := condition():
+                return value
+        if time.monotonic() > deadline:
+            raise AssertionError(what if isinstance(what, str) else what())
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Daemon:
+    """One process that can be killed, stopped and started again."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.command = list(command)
+        self.log = log
+        self.environment = {**os.environ, **(environment or {})}
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
+            )
+
+    def first_line(self) -> str:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+
+    def freeze(self) -> None:
+        """Returns once it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+class World:
+    """A service and its agents below one folder.
+
+    `policy` are keys of the service's policy, `wrapper` is put before its command.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        data_dir: Path | None = None,
+        wrapper: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        **policy: float,
+    ) -> None:
+        self.folder = folder
+        self.data_dir = data_dir or folder / "data"
+        self.grpc, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        command = [*wrapper, sys.executable, "-m", "frd", "serve", "--data-dir", str(self.data_dir)]
+        command += ["--grpc", self.grpc, "--http", self.http]
+        policies = {f"FRD_POLICY__{key.upper()}": str(value) for key, value in policy.items()}
+        self.service = Daemon(command, folder / "service.log", policies | dict(environment or {}))
+        self.agents: list[Daemon] = []
+        self._metrics_of: list[str] = []
+
+    def __enter__(self) -> Self:
+        self.start_service()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for daemon in (*self.agents, self.service):
+            daemon.kill()
+
+    def start_service(self) -> None:
+        self.service.start()
+        assert json.loads(self.service.first_line()) == {"grpc": self.grpc, "http": self.http}
+
+    def run_dir(self, number: int) -> Path:
+        return self.folder / f"run{number}"
+
+    def start_agent(self, through: str = "") -> Daemon:
+        """The next one; `through` is where it finds the service, if not where that is."""
+        number = len(self.agents)
+        self._metrics_of.append(f"127.0.0.1:{free_port()}")
+        command = [sys.executable, "-m", "frd_agent", "run", "--service", through or self.grpc]
+        command += ["--run-dir", str(self.run_dir(number)), "--metrics", self._metrics_of[-1]]
+        daemon = Daemon(
+            command,
+            self.folder / f"agent{number}.log",
+            {"FRD_AGENT_NODE": f"node{number}", "FRD_AGENT_MEMORY_HZ": "0"},
+        )
+        self.agents.append(daemon)
+        daemon.start()
+        return daemon
+
+    # -- what it says --------------------------------------------------------------------------
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def findings(self, state: str = "") -> list[dict[str, Any]]:
+        query = f"?state={state}" if state else ""
+        found: list[dict[str, Any]] = self.get(f"/api/v1/findings{query}")["findings"]
+        return found
+
+    def metric(self, series: str) -> float:
+        return metric(self.http, series)
+
+    def agent_metric(self, number: int, series: str) -> float:
+        return metric(self._metrics_of[number], series)
+
+    def account(self, training: Training) -> Account:
+        """As far as the service has come; see `settled`."""
+        journal = self.data_dir / "journal"
+        return account(journal, training.job, training.joined, training.completed)
+
+    def settled(self, training: Training, within_s: float = PATIENCE_S) -> Account:
+        """The job rests: the account, once it balances."""
+        last: list[Account] = []
+
+        def balanced() -> bool:
+            last[:] = [self.account(training)]
+            return last[0].balances
+
+        until(balanced, lambda: f"the account does not balance: {last[0]}", within_s)
+        return last[0]
+
+    def matched(self, training: Training) -> float:
+        return self.metric(
+            f'frd_collectives_matched_total{{group="default_pg",job="{training.job}"}}'
+        )
+
+
+def metric(address: str, series: str) -> float:
+    """The sum of what begins with `series`: a name, or one with all its labels."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    found = [line for line in lines if line.startswith((f"{series} ", f"{series}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def blamed(findings: Sequence[Mapping[str, Any]], confidence: str = "") -> set[tuple[int, str]]:
+    """Suspects and reasons, of that confidence only where one is given."""
+    return {
+        (suspect["rank"], suspect["reason"])
+        for finding in findings
+        for suspect in finding["suspects"]
+        if confidence in ("", suspect["confidence"])
+    }

@@ -1,0 +1,185 @@
+"""A network between two daemons that a test can break: a TCP proxy on loopback.
+
+It passes bytes both ways and, on command, cuts (nothing passes, connections stay, as when a cable
+is pulled), resets all connections, delays each way with jitter, or limits how fast bytes pass. What
+waits does so in bounded space: beyond it the sender feels that nobody reads. It lives in a thread
+with an event loop of its own; every method may be called from anywhere. It knows nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from frd.address import split_address
+
+_CHUNK_BYTES: Final = 16 * 1024
+_CHUNKS: Final = 16
+"""Of one direction of one connection that may wait here."""
+_START_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class Way:
+    """One direction. Changes hold for what comes afterwards."""
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    """On top of the delay, anywhere up to this; what came first still leaves first."""
+    bytes_per_s: float = math.inf
+
+
+class Proxy:
+    """Listens on `address` while the context lasts, and connects to `target` for whoever calls."""
+
+    def __init__(self, target: str, seed: int = 0) -> None:
+        self.address = ""
+        self.there = Way()
+        self.back = Way()
+        self.connections = 0
+        """That were ever made."""
+        self._target = split_address(target)
+        self._dice = random.Random(seed)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._listening = threading.Event()
+        self._stop = asyncio.Event()
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._transports: set[asyncio.WriteTransport] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._listening.wait(_START_S), "the proxy does not start"
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._tell(self._stop.set)
+        self._thread.join()
+
+    def cut(self) -> None:
+        """From now on nothing passes; the connections stay, and new ones get no answer."""
+        self._tell(self._passing.clear)
+
+    def heal(self) -> None:
+        """What waited goes on its way, and all that follows."""
+        self._tell(self._passing.set)
+
+    def reset(self) -> None:
+        """Both ends of every connection hear that it is gone, and what waited is lost."""
+        self._tell(self._abort)
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        """Returns once it is done."""
+        done = threading.Event()
+
+        def act() -> None:
+            what()
+            done.set()
+
+        self._loop.call_soon_threadsafe(act)
+        done.wait()
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+        self._listening.set()
+        await self._stop.wait()
+        server.close()
+        self._abort()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, near: asyncio.StreamReader, caller: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._connect(near, caller))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    def _abort(self) -> None:
+        linger = struct.pack("ii", 1, 0)
+        for transport in self._transports:
+            sock: socket.socket = transport.get_extra_info("socket")
+            with contextlib.suppress(OSError):  # it is closed already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            transport.abort()
+
+    async def _connect(self, near: asyncio.StreamReader, caller: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            far, callee = await asyncio.open_connection(*self._target)
+        except OSError:
+            caller.transport.abort()
+            return
+        ends = {caller.transport, callee.transport}
+        self._transports |= ends
+        try:
+            await asyncio.gather(
+                self._pass(near, callee, self.there), self._pass(far, caller, self.back)
+            )
+        except OSError:
+            pass  # one end is gone: so is the other
+        finally:
+            self._transports -= ends
+            for transport in ends:
+                transport.abort()
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way
+    ) -> None:
+        """One direction of a connection, until its end."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS)
+        filling = asyncio.create_task(self._take(reader, waiting, way))
+        try:
+            while True:
+                due, data = await waiting.get()
+                await asyncio.sleep(due - self._loop.time())
+                await self._passing.wait()
+                if not data:
+                    break
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(len(data) / way.bytes_per_s)
+            if writer.can_write_eof():
+                writer.write_eof()
+            await filling
+        finally:
+            filling.cancel()
+
+    async def _take(
+        self, reader: asyncio.StreamReader, waiting: asyncio.Queue[tuple[float, bytes]], way: Way
+    ) -> None:
+        """What comes, and when it may leave; the end is an empty piece."""
+        last = 0.0
+        while True:
+            try:
+                data = await reader.read(_CHUNK_BYTES)
+            except OSError:
+                data = b""
+            delay_s = way.delay_s + self._dice.uniform(0, way.jitter_s)
+            last = max(last, self._loop.time() + delay_s)
+            await waiting.put((last, data))
+            if not data:
+                return
