@@ -1,0 +1,282 @@
+"""Faults in what the service does with streams, and in what it keeps on disk."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Module, Mutant
+
+_STREAMS = ("tests/unit/test_session.py", "tests/unit/test_wire_release.py")
+_SESSION = Module("frd/service/session.py", (*_STREAMS, "tests/unit/test_clocks.py"))
+_LEDGER = Module("frd/service/ledger.py", _STREAMS)
+_OWNERS = Module("frd/service/owners.py", _STREAMS)
+_MARKS = Module("frd/service/marks.py", ("tests/property/test_marks.py", *_STREAMS))
+_RECORDS = (
+    "tests/unit/test_journal.py",
+    "tests/property/test_journal.py",
+    "tests/unit/test_replay.py",
+    "tests/unit/test_recorder.py",
+)
+_JOURNAL = Module("frd/store/journal.py", _RECORDS)
+_BUNDLES = Module("frd/store/records.py", _RECORDS)
+_FINDINGS = Module(
+    "frd/store/findings.py", ("tests/unit/test_findings_store.py", "tests/unit/test_evaluator.py")
+)
+_DUMPS = Module("frd/store/dumps.py", ("tests/unit/test_dumps.py", "tests/unit/test_http.py"))
+
+MUTANTS = (
+    # -- streams -------------------------------------------------------------------------------
+    Mutant(
+        "session-no-dedup",
+        _SESSION,
+        "            batch = _after(batch, progress.applied)\n",
+        "            pass\n",
+        "rows that are sent again are counted again",
+    ),
+    Mutant(
+        "session-applied-back",
+        _SESSION,
+        "progress.applied = max(progress.applied, last)",
+        "progress.applied = last",
+        "an old batch that is sent again takes back what has been applied since",
+    ),
+    Mutant(
+        "session-lost-ack",
+        _SESSION,
+        "        if numbered:\n            progress.applied = max(",
+        "        if numbered and len(batch):\n            progress.applied = max(",
+        "a batch of which all is known is not acknowledged, and comes for ever",
+    ),
+    Mutant(
+        "session-stale-uncertainty",
+        _SESSION,
+        "        self._uncertainty_ns = claim_ns(alignment)\n        for handles",
+        "        for handles",
+        "the engine goes on with how good the clock was when the stream came",
+    ),
+    Mutant(
+        "session-future",
+        _SESSION,
+        "return np.minimum(self.alignment.to_aligned(node_ns), now)",
+        "return np.asarray(self.alignment.to_aligned(node_ns))",
+        "what a node's clock tells of the future is believed",
+    ),
+    Mutant(
+        "session-cut-column",
+        _SESSION,
+        "created_ns=batch.created_ns[cut:],",
+        "created_ns=batch.created_ns[: len(batch) - cut],",
+        "one column of a batch that is cut loses its end instead of its beginning",
+    ),
+    Mutant(
+        "session-half-cache",
+        _SESSION,
+        "if rank is columns.rank and group is columns.group:",
+        "if rank is columns.rank or len(group) == len(columns.group):",
+        "watermarks of other ranks and groups are taken for those of the last message",
+    ),
+    Mutant(
+        "ledger-no-replay",
+        _LEDGER,
+        "known = Progress(session, replay=known is not None)",
+        "known = Progress(session)",
+        "another agent that tells the same again is counted twice",
+    ),
+    Mutant(
+        "ledger-oldest-session",
+        _LEDGER,
+        "known = self._sessions.pop(key, None)",
+        "known = self._sessions.get(key)",
+        "the session that goes is the one that came first, though it is here still",
+    ),
+    Mutant(
+        "ledger-new-number",
+        _LEDGER,
+        "self._sessions[key] = next(self._numbers) if known is None else known",
+        "self._sessions[key] = next(self._numbers) if not known else known",
+        "number 0 is taken for none, so the first session gets another one each time",
+    ),
+    Mutant(
+        "owners-release-all",
+        _OWNERS,
+        "if self._owners.get((rank.key, rank.info.rank)) == (session, index)",
+        "if (rank.key, rank.info.rank) in self._owners",
+        "an old stream that ends late takes the ranks of the new one along",
+    ),
+    Mutant(
+        "owners-claim-index",
+        _OWNERS,
+        "enumerate(session.ranks[first:], first)",
+        "enumerate(session.ranks[first:])",
+        "ranks that were declared later are asked for by the wrong index",
+    ),
+    Mutant(
+        "marks-twice-in-a-call",
+        _MARKS,
+        "return bool((last[pair] == order).all())",
+        "return bool((last[pair] >= order).all())",
+        "a row that two messages name is applied at once, where only one of them counts",
+    ),
+    Mutant(
+        "marks-unknown-time",
+        _MARKS,
+        "    aligned[node == 0] = 0\n",
+        "",
+        "a time that is not known is aligned like any other",
+    ),
+    Mutant(
+        "marks-message-of",
+        _MARKS,
+        'np.searchsorted(ends, np.flatnonzero(beside), "right")',
+        'np.searchsorted(ends, np.flatnonzero(beside), "left")',
+        "the first row of a message is taken for one of the message before",
+    ),
+    Mutant(
+        "marks-kept",
+        _MARKS,
+        "batches, self._batches = self._batches, {}",
+        "batches = self._batches",
+        "what was applied is applied again and again",
+    ),
+    # -- the journal ---------------------------------------------------------------------------
+    Mutant(
+        "journal-uncounted-loss",
+        _JOURNAL,
+        "self.dropped += self._unwritten",
+        "self.dropped += 1",
+        "of all that was pending when the disk refused one record counts as lost",
+    ),
+    Mutant(
+        "journal-no-hole",
+        _JOURNAL,
+        "        self._number += 1\n        self._retry_at",
+        "        self._retry_at",
+        "nothing shows a reader that records are missing",
+    ),
+    Mutant(
+        "journal-rotation-restarts",
+        _JOURNAL,
+        "self._begin(at, continues=True)",
+        "self._begin(at, continues=False)",
+        "a segment that is full ends all streams for whoever replays it",
+    ),
+    Mutant(
+        "journal-elder-bytes",
+        _JOURNAL,
+        "        self._elder_bytes -= elder.size\n",
+        "",
+        "segments that were deleted still count, until all are",
+    ),
+    Mutant(
+        "journal-torn-goes-on",
+        _JOURNAL,
+        "continues_with = number + 1 if whole else -1",
+        "continues_with = number + 1",
+        "after a segment that was torn the preamble of the next is skipped",
+    ),
+    Mutant(
+        "journal-partial-write",
+        _JOURNAL,
+        'memoryview(b"".join(self._pending))[written:]',
+        'memoryview(b"".join(self._pending))',
+        "what the system took only in part is written again from its beginning",
+    ),
+    Mutant(
+        "journal-half-preamble",
+        _JOURNAL,
+        "                self._path.unlink(missing_ok=True)\n            os.close",
+        "                pass\n            os.close",
+        "half a preamble stays, and speaks for streams that it does not know",
+    ),
+    Mutant(
+        "journal-age-unit",
+        _JOURNAL,
+        "        age_ns = self._limits.max_age_s * 1e9\n        while age_ns",
+        "        age_ns = self._limits.max_age_s * 1e12\n        while age_ns",
+        "old segments stay a thousand times too long",
+    ),
+    Mutant(
+        "records-cut-bundle",
+        _BUNDLES,
+        "    if not unpacker.eof:\n",
+        "    if not whole:\n",
+        "a bundle whose end is missing is read as far as it goes",
+    ),
+    Mutant(
+        "records-short-head",
+        _BUNDLES,
+        "place = begin + length\n        if place > len(whole):",
+        "place = begin + length\n        if begin > len(whole):",
+        "a record that is cut within a bundle is given short",
+    ),
+    # -- findings ------------------------------------------------------------------------------
+    Mutant(
+        "findings-unsynced-close",
+        _FINDINGS,
+        "event.change is not Change.UPDATED for event in events",
+        "event.change is Change.OPENED for event in events",
+        "a closing that people have seen is gone after a power cut",
+    ),
+    Mutant(
+        "findings-prune-newest",
+        _FINDINGS,
+        '" ORDER BY closed_ns LIMIT max(',
+        '" ORDER BY closed_ns DESC LIMIT max(',
+        "of too many findings the newest are forgotten",
+    ),
+    Mutant(
+        "findings-prune-open",
+        _FINDINGS,
+        "DELETE FROM findings WHERE state = 'closed' AND closed_ns < ?",
+        "DELETE FROM findings WHERE opened_ns < ?",
+        "an open finding is forgotten because it is old",
+    ),
+    Mutant(
+        "findings-page-tie",
+        _FINDINGS,
+        "(opened_ns, id) > (?1, ?2)",
+        "(opened_ns > ?1 OR ?1 = 0 AND id > ?2)",
+        "of findings that opened together a page shows one and the next none",
+    ),
+    Mutant(
+        "findings-until",
+        _FINDINGS,
+        "(?4 IS NULL OR opened_ns < ?4)",
+        "(?4 IS NULL OR opened_ns <= ?4)",
+        "a finding on the border of two spans is in both",
+    ),
+    # -- dumps ---------------------------------------------------------------------------------
+    Mutant(
+        "dumps-read-and-gone",
+        _DUMPS,
+        "            if dump_id not in self._reading:\n",
+        "            if dump_id:\n",
+        "a dump is deleted while somebody downloads it",
+    ),
+    Mutant(
+        "dumps-unfinished-part",
+        _DUMPS,
+        "        if last:\n            self._incomplete.discard(path)\n",
+        "        self._incomplete.discard(path)\n",
+        "half a dump of a rank is kept for a whole one",
+    ),
+    Mutant(
+        "dumps-counted-twice",
+        _DUMPS,
+        "            self._unfinished_bytes -= size\n            self._sizes[dump_id] = size\n",
+        "            self._sizes[dump_id] = size\n",
+        "what is finished still counts as being taken",
+    ),
+    Mutant(
+        "dumps-one-too-many",
+        _DUMPS,
+        "            self._make_room(1)\n",
+        "            self._make_room(0)\n",
+        "there is one dump more than the bound says",
+    ),
+    Mutant(
+        "dumps-abandoned-bytes",
+        _DUMPS,
+        "            self._release(self._bytes)\n",
+        "            self._bytes = 0\n",
+        "the bytes of a dump that was given up are never free again",
+    ),
+)
