@@ -1,0 +1,77 @@
+"""`python -m tests.sim`: many worlds with a progress bar and a summary, or one of them again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+
+import click
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from tests.sim.run import Failure, Sum, attempt_all, live, shrink
+from tests.sim.scenario import draw
+
+_SHOWN = 20
+"""Failures that are told in full."""
+
+
+@click.command()
+@click.option("--seeds", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="First seed.")
+@click.option("--seed", type=click.IntRange(0), help="Only this one, with what happens in it.")
+@click.option("--only", help="With --seed: numbers of the events that happen, as 1,3.")
+@click.option("--world", type=click.IntRange(2), help="With --seed: so many ranks.")
+@click.option("--shrink", "smaller", is_flag=True, help="With --seed: leave out what can be.")
+@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, show_default="cores")
+def main(
+    seeds: int,
+    first: int,
+    seed: int | None,
+    only: str | None,
+    world: int | None,
+    smaller: bool,
+    jobs: int,
+) -> None:
+    """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
+    logging.disable(logging.CRITICAL)
+    if seed is None:
+        sys.exit(_many(range(first, first + seeds), jobs))
+    numbers = None if only is None else [int(number) for number in only.split(",") if number]
+    if smaller:
+        numbers = shrink(seed, world)
+        told = ",".join(map(str, numbers))
+        click.echo(f"as little as fails: --seed {seed} --only {told or ','}")
+    scenario = draw(seed, world)
+    click.echo(f"{scenario.plan}\n{scenario.limits}")
+    for event in scenario.events:
+        if numbers is None or event.number in numbers:
+            click.echo(f"  {event}, share {event.share}, for {event.length / 1e9:.1f} s")
+    click.echo(live(seed, only=numbers, world=world))
+
+
+def _many(seeds: range, jobs: int) -> int:
+    total, began = Sum(), time.monotonic()
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("worlds", total=len(seeds))
+        for result in attempt_all(seeds, jobs):
+            total.add(result)
+            if isinstance(result, Failure) and len(total.failures) <= _SHOWN:
+                console.print(str(result), markup=False, highlight=False)
+            failed = f", {len(total.failures)} failed" if total.failures else ""
+            progress.update(task, advance=1, description=f"worlds{failed}")
+    for line in total.lines():
+        click.echo(line)
+    click.echo(f"took             {time.monotonic() - began:,.0f} s with {jobs} at a time")
+    if total.failures:
+        told = " ".join(str(failure.seed) for failure in total.failures)
+        click.echo(f"failed seeds     {told}")
+    return 1 if total.failures else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""One agent process: the production's pure parts, turned by simulated time.
+
+What `frd_agent.agent` and `frd_agent.stream` do around those parts with tasks, sockets and files
+is done here with actions of the kernel: look at the clocks, look at the ranks, say what there is to
+say while the wire takes it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from frd.model import EntryColumns, NodeNs, NodeRawNs
+from frd.wire import (
+    PROTOCOL,
+    Ack,
+    ClockHello,
+    Goodbye,
+    Hello,
+    Ping,
+    Refusal,
+    Resync,
+    Welcome,
+    decode_pong,
+    decode_service,
+    encode_agent,
+    encode_clock,
+)
+from frd_agent.board import Board
+from frd_agent.clock import BURST, Clock
+from frd_agent.dictionary import Dictionary
+from frd_agent.dispatch import Dispatch
+from frd_agent.memory import Samples
+from frd_agent.naming import Signatures
+from frd_agent.outbox import Outbox
+from frd_agent.stats import Stats
+from frd_agent.stream import PROVEN_S, Backoff
+from tests.clocks import MS, Host, S
+from tests.sim.clocks import read_clocks
+from tests.sim.kernel import Kernel
+from tests.sim.network import Conn, Surroundings
+from tests.sim.watched import Process, Watched
+
+TURN: Final = S // 4
+_SAMPLE: Final = S // 2
+_PING: Final = S
+_NEWS: Final = 60 * S
+_REFUSALS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an agent may hold, and what the wire takes before a write waits."""
+
+    outbox_rows: int = 400_000
+    memory_bytes: int = 8 * 1024 * 1024
+    window_bytes: int = 256 * 1024
+
+
+class SimAgent:
+    """One process of the agent of one node. `stop` ends it without a word."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        dice: random.Random,
+        host: Host,
+        node: str,
+        boot_id: str,
+        limits: Limits,
+        processes: list[Process],
+        around: Surroundings,
+    ) -> None:
+        self.kernel = kernel
+        self.node = node
+        self.limits = limits
+        self.session = f"{dice.getrandbits(64):016x}"
+        self.dictionary = Dictionary()
+        self.signatures = Signatures(self.dictionary)
+        self.outbox = Outbox(limits.outbox_rows, 1 << 40)
+        self.board = Board(lambda rank: self.dictionary.ranks[rank].attempt)
+        self.samples = Samples(limits.memory_bytes, self.dictionary.series_number)
+        self.stats = Stats()
+        self.watched: dict[int, Watched] = {}
+        """By pid."""
+        self.refused_rows = 0
+        """Dropped because the service refused them twice."""
+        self.conn: Conn | None = None
+        self._boot_id = boot_id
+        self._dice = dice
+        self._host = host
+        self._processes = processes
+        """Of the node; the world adds to it."""
+        self._around = around
+        hello = ClockHello(boot_id, self.session)
+        self.clock = Clock(
+            hello, self.stats, self._on_step,
+            read=lambda: read_clocks(host, kernel.now, dice), roll=dice.uniform,
+        )  # fmt: skip
+        self.dispatch = Dispatch(
+            self.dictionary, self.outbox, self.board, self.samples, self._in_flight
+        )
+        self._backoff = Backoff(dice.uniform)
+        self._instance = ""
+        self._welcome = False
+        self._round_at = -S
+        self._refusals = 0
+        self._began = 0
+        self._pong: tuple[int, NodeRawNs] | None = None
+        self._pings = 0
+        self._sample_at = 0
+        self._stopped = False
+        kernel.after(dice.randrange(TURN), self._turn)
+        kernel.after(dice.randrange(TURN), self._connect)
+
+    def wall_ns(self) -> NodeNs:
+        return NodeNs(self._host.real(self.kernel.now))
+
+    def mono_ns(self) -> NodeRawNs:
+        return NodeRawNs(self._host.raw(self.kernel.now))
+
+    @property
+    def is_told(self) -> bool:
+        """The service has acknowledged all rows that there are."""
+        return self._welcome and not self.outbox.rows
+
+    def stop(self) -> None:
+        """SIGKILL."""
+        self._stopped = True
+        if self.conn is not None:
+            self.conn.hang_up()
+
+    # -- turns ---------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self._stopped:
+            return
+        self._around.settle()
+        self.clock.look()
+        self._find_processes()
+        for watched in list(self.watched.values()):
+            watched.turn()
+        self._forget_files()
+        if self.kernel.now >= self._sample_at:
+            self._sample_at = self.kernel.now + _SAMPLE
+            self._sample()
+        self.pump()
+        self.kernel.after(TURN + self._dice.randrange(-MS, MS), self._turn)
+
+    def _find_processes(self) -> None:
+        now = self.kernel.now
+        lives = {process.key for process in self._processes if process.rank.alive}
+        for process in self._processes:
+            if process.info.pid in self.watched or not process.has_files(now):
+                continue
+            is_news = process.died_at is not None and now - process.died_at < _NEWS
+            if process.rank.alive or is_news or process.key in lives:
+                self.watched[process.info.pid] = Watched(process, self)
+
+    def _forget_files(self) -> None:
+        for watched in self.watched.values():
+            process = watched.process
+            told = self._welcome and self.board.is_told(watched.number)
+            if watched.is_over and told and process.told_at is None:
+                process.told_at = self.kernel.now
+
+    def _sample(self) -> None:
+        begin = self.wall_ns()
+        alive = [w for w in self.watched.values() if w.process.rank.alive]
+        readings = [reading for watched in alive for reading in watched.sample()]
+        if readings:
+            self.samples.add(begin, begin + MS, readings)
+
+    def _on_step(self, step_ns: int) -> None:
+        if (conn := self.conn) is not None and self._welcome:
+            for number in range(3):
+                self.kernel.after((1 + number) * 10 * MS, lambda: self._ping(conn, again=False))
+        if step_ns < 0:
+            self.board.set_back(-step_ns)
+            self.samples.set_back()
+            for watched in self.watched.values():
+                watched.set_back(-step_ns)
+
+    def _in_flight(self) -> Iterator[EntryColumns]:
+        for watched in self.watched.values():
+            if (rows := watched.in_flight()) is not None:
+                yield rows
+
+    # -- the stream ----------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self._stopped:
+            return
+        self._began, self._welcome = self.kernel.now, False
+        self.conn = self._around.dial(self)
+        if self.conn is None:
+            self._lost()
+            return
+        hello = Hello(PROTOCOL, "simulated", self.node, self._boot_id, self.session, self.wall_ns())
+        self.conn.up.send(encode_agent(hello))
+
+    def lost(self) -> None:
+        """The stream is gone, and this side knows."""
+        if self.conn is not None and not self._stopped:
+            self.conn, self._welcome = None, False
+            self._lost()
+
+    def _lost(self) -> None:
+        if self.kernel.now - self._began > PROVEN_S * S:
+            self._backoff.reset()
+        self.kernel.after(max(round(self._backoff.next_s() * 1e9), MS), self._connect)
+
+    def hear(self, data: bytes) -> None:
+        """A message of the service."""
+        match event := decode_service(data):
+            case Welcome():
+                knows_nothing = event.instance != self._instance
+                self._instance = event.instance
+                self.dispatch.open(knows_nothing=knows_nothing)
+                self._round_at, self._welcome = -S, True
+                self._begin_pings()
+            case Ack():
+                self._refusals = 0
+                self.dispatch.ack(event.revisions)
+            case Resync():
+                self.dispatch.resync()
+            case Refusal():
+                self._refused()
+                return
+            case _:
+                pass
+        self.pump()
+
+    def _refused(self) -> None:
+        self._refusals += 1
+        if self._refusals >= _REFUSALS:
+            self._refusals = 0
+            self.refused_rows += self.outbox.clear()
+        if self.conn is not None:
+            self.conn.hang_up()
+        self.lost()
+
+    def pump(self) -> None:
+        """Say what there is to say, as far as the wire takes it."""
+        if (conn := self.conn) is None or not self._welcome or self._stopped:
+            return
+        while conn.up.bytes < self.limits.window_bytes:
+            now_ns = self.wall_ns()
+            round_ns = round(self.dispatch.round_s(now_ns) * 1e9)
+            due = self.kernel.now - self._round_at >= round_ns
+            events = self.dispatch.next(now_ns, watermarks_due=due)
+            for event in events:
+                conn.up.send(encode_agent(self.clock.stamp(event)))
+            if not events:
+                if due:
+                    self._round_at = self.kernel.now
+                break
+        if self.dispatch.must_reopen:
+            conn.hang_up()
+            self.lost()
+
+    def say_goodbye(self) -> None:
+        """SIGTERM: what is left, and goodbye."""
+        if self.conn is not None and self._welcome:
+            self._round_at = -S
+            self.pump()
+            self.conn.up.send(encode_agent(Goodbye("the agent stops")))
+        self._stopped = True
+
+    # -- pings ---------------------------------------------------------------------------------
+
+    def _begin_pings(self) -> None:
+        conn = self.conn
+        if conn is None:
+            return
+        conn.pings.send(encode_clock(self.clock.hello))
+        self._pong, self._pings = None, 0
+        for number in range(BURST):
+            self.kernel.after((1 + number) * 10 * MS, lambda: self._ping(conn, again=False))
+        self.kernel.after(_PING, lambda: self._ping(conn, again=True))
+
+    def _ping(self, conn: Conn, *, again: bool) -> None:
+        if self._stopped or conn is not self.conn:
+            return
+        self.clock.look()
+        self._pings += 1
+        pong, self._pong = self._pong, None
+        readings = self.clock.take_readings()
+        self.clock._stepped.clear()
+        conn.pings.send(encode_clock(Ping(self._pings, self.mono_ns(), readings, pong)))
+        if again:
+            pause = round(_PING * self._dice.uniform(0.8, 1.2))
+            self.kernel.after(10 * MS, lambda: self._ping(conn, again=False))
+            self.kernel.after(pause, lambda: self._ping(conn, again=True))
+
+    def hear_pong(self, data: bytes) -> None:
+        number, _ = decode_pong(data)
+        self._pong = number, self.mono_ns()

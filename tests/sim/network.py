@@ -1,0 +1,178 @@
+"""The wire between one agent and the service, as TCP behaves: late, cut, slow, broken, in order.
+
+A stream loses nothing and reorders nothing while it lives; what breaks it is a reset, or a
+partition that outlasts both sides' patience. Either side may notice long before the other: then
+what is on its way still arrives, and an old stream's words mix with those of its successor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from frd.wire import encode_service
+from tests.clocks import MS, Path
+from tests.sim.kernel import Kernel
+from tests.sim.service import ClockStream, Service
+
+if TYPE_CHECKING:
+    from tests.sim.agent import SimAgent
+
+
+@dataclass(slots=True)
+class Link:
+    """Both ways between a node and the service, and what is wrong with them now."""
+
+    there: Path
+    back: Path
+    dice: random.Random
+    cut_until: int = 0
+    """True time; what is on its way before then arrives after it."""
+    message_ns: int = 0
+    """The service takes so long to read a message."""
+
+    def is_cut(self, at: int) -> bool:
+        return at < self.cut_until
+
+
+def draw_link(dice: random.Random) -> Link:
+    """A rack, a cluster, or a bad day."""
+    least, mean = dice.choice(
+        ((MS // 10, MS // 20), (MS // 2, MS // 2), (2 * MS, 5 * MS), (40 * MS, 60 * MS))
+    )
+    tail = dice.choice((0.0, 0.0, 0.01))
+    return Link(Path(least, mean, tail), Path(least, mean, tail), dice)
+
+
+class Pipe:
+    """One direction of one stream: first in, first out, some time later."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        link: Link,
+        path: Path,
+        deliver: Callable[[bytes], None],
+        message_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._kernel = kernel
+        self._link = link
+        self._path = path
+        self._deliver = deliver
+        self._message_ns = message_ns
+        self._queue: deque[bytes] = deque()
+        self.last = 0
+        """When the last thing sent arrives, if nothing comes in between."""
+        self._closed = False
+        self.bytes = 0
+        """On their way."""
+
+    def send(self, data: bytes) -> None:
+        due = max(self._kernel.now, self._link.cut_until) + self._path.delay(self._link.dice)
+        self.last = max(due, self.last + 1 + self._message_ns())
+        self._queue.append(data)
+        self.bytes += len(data)
+        self._kernel.at(self.last, self._arrive)
+
+    def close(self) -> None:
+        """What is on its way is lost."""
+        self._closed = True
+        self._queue.clear()
+        self.bytes = 0
+
+    def _arrive(self) -> None:
+        if self._closed:
+            return
+        if self._link.is_cut(self._kernel.now):
+            later = self._link.cut_until + self._path.delay(self._link.dice)
+            self._kernel.at(later, self._arrive)
+            return
+        data = self._queue.popleft()
+        self.bytes -= len(data)
+        self._deliver(data)
+
+
+class Surroundings(Protocol):
+    """What an agent finds around it."""
+
+    def settle(self) -> None:
+        """The ranks are as they are now."""
+
+    def dial(self, agent: SimAgent) -> Conn | None:
+        """A line to the service; None when nobody answers."""
+
+
+class Conn:
+    """One stream of rows and its stream of pings, with an end on either side."""
+
+    def __init__(self, kernel: Kernel, link: Link, agent: SimAgent, service: Service) -> None:
+        self.agent, self.service = agent, service
+        self.stream = service.open()
+        self.is_open = True
+        """On the service's side."""
+        self.up = Pipe(kernel, link, link.there, self._take, lambda: link.message_ns)
+        self.pings = Pipe(kernel, link, link.there, self._ping)
+        self._down = Pipe(kernel, link, link.back, agent.hear)
+        self._pongs = Pipe(kernel, link, link.back, agent.hear_pong)
+        self._kernel = kernel
+        self._clock = ClockStream(service)
+
+    # -- the service's side --------------------------------------------------------------------
+
+    def _take(self, data: bytes) -> None:
+        if not self.is_open:
+            return
+        if not self.service.take(self.stream, data):
+            self.flush()
+            self.end_at_service()
+            return
+        self.flush()
+        self.agent.pump()
+
+    def _ping(self, data: bytes) -> None:
+        if self.is_open and (pong := self._clock.take(data)) is not None:
+            self._pongs.send(pong)
+
+    def flush(self) -> None:
+        """Write what is to be written."""
+        if self.is_open and self.stream.wake.is_set():
+            self.stream.wake.clear()
+            for event in self.stream.take_outgoing():
+                self._down.send(encode_service(event))
+
+    def end_at_service(self) -> None:
+        """It notices that the stream is over."""
+        if self.is_open:
+            self.is_open = False
+            self.up.close()
+            self.pings.close()
+            self.service.close(self.stream)
+
+    # -- the agent's side ----------------------------------------------------------------------
+
+    def hang_up(self, noticed_after: int = 100 * MS) -> None:
+        """The agent's end is gone; what it has sent is on its way all the same."""
+        self._down.close()
+        self._pongs.close()
+        self._kernel.at(max(self.up.last, self._kernel.now) + noticed_after, self.end_at_service)
+
+    def reset(self, agent_after: int, service_after: int) -> None:
+        """Broken in the middle; either side notices some time later."""
+        self._kernel.after(service_after, self.end_at_service)
+        self._kernel.after(agent_after, self.lose)
+
+    def lose(self) -> None:
+        self._down.close()
+        self._pongs.close()
+        if self.agent.conn is self:
+            self.agent.lost()
+
+    def die_with_service(self, agent_after: int) -> None:
+        """The service's process is gone, with all that it had not read."""
+        self.is_open = False
+        self.up.close()
+        self.pings.close()
+        self._kernel.after(agent_after, self.lose)

@@ -1,0 +1,242 @@
+"""Knows what really happened, and holds what the service says against it.
+
+Safety is looked at with every evaluation: nobody is blamed who has no part in it, nothing that was
+published is taken back, no row is lost without being counted, nothing grows past its limit. Once
+machines and wire are well, what is wrong with the job has to be found; once that is well too, every
+finding has to close. What is asked for is what an expert would say, not what the engine does.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from frd.model import (
+    AttemptKey,
+    Change,
+    Confidence,
+    EntryColumns,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Kind,
+    Reason,
+)
+from frd.service.replay import replay
+from frd.service.streams import Stream
+from frd.store.journal import read
+from frd.views import Snapshot
+from frd.wire import AgentEvent
+from tests.sim.faults import FaultKind, Injected
+
+if TYPE_CHECKING:
+    from tests.sim.service import Service
+    from tests.sim.world import Run, World
+
+_GONE: Final = frozenset({Reason.EXITED, Reason.UNREACHABLE})
+_EXPECTED: Final[dict[FaultKind, tuple[frozenset[Kind], frozenset[Reason]]]] = {
+    FaultKind.CPU_STUCK: (frozenset({Kind.STALL}), frozenset({Reason.CPU_STUCK})),
+    FaultKind.GIL_HELD: (frozenset({Kind.STALL}), frozenset({Reason.CPU_STUCK})),
+    FaultKind.P2P_STUCK: (frozenset({Kind.STALL}), frozenset({Reason.CPU_STUCK})),
+    FaultKind.STOPPED: (frozenset({Kind.STALL}), frozenset({Reason.UNREACHABLE})),
+    FaultKind.CRASH: (frozenset({Kind.STALL, Kind.RANK_LOST}), frozenset({Reason.EXITED})),
+    FaultKind.CRASH_RECORDED: (frozenset({Kind.STALL, Kind.RANK_LOST}), frozenset({Reason.EXITED})),
+    FaultKind.IN_COLLECTIVE_ALONE: (
+        frozenset({Kind.STALL}),
+        frozenset({Reason.IN_COLLECTIVE_ALONE}),
+    ),
+    FaultKind.DEVICE_STUCK: (frozenset({Kind.STALL}), frozenset({Reason.DEVICE_STUCK})),
+    FaultKind.MISMATCH: (frozenset({Kind.MISMATCH}), frozenset({Reason.MISMATCH})),
+    FaultKind.ORDER: (frozenset({Kind.ORDER}), frozenset({Reason.ORDER})),
+    FaultKind.NETWORK: (frozenset({Kind.STALL}), frozenset({Reason.NETWORK_OR_DEVICE})),
+    FaultKind.STRAGGLER: (frozenset({Kind.STRAGGLER}), frozenset({Reason.LATE})),
+    FaultKind.MEMORY_SPIKE: (frozenset({Kind.MEMORY_SPIKE, Kind.OOM}), frozenset({Reason.MEMORY})),
+    FaultKind.LEAK: (frozenset({Kind.MEMORY_SPIKE, Kind.OOM}), frozenset({Reason.MEMORY})),
+    FaultKind.OOM: (frozenset({Kind.OOM, Kind.MEMORY_SPIKE}), frozenset({Reason.MEMORY})),
+}
+"""Kinds of finding and reasons by which each fault may be named; others are no faults."""
+_ABOUT_RANKS: Final = frozenset(Kind) - {Kind.TELEMETRY_GAP, Kind.CLOCK_UNSYNCHRONIZED}
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of one rank process, as one agent session numbers them."""
+
+    last: int = 0
+    """The highest revision that any service process has applied."""
+    applied: int = 0
+    """How many different ones."""
+
+    def take(self, first: int, last: int) -> int:
+        fresh = max(last - max(first - 1, self.last), 0)
+        self.applied += fresh
+        self.last = max(self.last, last)
+        return fresh
+
+
+class Oracle:
+    def __init__(self, world: World) -> None:
+        self.findings: dict[str, Finding] = {}
+        """In their last version, closed ones included."""
+        self.rows = 0
+        """Different rows that the service has applied."""
+        self._world = world
+        self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
+        """By agent session and pid."""
+
+    # -- what the service does -----------------------------------------------------------------
+
+    def told(self, stream: Stream, event: AgentEvent) -> None:
+        """A message was applied."""
+        if isinstance(event, EntryColumns) and event.first_revision > 0:
+            rank = stream.session.ranks[event.rank]
+            rows = self._rows[stream.session.key[1], rank.info.pid]
+            last = event.first_revision + len(event) - 1
+            self.rows += rows.take(event.first_revision, last)
+
+    def published(self, events: Sequence[FindingEvent], snapshot: Snapshot) -> None:
+        for event in events:
+            self._world.digest.update(repr(event).encode())
+            self._follow(event)
+            self._check_blame(event.finding)
+
+    def restarted(self, service: Service) -> None:
+        """What was published is still known, but for what a full disk did not take."""
+        stored = {finding.id for finding in service.findings.open_findings()}
+        opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
+        lost = opened - stored
+        if lost and not self._world.disk_was_full:
+            raise Violation(f"lost in a crash: {[self.findings[i].summary for i in lost]}")
+        for finding_id in lost:
+            del self.findings[finding_id]
+
+    def _follow(self, event: FindingEvent) -> None:
+        """Ids live once: opened, updated, closed."""
+        finding, known = event.finding, self.findings.get(event.finding.id)
+        if event.change is Change.OPENED:
+            if known is not None and not self._world.disk_was_full:
+                raise Violation(f"opened twice: {finding.summary}")
+        elif known is None or known.state is FindingState.CLOSED:
+            if not self._world.disk_was_full:
+                raise Violation(f"{event.change.name} though it was not open: {finding.summary}")
+        elif (known.kind, known.opened_at) != (finding.kind, finding.opened_at):
+            raise Violation(f"became another: {known.summary} -> {finding.summary}")
+        self.findings[finding.id] = finding
+
+    # -- safety --------------------------------------------------------------------------------
+
+    def _check_blame(self, finding: Finding) -> None:
+        """No healthy rank is a suspect with high confidence."""
+        run = self._run_of(finding)
+        if run is None or finding.kind not in _ABOUT_RANKS:
+            return
+        guilty = self._guilty(run)
+        for suspect in finding.suspects:
+            if suspect.confidence is Confidence.HIGH and suspect.rank not in guilty:
+                raise Violation(
+                    f"rank {suspect.rank} is innocent ({suspect.reason}: {suspect.evidence}): "
+                    f"{finding.summary}"
+                )
+
+    def _run_of(self, finding: Finding) -> Run | None:
+        key = AttemptKey(finding.job, finding.attempt)
+        return next((run for run in self._world.runs if run.key == key), None)
+
+    def _guilty(self, run: Run) -> set[int]:
+        guilty: set[int] = set()
+        for injected in run.job.injected:
+            guilty.update(injected.culprits, injected.may_name)
+        liars = self._world.troubles.liars
+        return guilty | {rank.rank for rank in run.job.ranks if rank.node in liars}
+
+    def check_now(self) -> None:
+        """What holds at any time."""
+        world = self._world
+        for node in world.nodes:
+            if (agent := node.agent) is None:
+                continue
+            if agent.outbox.rows > agent.limits.outbox_rows:
+                raise Violation(f"{node.name}: outbox holds {agent.outbox.rows} rows")
+            if agent.samples._bytes > agent.limits.memory_bytes:
+                raise Violation(f"{node.name}: samples hold {agent.samples._bytes} bytes")
+        if world.service is not None and len(world.service.streams) > len(world.conns):
+            raise Violation(f"{len(world.service.streams)} streams are open: some were forgotten")
+
+    def check_rows(self) -> None:
+        """Recorded = applied + dropped, to the last row, of every agent that ever was; while one
+        lives and the wire is well, nothing waits either."""
+        for node in self._world.nodes:
+            for agent in node.sessions:
+                for watched in agent.watched.values():
+                    queue = agent.outbox._queues.get(watched.number)
+                    rows = self._rows[agent.session, watched.process.info.pid]
+                    if queue is None:
+                        continue
+                    waiting = sum(
+                        max(batch.first_revision + len(batch) - 1
+                            - max(batch.first_revision - 1, rows.last), 0)
+                        for batch in queue.batches
+                    )  # fmt: skip
+                    dropped = agent.outbox.dropped.get(watched.number, 0)
+                    lost = watched.recorded - rows.applied - waiting
+                    who = f"rank {watched.process.info.rank} of {node.name}"
+                    if queue.acked > rows.last:
+                        raise Violation(f"{who}: acknowledged {queue.acked}, applied {rows.last}")
+                    if not 0 <= lost <= dropped:
+                        raise Violation(f"{who}: {lost} rows lost, {dropped} counted")
+                    if agent is node.agent and waiting:
+                        raise Violation(f"{who}: {waiting} rows still wait")
+
+    # -- liveness ------------------------------------------------------------------------------
+
+    def check_found(self) -> None:
+        """Every fault of the present job that is still there has been named, and rightly."""
+        run = self._world.runs[-1]
+        for injected in run.job.injected:
+            if injected.began is None or injected.healed is not None:
+                continue
+            if injected.fault.kind in _EXPECTED and not self._is_found(injected, run):
+                said = [f.summary for f in self.findings.values()]
+                raise Violation(f"not found: {injected}: what was said: {said}")
+
+    def _is_found(self, injected: Injected, run: Run) -> bool:
+        kinds, reasons = _EXPECTED[injected.fault.kind]
+        for finding in self.findings.values():
+            if finding.kind not in kinds or finding.attempt != run.key.attempt:
+                continue
+            if finding.reason in reasons and not injected.culprits:
+                return True
+            named = {suspect.rank for suspect in finding.suspects if suspect.reason in reasons}
+            if named & injected.culprits:
+                return True
+        return False
+
+    def check_closed(self) -> None:
+        still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
+        if still_open:
+            raise Violation(f"still open: {[(f.kind, f.summary) for f in still_open]}")
+
+    def check_replay(self, folder: Path) -> None:
+        """The journal gives the same findings again; a torn one may lack the last of a life."""
+        if self._world.troubles.crashed:
+            return
+        problems: list[str] = []
+        replayed = replay(read(folder / "journal", problems.append), problems.append)
+        if problems:
+            raise Violation(f"journal: {problems}")
+        live = {f.id: _gist(f) for f in self.findings.values()}
+        again = {f.id: _gist(f) for f in replayed.findings}
+        if live != again:
+            raise Violation(f"a replay finds something else: {live} -> {again}")
+
+
+def _gist(finding: Finding) -> tuple[object, ...]:
+    suspects = [(s.rank, s.reason, s.confidence) for s in finding.suspects]
+    return finding.kind, finding.state, finding.opened_at, finding.closed_at, suspects

@@ -1,0 +1,134 @@
+"""Worlds by their seeds: one, many at once, and a failing one made smaller."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+from tests.sim.scenario import draw
+from tests.sim.world import Summary, World
+
+_MEMORY_FOLDER: Final = Path("/dev/shm")
+_SEEDS_A_PROCESS: Final = 200
+"""Then another takes its place: the worlds must not share more than the code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A world that broke a promise, or frd with it."""
+
+    seed: int
+    what: str
+    where: str
+    """The traceback."""
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.what}\nagain: {command(self.seed)}"
+
+
+def command(seed: int, world: int | None = None) -> str:
+    """What repeats a world, and makes it smaller."""
+    more = "" if world is None else f" --world {world}"
+    return f".venv/bin/python -m tests.sim --seed {seed}{more} --shrink"
+
+
+def live(seed: int, *, only: Collection[int] | None = None, world: int | None = None) -> Summary:
+    """
+    Raises:
+        Violation: a promise was broken. Any other exception is a fault of frd, or of the
+            simulation.
+    """
+    folder = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="frd-sim-", dir=folder) as name:
+        return World(draw(seed, world), Path(name), only).live()
+
+
+def attempt(seed: int) -> Summary | Failure:
+    try:
+        return live(seed)
+    except Exception as error:
+        what = str(error) or type(error).__name__
+        return Failure(seed, f"{type(error).__name__}: {what}", traceback.format_exc())
+    finally:
+        gc.collect()
+
+
+def attempt_all(seeds: Iterable[int], jobs: int) -> Iterator[Summary | Failure]:
+    """As they come, in any order."""
+    seeds = list(seeds)
+    if jobs <= 1:
+        yield from map(attempt, seeds)
+        return
+    with ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), max_tasks_per_child=_SEEDS_A_PROCESS
+    ) as pool:
+        for future in as_completed([pool.submit(attempt, seed) for seed in seeds]):
+            yield future.result()
+
+
+def shrink(seed: int, world: int | None = None) -> list[int]:
+    """Numbers of the events of which none can be left out, if the world is still to fail."""
+    numbers = [event.number for event in draw(seed, world).events]
+
+    def fails(some: Collection[int]) -> bool:
+        try:
+            live(seed, only=some, world=world)
+        except Exception:
+            return True
+        return False
+
+    for number in list(numbers):
+        fewer = [other for other in numbers if other != number]
+        if fails(fewer):
+            numbers = fewer
+    return numbers
+
+
+@dataclass(slots=True)
+class Sum:
+    """Of many worlds."""
+
+    seeds: int = 0
+    steps: int = 0
+    rows: int = 0
+    ranks: int = 0
+    simulated_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    troubles: Counter[str] = field(default_factory=Counter)
+    findings: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, result: Summary | Failure) -> None:
+        self.seeds += 1
+        if isinstance(result, Failure):
+            self.failures.append(result)
+            return
+        self.steps += result.steps
+        self.rows += result.rows
+        self.ranks += result.ranks
+        self.simulated_s += result.simulated_s
+        self.faults += result.faults
+        self.troubles += result.troubles
+        self.findings += result.findings
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        yield f"seeds            {self.seeds:,}, {len(self.failures):,} failed"
+        yield f"ranks            {self.ranks:,}"
+        yield f"simulated time   {self.simulated_s / 3600:,.1f} h in {self.steps:,} steps"
+        yield f"rows             {self.rows:,}"
+        for name, counts in (
+            ("faults", self.faults),
+            ("troubles", self.troubles),
+            ("findings", self.findings),
+        ):
+            told = ", ".join(f"{what} {n:,}" for what, n in counts.most_common())
+            yield f"{name:<16} {sum(counts.values()):,}: {told or 'none'}"

@@ -1,0 +1,128 @@
+"""What happens in a world: drawn from its seed, told in a line, and fewer of it on request.
+
+Every event has dice of its own, so leaving one out changes the others as little as can be: that is
+what makes a failing world shrink.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from frd.engine.policy import Policy
+from tests.clocks import MS, S
+from tests.sim.agent import Limits
+from tests.sim.programs import JobPlan, draw_plan
+
+POLICY: Final = Policy(
+    stall_after_s=5.0,
+    lost_close_after_s=12.0,
+    straggler_window_s=20.0,
+    clock_unsynchronized_after_s=15.0,
+    attempt_retention_s=120.0,
+    memory_warmup_s=8.0,
+    memory_min_rise_bytes=64 * 1024 * 1024,
+    memory_horizon_s=30.0,
+    memory_link_s=20.0,
+    memory_settle_s=20.0,
+    memory_leak_window_s=30.0,
+)
+"""As the default, but what takes minutes takes seconds: a world lives for two minutes."""
+WARM: Final = 10 * S
+HEALED: Final = 60 * S
+"""From here on nothing more happens to machines and the wire."""
+
+
+class Trouble(StrEnum):
+    """What happens to agents, the service, the wire and clocks."""
+
+    AGENT_KILLED = "agent_killed"
+    AGENT_RESTARTED = "agent_restarted"
+    """In good order, by SIGTERM."""
+    SERVICE_KILLED = "service_killed"
+    SERVICE_RESTARTED = "service_restarted"
+    PARTITION = "partition"
+    RESET = "reset"
+    """Connections break."""
+    SLOW_READER = "slow_reader"
+    DISK_FULL = "disk_full"
+    NODE_STEP = "node_step"
+    """NTP sets the wall clock of a node."""
+    SERVICE_STEP = "service_step"
+    LIAR = "liar"
+    """An agent sends what no agent would."""
+    JOB_RESTARTED = "job_restarted"
+
+
+_WEIGHTS: Final = {
+    Trouble.AGENT_KILLED: 4,
+    Trouble.AGENT_RESTARTED: 2,
+    Trouble.SERVICE_KILLED: 3,
+    Trouble.SERVICE_RESTARTED: 1,
+    Trouble.PARTITION: 4,
+    Trouble.RESET: 4,
+    Trouble.SLOW_READER: 2,
+    Trouble.DISK_FULL: 2,
+    Trouble.NODE_STEP: 3,
+    Trouble.SERVICE_STEP: 1,
+    Trouble.LIAR: 2,
+    Trouble.JOB_RESTARTED: 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`trouble` for a share of the nodes, for a while; None: a fault of the job."""
+
+    number: int
+    at: int
+    trouble: Trouble | None
+    share: float = 0.0
+    length: int = 0
+
+    def __str__(self) -> str:
+        what = "fault of the job" if self.trouble is None else self.trouble.value
+        return f"#{self.number} {what} at {self.at / S:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    plan: JobPlan
+    limits: Limits
+    events: tuple[Event, ...]
+
+    def dice(self, of: object) -> random.Random:
+        """Dice of their own for everything that has a name."""
+        return random.Random(f"{self.seed}/{of}")
+
+
+def draw(seed: int, world: int | None = None) -> Scenario:
+    """The world of a seed; `world` overrides the number of ranks."""
+    dice = random.Random(f"{seed}/scenario")
+    if world is None and dice.random() < 0.002:
+        world = dice.choice((512, 1024))
+    plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
+    limits = Limits(
+        outbox_rows=dice.choice((400_000, 400_000, 20, 200)),
+        memory_bytes=dice.choice((8 << 20, 8 << 20, 1 << 16)),
+        window_bytes=dice.choice((256 << 10, 16 << 10, 2 << 10)),
+    )
+    events = [
+        Event(0, dice.randrange(WARM, HEALED - 20 * S), None)
+        for _ in range(dice.choice((0, 1, 1, 1, 1, 2, 3)))
+    ]
+    kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
+    for _ in range(dice.choice((0, 0, 1, 1, 2, 3, 4, 6))):
+        trouble = dice.choices(kinds, weights)[0]
+        at = dice.randrange(2 * S, HEALED - 8 * S)
+        length = dice.randrange(100 * MS, min(45 * S, HEALED - at))
+        share = dice.choice((0.0, 0.0, 0.3, 0.5, 1.0))
+        events.append(Event(0, at, trouble, share, length))
+    events.sort(key=lambda event: event.at)
+    numbered = tuple(
+        Event(number, e.at, e.trouble, e.share, e.length) for number, e in enumerate(events)
+    )
+    return Scenario(seed, plan, limits, numbered)

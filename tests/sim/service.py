@@ -1,0 +1,208 @@
+"""The service without its sockets: everything behind the gRPC handlers is the production's own.
+
+Engine, sessions, clocks, journal, findings database and evaluator are the real ones, put together
+as `frd.service.app` does it; the simulation hands in the time and the messages. A crash drops all
+that is in memory and tears the end off the journal; the next life starts from the same directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, Final
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.errors import FrdError, WireError
+from frd.model import FindingEvent, ServiceRawNs
+from frd.service.app import RealTime
+from frd.service.clocks import Clocks
+from frd.service.evaluator import Evaluator
+from frd.service.marks import Marks
+from frd.service.pings import Asked
+from frd.service.recorder import Recorder
+from frd.service.settings import Settings
+from frd.service.streams import Stream, Streams
+from frd.service.view import ServiceState
+from frd.store.findings import FindingStore
+from frd.store.journal import JournalLimits
+from frd.views import Snapshot
+from frd.wire import AgentEvent, ClockHello, Goodbye, Refusal, decode_clock, encode_pong
+from tests.clocks import Host
+
+VERSION: Final = "simulated"
+_JOURNAL: Final = JournalLimits(total_bytes=256 * 1024 * 1024, max_age_s=3600.0)
+
+
+class _Inline(Executor):
+    """Runs at once, in order, what production gives to threads."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class Disk:
+    """The data directory, which outlives every process of the service; and its event loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.full = False
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(_Inline())
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._loop.run_until_complete(work)
+
+    def close(self) -> None:
+        self._loop.close()
+
+    def tear(self, dice: random.Random) -> None:
+        """The last bytes of the journal had not reached the disk."""
+        segments = sorted((self.folder / "journal").glob("*"))
+        if segments and (size := segments[-1].stat().st_size):
+            with segments[-1].open("r+b") as file:
+                file.truncate(max(size - dice.randrange(400), 0))
+
+
+class Service:
+    """One process of the service.
+
+    `told` hears of every message that was applied, `published` of what becomes visible.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        host: Host,
+        true_now: Callable[[], int],
+        policy: Policy,
+        instance: str,
+        *,
+        told: Callable[[Stream, AgentEvent], None],
+        published: Callable[[Sequence[FindingEvent], Snapshot], None],
+    ) -> None:
+        self.policy = policy
+        self._disk = disk
+        self._host = host
+        self._true_now = true_now
+        self._told = told
+        self._published = published
+        self.now = RealTime(lambda: host.real(true_now()), self.raw)
+        self.engine = Engine(policy)
+        self._marks = Marks(self.engine)
+        self._clocks = Clocks(self.now, self.raw)
+        self.findings = FindingStore(disk.folder / "findings.sqlite3")
+        self._recorder = Recorder(
+            disk.folder / "journal",
+            settings=Settings(VERSION, policy).encode(),
+            now=self.now(),
+            limits=_JOURNAL,
+        )
+        self.streams = Streams(
+            self.engine, self._marks, self._clocks, self._recorder,
+            now=self.now, version=VERSION, instance=instance,
+        )  # fmt: skip
+        self.evaluator = Evaluator(
+            self.engine, self._marks, self.findings, self._recorder,
+            now=self.now, project=self._project, publish=self._publish,
+        )  # fmt: skip
+        self.engine.restore(self.findings.open_findings(), self.now())
+        self.evaluate()
+
+    def raw(self) -> ServiceRawNs:
+        return ServiceRawNs(self._host.raw(self._true_now()))
+
+    # -- what its tasks do ---------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """
+        Raises:
+            Exception: a fault of the engine, which the real service survives and the simulation
+                does not forgive.
+        """
+        self._fill_disk()
+        self._disk.run(self.evaluator.evaluate())
+
+    def keep_clocks(self) -> None:
+        self._clocks.refresh()
+        self.streams.compare_clocks()
+
+    def _project(self, snapshot: Snapshot) -> ServiceState:
+        self.streams.keep(frozenset(view.key for view in snapshot.attempts))
+        return ServiceState(snapshot)
+
+    def _publish(self, events: Sequence[FindingEvent]) -> None:
+        self._published(events, self.evaluator.state.snapshot)
+
+    def _fill_disk(self) -> None:
+        """SQLite's own way to be out of space: no page more than there are."""
+        writer: sqlite3.Connection = self.findings._writer
+        (pages,) = writer.execute("PRAGMA page_count").fetchone()
+        writer.execute(f"PRAGMA max_page_count = {pages if self._disk.full else 1 << 30}")
+
+    def stop(self) -> None:
+        """In order: a last evaluation, and everything is written."""
+        self.evaluate()
+        self.crash()
+
+    def crash(self) -> None:
+        """What is in memory is gone; the journal's thread is let finish, see `Disk.tear`."""
+        self._recorder.close()
+        self.findings.close()
+
+    # -- streams -------------------------------------------------------------------------------
+
+    def open(self) -> Stream:
+        return self.streams.open()
+
+    def take(self, stream: Stream, data: bytes) -> bool:
+        """One message, as `Ingest` takes it; False when the stream is over."""
+        try:
+            event = self.streams.take(stream, data)
+        except FrdError as error:
+            reason = error.reason if isinstance(error, WireError) else "limit"
+            self.streams.refused[reason] += 1
+            stream.send(Refusal(reason, str(error)))
+            return False
+        self._told(stream, event)
+        return not isinstance(event, Goodbye)
+
+    def close(self, stream: Stream) -> None:
+        self.streams.close(stream)
+
+
+class ClockStream:
+    """The service's side of one stream of pings, as `Pings` serves it."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._asked = Asked()
+        self._key = ("", "")
+
+    def take(self, data: bytes) -> bytes | None:
+        """The answer to one message; None when there is none."""
+        service = self._service
+        received = service.raw()
+        ping = decode_clock(data)
+        if isinstance(ping, ClockHello):
+            self._key = ping.boot_id, ping.session
+            return None
+        clock = service._clocks.find(self._key)
+        if clock is None:
+            return None
+        self._asked.check(ping)
+        pong = encode_pong(ping.number, 1.0)
+        sent = service.raw()
+        exchange = self._asked.end(ping)
+        self._asked.begin(ping, received, sent)
+        service._clocks.learn(clock, ping.readings, exchange)
+        return pong

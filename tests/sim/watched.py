@@ -1,0 +1,262 @@
+"""One rank under watch: what `frd_agent.rank.Rank` does around the pure parts, in simulated time.
+
+Counters are published, rings are asked for and read (as bytes, by the production's `Recorders`),
+and where the rank stands is put on the board, all at the turns of the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from frd.errors import ServiceUnavailable
+from frd.flight import Status
+from frd.model import (
+    AttemptKey,
+    EntryColumns,
+    MemoryEvent,
+    MemoryEventKind,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    SeriesInfo,
+    SeriesKind,
+)
+from frd_agent.handlers import Refused, Silent
+from frd_agent.memory.target import Reading
+from frd_agent.naming import KnownGroup, Naming
+from frd_agent.recorders import Recorders
+from frd_agent.rows import columns
+from frd_agent.standing import raw_of, stand
+from frd_agent.watch import RawKey, Watch, WatchPolicy
+from tests.clocks import S
+from tests.sim.job import SimRank
+
+if TYPE_CHECKING:
+    from tests.sim.agent import SimAgent
+
+_PUBLISH: Final = S
+_DUMP_S: Final = 3.0
+_STOPPED_S: Final = 1.5
+_FILES_STAY: Final = 5 * S
+
+
+@dataclass(slots=True)
+class Process:
+    """A rank's process and the files of its tap, which outlive agents."""
+
+    key: AttemptKey
+    rank: SimRank
+    info: RankInfo
+    died_at: int | None = None
+    told_at: int | None = None
+    """True time since when its end is told; its files go soon after."""
+
+    def has_files(self, now: int) -> bool:
+        return self.told_at is None or now < self.told_at + _FILES_STAY
+
+
+class _Socket:
+    """The worker server of a rank: answers, unless the rank is stopped or gone."""
+
+    def __init__(self, rank: SimRank) -> None:
+        self._rank = rank
+
+    async def names(self) -> tuple[str, ...]:
+        self._check()
+        return self._rank.handlers
+
+    async def ask(self, name: str, *, timeout_s: float | None = None, **params: str) -> bytes:
+        self._check()
+        return self._rank.dump(name)
+
+    def _check(self) -> None:
+        if not self._rank.alive:
+            raise Refused("gone")
+        if self._rank.stopped:
+            raise Silent("stopped")
+
+
+class Watched:
+    """One rank under watch, as `frd_agent.rank.Rank` has it."""
+
+    def __init__(self, process: Process, agent: SimAgent) -> None:
+        self.process = process
+        self._agent = agent
+        dictionary = agent.dictionary
+        self._attempt = dictionary.attempt(process.key, process.info.world_size)
+        self.number = dictionary.rank(self._attempt, process.info)
+        self._naming = Naming(dictionary, agent.signatures, self._attempt)
+        self._recorders = Recorders(
+            _Socket(process.rank), process.info.torch_version,
+            wall_ns=agent.wall_ns, mono_ns=agent.mono_ns,
+        )  # fmt: skip
+        self._watch = Watch(WatchPolicy())
+        self._groups: tuple[object, ...] = ()
+        self._raw: dict[RawKey, Status] | None = None
+        self._published_at_ns = NodeNs(0)
+        self._published_mono_ns: int = agent.mono_ns()
+        self._published: tuple[dict[RawKey, Status], int, int] | None = None
+        self._publish_at = agent.kernel.now
+        self._state, self._since_ns = RankState.LIVE, agent.wall_ns()
+        self._silent = False
+        self._errors = 0
+        self.is_over = False
+        self.recorded = 0
+        """Rows given to the outbox."""
+        self.joined = 0
+        """Of these, rows that say that the rank joined something."""
+        self.lost = 0
+        """Entries that were overwritten before they were read."""
+        series = (SeriesKind.DEVICE_USED, SeriesKind.TORCH_RESERVED, SeriesKind.TORCH_ALLOCATED)
+        device = process.info.devices[0]
+        self._series = [SeriesInfo(self.number, kind, device) for kind in series]
+        self._learn_groups()
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        rank = self.process.rank
+        if not rank.alive:
+            if not self.is_over:
+                self._end()
+            return
+        self._learn_groups()
+        self._read_counters()
+        self._publish()
+        now_s = self._agent.mono_ns() / 1e9
+        self._stand(now_s)
+        self._judge()
+        if self._watch.due(now_s) is not None:
+            self._watch.asked(now_s)
+            self._ask()
+            self._stand(now_s)
+
+    def _publish(self) -> None:
+        """What the tap's thread does in the rank, about once a second."""
+        rank, now = self.process.rank, self._agent.kernel.now
+        if now >= self._publish_at and not (rank.stopped or rank.gil_held):
+            self._publish_at = now + _PUBLISH
+            agent = self._agent
+            self._published = rank.counters(), agent.wall_ns(), agent.mono_ns()
+
+    def _read_counters(self) -> None:
+        if self._published is not None:
+            self._raw, wall_ns, self._published_mono_ns = self._published
+            self._published_at_ns = NodeNs(wall_ns)
+            self._published = None
+
+    def _stand(self, now_s: float) -> None:
+        exact = self._show()
+        age_s = max(self._agent.mono_ns() - self._published_mono_ns, 0) / 1e9
+        self._watch.see(self._raw, age_s, exact=exact, now=now_s)
+
+    def _show(self) -> bool:
+        board, rings = self._agent.board, self._recorders.rings
+        standing = stand(rings, self._raw, self._published_at_ns)
+        for group, marks in standing.marks:
+            board.set_marks(self.number, group, marks)
+        if standing.as_of_ns:
+            board.set_as_of(self.number, standing.as_of_ns)
+        return standing.exact and bool(rings)
+
+    def _judge(self) -> None:
+        since = self._published_at_ns or self._agent.wall_ns()
+        if self.process.rank.stopped and self._watch.age_s > _STOPPED_S:
+            self._tell(RankState.SILENT, since, "process is stopped (state T)")
+        elif self._watch.is_stale and self._silent:
+            self._tell(RankState.SILENT, since, "its socket does not answer")
+        else:
+            note = "its tap's heartbeat is old: the GIL may be held" if self._watch.is_stale else ""
+            self._tell(RankState.LIVE, self._agent.wall_ns(), note)
+
+    def _tell(self, state: RankState, since_ns: NodeNs, detail: str) -> None:
+        if state is not self._state:
+            self._state, self._since_ns = state, since_ns
+        gap = self.lost + self._agent.outbox.dropped.get(self.number, 0)
+        self._agent.board.set_status(
+            RankStatus(self.number, self._state, self._since_ns, detail, gap)
+        )
+
+    def _ask(self) -> None:
+        try:
+            reading = _finish(self._recorders.read(self._naming, _DUMP_S))
+        except ServiceUnavailable as error:
+            self._silent = isinstance(error, Silent)
+            return
+        self._silent = False
+        if reading.problems:
+            raise AssertionError(f"a dump that cannot be read: {reading.problems}")
+        if reading.rows:
+            self._agent.outbox.record(columns(self.number, 0, reading.rows))
+            self.recorded += len(reading.rows)
+            self.joined += sum(row[3] & 1 for row in reading.rows)
+        self.lost += reading.lost
+        self._watch.dumped(raw_of(self._recorders.rings), reading.entries)
+        if reading.unread:
+            self._watch.retry()
+        self._agent.board.set_channels(self._recorders.channels(self.number))
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._show()
+        record, now_ns = self.process.rank.exit, self._agent.wall_ns()
+        if record is None:
+            self._tell(RankState.EXITED, now_ns, "killed: no exit record")
+        elif record.kind == "clean":
+            self._tell(RankState.FINISHED, record.at_ns, record.detail)
+        else:
+            self._tell(RankState.EXITED, record.at_ns, record.detail)
+
+    def _learn_groups(self) -> None:
+        if self.process.rank.groups == self._groups:
+            return
+        self._groups = self.process.rank.groups
+        groups = {
+            group.name: KnownGroup(
+                group.desc, group.ranks, tuple(filter(None, group.backend.split(",")))
+            )
+            for group in self.process.rank.groups
+        }
+        self._naming.replace(groups)
+        for group in self._naming.all_groups():
+            self._agent.board.expect(self.number, group)
+        self._recorders.close(lambda name: name not in groups)
+
+    # -- memory and clocks ---------------------------------------------------------------------
+
+    def sample(self) -> list[Reading]:
+        """What NVML and the tap's mmap show; and torch's own word on what failed."""
+        memory = self.process.rank.memory()
+        for error in memory.errors[self._errors :]:
+            self._agent.samples.event(
+                MemoryEvent(
+                    self.number, MemoryEventKind.OOM, NodeNs(error.at_ns),
+                    self.process.info.devices[0], error.requested,
+                )
+            )  # fmt: skip
+        self._errors = len(memory.errors)
+        values = (memory.used, memory.reserved, memory.allocated)
+        return [
+            Reading(self._attempt, series, memory.total, value)
+            for series, value in zip(self._series, values, strict=True)
+        ]
+
+    def set_back(self, by_ns: int) -> None:
+        self._published_at_ns = NodeNs(max(self._published_at_ns - by_ns, 0))
+        self._recorders.set_back(by_ns)
+
+    def in_flight(self) -> EntryColumns | None:
+        rows = self._recorders.in_flight()
+        return columns(self.number, 0, rows) if rows else None
+
+
+def _finish(work: Coroutine[Any, Any, Any]) -> Any:
+    """Nothing in it waits: the simulated rank answers at once."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a simulated rank kept its agent waiting")

@@ -1,0 +1,265 @@
+"""One world: a job on its nodes, an agent on each, the service, the wire, and what happens to them.
+
+A world lives in three parts. First things happen; then machines and wire are well again, and what
+is still wrong with the job has to be found; then the job recovers too, or is started anew, and
+every finding has to close.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from frd.model import AttemptKey, RankInfo
+from tests.clocks import S
+from tests.sim.agent import SimAgent
+from tests.sim.clocks import draw_host
+from tests.sim.faults import draw_fault
+from tests.sim.job import Job
+from tests.sim.kernel import Kernel
+from tests.sim.network import Conn, draw_link
+from tests.sim.oracle import Oracle
+from tests.sim.scenario import HEALED, POLICY, Scenario, Trouble
+from tests.sim.service import Disk, Service
+from tests.sim.troubles import Troubles
+from tests.sim.watched import Process
+
+EVALUATE: Final = S // 4
+_ACKNOWLEDGE: Final = S // 5
+_CLOCKS: Final = S // 2
+_FOUND_WITHIN: Final = 30 * S
+_CLOSED_WITHIN: Final = 45 * S
+JOB: Final = "train"
+
+
+@dataclass(slots=True)
+class Run:
+    """One attempt of the job."""
+
+    key: AttemptKey
+    job: Job
+    processes: list[Process]
+
+
+@dataclass(slots=True)
+class Node:
+    name: str
+    boot_id: str
+    processes: list[Process] = field(default_factory=list)
+    agent: SimAgent | None = None
+    sessions: list[SimAgent] = field(default_factory=list)
+    """All agents that there ever were, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a world was, for people and for the sum over thousands of them."""
+
+    seed: int
+    digest: str
+    steps: int
+    simulated_s: float
+    ranks: int
+    rows: int
+    faults: Counter[str]
+    troubles: Counter[str]
+    findings: Counter[str]
+
+
+class World:
+    def __init__(
+        self, scenario: Scenario, folder: Path, only: Collection[int] | None = None
+    ) -> None:
+        """`only`: numbers of the events that happen; None: all."""
+        self.scenario = scenario
+        self.kernel = Kernel()
+        self.digest = hashlib.sha256()
+        self.disk = Disk(folder)
+        plan = scenario.plan
+        self.hosts = [draw_host(scenario.dice(f"host/{n}")) for n in range(plan.nodes)]
+        self.links = [draw_link(scenario.dice(f"link/{n}")) for n in range(plan.nodes)]
+        self.nodes = [Node(f"node-{n}", f"boot-{n}") for n in range(plan.nodes)]
+        self.service_host = draw_host(scenario.dice("service"))
+        self.service: Service | None = None
+        self.conns: list[Conn] = []
+        self.runs: list[Run] = []
+        self.oracle = Oracle(self)
+        self._lives = 0
+        self._pids = 1000
+        self.troubles = Troubles(self)
+        self._events = [event for event in scenario.events if only is None or event.number in only]
+
+    # -- its life ------------------------------------------------------------------------------
+
+    def live(self) -> Summary:
+        """
+        Raises:
+            Violation: a promise was broken.
+        """
+        try:
+            self._begin()
+            self.kernel.run(HEALED)
+            self.troubles.heal()
+            self.kernel.run(HEALED + _FOUND_WITHIN)
+            self.settle()
+            self.oracle.check_found()
+            self._recover()
+            self.kernel.run(HEALED + _FOUND_WITHIN + _CLOSED_WITHIN)
+            self.oracle.check_closed()
+            self.oracle.check_rows()
+            self._end()
+            self.oracle.check_replay(self.disk.folder)
+        finally:
+            if self.service is not None:
+                self.service.crash()
+            self.disk.close()
+        return self._summary()
+
+    def _begin(self) -> None:
+        self.start_service()
+        self.start_job()
+        for node in range(len(self.nodes)):
+            self.start_agent(node)
+        for event in self._events:
+            if event.trouble is None:
+                self.kernel.at(event.at, partial(self._break_job, event.number))
+            else:
+                self.kernel.at(event.at, partial(self.troubles.happen, event))
+        self.kernel.after(EVALUATE, self._evaluate)
+        self.kernel.after(_ACKNOWLEDGE, self._acknowledge)
+        self.kernel.after(_CLOCKS, self._keep_clocks)
+
+    def _recover(self) -> None:
+        """What can be healed is; a job with what cannot ends and starts anew."""
+        run = self.runs[-1]
+        for injected in run.job.injected:
+            if injected.began is not None and injected.healed is None:
+                run.job.heal(injected)
+        if any(i.began is not None and i.healed is None for i in run.job.injected):
+            self.restart_job()
+
+    def _end(self) -> None:
+        for conn in self.conns:
+            conn.end_at_service()
+        if self.service is not None:
+            self.service.stop()
+            self.service = None
+
+    def _break_job(self, number: int) -> None:
+        self.settle()
+        run = self.runs[-1]
+        fault = draw_fault(self.dice(f"fault/{number}"), self.scenario.plan, run.job)
+        if fault is not None:
+            run.job.inject(fault)
+
+    @property
+    def disk_was_full(self) -> bool:
+        return any(event.trouble is Trouble.DISK_FULL for event in self._events)
+
+    def dice(self, of: str) -> random.Random:
+        return self.scenario.dice(of)
+
+    # -- its parts -----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """The ranks are as they are now."""
+        now = self.kernel.now
+        for run in self.runs:
+            run.job.advance(now)
+            for process in run.processes:
+                if process.died_at is None and not process.rank.alive:
+                    process.died_at = now
+
+    def start_job(self) -> None:
+        plan, attempt = self.scenario.plan, len(self.runs)
+        walls = [host.real for host in self.hosts]
+        job = Job(plan, walls, self.dice(f"job/{attempt}"), self.kernel.now)
+        run = Run(AttemptKey(JOB, attempt), job, [])
+        for rank in job.ranks:
+            self._pids += 1
+            node = self.nodes[rank.node]
+            info = RankInfo(
+                rank=rank.rank, world_size=plan.world, node=node.name, boot_id=node.boot_id,
+                pid=self._pids, local_rank=rank.local_rank, torch_version="2.13.0",
+                backends=(plan.backend,), devices=(f"GPU-{rank.rank}",),
+            )  # fmt: skip
+            process = Process(run.key, rank, info)
+            run.processes.append(process)
+            node.processes.append(process)
+        self.runs.append(run)
+
+    def restart_job(self) -> None:
+        """The launcher ends the job and starts it again, as the next attempt."""
+        self.settle()
+        self.runs[-1].job.end()
+        self.settle()
+        self.kernel.after(2 * S, self.start_job)
+
+    def start_agent(self, number: int) -> None:
+        node = self.nodes[number]
+        if node.agent is None:
+            life = len(node.sessions)
+            node.agent = SimAgent(
+                self.kernel, self.dice(f"agent/{number}/{life}"), self.hosts[number], node.name,
+                node.boot_id, self.scenario.limits, node.processes, self,
+            )  # fmt: skip
+            node.sessions.append(node.agent)
+
+    def start_service(self) -> None:
+        if self.service is None:
+            self._lives += 1
+            self.service = Service(
+                self.disk, self.service_host, lambda: self.kernel.now, POLICY,
+                f"life-{self._lives}", told=self.oracle.told, published=self.oracle.published,
+            )  # fmt: skip
+            self.oracle.restarted(self.service)
+
+    def dial(self, agent: SimAgent) -> Conn | None:
+        number = int(agent.node.removeprefix("node-"))
+        link = self.links[number]
+        if self.service is None or link.is_cut(self.kernel.now):
+            return None
+        conn = Conn(self.kernel, link, agent, self.service)
+        self.conns = [conn for conn in self.conns if conn.is_open]
+        self.conns.append(conn)
+        return conn
+
+    # -- the service's tasks -------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        if self.service is not None:
+            self.service.evaluate()
+            self.oracle.check_now()
+        self.kernel.after(EVALUATE, self._evaluate)
+
+    def _acknowledge(self) -> None:
+        if self.service is not None:
+            self.service.streams.flush_acks()
+            for conn in self.conns:
+                conn.flush()
+        self.kernel.after(_ACKNOWLEDGE, self._acknowledge)
+
+    def _keep_clocks(self) -> None:
+        if self.service is not None:
+            self.service.keep_clocks()
+        self.kernel.after(_CLOCKS, self._keep_clocks)
+
+    def _summary(self) -> Summary:
+        began = [i for run in self.runs for i in run.job.injected if i.began is not None]
+        return Summary(
+            seed=self.scenario.seed,
+            digest=self.digest.hexdigest(),
+            steps=self.kernel.steps,
+            simulated_s=self.kernel.now / 1e9,
+            ranks=self.scenario.plan.world,
+            rows=self.oracle.rows,
+            faults=Counter(injected.fault.kind.value for injected in began),
+            troubles=Counter(e.trouble.value for e in self._events if e.trouble is not None),
+            findings=Counter(finding.kind.value for finding in self.oracle.findings.values()),
+        )
