@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from frd.flight import Dump, parse
 from frd.model import ChannelColumns, NodeNs
 from frd_agent import tap
 from frd_agent.channels import Channels
-from frd_agent.handlers import HandlerFailed, Handlers
+from frd_agent.handlers import HandlerFailed
 from frd_agent.naming import KnownGroup, Naming
 from frd_agent.rows import Row
 from frd_agent.standing import Recorder
@@ -36,6 +36,14 @@ _HOLD_S: Final = 3.0
 """How long rows wait for the membership of their group."""
 _KEPT_BYTES: Final = 16 * 1024 * 1024
 """Of a recorder's last dump, for when the rank is gone."""
+
+
+class WorkerServer(Protocol):
+    """What is asked of a rank: `frd_agent.handlers.Handlers`."""
+
+    async def names(self) -> tuple[str, ...]: ...
+
+    async def ask(self, name: str, *, timeout_s: float | None = None, **params: str) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Reading:
 class Recorders:
     def __init__(
         self,
-        handlers: Handlers,
+        handlers: WorkerServer,
         torch_version: str,
         *,
         wall_ns: Callable[[], int] = time.time_ns,
