@@ -82,7 +82,10 @@ class Handlers:
             f"{method} {target} HTTP/1.1\r\n"
             "Host: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
         )
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:  # this process is short of descriptors
+            raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
         connection.setblocking(False)
         try:
             async with asyncio.timeout(timeout_s):

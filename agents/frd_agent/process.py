@@ -49,10 +49,14 @@ class Stat:
 
 
 def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:
-    """None when there is no such process (or none that we may see)."""
+    """None when there is no such process (or none that we may see).
+
+    Raises:
+        OSError: this process is short of descriptors or memory, which says nothing of the other.
+    """
     try:
         raw = (proc / str(pid) / "stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The command's name is in parentheses and may hold spaces and parentheses of its own.
     fields = raw[raw.rfind(b")") + 2 :].split()
@@ -81,11 +85,19 @@ class Process:
 
         `not_after_ns`: a time at which the process is known to have run already; a process that
         started later has merely inherited the number. None trusts the number.
+
+        Raises:
+            OSError: as `read_stat`.
         """
         pidfd = None
         with contextlib.suppress(OSError, AttributeError):
             pidfd = os.pidfd_open(pid)
-        stat = read_stat(pid)
+        try:
+            stat = read_stat(pid)
+        except OSError:
+            if pidfd is not None:
+                os.close(pidfd)
+            raise
         inherited = (
             stat is not None
             and not_after_ns is not None
@@ -98,14 +110,20 @@ class Process:
         return cls(pid, stat.start_ticks, pidfd)
 
     def look(self) -> Vital:
-        stat = read_stat(self.pid)
+        try:
+            stat = read_stat(self.pid)
+        except OSError:
+            return Vital.RUNNING  # nobody has seen it go
         if stat is None or stat.start_ticks != self._start_ticks:
             return Vital.GONE
         return stat.vital
 
     def describe(self) -> str:
         """For people: ``process 4711 is stopped (state T)``."""
-        stat = read_stat(self.pid)
+        try:
+            stat = read_stat(self.pid)
+        except OSError as error:
+            return f"process {self.pid} cannot be looked at: {error.strerror}"
         if stat is None or stat.start_ticks != self._start_ticks:
             return f"process {self.pid} is gone"
         words = {
@@ -142,6 +160,9 @@ def listener(address: str) -> int | Listener:
     """The pid, in our namespace, of the process that listens on a unix socket.
 
     The kernel completes the connection without the process's help, so a stopped one is found too.
+
+    Raises:
+        OSError: this process is short of descriptors or memory.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)

@@ -17,7 +17,7 @@ from typing import Final
 
 from frd.model import AttemptKey, NodeNs
 from frd_agent.rank import Rank, Shared
-from frd_agent.taps import SocketDir, TapFile, scan
+from frd_agent.taps import SocketDir, TapFile, TapIdentity, scan
 
 _FILES_STAY_S: Final = 5.0
 _FILES_STAY_UNTOLD_S: Final = 3600.0
@@ -38,6 +38,8 @@ class Roster:
         self._problems: dict[Path, tuple[int, int, int]] = {}
         self._ranks: dict[str, Rank] = {}
         """By token, dead ones included until they are forgotten."""
+        self._is_short = False
+        """And the log has said so."""
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(list(self._ranks.values()))
@@ -55,7 +57,8 @@ class Roster:
                 continue
             known = self._ranks.get(file.identity.token)
             if known is None:
-                new.append(Rank(file, file.identity, self._shared, self._sockets))
+                if (rank := self._meet(file, file.identity)) is not None:
+                    new.append(rank)
             elif known.file is not file and not known.files_removed:
                 known.renew(file, file.identity, now_ns)
         # The living first: whether a dead one is news depends on them.
@@ -105,6 +108,19 @@ class Roster:
         self._sockets.close()
 
     # -- coming --------------------------------------------------------------------------------
+
+    def _meet(self, file: TapFile, identity: TapIdentity) -> Rank | None:
+        """None when that takes what this process is short of, such as descriptors: the next turn
+        tries again. Whoever cannot be looked at must not be taken for dead."""
+        try:
+            rank = Rank(file, identity, self._shared, self._sockets)
+        except OSError as error:
+            if not self._is_short:
+                log.warning("%s: cannot be looked at: %s: trying again", file.path, error.strerror)
+            self._is_short = True
+            return None
+        self._is_short = False
+        return rank
 
     def _admit(self, rank: Rank, now_ns: NodeNs) -> bool:
         if not rank.has_process and not self._is_news(rank, now_ns):

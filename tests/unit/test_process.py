@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -92,6 +94,35 @@ def test_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
     (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
     assert read_stat(7, tmp_path) == Stat("R", 4242)
     assert read_stat(8, tmp_path) is None
+
+
+def test_short_of_descriptors_nobody_is_dead(child: subprocess.Popen[bytes]) -> None:
+    """An agent that can open no file says so, and does not take what it cannot see for gone."""
+    process = Process.pin(child.pid)
+    assert process is not None
+    with descriptors(left=0):
+        assert process.look() is Vital.RUNNING
+        assert process.describe() == f"process {child.pid} cannot be looked at: Too many open files"
+        with pytest.raises(OSError, match="Too many open files"):
+            Process.pin(child.pid)
+        with pytest.raises(OSError, match="Too many open files"):
+            listener("/nowhere.sock")
+    assert process.look() is Vital.RUNNING
+    child.kill()
+    until(lambda: process.look() is Vital.GONE)
+    process.close()
+
+
+@contextlib.contextmanager
+def descriptors(left: int) -> Iterator[None]:
+    """This process may have so many more at a time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(lowest := os.open("/dev/null", os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + left, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_who_listens_on_a_socket(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 from frd.model import NodeNs
 from frd_agent.roster import Roster
 from tests.unit.test_agent_files import shared
+from tests.unit.test_process import descriptors
 from tests.unit.test_taps import TOKEN, identity
 
 WRITTEN_NS = 1_700_000_000_000_000_000
@@ -25,3 +27,20 @@ def test_what_an_old_job_left_behind_is_cleared_away_and_not_told(tmp_path: Path
     assert not path.exists()
     assert common.board.next_watermarks(now_ns) is None
     assert common.board.next_statuses() is None
+
+
+def test_a_rank_that_cannot_be_looked_at_is_not_dead(tmp_path: Path) -> None:
+    """The agent is short of descriptors when a rank comes: its files stay, and it is taken up as
+    soon as it can be looked at."""
+    path = tmp_path / f"{TOKEN}.json"
+    path.write_text(
+        json.dumps(identity(pid=os.getpid(), socket=None, started_at_ns=time.time_ns()))
+    )
+    roster = Roster(tmp_path, shared())
+    now_ns = NodeNs(time.time_ns() + 7 * 86_400 * 10**9)  # nothing of the dead would be news
+    with descriptors(left=1):  # for the directory, then the file, then the pidfd: none for /proc
+        assert roster.update(now_ns) == []
+    assert path.exists()
+    (rank,) = roster.update(now_ns)
+    assert rank.has_process
+    roster.close()
