@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from tests.scripted_rank import ScriptedRank
 
+RING: Final = 150
+"""Entries that a recorder keeps: 3 s of the usual rate, so that agents look every 2 s."""
 _PUBLISH_EVERY_S: Final = 0.5
 
 
@@ -28,7 +31,7 @@ class Training:
         each: int = 2,
         rate: float = 50.0,
         job: str = "training",
-        ring: int = 2000,
+        ring: int = RING,
     ) -> None:
         world = each * len(run_dirs)
         self.job = job
@@ -57,8 +60,8 @@ class Training:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        for rank in self.ranks:
-            rank.close()
+        with ThreadPoolExecutor(len(self.ranks)) as closing:
+            list(closing.map(ScriptedRank.close, self.ranks))
 
     def hold(self, rank: int) -> int:
         """From now on `rank` enters nothing; the seq that it will be missing in."""

@@ -178,12 +178,15 @@ class World:
     def settled(self, training: Training, within_s: float = PATIENCE_S) -> Account:
         """The job rests: the account, once it balances."""
         last: list[Account] = []
+        gap = 0
 
         def balanced() -> bool:
+            nonlocal gap
             last[:] = [self.account(training)]
-            return last[0].balances
+            gap = int(self.metric("frd_telemetry_gap_entries_total"))
+            return last[0].balances(gap)
 
-        until(balanced, lambda: f"the account does not balance: {last[0]}", within_s)
+        until(balanced, lambda: f"{last[0]}; known to be missing: {gap}", within_s)
         return last[0]
 
     def matched(self, training: Training) -> float:
