@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tests.sim.programs import JobPlan
+from tests.sim.programs import JobPlan, Tasks
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
+    from tests.sim.ranks import SimRank
 
 
 class FaultKind(StrEnum):
@@ -25,8 +27,10 @@ class FaultKind(StrEnum):
     """An exception that nobody catches: an exit record."""
     IN_COLLECTIVE_ALONE = "in_collective_alone"
     DEVICE_STUCK = "device_stuck"
+    """Only drawn where the recorder's timing is on; nothing else tells it from `NETWORK`."""
     MISMATCH = "mismatch"
     ORDER = "order"
+    """One rank enters two groups in the opposite order."""
     NETWORK = "network"
     """All have joined, nobody completes."""
     P2P_STUCK = "p2p_stuck"
@@ -40,11 +44,18 @@ class FaultKind(StrEnum):
     """A subgroup is made while training: no fault, and nothing to be confused by."""
 
 
+INCURABLE: Final = frozenset(
+    {FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.MISMATCH, FaultKind.ORDER}
+)
+"""Once they have begun, they end with the job."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     kind: FaultKind
     ranks: tuple[int, ...]
-    """The victims of the fault, which makes them the first cause."""
+    """The victims of the fault, which makes them the first cause. None where it is the network's;
+    the members of a new group."""
 
 
 @dataclass(slots=True)
@@ -60,12 +71,58 @@ class Injected:
     group: str = ""
     """Name of the group that is stuck; empty where none is."""
     seq: int = -1
+    """Of what is stuck there; -1 where it is a send or a receive."""
     culprits: frozenset[int] = frozenset()
     """The ranks that an expert would name."""
     may_name: frozenset[int] = frozenset()
-    """Ranks that may be named too, with justice."""
+    """Ranks that may be named too, with justice: the rest of a circle, the other of two that do not
+    match, and who waits in what no recorder tells."""
+    undo: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    """What heals it."""
 
 
 def draw_fault(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
     """One that can happen to this job now; None if the one that was drawn cannot."""
-    raise NotImplementedError
+    kind = dice.choice(tuple(FaultKind))
+    if kind is FaultKind.NETWORK:
+        return Fault(kind, ())
+    able = [rank.rank for rank in job.ranks if _is_able(kind, plan, rank)]
+    victims = {rank for one in job.injected if one.healed is None for rank in one.culprits}
+    if not (able := [rank for rank in able if rank not in victims]):
+        return None
+    match kind:
+        case FaultKind.NEW_GROUP if len(able) < plan.world or plan.world < 2:
+            return None
+        case FaultKind.NEW_GROUP:
+            many = dice.randrange(2, min(plan.world, 16) + 1)
+        case FaultKind.RECORDER_RESET:
+            many = dice.choice((1, len(able)))
+        case _:
+            many = 1
+    return Fault(kind, tuple(sorted(dice.sample(able, many))))
+
+
+def _is_able(kind: FaultKind, plan: JobPlan, rank: SimRank) -> bool:
+    if not rank.alive or rank.stopped:
+        return False
+    match kind:
+        case FaultKind.DEVICE_STUCK:
+            return plan.timing
+        case FaultKind.ORDER:
+            return any(swaps(rank.program.step, at) for at in range(len(rank.program.step)))
+        case FaultKind.P2P_STUCK:
+            return any(task.op is not None and task.op.is_send for task in rank.program.step)
+        case _:
+            return True
+
+
+def swaps(tasks: Tasks, at: int) -> frozenset[int]:
+    """The ranks that would wait for each other, if one did this and the next task of its program in
+    the opposite order; none where that does no harm."""
+    if at + 1 >= len(tasks):
+        return frozenset()
+    one, other = tasks[at].op, tasks[at + 1].op
+    if one is None or other is None or one.is_p2p or other.is_p2p or one.group is other.group:
+        return frozenset()
+    both = frozenset(one.group.ranks) & frozenset(other.group.ranks)
+    return both if len(both) > 1 else frozenset()

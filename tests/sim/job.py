@@ -1,96 +1,266 @@
 """One attempt of a simulated training job: its ranks and their Flight Recorders, nothing of frd.
 
 Event-driven, in integer nanoseconds of true time, and deterministic: the same plan, clocks and dice
-give the same job, byte for byte. The ranks do not know of faults that others have; who waits for
-whom comes out of the collectives themselves.
+give the same job, byte for byte. Ranks do not know of faults that others have; who waits for whom
+comes out of the collectives themselves. What faults do to a rank stands in `tests.sim.effects`.
 """
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
-from frd.flight import Status
+from frd.model import NodeNs
+from frd_agent import tap
 from frd_agent.taps import ExitRecord
-from frd_agent.watch import RawKey
+from tests.sim.effects import Effects
 from tests.sim.faults import Fault, Injected
-from tests.sim.memory import MemoryOfRank
-from tests.sim.programs import JobPlan
+from tests.sim.memory import Memory
+from tests.sim.programs import MS, Group, JobPlan, Op, Programs, S
+from tests.sim.ranks import RUNS, GroupOfRank, Meeting, SimRank
+from tests.sim.recorder import Record
+
+__all__ = ["GroupOfRank", "Job", "SimRank", "Wall"]
 
 Wall: TypeAlias = Callable[[int], int]
 """True time to CLOCK_REALTIME of a node; asked at the moment of an event, with rising times."""
 
-
-@dataclass(frozen=True, slots=True)
-class GroupOfRank:
-    """A process group as the tap's identity file lists it."""
-
-    name: str
-    desc: str
-    ranks: tuple[int, ...]
-    backend: str
-
-
-class SimRank:
-    """One rank process, as its tap, its socket and /proc show it."""
-
-    rank: int
-    node: int
-    local_rank: int
-    alive: bool
-    stopped: bool
-    """By SIGSTOP: neither tap nor socket answer."""
-    exit: ExitRecord | None
-    """None while it lives, and after SIGKILL."""
-    gil_held: bool
-    """The tap's thread stands still; the socket answers."""
-    groups: tuple[GroupOfRank, ...]
-    handlers: tuple[str, ...]
-    """Recorder handlers that it offers."""
-    recorded: int
-    """Entries of collectives that its recorder has written since its start."""
-    recorded_p2p: int
-
-    def counters(self) -> dict[RawKey, Status]:
-        """What the tap would publish now."""
-        raise NotImplementedError
-
-    def dump(self, handler: str) -> bytes:
-        """JSON as torch's `handler` writes it."""
-        raise NotImplementedError
-
-    def memory(self) -> MemoryOfRank:
-        raise NotImplementedError
+_WATCHDOG_NS: Final = 100 * MS
+"""How often NCCL's watchdog looks for what has completed."""
 
 
 class Job:
-    now: int
-    """True time, in ns."""
-    ranks: list[SimRank]
-    """By global rank."""
-    injected: list[Injected]
-    """In order of injection."""
-
     def __init__(
         self, plan: JobPlan, wall: Sequence[Wall], dice: random.Random, begin_ns: int
     ) -> None:
         """`wall` is by node."""
-        raise NotImplementedError
+        self.plan = plan
+        self.dice = dice
+        self.now = begin_ns
+        """True time, in ns."""
+        self.injected: list[Injected] = []
+        """In order of injection."""
+        self.programs = Programs(plan, dice)
+        self._wall = wall
+        self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self._number = 0
+        self._meetings: dict[tuple[object, ...], Meeting] = {}
+        """Those that somebody has still to come to."""
+        self._unnoticed: list[list[Record]] = [[] for _ in range(plan.nodes)]
+        """What has completed since a node's watchdogs looked."""
+        self._phase = [dice.randrange(_WATCHDOG_NS) for _ in range(plan.nodes)]
+        self._births: list[tuple[int, Group, Injected]] = []
+        """Groups to be made, and at which step."""
+        self._effects = Effects(self)
+        self.ranks: list[SimRank] = [
+            SimRank(self, rank, self.programs.of(rank), Memory(dice, begin_ns, plan.step_ns))
+            for rank in range(plan.world)
+        ]
+        """By global rank."""
+        for rank in self.ranks:
+            self.after(dice.randrange(S // 2), self.resume, rank)
+
+    # -- what the world does -------------------------------------------------------------------
 
     def advance(self, until: int) -> None:
         """Play all events up to and including `until`."""
-        raise NotImplementedError
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= until:
+            self.now, _, action, subject = pop(heap)
+            action(subject)
+        self.now = until
+        if self.plan.hides_p2p and self.injected:
+            self._effects.look_for_hidden()
 
     def inject(self, fault: Fault) -> None:
         """Now; it takes effect at once, or when its rank next reaches the point."""
-        raise NotImplementedError
+        injected = Injected(fault, self.now)
+        self.injected.append(injected)
+        self._effects.inject(injected)
 
     def heal(self, injected: Injected) -> None:
         """Now. A rank that died, a mismatch and an order deadlock have no healing: see `end`."""
-        raise NotImplementedError
+        self._effects.heal(injected)
 
     def end(self) -> None:
-        """Now: whoever lives exits cleanly."""
-        raise NotImplementedError
+        """Now: whoever lives exits cleanly, but for the stopped, whom only SIGKILL reaches."""
+        for rank in self.ranks:
+            if rank.alive:
+                self.die(rank, None if rank.stopped else ("clean", ""))
+        self._heap.clear()
+
+    # -- for the effects of faults -------------------------------------------------------------
+
+    def wall_ns(self, node: int) -> int:
+        """CLOCK_REALTIME of a node, now."""
+        return self._wall[node](self.now)
+
+    def after(self, delay: int, action: Callable[[Any], None], subject: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (self.now + delay, self._number, action, subject))
+
+    def die(self, rank: SimRank, last_words: tuple[Any, str] | None) -> None:
+        """Its device dies with it, in the middle of whatever it is at."""
+        if last_words is not None:
+            kind, detail = last_words
+            rank.exit = ExitRecord(kind, detail, NodeNs(self.wall_ns(rank.node)))
+        rank.alive = False
+        if rank.head is not None and rank.head.meeting is not None:
+            rank.head.meeting.is_broken = True
+
+    def make_group(self, injected: Injected) -> Group:
+        """All its members make it when they begin a step that nobody has come to yet."""
+        group = self.programs.new_group("SUBGROUP", injected.fault.ranks)
+        step = max(rank.step for rank in self.ranks) + 1
+        self._births.append((step, group, injected))
+        return group
+
+    # -- programs ------------------------------------------------------------------------------
+
+    def resume(self, rank: SimRank) -> None:
+        """The program of a rank does the task that it is at."""
+        if rank.stopped:
+            rank.is_due = True
+            return
+        if not rank.alive or rank.is_held or (rank.traps and self._effects.spring(rank)):
+            return
+        task = rank.tasks[rank.at]
+        if task.op is None:
+            if rank.queue:
+                rank.needs, rank.pause_ns = 0, 0
+                return
+        elif len(rank.queue) >= self.plan.depth:
+            rank.needs, rank.pause_ns = self.plan.depth - 1, 0
+            return
+        else:
+            self._enqueue(rank, task.op, task.device_ns)
+        self._go_on(rank)
+
+    def _go_on(self, rank: SimRank) -> None:
+        """To the next task; a rank that waits will compute before it when it has waited."""
+        late = 0
+        rank.at += 1
+        if rank.at == len(rank.tasks):
+            late = self._begin_step(rank)
+        pause = late + self._about(rank.tasks[rank.at].cpu_ns)
+        if rank.needs == RUNS:
+            self.after(pause, self.resume, rank)
+        else:
+            rank.pause_ns = pause
+
+    def _begin_step(self, rank: SimRank) -> int:
+        """By how much the program is late with it."""
+        rank.at = 0
+        rank.step += 1
+        for step, group, injected in self._births:
+            if step <= rank.step and rank.rank in group.ranks and group not in rank.seats:
+                rank.join(group)
+                task = self.programs.task(self._effects.op_of(group))
+                *step_tasks, drain = rank.program.step
+                rank.program = replace(rank.program, step=(*step_tasks, task, drain))
+                injected.began = injected.began or self.now
+        saves = rank.step > 0 and rank.step % self.plan.checkpoint_every == 0
+        rank.tasks = (*rank.program.checkpoint, *rank.program.step) if saves else rank.program.step
+        return self._effects.late_ns(rank) if rank.drags else 0
+
+    def _enqueue(self, rank: SimRank, op: Op, device_ns: int) -> None:
+        seat = rank.seats[op.group]
+        is_gloo = seat.recorder.number == tap.GENERIC
+        seat.op_id += 1
+        if op.dst >= 0:
+            seat.p2p_seq += 1
+        else:
+            seat.seq += 1
+        if is_gloo:
+            seat.enqueued = seat.op_id
+            rank.needs = 0
+        else:
+            seat.enqueued = seat.p2p_seq if op.dst >= 0 else seat.seq
+        created_ns = self._wall[rank.node](self.now)
+        if op.closing is not None:
+            seat.recorder.write(Record(rank, seat, op, created_ns, 0))
+            op = op.closing
+        record = Record(rank, seat, op, created_ns, device_ns)
+        if op.dst < 0 or not is_gloo:
+            seat.recorder.write(record)
+        rank.queue.append(record)
+        if len(rank.queue) == 1:
+            self.start(rank)
+
+    def _about(self, work_ns: int) -> int:
+        return int(work_ns * (1 + self.plan.jitter * self.dice.random()))
+
+    # -- devices -------------------------------------------------------------------------------
+
+    def start(self, rank: SimRank) -> None:
+        """The device of a rank comes to the first op of its queue."""
+        record = rank.queue[0]
+        if rank.snares and self._effects.blocks(rank, record):
+            return
+        op = record.op
+        record.ready_at = self.now + self._about(record.device_ns)
+        key: tuple[object, ...] = (op.group, record.seq)
+        if op.dst >= 0:
+            seat = record.seat
+            number = seat.messages[op.src, op.dst] = seat.messages.get((op.src, op.dst), 0) + 1
+            key = (op.group, op.src, op.dst, number)
+        if (meeting := self._meetings.get(key)) is None:
+            meeting = self._meetings[key] = Meeting(op)
+        record.meeting = meeting
+        meeting.present.append(record)
+        meeting.is_broken |= op.is_foul
+        meeting.ready_at = max(meeting.ready_at, record.ready_at)
+        if len(meeting.present) == meeting.size:
+            del self._meetings[key]
+            self.after(meeting.ready_at + op.span_ns - self.now, self.complete, meeting)
+
+    def complete(self, meeting: Meeting) -> None:
+        """All have come, and it has taken its time."""
+        if meeting.is_broken or self._effects.holds_up(meeting):
+            return
+        for record in meeting.present:
+            if not (record.rank.snares and self._effects.keeps(record)):
+                self.finish(record)
+        meeting.present = []
+
+    def finish(self, record: Record) -> None:
+        """The device of a rank is through with what it was at."""
+        rank = record.rank
+        record.done_at = self.now
+        rank.queue.popleft()
+        if record.seat.recorder.number == tap.GENERIC:
+            record.seat.completed = record.number
+        else:
+            unnoticed = self._unnoticed[rank.node]
+            unnoticed.append(record)
+            if len(unnoticed) == 1:
+                self._watch(rank.node)
+        if rank.queue:
+            self.start(rank)
+        if len(rank.queue) <= rank.needs:
+            rank.needs = RUNS
+            self.after(rank.pause_ns, self.resume, rank)
+
+    def _watch(self, node: int) -> None:
+        elapsed = (self.now - self._phase[node]) % _WATCHDOG_NS
+        self.after(_WATCHDOG_NS - elapsed, self._notice, node)
+
+    def _notice(self, node: int) -> None:
+        """NCCL's watchdogs, those of all ranks of a node together."""
+        wall_ns = self.wall_ns(node)
+        late = []
+        for record in self._unnoticed[node]:
+            if record.rank.stopped:
+                late.append(record)
+                continue
+            record.completed_ns = wall_ns
+            record.seat.completed = record.number
+            if self.plan.timing:
+                record.started_ns = wall_ns
+                record.seat.started = record.number
+        self._unnoticed[node] = late
+        if late:
+            self._watch(node)

@@ -5,7 +5,18 @@ A function of true time, so that asking costs nothing between two asks and chang
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+from typing import Final
+
+from tests.sim.programs import S
+
+GIB: Final = 1 << 30
+_TOTAL: Final = 80 * GIB
+_CONTEXT: Final = GIB // 2
+"""Of CUDA and its libraries, beside the allocator."""
+_FILLS_NS: Final = 3 * S
+"""How long a program takes to allocate its weights and optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +45,76 @@ class MemoryOfRank:
     """Of the device, by all that use it."""
     total: int
     errors: tuple[OomError, ...]
+
+
+@dataclass(slots=True)
+class Rise:
+    """Memory that a fault takes, from `since` on."""
+
+    since: int
+    lasts_ns: int
+    """From the first byte to the last."""
+    most: int
+    is_own: bool
+    """By the rank's allocator; else by another process on its device."""
+    until: int | None = None
+    """When it was given back."""
+
+    def at(self, now: int) -> int:
+        if self.until is not None and now >= self.until:
+            return 0
+        return self.most * min(max(now - self.since, 0), self.lasts_ns) // self.lasts_ns
+
+    def peak(self, now: int) -> int:
+        return (
+            self.most
+            * min(max(min(now, self.until or now) - self.since, 0), self.lasts_ns)
+            // (self.lasts_ns)
+        )
+
+
+class Memory:
+    """The device of one rank."""
+
+    def __init__(self, dice: random.Random, begin: int, step_ns: int) -> None:
+        self._uuid = dice.randbytes(16)
+        self._begin = begin
+        self._period = step_ns
+        self._base = dice.randrange(10 * GIB, 40 * GIB)
+        self._saw = dice.randrange(GIB, 8 * GIB)
+        self._errors: tuple[OomError, ...] = ()
+        self._rises: list[Rise] = []
+
+    def rise(self, rise: Rise) -> None:
+        self._rises.append(rise)
+
+    def room(self, now: int) -> int:
+        """What is left of the device even when the sawtooth is at its highest."""
+        mine = sum(rise.at(now) for rise in self._rises)
+        return max(_TOTAL - self._base - self._saw - _CONTEXT - mine, 0)
+
+    def fail(self, now: int, wall_ns: int) -> str:
+        """An allocation fails. In torch's words."""
+        free = self.room(now)
+        requested = free + 2 * GIB
+        self._errors += (OomError(len(self._errors) + 1, wall_ns, requested, free),)
+        return f"CUDA out of memory. Tried to allocate {requested / GIB:.2f} GiB. GPU 0 has"
+
+    def at(self, now: int, *, alive: bool) -> MemoryOfRank:
+        """Of a rank that is gone, only what others hold on its device."""
+        foreign = sum(rise.at(now) for rise in self._rises if not rise.is_own)
+        if not alive:
+            return MemoryOfRank(self._uuid, 0, 0, 0, foreign, _TOTAL, self._errors)
+        filled = min(max(now - self._begin, 0), _FILLS_NS)
+        base = self._base * filled // _FILLS_NS
+        saw = self._saw if filled == _FILLS_NS else 0
+        own = [rise for rise in self._rises if rise.is_own]
+        held = sum(rise.at(now) for rise in own)
+        peak = base + saw + max((rise.peak(now) for rise in own), default=0)
+        allocated = base + held + saw * ((now - self._begin) % self._period) // self._period
+        reserved = base + held + saw
+        used = min(reserved + _CONTEXT + foreign, _TOTAL)
+        return MemoryOfRank(
+            self._uuid, min(allocated, _TOTAL), min(reserved, _TOTAL), min(peak, _TOTAL), used,
+            _TOTAL, self._errors,
+        )  # fmt: skip

@@ -1,0 +1,147 @@
+"""A rank of a simulated job, as its agent can see it, and the meetings in which ranks wait.
+
+A rank is a program that enqueues ops, a device that does them one after another, and the recorders
+that tell of it. What moves them is the job.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from frd.flight import Status
+from frd_agent import tap
+from frd_agent.taps import ExitRecord
+from frd_agent.watch import RawKey
+from tests.sim.memory import Memory, MemoryOfRank
+from tests.sim.programs import Group, Op, Program
+from tests.sim.recorder import HANDLERS, Record, Recorder, Seat
+
+if TYPE_CHECKING:
+    from tests.sim.faults import Injected
+    from tests.sim.job import Job
+
+RUNS: Final = -1
+"""`SimRank.needs` of a rank whose program does not wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOfRank:
+    """A process group as the tap's identity file lists it."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+
+
+class Meeting:
+    """One collective, or one send with its receive: complete some time after all have come."""
+
+    __slots__ = ("is_broken", "op", "present", "ready_at", "size")
+
+    def __init__(self, op: Op) -> None:
+        self.op = op
+        self.size = op.size
+        self.present: list[Record] = []
+        """Of those whose device has come to it."""
+        self.ready_at = 0
+        """When the last device comes, of those that are on their way."""
+        self.is_broken = False
+        """It will never complete."""
+
+
+class SimRank:
+    """One rank process, as its tap, its socket and /proc show it."""
+
+    def __init__(self, job: Job, rank: int, program: Program, memory: Memory) -> None:
+        plan = job.plan
+        self.rank = rank
+        self.node, self.local_rank = divmod(rank, plan.ranks_per_node)
+        self.alive = True
+        self.stopped = False
+        """By SIGSTOP: neither tap nor socket answer."""
+        self.exit: ExitRecord | None = None
+        """None while it lives, and after SIGKILL."""
+        self.gil_held = False
+        """The tap's thread stands still; the socket answers."""
+        self.groups: tuple[GroupOfRank, ...] = ()
+        numbers = (tap.GENERIC,) if plan.backend == "gloo" else (tap.GENERIC, tap.NCCL)
+        self.recorders = {n: Recorder(n, plan.ring, timing=plan.timing) for n in numbers}
+        self.handlers = tuple(HANDLERS[number] for number in numbers)
+        """Recorder handlers that it offers."""
+        self.device = memory
+        self._job = job
+
+        self.program = program
+        self.tasks = program.prologue
+        """Of this step."""
+        self.at = 0
+        """Index of the task that the program is at."""
+        self.step = -1
+        self.queue: deque[Record] = deque()
+        """What the device has to do; it is at the first."""
+        self.needs = RUNS
+        """The program goes on once `queue` is as short as this."""
+        self.pause_ns = 0
+        """And then computes so long."""
+        self.seats: dict[Group, Seat] = {}
+        self.traps: list[Injected] = []
+        """Faults that wait for the program."""
+        self.snares: list[Injected] = []
+        """Faults that wait for the device, or for an op to end."""
+        self.drags: list[Injected] = []
+        """Faults that make each step late."""
+        self.is_held = False
+        """The program stands still for good, or until somebody heals it."""
+        self.is_due = False
+        """A rank that is stopped would have gone on."""
+        for group in program.groups:
+            self.join(group)
+
+    def join(self, group: Group) -> None:
+        """The rank has made a group."""
+        number = tap.GENERIC if group.backend == "gloo" else tap.NCCL
+        recorder = self.recorders[number]
+        pg_id = recorder.seats[-1].pg_id + self._job.dice.randrange(1, 4) if recorder.seats else 0
+        seat = self.seats[group] = Seat(group, pg_id, recorder)
+        recorder.seats.append(seat)
+        shown = GroupOfRank(group.name, group.desc, group.ranks, group.backend)
+        self.groups = (*self.groups, shown)
+
+    @property
+    def recorded(self) -> int:
+        """Entries of collectives that its recorders have written since its start."""
+        return sum(recorder.recorded for recorder in self.recorders.values())
+
+    @property
+    def recorded_p2p(self) -> int:
+        """The same of sends, receives and the ends of their batches."""
+        return sum(recorder.recorded_p2p for recorder in self.recorders.values())
+
+    @property
+    def head(self) -> Record | None:
+        """What its device is at."""
+        return self.queue[0] if self.queue else None
+
+    def next_op(self) -> Op:
+        """What its program comes to next."""
+        ops = [task.op for task in (*self.tasks[self.at :], *self.program.step) if task.op]
+        return ops[0]
+
+    def counters(self) -> dict[RawKey, Status]:
+        """What the tap would publish now."""
+        return {
+            (number, pg_id): status
+            for number, recorder in self.recorders.items()
+            for pg_id, status in recorder.status(self._job.now, self.head).items()
+        }
+
+    def dump(self, handler: str) -> bytes:
+        """JSON as torch's `handler` writes it."""
+        recorder = next(r for n, r in self.recorders.items() if HANDLERS[n] == handler)
+        return recorder.dump(self._job.now, self._job.wall_ns(self.node), self.head)
+
+    def memory(self) -> MemoryOfRank:
+        return self.device.at(self._job.now, alive=self.alive)

@@ -1,0 +1,215 @@
+"""The Flight Recorder of a simulated rank: a ring of records, and the dumps that torch makes of it.
+
+What NCCL's and Gloo's recorders tell differs in almost everything but the format, and what NCCL's
+tells of an op that its watchdog has not looked at depends on when it is asked; both are here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from frd.flight import Status
+from frd_agent import tap
+from tests.sim.programs import Group, Op
+
+if TYPE_CHECKING:
+    from tests.sim.ranks import Meeting, SimRank
+
+HANDLERS: Final = {tap.GENERIC: "fr_trace_json", tap.NCCL: "dump_nccl_trace_json"}
+_TIMEOUT_MS: Final = 600_000
+_ENTRY: Final = (
+    b'{"record_id":%d,"pg_id":%d,"collective_seq_id":%d,"p2p_seq_id":%d,"op_id":%d,'
+    b'"time_created_ns":%d,"state":"%b","time_discovered_started_ns":%d,'
+    b'"time_discovered_completed_ns":%d,"retired":%b,%b%b}'
+)
+
+
+class Seat:
+    """One rank's place in one group, and what it counts there."""
+
+    __slots__ = (
+        "completed", "enqueued", "group", "is_known", "messages", "op_id", "p2p_seq",
+        "pg_id", "recorder", "seq", "started",
+    )  # fmt: skip
+
+    def __init__(self, group: Group, pg_id: int, recorder: Recorder) -> None:
+        self.group = group
+        self.pg_id = pg_id
+        self.recorder = recorder
+        self.seq = 0
+        self.p2p_seq = 0
+        self.op_id = 0
+        self.messages: dict[tuple[int, int], int] = {}
+        """Sends or receives so far, by sender and receiver."""
+        self.enqueued = self.started = self.completed = -1
+        """As `pg_status` has them."""
+        self.is_known = False
+        """The recorder has recorded something of this group."""
+
+
+class Record:
+    """One op of one rank, from its enqueueing on; an entry of the ring, where the ring has it."""
+
+    __slots__ = (
+        "completed_ns", "created_ns", "device_ns", "done_at", "meeting", "number", "op", "op_id",
+        "p2p_seq", "rank", "ready_at", "record_id", "seat", "seq", "started_ns", "text",
+    )  # fmt: skip
+
+    def __init__(self, rank: SimRank, seat: Seat, op: Op, created_ns: int, device_ns: int) -> None:
+        self.rank = rank
+        self.seat = seat
+        self.op = op
+        self.created_ns = created_ns
+        self.device_ns = device_ns
+        self.record_id = 0
+        self.seq = seat.seq
+        self.p2p_seq = 0
+        self.op_id = seat.op_id
+        self.number = seat.enqueued
+        """What `pg_status` calls it."""
+        self.meeting: Meeting | None = None
+        self.ready_at = 0
+        """True time when the device starts it; 0 while others are before it."""
+        self.done_at = 0
+        """True time when it was complete."""
+        self.started_ns = 0
+        self.completed_ns = 0
+        """When the watchdog noticed; then nothing of it changes any more."""
+        self.text = b""
+
+
+class Recorder:
+    """One recorder of one rank."""
+
+    def __init__(self, number: int, ring: int, *, timing: bool) -> None:
+        self.number = number
+        self.timing = timing
+        self.recorded = 0
+        """Entries of collectives since the start."""
+        self.recorded_p2p = 0
+        self._is_gloo = number == tap.GENERIC
+        self._ring: deque[Record] = deque(maxlen=ring)
+        self._next_id = 0
+        self.seats: list[Seat] = []
+
+    def write(self, record: Record) -> None:
+        record.record_id = self._next_id
+        self._next_id += 1
+        record.seat.is_known = True
+        self._ring.append(record)
+        if record.op.dst >= 0:
+            self.recorded_p2p += 1
+        else:
+            self.recorded += 1
+
+    def reset(self) -> None:
+        """As torchft does at every quorum."""
+        self._ring.clear()
+        self._next_id = 0
+
+    def status(self, now: int, head: Record | None) -> dict[int, Status]:
+        """`pg_status`; `head` is what the device is at."""
+        at_work = head.seat if self.timing and head and 0 < head.ready_at <= now else None
+        return {
+            seat.pg_id: Status(
+                seat.enqueued,
+                head.number if head is not None and seat is at_work else seat.started,
+                seat.completed,
+            )
+            for seat in self.seats
+            if seat.is_known
+        }
+
+    def dump(self, now: int, wall_ns: int, head: Record | None) -> bytes:
+        """All that the ring has, as torch's handler writes it at `now`."""
+        status = {
+            str(pg_id): {
+                "last_enqueued_collective": str(of.enqueued),
+                "last_started_collective": str(of.started),
+                "last_completed_collective": str(of.completed),
+            }
+            for pg_id, of in self.status(now, head).items()
+        }
+        whole = b'{"version":"2.10","comm_lib_version":%b,"nccl_comm_state":{},"pg_config":{%b}'
+        version = b'""' if self._is_gloo else b'"2.27.5"'
+        parts = [whole % (version, self._config()), b',"pg_status":', msgspec.json.encode(status)]
+        if self._ring:
+            entry = self._gloo_entry if self._is_gloo else self._entry
+            entries = [record.text or entry(record, now, wall_ns) for record in self._ring]
+            parts += [b',"entries":[', b",".join(entries), b"]"]
+        return b"".join((*parts, b"}"))
+
+    def _config(self) -> bytes:
+        if self._is_gloo:  # written before the group knows its name
+            return b'"":{"name":"","desc":"","ranks":"[]"}' if self.seats else b""
+        return b",".join(seat.group.config or _config_of(seat.group) for seat in self.seats)
+
+    def _gloo_entry(self, record: Record, now: int, wall_ns: int) -> bytes:
+        """`retired` is all that it ever tells of the end."""
+        text = _format(record, b"scheduled", 0, 0, bool(record.done_at), b"")
+        if record.done_at:
+            record.text = text
+        return text
+
+    def _entry(self, record: Record, now: int, wall_ns: int) -> bytes:
+        if record.op.closing is not None:  # which has the end of the whole batch
+            record.text = _format(record, b"scheduled", 0, 0, False, b"")
+            return record.text
+        started_ns = record.started_ns
+        if self.timing and not started_ns and 0 < record.ready_at <= now:
+            started_ns = wall_ns
+        if not record.done_at:
+            state = b"started" if started_ns else b"scheduled"
+            return _format(record, state, started_ns, 0, False, b"")
+        took = b""
+        if self.timing:
+            took = b'"duration_ms":%.3f,' % ((record.done_at - record.ready_at) / 1e6)
+        is_retired = bool(record.completed_ns)
+        completed_ns = record.completed_ns or wall_ns
+        text = _format(record, b"completed", started_ns, completed_ns, is_retired, took)
+        if is_retired:
+            record.text = text
+        return text
+
+
+def _format(
+    record: Record, state: bytes, started_ns: int, completed_ns: int, retired: bool, took: bytes
+) -> bytes:
+    op, seat = record.op, record.seat
+    return _ENTRY % (
+        record.record_id, seat.pg_id, record.seq, record.p2p_seq, record.op_id, record.created_ns,
+        state, started_ns, completed_ns, b"true" if retired else b"false", took,
+        op.text or _text_of(op),
+    )  # fmt: skip
+
+
+def _text_of(op: Op) -> bytes:
+    """What all entries of `op` say alike."""
+    group = op.group
+    name = f"{group.backend}:{op.name}"
+    if op.name in ("send", "recv"):
+        src, dst = group.ranks.index(op.src), group.ranks.index(op.dst)
+        name += f" {src}->{dst}" if op.is_send else f" {dst}<-{src}"
+    fields = {
+        "process_group": (group.name, group.desc),
+        "profiling_name": name,
+        "input_sizes": op.inputs,
+        "input_dtypes": [op.dtype] * len(op.inputs),
+        "output_sizes": op.outputs,
+        "output_dtypes": [op.dtype] * len(op.outputs),
+        "is_p2p": op.is_p2p,
+        "timeout_ms": _TIMEOUT_MS,
+        "thread_id": "140000000000000",
+        "thread_name": "python",
+    }
+    op.text = msgspec.json.encode(fields)[1:-1]
+    return op.text
+
+
+def _config_of(group: Group) -> bytes:
+    of = {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))}
+    group.config = msgspec.json.encode({group.name: of})[1:-1]
+    return group.config
