@@ -148,7 +148,6 @@ class App:
             self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
         )
         self._loop_lag = LoopLag()
-        self._store_errors = {"dumps": 0}
         self._forgotten_findings = 0
         self._grpc = GrpcServer(
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
@@ -270,11 +269,7 @@ class App:
     async def take_dump(
         self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
     ) -> DumpResult:
-        try:
-            return await self._dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
-        except StoreError:
-            self._store_errors["dumps"] += 1
-            raise
+        return await self._dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
 
     def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
         return self._dumps.tar(dump_id)
@@ -300,7 +295,7 @@ class App:
                 store_errors={
                     "findings": self._evaluator.store_errors,
                     "journal": recorder.dropped,
-                    **self._store_errors,
+                    "dumps": self._dumper.store_errors,
                 },
                 findings=dict(self._evaluator.opened),
                 http_refused=dict(self._http_refused),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+from frd.errors import StoreError
 from frd.model import AlignedNs, AttemptKey
 from frd.service.clock_view import clock_json
 from frd.service.ingest import Ingest
@@ -40,6 +41,8 @@ class Dumper:
         self._streams = streams
         self._store = store
         self._now = now
+        self.store_errors = 0
+        """Dumps that could not be stored."""
 
     async def take(
         self,
@@ -56,8 +59,16 @@ class Dumper:
             ServiceUnavailable: no agent of the attempt is connected.
             StoreError: the dump cannot be stored.
         """
-        taking = _Taking(on_stack)
         asking = self._ingest.ask(key, ranks, dump=True, stacks=stacks, timeout_s=timeout_s)
+        try:
+            return await self._take(key, asking, _Taking(on_stack))
+        except StoreError:
+            self.store_errors += 1
+            raise
+
+    async def _take(
+        self, key: AttemptKey, asking: AsyncGenerator[list[Answer], None], taking: _Taking
+    ) -> DumpResult:
         async with aclosing(asking) as asked:
             # Whether there is anybody to ask is known when the first answers are there.
             answers = await anext(asked)

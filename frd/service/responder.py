@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from frd.errors import FrdError
+from frd.errors import FrdError, StoreError
 from frd.flight.stacktext import user_frames
 from frd.model import AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.dumps import Dumper
@@ -95,12 +95,16 @@ class Responder:
         try:
             async with self._slots:
                 if dump:
-                    taken = await self._dumper.take(
-                        key, ranks, stacks=True, timeout_s=TIMEOUT_S, on_stack=on_stack
-                    )
-                    self._attach(finding.id, dump=taken.id)
-                else:
-                    await self._dumper.stacks(key, ranks, timeout_s=TIMEOUT_S, on_stack=on_stack)
+                    try:
+                        taken = await self._dumper.take(
+                            key, ranks, stacks=True, timeout_s=TIMEOUT_S, on_stack=on_stack
+                        )
+                    except StoreError as error:  # stacks need no disk
+                        log.warning("finding %s: it has no dump: %s", finding.id, error)
+                    else:
+                        self._attach(finding.id, dump=taken.id)
+                        return
+                await self._dumper.stacks(key, ranks, timeout_s=TIMEOUT_S, on_stack=on_stack)
         except FrdError as error:
             log.warning("finding %s: evidence is missing: %s", finding.id, error)
 

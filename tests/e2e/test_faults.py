@@ -115,7 +115,7 @@ def test_all_of_frd_is_killed_in_a_stall(begin: Callable[..., Scene]) -> None:
 
 def test_a_frozen_agent_is_no_stuck_rank(begin: Callable[..., Scene]) -> None:
     """SIGSTOP for an agent, then a rank of its node hangs: its ranks are out of reach, which is no
-    high confidence in anything; when it goes on, the one that hangs is named, and what its rings lost
+    high confidence in anything; when it goes on, the one that hangs is named, and what rings lost
     meanwhile is counted."""
     scene = begin()
     world = scene.world

@@ -155,8 +155,8 @@ class World:
 
     # -- what it says --------------------------------------------------------------------------
 
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:
+    def get(self, path: str, timeout_s: float = 10.0) -> Any:
+        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=timeout_s) as answer:
             return json.load(answer)
 
     def findings(self, state: str = "") -> list[dict[str, Any]]:

@@ -1,0 +1,160 @@
+"""Daemons that run out of disk, file descriptors or memory, and what frd says meanwhile.
+
+Limits are set on live processes, as an operator or a neighbour may: a disk is filled, a limit is
+lowered. What stands goes on, what cannot be had is refused and shown, and all is well again once
+there is room. Ranks are scripted; see `tests.e2e.test_faults` for what else can happen.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import resource
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.faults.job import Training
+from tests.e2e.faults.world import Daemon, World, blamed, until
+
+pytestmark = pytest.mark.timeout(180)
+
+STALL_S: Final = 2.0
+LATE_S: Final = 5.0
+HELD: Final = 2
+CULPRIT: Final = (HELD, "cpu_stuck")
+
+
+@contextmanager
+def scene(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[World, Training]]:
+    """A service, and a job of four ranks on two nodes whose agents have told of it."""
+    with ExitStack() as stack:
+        world = stack.enter_context(
+            World(folder, data_dir=data_dir, stall_after_s=STALL_S, telemetry_late_s=LATE_S)
+        )
+        training = stack.enter_context(Training([world.run_dir(0), world.run_dir(1)]))
+        for _ in range(2):
+            world.start_agent()
+        until(lambda: world.matched(training) > 0, "the job is not told of")
+        yield world, training
+
+
+def accounted(world: World, training: Training) -> None:
+    """The rank that was held comes: what is open closes, and every row is accounted for."""
+    training.release(HELD)
+    until(lambda: not world.findings("open"), lambda: str(world.findings("open")))
+    training.rest()
+    world.settled(training)
+
+
+# -- disk ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Two megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "frd-test", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_silences_no_alert(small_disk: Path, tmp_path: Path) -> None:
+    """The disk is full when a rank hangs: the finding and its stack are shown all the same, what
+    could not be stored is counted, and with space again the finding and the journal are written."""
+    with scene(tmp_path, small_disk / "data") as (world, training):
+        fill = small_disk / "fill"
+        with pytest.raises(OSError, match="No space left"), fill.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        training.hold(HELD)
+        until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "no finding")
+        until(lambda: world.findings("open")[0]["suspects"][0]["stack"], "no stack")
+        assert world.metric("frd_suspect") == 1
+        for store in ("findings", "journal", "dumps"):
+            errors = f'frd_store_errors_total{{store="{store}"}}'
+            until(lambda series=errors: world.metric(series) > 0, f"{store}: no error is counted")  # type: ignore[misc]
+        (found,) = world.findings("open")
+
+        fill.unlink()
+        until(lambda: stored(world) == {found["id"]: "open"}, "the finding is not stored")
+        journal = world.data_dir / "journal"
+        segments = len(list(journal.iterdir()))
+        until(lambda: len(list(journal.iterdir())) > segments, "the journal does not go on")
+        training.release(HELD)
+        until(lambda: stored(world) == {found["id"]: "closed"}, "its end is not stored")
+
+
+def stored(world: World) -> dict[str, str]:
+    """State by id, as on the disk."""
+    with closing(sqlite3.connect(world.data_dir / "findings.sqlite3")) as db:
+        return dict(db.execute("SELECT id, state FROM findings"))
+
+
+# -- file descriptors ----------------------------------------------------------------------------
+
+
+@contextmanager
+def no_more_descriptors(daemon: Daemon) -> Iterator[None]:
+    """Those that it has stay open; it can open no other."""
+    limits = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    yield
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_service_without_descriptors(tmp_path: Path) -> None:
+    """The service may open nothing more: streams that stand go on and a hang is found, a new agent
+    and a new reader wait; they are served once it may again."""
+    with scene(tmp_path) as (world, training):
+        host, _, port = world.http.rpartition(":")
+        with closing(http.client.HTTPConnection(host, int(port), timeout=20)) as open_line:
+            open_line.request("GET", "/-/healthy")
+            assert open_line.getresponse().read()
+            with no_more_descriptors(world.service):
+                late = world.start_agent()
+                training.hold(HELD)
+                until(lambda: CULPRIT in blamed(asked(open_line), "high"), "no finding")
+                with pytest.raises(OSError, match="timed out"):
+                    world.get("/api/v1/findings", timeout_s=1)
+                log = late.log
+                until(lambda: "no welcome" in log.read_text(), "the new agent is not kept waiting")
+        until(lambda: world.agent_metric(2, "frd_agent_connected") == 1, "it is not let in")
+        accounted(world, training)
+        assert len(world.findings()) == 1
+
+
+def asked(line: http.client.HTTPConnection) -> list[dict[str, object]]:
+    """The open findings, over a connection that stands."""
+    line.request("GET", "/api/v1/findings?state=open")
+    found: list[dict[str, object]] = json.load(line.getresponse())["findings"]
+    return found
+
+
+def test_an_agent_without_descriptors(tmp_path: Path) -> None:
+    """An agent may open nothing more while its ranks live, and one of them hangs: none of them is
+    taken for dead, and once it may again the hang is told as it is."""
+    with scene(tmp_path) as (world, training):
+        with no_more_descriptors(world.agents[1]):
+            until(lambda: late_ranks(world) == {2, 3}, "its ranks are not seen as late")
+            assert world.findings() == []
+            training.hold(HELD)
+            until(lambda: world.findings("open"), "nobody misses anything")
+            assert not blamed(world.findings(), "high")
+        until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "not named")
+        assert world.metric("frd_findings_total") == 1
+        accounted(world, training)
+
+
+def late_ranks(world: World) -> set[int]:
+    ranks = world.get("/api/v1/jobs/training")["ranks"]
+    return {rank["rank"] for rank in ranks if (rank["age_s"] or 0) > LATE_S}
