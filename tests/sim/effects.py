@@ -31,6 +31,8 @@ _TRAPS: Final = frozenset(
         FaultKind.OOM,
     }
 )
+_OFTEN: Final = 20
+"""A straggler that was late so many times can be told from chance."""
 _UNWINDS_NS: Final = 1_200 * MS
 """From a failed allocation to the end of the process."""
 
@@ -89,11 +91,39 @@ class Effects:
                 for waiting in (rank.traps, rank.snares, rank.drags):
                     _remove(waiting, injected)
             _remove(self._outages, injected)
-        elif injected.fault.kind in INCURABLE:
+        elif self._is_incurable(injected):
             return
         injected.healed = self._job.now
         if injected.undo is not None:
             injected.undo()
+
+    def _is_incurable(self, injected: Injected) -> bool:
+        kind, ranks = injected.fault.kind, injected.fault.ranks
+        if kind in (FaultKind.RECORDER_RESET, FaultKind.NEW_GROUP):
+            return False
+        is_dying = kind is FaultKind.OOM and injected.undo is None
+        return kind in INCURABLE or is_dying or not all(self._job.ranks[r].alive for r in ranks)
+
+    def is_felt(self, injected: Injected) -> bool:
+        """It has begun, and somebody waits for it. Who never gets to what is stuck, because the
+        job hangs elsewhere, does not; nor does a straggler that was late a few times only."""
+        if injected.began is None or injected.healed is not None:
+            return False
+        match injected.fault.kind:
+            case FaultKind.STRAGGLER:
+                return injected.times >= _OFTEN
+            case FaultKind.RECORDER_RESET | FaultKind.NEW_GROUP:
+                return False
+            case FaultKind.MEMORY_SPIKE | FaultKind.LEAK | FaultKind.OOM:
+                return True
+            case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.NETWORK:
+                return True
+            case _:
+                return any(
+                    rank.alive and _is_at(rank, injected)
+                    for rank in self._job.ranks
+                    if rank.rank not in injected.culprits
+                )
 
     def _begin(self, injected: Injected, rank: SimRank, *, at_head: bool = False) -> None:
         """`at_head`: what the rank was at goes with it, not only what it would have come to."""
@@ -294,6 +324,7 @@ class Effects:
             if injected.began is None:
                 injected.began = self._job.now
                 injected.undo = partial(_remove, rank.drags, injected)
+            injected.times += 1
             late += round(self._job.plan.step_ns * self._job.dice.uniform(0.3, 0.8))
         return late
 
@@ -321,6 +352,16 @@ class Effects:
 
 def _remove(those: list[Injected], injected: Injected) -> None:
     those[:] = [one for one in those if one is not injected]
+
+
+def _is_at(rank: SimRank, injected: Injected) -> bool:
+    """Its device has come to what is stuck, and is there still."""
+    head = rank.head
+    if head is None or not head.ready_at or head.op.group.name != injected.group:
+        return False
+    if injected.seq >= 0:
+        return head.seq == injected.seq
+    return head.op.is_p2p and not {head.op.src, head.op.dst}.isdisjoint(injected.culprits)
 
 
 def _pipeline_of(rank: SimRank) -> frozenset[int]:

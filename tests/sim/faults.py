@@ -77,6 +77,8 @@ class Injected:
     may_name: frozenset[int] = frozenset()
     """Ranks that may be named too, with justice: the rest of a circle, the other of two that do not
     match, and who waits in what no recorder tells."""
+    times: int = 0
+    """How often a straggler has been late."""
     undo: Callable[[], None] | None = field(default=None, repr=False, compare=False)
     """What heals it."""
 

@@ -85,6 +85,10 @@ class Job:
         """Now. A rank that died, a mismatch and an order deadlock have no healing: see `end`."""
         self._effects.heal(injected)
 
+    def is_felt(self, injected: Injected) -> bool:
+        """It has begun, is not healed, and somebody waits for it: who watches the job can know."""
+        return self._effects.is_felt(injected)
+
     def end(self) -> None:
         """Now: whoever lives exits cleanly, but for the stopped, whom only SIGKILL reaches."""
         for rank in self.ranks:
