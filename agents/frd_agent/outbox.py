@@ -40,8 +40,8 @@ class Outbox:
     def __init__(self, max_rows: int, max_bytes: int) -> None:
         self._max_rows = max(min(max_rows, max_bytes // ROW_BYTES), 1)
         self._queues: dict[int, _Queue] = {}
-        self._order: deque[int] = deque()
-        """The rank of each batch ever recorded that may still be here, oldest first."""
+        self._order: deque[tuple[int, int]] = deque()
+        """Rank and last revision of each batch that may still be here, oldest first."""
         self.rows = 0
         """Rows that wait for an acknowledgement."""
         self.dropped: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Outbox:
             queue.batches.append(replace(piece, first_revision=queue.recorded + 1))
             queue.recorded += len(piece)
             self.rows += len(piece)
-            self._order.append(rows.rank)
+            self._order.append((rows.rank, queue.recorded))
         self._make_room()
 
     def next_batch(self) -> EntryColumns | None:
@@ -122,28 +122,21 @@ class Outbox:
         """The rank is gone and told of."""
         if (queue := self._queues.pop(rank, None)) is not None:
             self.rows -= sum(len(batch) for batch in queue.batches)
+            self._order = deque(mark for mark in self._order if mark[0] != rank)
         self.dropped.pop(rank, None)
-
-    def used_signatures(self) -> set[int]:
-        return {
-            int(index)
-            for queue in self._queues.values()
-            for batch in queue.batches
-            for index in np.unique(batch.signature)
-        }
 
     def _make_room(self) -> None:
         while self.rows > self._max_rows:
-            rank = self._order.popleft()
-            queue = self._queues.get(rank)
-            if queue is None or not queue.batches:
-                continue
+            rank, last = self._order.popleft()
+            queue = self._queues[rank]
+            if not queue.batches or _last(queue.batches[0]) != last:
+                continue  # acknowledged meanwhile
             batch = queue.batches.popleft()
             excess = self.rows - self._max_rows
             rest = _after(batch, batch.first_revision + excess - 1)
             if len(rest):
                 queue.batches.appendleft(rest)
-                self._order.appendleft(rank)
+                self._order.appendleft((rank, last))
             self._drop(rank, len(batch) - len(rest))
             self.dropped_total += len(batch) - len(rest)
 
@@ -153,15 +146,13 @@ class Outbox:
 
     def _tidy_order(self) -> None:
         """Acknowledged batches leave their mark in `_order`; it must not grow with them."""
-        waiting = sum(len(queue.batches) for queue in self._queues.values())
-        if len(self._order) > 2 * waiting + 64:
-            left = {rank: len(queue.batches) for rank, queue in self._queues.items()}
-            newest: deque[int] = deque()
-            for rank in reversed(self._order):
-                if left.get(rank, 0):
-                    left[rank] -= 1
-                    newest.appendleft(rank)
-            self._order = newest
+        if len(self._order) > 2 * sum(len(queue.batches) for queue in self._queues.values()) + 64:
+            waiting = {
+                (rank, _last(batch))
+                for rank, queue in self._queues.items()
+                for batch in queue.batches
+            }
+            self._order = deque(mark for mark in self._order if mark in waiting)
 
 
 def part(rows: EntryColumns, start: int, stop: int) -> EntryColumns:

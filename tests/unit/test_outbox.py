@@ -60,6 +60,44 @@ def test_the_oldest_rows_go_when_space_runs_out() -> None:
     assert drain(outbox) == [(0, 3, [3]), (1, 1, [1, 2, 3, 4])]
 
 
+def test_what_was_acknowledged_makes_no_rank_look_older() -> None:
+    """Rank 0's first rows are acknowledged; rank 1's are the oldest then, and go first."""
+    outbox = Outbox(5, 10_000)
+    outbox.record(rows(0, 1, 2))
+    outbox.record(rows(1, 1, 2))
+    outbox.ack({0: 2})
+    outbox.record(rows(0, 3, 4, 5))
+    outbox.record(rows(2, 1))
+    assert outbox.dropped == {1: 1}
+    assert drain(outbox) == [(0, 3, [3, 4, 5]), (1, 2, [2]), (2, 1, [1])]
+
+
+def test_a_rank_that_starts_again_is_as_young_as_its_rows() -> None:
+    """Rank 0 is forgotten and comes again after rank 1: rank 1's rows are the oldest."""
+    outbox = Outbox(4, 10_000)
+    outbox.record(rows(0, 1, 2))
+    outbox.record(rows(1, 1, 2))
+    outbox.forget(0)
+    outbox.record(rows(0, 8, 9))
+    outbox.record(rows(2, 1))
+    assert outbox.dropped == {1: 1}
+
+
+def test_an_agent_that_runs_for_weeks_remembers_only_what_waits() -> None:
+    """10,000 batches are acknowledged; the two that wait from the start still go oldest first."""
+    outbox = Outbox(6, 10_000)
+    outbox.record(rows(7, 1, 2))
+    outbox.record(rows(8, 1, 2))
+    for n in range(1, 10_001):
+        outbox.record(rows(0, n))
+        outbox.ack({0: n})
+    assert len(outbox._order) < 100
+    outbox.record(rows(1, 1, 2, 3))
+    assert outbox.dropped == {7: 1}
+    outbox.record(rows(1, 4, 5, 6))
+    assert outbox.dropped == {7: 2, 8: 2}
+
+
 def test_rows_that_a_service_refuses_can_be_dropped() -> None:
     """Everything that waits is cleared; what comes next goes on counting."""
     outbox = Outbox(100, 10_000)
