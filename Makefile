@@ -11,13 +11,14 @@ PARALLEL := tests/unit tests/property tests/helm
 REAL := --reruns 1 -rR
 BENCHES := ingest overhead analyze clock memory
 
-.PHONY: help demo test lint bench proto dashboards clean
+.PHONY: help demo test lint coverage bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    a small job hangs on this machine; frd names the culprit (about a minute)"
 	@echo "make test    lint, types, import floors, generated code, tests"
 	@echo "make lint    only the checks that run no code"
+	@echo "make coverage  what no test runs of the engine, the parser, the outbox and the stores"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -47,6 +48,10 @@ lint: .venv/installed .venv-proto/installed
 	@scripts/generate --check
 	@$(BIN)/python -m scripts.dashboards --check
 
+coverage: .venv/installed
+	@$(BIN)/pytest -n 2 --cov --cov-report= tests/unit tests/property $(wildcard tests/sim)
+	@$(BIN)/python -m scripts.covered
+
 bench: .venv/installed torch
 	@for bench in $(BENCHES); do \
 		echo "frd: bench/$$bench.py"; $(BIN)/python bench/$$bench.py --json || exit 1; done
@@ -59,7 +64,7 @@ dashboards: .venv/installed
 
 clean:
 	rm -rf .venv .venv-proto dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-		.import_linter_cache
+		.import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml requirements/dev.txt scripts/venv

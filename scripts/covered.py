@@ -1,0 +1,77 @@
+"""What the tests that `make coverage` ran have left untried, and how much that is.
+
+One line a part: the share of its lines and of its branches that some test ran; then each line and
+branch that none did, by file. Lines and branches are judged apart, because a share of both hides
+branches among many lines. A part of which less than `LEAST` was run is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from coverage import Coverage
+
+LEAST: Final = 0.95
+
+
+def main() -> int:
+    files = _measured()
+    parts: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for name, file in files.items():
+        parts[_part(name)].append(file["summary"])
+    short = [part for part, summaries in sorted(parts.items()) if not _told(part, summaries)]
+    for name, file in sorted(files.items()):
+        if left := [*map(str, file["missing_lines"]), *_branches(file)]:
+            print(f"  {name}: {', '.join(left)}")
+    for part in short:
+        print(f"frd: coverage: {part}: below {LEAST:.0%}: test what is untried", file=sys.stderr)
+    return 1 if short else 0
+
+
+def _part(name: str) -> str:
+    """A package of frd; of the agent, of which only files are measured, the file."""
+    return name if name.startswith("agents/") else "/".join(Path(name).parts[:2])
+
+
+def _measured() -> dict[str, dict[str, Any]]:
+    """By file, what coverage's own JSON report says of it."""
+    found = Coverage()
+    found.load()
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
+        found.json_report(outfile=report.name)
+        files: dict[str, dict[str, Any]] = json.load(report)["files"]
+    return files
+
+
+def _told(part: str, summaries: Iterable[dict[str, Any]]) -> bool:
+    """Print the line of a part; whether enough of it was run."""
+    total: defaultdict[str, int] = defaultdict(int)
+    for summary in summaries:
+        for what, count in summary.items():
+            total[what] += count if isinstance(count, int) else 0
+    lines = total["covered_lines"] / max(total["num_statements"], 1)
+    branches = total["covered_branches"] / max(total["num_branches"], 1)
+    print(
+        f"{part}: {lines:.1%} of {total['num_statements']:,} lines, "
+        f"{branches:.1%} of {total['num_branches']:,} branches"
+    )
+    return min(lines, branches) >= LEAST
+
+
+def _branches(file: dict[str, Any]) -> list[str]:
+    """Branches that were never taken, from lines that were run."""
+    return [
+        f"{start} to {'the end' if end < 0 else end}"
+        for start, end in file["missing_branches"]
+        if start not in file["missing_lines"]
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
