@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from tests.sim.oracle import Violation
 from tests.sim.run import Failure, Sum, attempt_all, live, shrink
 from tests.sim.scenario import draw
 
@@ -49,7 +50,11 @@ def main(
     for event in scenario.events:
         if numbers is None or event.number in numbers:
             click.echo(f"  {event}, share {event.share}, for {event.length / 1e9:.1f} s")
-    click.echo(live(seed, only=numbers, world=world))
+    try:
+        click.echo(live(seed, only=numbers, world=world))
+    except Violation as violation:
+        click.echo(violation)
+        sys.exit(1)
 
 
 def _many(seeds: range, jobs: int) -> int:

@@ -8,7 +8,7 @@ finding has to close. What is asked for is what an expert would say, not what th
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,11 +58,17 @@ _EXPECTED: Final[dict[FaultKind, tuple[frozenset[Kind], frozenset[Reason]]]] = {
     FaultKind.OOM: (frozenset({Kind.OOM, Kind.MEMORY_SPIKE}), frozenset({Reason.MEMORY})),
 }
 """Kinds of finding and reasons by which each fault may be named; others are no faults."""
+_OFTEN: Final = 4
+"""More findings of one kind about the same ranks than this are a finding that flaps."""
 _ABOUT_RANKS: Final = frozenset(Kind) - {Kind.TELEMETRY_GAP, Kind.CLOCK_UNSYNCHRONIZED}
 
 
 class Violation(AssertionError):
-    """A promise was broken."""
+    """A promise was broken: which one, in a word or two, and how."""
+
+    def __init__(self, promise: str, how: str) -> None:
+        super().__init__(f"{promise}: {how}")
+        self.promise = promise
 
 
 @dataclass(slots=True)
@@ -88,6 +94,8 @@ class Oracle:
         self.rows = 0
         """Different rows that the service has applied."""
         self._world = world
+        self._opened: Counter[tuple[object, ...]] = Counter()
+        """By attempt, kind and suspects."""
         self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
         """By agent session and pid."""
 
@@ -113,7 +121,7 @@ class Oracle:
         opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
         lost = opened - stored
         if lost and not self._world.disk_was_full:
-            raise Violation(f"lost in a crash: {[self.findings[i].summary for i in lost]}")
+            raise Violation("lost in a crash", f"{[self.findings[i].summary for i in lost]}")
         for finding_id in lost:
             del self.findings[finding_id]
 
@@ -122,12 +130,16 @@ class Oracle:
         finding, known = event.finding, self.findings.get(event.finding.id)
         if event.change is Change.OPENED:
             if known is not None and not self._world.disk_was_full:
-                raise Violation(f"opened twice: {finding.summary}")
+                raise Violation("opened twice", finding.summary)
+            named = tuple(suspect.rank for suspect in finding.suspects)
+            self._opened[finding.attempt, finding.kind, named] += 1
+            if self._opened[finding.attempt, finding.kind, named] > _OFTEN:
+                raise Violation("flaps", finding.summary)
         elif known is None or known.state is FindingState.CLOSED:
             if not self._world.disk_was_full:
-                raise Violation(f"{event.change.name} though it was not open: {finding.summary}")
+                raise Violation("was not open", f"{event.change.name}: {finding.summary}")
         elif (known.kind, known.opened_at) != (finding.kind, finding.opened_at):
-            raise Violation(f"became another: {known.summary} -> {finding.summary}")
+            raise Violation("became another", f"{known.summary} -> {finding.summary}")
         self.findings[finding.id] = finding
 
     # -- safety --------------------------------------------------------------------------------
@@ -141,8 +153,8 @@ class Oracle:
         for suspect in finding.suspects:
             if suspect.confidence is Confidence.HIGH and suspect.rank not in guilty:
                 raise Violation(
-                    f"rank {suspect.rank} is innocent ({suspect.reason}: {suspect.evidence}): "
-                    f"{finding.summary}"
+                    f"innocent, {suspect.reason}",
+                    f"rank {suspect.rank}: {suspect.evidence}: {finding.summary}",
                 )
 
     def _run_of(self, finding: Finding) -> Run | None:
@@ -163,11 +175,11 @@ class Oracle:
             if (agent := node.agent) is None:
                 continue
             if agent.outbox.rows > agent.limits.outbox_rows:
-                raise Violation(f"{node.name}: outbox holds {agent.outbox.rows} rows")
+                raise Violation("limit", f"{node.name}: outbox holds {agent.outbox.rows} rows")
             if agent.samples._bytes > agent.limits.memory_bytes:
-                raise Violation(f"{node.name}: samples hold {agent.samples._bytes} bytes")
+                raise Violation("limit", f"{node.name}: samples hold {agent.samples._bytes} bytes")
         if world.service is not None and len(world.service.streams) > len(world.conns):
-            raise Violation(f"{len(world.service.streams)} streams are open: some were forgotten")
+            raise Violation("limit", f"{len(world.service.streams)} streams: some were forgotten")
 
     def check_rows(self) -> None:
         """Recorded = applied + dropped, to the last row, of every agent that ever was; while one
@@ -188,11 +200,14 @@ class Oracle:
                     lost = watched.recorded - rows.applied - waiting
                     who = f"rank {watched.process.info.rank} of {node.name}"
                     if queue.acked > rows.last:
-                        raise Violation(f"{who}: acknowledged {queue.acked}, applied {rows.last}")
+                        raise Violation(
+                            "acknowledged",
+                            f"{who}: acknowledged {queue.acked}, applied {rows.last}",
+                        )
                     if not 0 <= lost <= dropped:
-                        raise Violation(f"{who}: {lost} rows lost, {dropped} counted")
+                        raise Violation("rows lost", f"{who}: {lost} rows lost, {dropped} counted")
                     if agent is node.agent and waiting:
-                        raise Violation(f"{who}: {waiting} rows still wait")
+                        raise Violation("rows wait", f"{who}: {waiting} rows still wait")
 
     # -- liveness ------------------------------------------------------------------------------
 
@@ -204,7 +219,9 @@ class Oracle:
                 continue
             if injected.fault.kind in _EXPECTED and not self._is_found(injected, run):
                 said = [f.summary for f in self.findings.values()]
-                raise Violation(f"not found: {injected}: what was said: {said}")
+                raise Violation(
+                    f"not found, {injected.fault.kind}", f"{injected}: what was said: {said}"
+                )
 
     def _is_found(self, injected: Injected, run: Run) -> bool:
         kinds, reasons = _EXPECTED[injected.fault.kind]
@@ -221,7 +238,7 @@ class Oracle:
     def check_closed(self) -> None:
         still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
         if still_open:
-            raise Violation(f"still open: {[(f.kind, f.summary) for f in still_open]}")
+            raise Violation("still open", f"{[(f.kind, f.summary) for f in still_open]}")
 
     def check_replay(self, folder: Path) -> None:
         """The journal gives the same findings again; a torn one may lack the last of a life."""
@@ -230,11 +247,11 @@ class Oracle:
         problems: list[str] = []
         replayed = replay(read(folder / "journal", problems.append), problems.append)
         if problems:
-            raise Violation(f"journal: {problems}")
+            raise Violation("journal", f"{problems}")
         live = {f.id: _gist(f) for f in self.findings.values()}
         again = {f.id: _gist(f) for f in replayed.findings}
         if live != again:
-            raise Violation(f"a replay finds something else: {live} -> {again}")
+            raise Violation("replay", f"{live} -> {again}")
 
 
 def _gist(finding: Finding) -> tuple[object, ...]:

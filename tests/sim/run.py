@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
+from tests.sim.oracle import Violation
 from tests.sim.scenario import draw
 from tests.sim.world import Summary, World
 
@@ -55,8 +56,8 @@ def attempt(seed: int) -> Summary | Failure:
     try:
         return live(seed)
     except Exception as error:
-        what = str(error) or type(error).__name__
-        return Failure(seed, f"{type(error).__name__}: {what}", traceback.format_exc())
+        what = str(error) if isinstance(error, Violation) else repr(error)
+        return Failure(seed, what, traceback.format_exc())
     finally:
         gc.collect()
 
@@ -75,21 +76,25 @@ def attempt_all(seeds: Iterable[int], jobs: int) -> Iterator[Summary | Failure]:
 
 
 def shrink(seed: int, world: int | None = None) -> list[int]:
-    """Numbers of the events of which none can be left out, if the world is still to fail."""
+    """Numbers of the events of which none can be left out, if the same promise is to break."""
     numbers = [event.number for event in draw(seed, world).events]
-
-    def fails(some: Collection[int]) -> bool:
-        try:
-            live(seed, only=some, world=world)
-        except Exception:
-            return True
-        return False
-
+    broken = _broken(seed, numbers, world)
     for number in list(numbers):
         fewer = [other for other in numbers if other != number]
-        if fails(fewer):
+        if broken and _broken(seed, fewer, world) == broken:
             numbers = fewer
     return numbers
+
+
+def _broken(seed: int, only: Collection[int], world: int | None) -> str:
+    """Which promise; empty when none is."""
+    try:
+        live(seed, only=only, world=world)
+    except Violation as violation:
+        return violation.promise
+    except Exception as error:
+        return repr(error)
+    return ""
 
 
 @dataclass(slots=True)

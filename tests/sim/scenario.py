@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from frd.engine.policy import Policy
-from tests.clocks import MS, S
+from tests.clocks import S
 from tests.sim.agent import Limits
 from tests.sim.programs import JobPlan, draw_plan
 
@@ -31,8 +31,8 @@ POLICY: Final = Policy(
 )
 """As the default, but what takes minutes takes seconds: a world lives for two minutes."""
 WARM: Final = 10 * S
-HEALED: Final = 60 * S
-"""From here on nothing more happens to machines and the wire."""
+LAST: Final = 45 * S
+"""Nothing begins later, and what troubles machines and wire ends in time."""
 
 
 class Trouble(StrEnum):
@@ -82,6 +82,10 @@ class Event:
     share: float = 0.0
     length: int = 0
 
+    @property
+    def until(self) -> int:
+        return self.at + self.length
+
     def __str__(self) -> str:
         what = "fault of the job" if self.trouble is None else self.trouble.value
         return f"#{self.number} {what} at {self.at / S:.1f} s"
@@ -106,19 +110,19 @@ def draw(seed: int, world: int | None = None) -> Scenario:
         world = dice.choice((512, 1024))
     plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
     limits = Limits(
-        outbox_rows=dice.choice((400_000, 400_000, 20, 200)),
+        outbox_rows=dice.choice((400_000, 400_000, 100, 1_000)),
         memory_bytes=dice.choice((8 << 20, 8 << 20, 1 << 16)),
         window_bytes=dice.choice((256 << 10, 16 << 10, 2 << 10)),
     )
     events = [
-        Event(0, dice.randrange(WARM, HEALED - 20 * S), None)
+        Event(0, dice.randrange(WARM, LAST - 10 * S), None)
         for _ in range(dice.choice((0, 1, 1, 1, 1, 2, 3)))
     ]
     kinds, weights = list(_WEIGHTS), list(_WEIGHTS.values())
     for _ in range(dice.choice((0, 0, 1, 1, 2, 3, 4, 6))):
         trouble = dice.choices(kinds, weights)[0]
-        at = dice.randrange(2 * S, HEALED - 8 * S)
-        length = dice.randrange(100 * MS, min(45 * S, HEALED - at))
+        at = dice.randrange(2 * S, LAST - S)
+        length = min(round(10 ** dice.uniform(-1, 1.7) * S), LAST + 10 * S - at)
         share = dice.choice((0.0, 0.0, 0.3, 0.5, 1.0))
         events.append(Event(0, at, trouble, share, length))
     events.sort(key=lambda event: event.at)

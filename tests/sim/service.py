@@ -11,7 +11,7 @@ import asyncio
 import random
 import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ VERSION: Final = "simulated"
 _JOURNAL: Final = JournalLimits(total_bytes=256 * 1024 * 1024, max_age_s=3600.0)
 
 
-class _Inline(Executor):
+class _Inline(ThreadPoolExecutor):
     """Runs at once, in order, what production gives to threads."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

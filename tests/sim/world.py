@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,8 @@ from tests.sim.faults import draw_fault
 from tests.sim.job import Job
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, draw_link
-from tests.sim.oracle import Oracle
-from tests.sim.scenario import HEALED, POLICY, Scenario, Trouble
+from tests.sim.oracle import Oracle, Violation
+from tests.sim.scenario import POLICY, WARM, Scenario, Trouble
 from tests.sim.service import Disk, Service
 from tests.sim.troubles import Troubles
 from tests.sim.watched import Process
@@ -35,6 +35,7 @@ _ACKNOWLEDGE: Final = S // 5
 _CLOCKS: Final = S // 2
 _FOUND_WITHIN: Final = 30 * S
 _CLOSED_WITHIN: Final = 45 * S
+_TOLD_WITHIN: Final = 20 * S
 JOB: Final = "train"
 
 
@@ -104,15 +105,13 @@ class World:
         """
         try:
             self._begin()
-            self.kernel.run(HEALED)
+            self.kernel.run(max((event.until for event in self._events), default=WARM))
             self.troubles.heal()
-            self.kernel.run(HEALED + _FOUND_WITHIN)
-            self.settle()
-            self.oracle.check_found()
+            self._wait_for(self.oracle.check_found, _FOUND_WITHIN)
             self._recover()
-            self.kernel.run(HEALED + _FOUND_WITHIN + _CLOSED_WITHIN)
-            self.oracle.check_closed()
-            self.oracle.check_rows()
+            self._wait_for(self.oracle.check_closed, _CLOSED_WITHIN)
+            self._end_job()
+            self._wait_for(self.oracle.check_rows, _TOLD_WITHIN)
             self._end()
             self.oracle.check_replay(self.disk.folder)
         finally:
@@ -135,6 +134,20 @@ class World:
         self.kernel.after(_ACKNOWLEDGE, self._acknowledge)
         self.kernel.after(_CLOCKS, self._keep_clocks)
 
+    def _wait_for(self, check: Callable[[], None], within: int) -> None:
+        """The promise has so long to come true."""
+        deadline = self.kernel.now + within
+        while True:
+            self.kernel.run(self.kernel.now + S)
+            self.settle()
+            try:
+                check()
+            except Violation:
+                if self.kernel.now >= deadline:
+                    raise
+            else:
+                return
+
     def _recover(self) -> None:
         """What can be healed is; a job with what cannot ends and starts anew."""
         run = self.runs[-1]
@@ -143,6 +156,10 @@ class World:
                 run.job.heal(injected)
         if any(i.began is not None and i.healed is None for i in run.job.injected):
             self.restart_job()
+
+    def _end_job(self) -> None:
+        self.settle()
+        self.runs[-1].job.end()
 
     def _end(self) -> None:
         for conn in self.conns:
@@ -196,8 +213,7 @@ class World:
 
     def restart_job(self) -> None:
         """The launcher ends the job and starts it again, as the next attempt."""
-        self.settle()
-        self.runs[-1].job.end()
+        self._end_job()
         self.settle()
         self.kernel.after(2 * S, self.start_job)
 
