@@ -7,20 +7,25 @@ there is room. Ranks are scripted; see `tests.e2e.test_faults` for what else can
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import resource
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import grpc.aio
 import pytest
 
+from frd.model import GroupInfo, Signature
+from frd.wire import Declare, GroupDecl, SignatureDecl
 from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import Daemon, World, blamed, until
+from tests.e2e.streams import Service, peer
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -72,10 +77,7 @@ def test_a_full_disk_silences_no_alert(small_disk: Path, tmp_path: Path) -> None
     """The disk is full when a rank hangs: the finding and its stack are shown all the same, what
     could not be stored is counted, and with space again the finding and the journal are written."""
     with scene(tmp_path, small_disk / "data") as (world, training):
-        fill = small_disk / "fill"
-        with pytest.raises(OSError, match="No space left"), fill.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        filler = fill(small_disk)
         training.hold(HELD)
         until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "no finding")
         until(lambda: world.findings("open")[0]["suspects"][0]["stack"], "no stack")
@@ -85,13 +87,22 @@ def test_a_full_disk_silences_no_alert(small_disk: Path, tmp_path: Path) -> None
             until(lambda series=errors: world.metric(series) > 0, f"{store}: no error is counted")  # type: ignore[misc]
         (found,) = world.findings("open")
 
-        fill.unlink()
+        filler.unlink()
         until(lambda: stored(world) == {found["id"]: "open"}, "the finding is not stored")
         journal = world.data_dir / "journal"
         segments = len(list(journal.iterdir()))
         until(lambda: len(list(journal.iterdir())) > segments, "the journal does not go on")
         training.release(HELD)
         until(lambda: stored(world) == {found["id"]: "closed"}, "its end is not stored")
+
+
+def fill(disk: Path) -> Path:
+    """The file that takes all that is left."""
+    path = disk / "filler"
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return path
 
 
 def stored(world: World) -> dict[str, str]:
@@ -158,3 +169,58 @@ def test_an_agent_without_descriptors(tmp_path: Path) -> None:
 def late_ranks(world: World) -> set[int]:
     ranks = world.get("/api/v1/jobs/training")["ranks"]
     return {rank["rank"] for rank in ranks if (rank["age_s"] or 0) > LATE_S}
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+GREEDY: Final = 16
+FAULTS: Final = 'frd_ingest_refused_total{reason="fault"}'
+ROOM_BYTES: Final = 32 * 1024 * 1024
+"""For what they want several hundred megabytes."""
+
+
+async def greed(world: World, number: int) -> None:
+    """A stream that declares as much as it is let to."""
+    assert world.service.process is not None
+    service = Service(world.service.process, world.grpc, world.http)
+    async with peer(service, number % 2, f"greedy-{number}", f"greedy-{number}") as one:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await one.introduce()
+            for first in range(1, 8001, 200):
+                await one.send(
+                    Declare(
+                        groups=tuple(
+                            GroupDecl(n, 0, GroupInfo(f"{number}-{n}", "x" * 500, (0, 1, 2, 3)))
+                            for n in range(first, first + 200)
+                        ),
+                        signatures=tuple(
+                            SignatureDecl(n, Signature("gloo", "all_reduce", ((n, number) * 30,)))
+                            for n in range(first, first + 200)
+                        ),
+                    )
+                )
+
+
+def test_a_service_without_memory(tmp_path: Path) -> None:
+    """Greedy streams meet a limit on the service's memory: they are refused and counted, and the
+    job is told of as ever once there is memory again, by the same process or by the next one."""
+    with scene(tmp_path) as (world, training):
+        pid = world.service.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_AS)
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        allowed = pages * resource.getpagesize() + ROOM_BYTES
+        resource.prlimit(pid, resource.RLIMIT_AS, (allowed, limits[1]))
+
+        async def all_of_them() -> None:
+            await asyncio.gather(*(greed(world, number) for number in range(GREEDY)))
+
+        asyncio.run(all_of_them())
+        if world.service.is_alive:
+            resource.prlimit(pid, resource.RLIMIT_AS, limits)
+            until(lambda: world.metric(FAULTS) > 0, "nobody is refused")
+        else:
+            world.start_service()
+        training.hold(HELD)
+        until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "no finding")
+        assert {finding["job"] for finding in world.findings()} == {training.job}
+        accounted(world, training)
