@@ -178,7 +178,7 @@ class Journal:
         try:
             self._finish(self._begun_at)
         except OSError as error:
-            self.error = _refused(self.folder, error)
+            self._give_up(error, self._begun_at)
 
     def _begin(self, at: AlignedNs, *, continues: bool) -> None:
         """Open the next segment; `continues` says that no record was lost before it."""

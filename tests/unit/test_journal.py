@@ -76,6 +76,40 @@ def test_a_bundle_of_somebody_elses_is_refused(whole: bytes) -> None:
         unbundled(zlib.compress(whole), "here")
 
 
+def test_what_is_no_bundle_and_what_is_newer_is_told_apart() -> None:
+    """Bytes that zlib cannot read are damage; a kind of record that is not known yet is not."""
+    with pytest.raises(StoreError, match="here: a bundle that does not unpack"):
+        unbundled(b"no zlib at all", "here")
+    with pytest.raises(StoreError, match=r"here: .* a newer frd wrote it"):
+        unbundled(zlib.compress(HEAD.pack(0, 0x3F, 0, 0)), "here")
+
+
+def test_more_between_two_ticks_than_one_write_takes(tmp_path: Path) -> None:
+    """Thousands of small records, and a few of which each fills a write: all come back."""
+    target = journal(tmp_path, segment_bytes=2_000_000, total_bytes=4_000_000)
+    sent = [message(n, size=1) for n in range(3_000)] + [message(n, size=300_000) for n in range(3)]
+    write(target, sent)
+    target.close()
+    assert target.dropped == 0
+    records, warnings = replayed(tmp_path)
+    assert (records[1:], warnings) == (sent, [])
+
+
+def test_a_write_that_the_system_cuts_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system takes only some bytes of what it is given: the rest follows, in order."""
+    target = journal(tmp_path, segment_bytes=10_000)
+    sent = [message(n) for n in range(10)]
+    write(target, sent)
+    writev, write_some = os.writev, os.write
+    monkeypatch.setattr(os, "writev", lambda fd, data: writev(fd, [b"".join(data)[:7]]))
+    monkeypatch.setattr(os, "write", lambda fd, data: write_some(fd, data[:100]))
+    target.close()
+    records, warnings = replayed(tmp_path)
+    assert (records[1:], warnings) == (sent, [])
+
+
 def test_records_come_back_in_order(tmp_path: Path) -> None:
     """What was appended over several segments is read back once, without the preambles between."""
     target = journal(tmp_path, preamble=lambda: [HELLO])
@@ -252,6 +286,19 @@ def test_full_disk_drops_and_recovers(tmp_path: Path, monkeypatch: pytest.Monkey
         b"later",
     ]
     assert len(warnings) == 1
+
+
+def test_a_disk_that_is_full_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pending when the service ends cannot be written: it is counted, and said why."""
+    target = journal(tmp_path)
+    write(target, [message(1), message(2)])
+    real = os.writev
+    with open("/dev/full", "wb") as full:
+        monkeypatch.setattr(os, "writev", lambda _fd, data: real(full.fileno(), data))
+        target.close()
+    assert os.strerror(errno.ENOSPC) in target.error
+    assert target.dropped == 2
+    assert replayed(tmp_path) == ([Record(RecordKind.START, NOW, 0, SETTINGS)], [])
 
 
 def test_preamble_too_large_for_the_bound(tmp_path: Path) -> None:
