@@ -167,3 +167,72 @@ def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "dumps").rmdir()
     with pytest.raises(StoreError, match=r"dumps: .*No such file"):
         store.create(AttemptKey("train", 0), NOW)
+
+
+def test_bounds_that_shrink_hold_at_once(tmp_path: Path) -> None:
+    """A configuration that is read again allows less: the oldest dumps go, none is waited for."""
+    store = dump_store(tmp_path)
+    ids = [taken(store, at=n, size=2_000) for n in range(4)]
+    store.bound(max_count=3, max_bytes=100_000)
+    assert store.ids() == ids[1:]
+    store.bound(max_count=3, max_bytes=5_000)
+    assert store.ids() == ids[2:]
+
+
+def test_what_is_no_dump_is_left_alone(tmp_path: Path) -> None:
+    """Somebody's notes and folder in the data directory are neither counted nor evicted."""
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "My Folder").mkdir()
+    store = dump_store(tmp_path, max_count=1)
+    kept = [taken(store, at=n) for n in range(2)][-1]
+    assert store.ids() == [kept]
+    assert {path.name for path in tmp_path.iterdir()} == {"notes", "My Folder", kept}
+
+
+def test_a_dump_that_goes_before_it_is_read(tmp_path: Path) -> None:
+    """It was there when it was asked for, and evicted before its first chunk: said, not cut."""
+    store = dump_store(tmp_path, max_count=1)
+    first = taken(store)
+    stream = store.tar(first)
+    assert stream is not None
+    taken(store, at=1)
+    with pytest.raises(StoreError, match=f"{first}: evicted just now"):
+        next(stream)
+
+
+def test_a_dump_stays_until_its_last_reader_is_done(tmp_path: Path) -> None:
+    """Two read the same dump; the first to end does not pull it from under the other."""
+    store = dump_store(tmp_path, max_count=1)
+    first = taken(store, size=5_000)
+    streams = [store.tar(first), store.tar(first)]
+    beginnings = [next(stream) for stream in streams if stream is not None]
+    assert len(unpacked([beginnings[0], *(streams[0] or ())])) == 2
+    taken(store, at=1)
+    assert first in store.ids()
+    assert len(unpacked([beginnings[1], *(streams[1] or ())])["train/rank_3"]) == 5_000
+
+
+def test_a_disk_that_is_full_holds_no_room(tmp_path: Path) -> None:
+    """A part that cannot be written is an error, its bytes free again, and what is whole a dump."""
+    store = dump_store(tmp_path, max_count=2, max_bytes=3_000)
+    writer = store.create(AttemptKey("train", 0), NOW)
+    (unfinished,) = tmp_path.iterdir()
+    (unfinished / "train" / "rank_1").symlink_to("/dev/full")
+    with pytest.raises(StoreError, match="No space left on device: free some space"):
+        writer.add(1, Part.DUMP, b"x" * 2_000, last=True)
+    writer.add(0, Part.DUMP, b"x" * 2_000, last=True)
+    assert set(unpacked(store.tar(writer.finish({})))) == {"summary.json", "train/rank_0"}
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_nothing(tmp_path: Path) -> None:
+    """The summary cannot be written: no dump, no remains, and the room for another one."""
+    store = dump_store(tmp_path, max_bytes=3_000)
+    writer = store.create(AttemptKey("train", 0), NOW)
+    (unfinished,) = tmp_path.iterdir()
+    (unfinished / "summary.json").symlink_to("/dev/full")
+    writer.add(0, Part.DUMP, b"x" * 2_000, last=True)
+    with pytest.raises(StoreError, match="No space left on device: free some space"):
+        writer.finish({})
+    assert list(tmp_path.iterdir()) == []
+    dump_id = taken(store, size=2_500)
+    assert store.ids() == [dump_id]

@@ -229,3 +229,15 @@ def test_full_disk(store: FindingStore) -> None:
     with pytest.raises(StoreError, match="free some space"):
         store.save([opened(finding(n)) for n in range(2, 200)])
     assert store.query() == [finding(1)]
+
+
+def test_a_database_that_another_holds(store: FindingStore) -> None:
+    """Another frd serve writes to it: saving says who may be the cause."""
+    store._writer.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(store.path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="another frd serve uses this data directory"):
+            store.save([opened(finding())])
+        store.save([])
+    store.save([opened(finding())])
+    assert store.query() == [finding()]
