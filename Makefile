@@ -5,13 +5,15 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
 # Two at a time, but for those with training jobs, which need both cores.
-PARALLEL := tests/unit tests/property tests/helm
+PARALLEL := tests/unit tests/property tests/helm tests/sim
 # A machine that others use too may stall any process for seconds. What fails once with real processes
 # is tried again, once, and said in the summary (RERUN): two in a row are a failure.
 REAL := --reruns 1 -rR
+# Worlds of `make sim`: a second of a core each.
+SEEDS := 1000
 BENCHES := ingest overhead analyze clock memory
 
-.PHONY: help demo test lint coverage bench proto dashboards clean
+.PHONY: help demo test lint coverage sim bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +21,7 @@ help:
 	@echo "make test    lint, types, import floors, generated code, tests"
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  what no test runs of the engine, the parser, the outbox and the stores"
+	@echo "make sim SEEDS=N  whole clusters, simulated by their seeds, and what breaks in them"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -49,8 +52,11 @@ lint: .venv/installed .venv-proto/installed
 	@$(BIN)/python -m scripts.dashboards --check
 
 coverage: .venv/installed
-	@$(BIN)/pytest -n 2 --cov --cov-report= tests/unit tests/property $(wildcard tests/sim)
+	@$(BIN)/pytest -n 2 --cov --cov-report= tests/unit tests/property tests/sim
 	@$(BIN)/python -m scripts.covered
+
+sim: .venv/installed
+	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 bench: .venv/installed torch
 	@for bench in $(BENCHES); do \
