@@ -1,40 +1,26 @@
 """What faults do to the ranks of a simulated job, and how they are undone.
 
-Some take effect at once. Others wait for their rank: for its program to come to an op (a trap), or
-for its device to come to one or to leave it (a snare). One that the rank never gets to, because the
-job hangs already, never begins.
+Some take effect at once. Others wait for their rank: for its program to come to an op (a trap, see
+`tests.sim.traps`), or for its device to come to one or to leave it (a snare). One that the rank
+never gets to, because the job hangs already, never begins.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.faults import INCURABLE, FaultKind, Injected, swaps
+from tests.sim.faults import INCURABLE, FaultKind, Injected, befall
 from tests.sim.memory import Rise
-from tests.sim.programs import MS, Group, Op, S, Task, all_reduce
+from tests.sim.ops import S
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
     from tests.sim.ranks import Meeting, SimRank
     from tests.sim.recorder import Record
 
-_TRAPS: Final = frozenset(
-    {
-        FaultKind.CPU_STUCK,
-        FaultKind.GIL_HELD,
-        FaultKind.CRASH_RECORDED,
-        FaultKind.MISMATCH,
-        FaultKind.ORDER,
-        FaultKind.P2P_STUCK,
-        FaultKind.OOM,
-    }
-)
 _OFTEN: Final = 20
 """A straggler that was late so many times can be told from chance."""
-_UNWINDS_NS: Final = 1_200 * MS
-"""From a failed allocation to the end of the process."""
 
 
 class Effects:
@@ -61,16 +47,16 @@ class Effects:
                     self._reset(rank, injected)
             case kind if ranks[0].alive:
                 injected.culprits = frozenset(injected.fault.ranks)
-                self._befall(ranks[0], kind, injected)
+                self._strike(ranks[0], kind, injected)
             case _:
                 pass
 
-    def _befall(self, rank: SimRank, kind: FaultKind, injected: Injected) -> None:
+    def _strike(self, rank: SimRank, kind: FaultKind, injected: Injected) -> None:
         match kind:
             case FaultKind.STOPPED:
                 self._stop(rank, injected)
             case FaultKind.CRASH:
-                self._begin(injected, rank, at_head=True)
+                befall(injected, rank, self._job.now, at_head=True)
                 self._job.die(rank, None)
             case FaultKind.MEMORY_SPIKE | FaultKind.LEAK:
                 self._take_memory(rank, kind, injected)
@@ -79,7 +65,7 @@ class Effects:
                 rank.drags.append(injected)
             case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.DEVICE_STUCK:
                 rank.snares.append(injected)
-            case _ if kind in _TRAPS:
+            case _:
                 rank.traps.append(injected)
 
     def heal(self, injected: Injected) -> None:
@@ -89,8 +75,8 @@ class Effects:
             for number in injected.fault.ranks:
                 rank = self._job.ranks[number]
                 for waiting in (rank.traps, rank.snares, rank.drags):
-                    _remove(waiting, injected)
-            _remove(self._outages, injected)
+                    _forget(waiting, injected)
+            _forget(self._outages, injected)
         elif self._is_incurable(injected):
             return
         injected.healed = self._job.now
@@ -125,16 +111,6 @@ class Effects:
                     if rank.rank not in injected.culprits
                 )
 
-    def _begin(self, injected: Injected, rank: SimRank, *, at_head: bool = False) -> None:
-        """`at_head`: what the rank was at goes with it, not only what it would have come to."""
-        injected.began = self._job.now
-        op, seq = rank.next_op(), 0
-        if at_head and rank.head is not None:
-            op, seq = rank.head.op, rank.head.seq
-        else:
-            seq = rank.seats[op.group].seq + 1
-        injected.group, injected.seq = op.group.name, -1 if op.is_p2p else seq
-
     # -- at once -------------------------------------------------------------------------------
 
     def _reset(self, rank: SimRank, injected: Injected) -> None:
@@ -145,7 +121,7 @@ class Effects:
 
     def _stop(self, rank: SimRank, injected: Injected) -> None:
         rank.stopped = True
-        self._begin(injected, rank, at_head=self._job.plan.backend == "gloo")
+        befall(injected, rank, self._job.now, at_head=self._job.plan.backend == "gloo")
         injected.undo = partial(self._continue, rank)
 
     def _continue(self, rank: SimRank) -> None:
@@ -165,117 +141,7 @@ class Effects:
         lasts_ns = dice.randrange(30 * S, 90 * S) if is_leak else dice.randrange(S // 2, 5 * S)
         rise = Rise(job.now, lasts_ns, most, is_own=is_leak or dice.random() < 0.7)
         rank.device.rise(rise)
-        injected.undo = partial(self._give_back, rise)
-
-    def _give_back(self, rise: Rise) -> None:
-        rise.until = self._job.now
-
-    # -- when the program comes to an op -------------------------------------------------------
-
-    def spring(self, rank: SimRank) -> bool:
-        """The traps of a rank. True when its program does not go on."""
-        op = rank.tasks[rank.at].op
-        if op is None or op.size < 2:
-            return False
-        for injected in list(rank.traps):
-            if self._springs(rank, op, injected):
-                rank.traps.remove(injected)
-                if self._sprung(rank, op, injected):
-                    return True
-        return False
-
-    def _springs(self, rank: SimRank, op: Op, injected: Injected) -> bool:
-        match injected.fault.kind:
-            case FaultKind.P2P_STUCK:
-                return op.is_send
-            case FaultKind.MISMATCH:
-                return not op.is_p2p and op is rank.tasks[rank.at].op and not op.is_foul
-            case FaultKind.ORDER:
-                return bool(swaps(rank.tasks, rank.at))
-            case _:
-                return True
-
-    def _sprung(self, rank: SimRank, op: Op, injected: Injected) -> bool:
-        self._begin(injected, rank)
-        match injected.fault.kind:
-            case FaultKind.CRASH_RECORDED:
-                self._job.die(rank, ("exception", "RuntimeError: CUDA error: an illegal memory"))
-            case FaultKind.MISMATCH:
-                self._spoil(rank, op, injected)
-                return False
-            case FaultKind.ORDER:
-                injected.may_name = swaps(rank.tasks, rank.at) - injected.culprits
-                tasks = list(rank.tasks)
-                tasks[rank.at : rank.at + 2] = tasks[rank.at + 1], tasks[rank.at]
-                rank.tasks = tuple(tasks)
-                return False
-            case FaultKind.OOM:
-                self._exhaust(rank, injected)
-                return False
-            case kind:
-                rank.is_held = True
-                rank.gil_held = kind is FaultKind.GIL_HELD
-                injected.undo = partial(self._release, rank)
-        return True
-
-    def _release(self, rank: SimRank) -> None:
-        rank.is_held = rank.gil_held = False
-        self._job.after(0, self._job.resume, rank)
-
-    def _spoil(self, rank: SimRank, op: Op, injected: Injected) -> None:
-        """The rank passes another op, size or dtype than its peers."""
-        dice = self._job.dice
-        ways = ["op"]
-        if op.inputs:
-            ways.append("dtype")
-        if op.name == "all_reduce":
-            ways.append("size")
-        match dice.choice(ways):
-            case "op":
-                foul = replace(op, name="broadcast" if op.name != "broadcast" else "reduce")
-            case "dtype":
-                foul = replace(op, dtype="Half")
-            case _:
-                shapes = tuple((*shape[:-1], shape[-1] + 8) for shape in op.inputs)
-                foul = replace(op, inputs=shapes, outputs=shapes)
-        foul.is_foul, foul.text = True, b""
-        tasks = list(rank.tasks)
-        tasks[rank.at] = Task(foul, tasks[rank.at].cpu_ns, tasks[rank.at].device_ns)
-        rank.tasks = tuple(tasks)
-        if op.size == 2:  # nothing tells whose is wrong
-            injected.may_name = frozenset(op.group.ranks) - injected.culprits
-
-    def _exhaust(self, rank: SimRank, injected: Injected) -> None:
-        """Memory rises until an allocation fails, and the exception ends the program."""
-        job = self._job
-        injected.group, injected.seq = "", -1
-        lasts_ns = job.dice.randrange(2 * S, 15 * S)
-        rise = Rise(job.now, lasts_ns, rank.device.room(job.now), is_own=True)
-        rank.device.rise(rise)
-        injected.undo = partial(self._give_back, rise)
-        job.after(lasts_ns, partial(self._fail, rank), injected)
-
-    def _fail(self, rank: SimRank, injected: Injected) -> None:
-        job = self._job
-        if injected.healed is not None or not rank.alive:
-            return
-        if rank.stopped:
-            job.after(S, partial(self._fail, rank), injected)
-            return
-        words = rank.device.fail(job.now, job.wall_ns(rank.node))
-        self._begin_dying(rank, injected, f"OutOfMemoryError: {words}")
-
-    def _begin_dying(self, rank: SimRank, injected: Injected, words: str) -> None:
-        rank.is_held = True
-        injected.undo = None
-        began = injected.began
-        self._begin(injected, rank)
-        injected.began = began
-        self._job.after(_UNWINDS_NS, partial(self._died, words), rank)
-
-    def _died(self, words: str, rank: SimRank) -> None:
-        if rank.alive:
-            self._job.die(rank, ("exception", words))
+        injected.undo = lambda: rise.give_back(job.now)
 
     # -- when the device comes to an op, or an op ends -----------------------------------------
 
@@ -286,7 +152,7 @@ class Effects:
         for injected in rank.snares:
             if injected.fault.kind is FaultKind.DEVICE_STUCK:
                 rank.snares.remove(injected)
-                self._begin(injected, rank, at_head=True)
+                befall(injected, rank, self._job.now, at_head=True)
                 injected.undo = partial(self._job.start, rank)
                 return True
         return False
@@ -298,7 +164,7 @@ class Effects:
         for injected in record.rank.snares:
             if injected.fault.kind is FaultKind.IN_COLLECTIVE_ALONE:
                 record.rank.snares.remove(injected)
-                self._begin(injected, record.rank, at_head=True)
+                befall(injected, record.rank, self._job.now, at_head=True)
                 injected.undo = partial(self._job.finish, record)
                 return True
         return False
@@ -307,7 +173,7 @@ class Effects:
         """Nobody completes it, for now."""
         if self._outages and not meeting.op.is_p2p and meeting.size > 1:
             injected = self._outages.pop(0)
-            self._begin(injected, meeting.present[0].rank, at_head=True)
+            befall(injected, meeting.present[0].rank, self._job.now, at_head=True)
             injected.undo = partial(self._job.complete, meeting)
             return True
         if meeting.op.group.backend == "gloo" and any(r.rank.stopped for r in meeting.present):
@@ -323,14 +189,10 @@ class Effects:
         for injected in rank.drags:
             if injected.began is None:
                 injected.began = self._job.now
-                injected.undo = partial(_remove, rank.drags, injected)
+                injected.undo = partial(_forget, rank.drags, injected)
             injected.times += 1
             late += round(self._job.plan.step_ns * self._job.dice.uniform(0.3, 0.8))
         return late
-
-    def op_of(self, group: Group) -> Op:
-        """What a group is used for that was made while training; the same for all members."""
-        return all_reduce(group, 16)
 
     # -- what nobody can see -------------------------------------------------------------------
 
@@ -350,8 +212,9 @@ class Effects:
             injected.may_name |= hidden - injected.culprits
 
 
-def _remove(those: list[Injected], injected: Injected) -> None:
-    those[:] = [one for one in those if one is not injected]
+def _forget(those: list[Injected], injected: Injected) -> None:
+    if injected in those:
+        those.remove(injected)
 
 
 def _is_at(rank: SimRank, injected: Injected) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.programs import JobPlan, Tasks
+from tests.sim.ops import Tasks
+from tests.sim.programs import JobPlan
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
@@ -58,7 +59,7 @@ class Fault:
     the members of a new group."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Injected:
     """A fault that was injected, and what became of it."""
 
@@ -79,8 +80,20 @@ class Injected:
     match, and who waits in what no recorder tells."""
     times: int = 0
     """How often a straggler has been late."""
-    undo: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    undo: Callable[[], None] | None = field(default=None, repr=False)
     """What heals it."""
+
+
+def befall(injected: Injected, rank: SimRank, now: int, *, at_head: bool = False) -> None:
+    """It takes effect. `at_head`: on what the rank's device is at; else on what its program comes
+    to next."""
+    injected.began = now
+    if at_head and rank.head is not None:
+        op, seq = rank.head.op, rank.head.seq
+    else:
+        op = rank.next_op()
+        seq = rank.seats[op.group].seq + 1
+    injected.group, injected.seq = op.group.name, -1 if op.is_p2p else seq
 
 
 def draw_fault(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:

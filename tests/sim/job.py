@@ -19,9 +19,11 @@ from frd_agent.taps import ExitRecord
 from tests.sim.effects import Effects
 from tests.sim.faults import Fault, Injected
 from tests.sim.memory import Memory
-from tests.sim.programs import MS, Group, JobPlan, Op, Programs, S
+from tests.sim.ops import ENQUEUE_NS, MS, Group, Op, S, Task, all_reduce
+from tests.sim.programs import JobPlan, Programs
 from tests.sim.ranks import RUNS, GroupOfRank, Meeting, SimRank
 from tests.sim.recorder import Record
+from tests.sim.traps import Traps
 
 __all__ = ["GroupOfRank", "Job", "SimRank", "Wall"]
 
@@ -55,6 +57,7 @@ class Job:
         self._births: list[tuple[int, Group, Injected]] = []
         """Groups to be made, and at which step."""
         self._effects = Effects(self)
+        self._traps = Traps(self)
         self.ranks: list[SimRank] = [
             SimRank(self, rank, self.programs.of(rank), Memory(dice, begin_ns, plan.step_ns))
             for rank in range(plan.world)
@@ -129,7 +132,7 @@ class Job:
         if rank.stopped:
             rank.is_due = True
             return
-        if not rank.alive or rank.is_held or (rank.traps and self._effects.spring(rank)):
+        if not rank.alive or rank.is_held or (rank.traps and self._traps.spring(rank)):
             return
         task = rank.tasks[rank.at]
         if task.op is None:
@@ -162,7 +165,7 @@ class Job:
         for step, group, injected in self._births:
             if step <= rank.step and rank.rank in group.ranks and group not in rank.seats:
                 rank.join(group)
-                task = self.programs.task(self._effects.op_of(group))
+                task = Task(all_reduce(group, 16), ENQUEUE_NS, 0)
                 *step_tasks, drain = rank.program.step
                 rank.program = replace(rank.program, step=(*step_tasks, task, drain))
                 injected.began = injected.began or self.now
@@ -184,9 +187,8 @@ class Job:
         else:
             seat.enqueued = seat.p2p_seq if op.dst >= 0 else seat.seq
         created_ns = self._wall[rank.node](self.now)
-        if op.closing is not None:
-            seat.recorder.write(Record(rank, seat, op, created_ns, 0))
-            op = op.closing
+        for part in op.parts:
+            seat.recorder.write(Record(rank, seat, part, created_ns, 0))
         record = Record(rank, seat, op, created_ns, device_ns)
         if op.dst < 0 or not is_gloo:
             seat.recorder.write(record)

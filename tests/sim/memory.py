@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from tests.sim.programs import S
+from tests.sim.ops import S
 
 GIB: Final = 1 << 30
 _TOTAL: Final = 80 * GIB
@@ -59,6 +59,9 @@ class Rise:
     """By the rank's allocator; else by another process on its device."""
     until: int | None = None
     """When it was given back."""
+
+    def give_back(self, now: int) -> None:
+        self.until = now
 
     def at(self, now: int) -> int:
         if self.until is not None and now >= self.until:

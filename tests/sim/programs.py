@@ -8,19 +8,25 @@ circles even where every send waits for its receive, so a job that nothing happe
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-MS: Final = 1_000_000
-S: Final = 1_000_000_000
+from tests.sim.ops import (
+    DRAIN,
+    ENQUEUE_NS,
+    MS,
+    Group,
+    Op,
+    Program,
+    S,
+    Task,
+    collective,
+    message,
+)
 
-_CPU_NS: Final = 200_000
-"""What it costs to enqueue an op."""
 _DATA_SHARE: Final = 0.15
 """Of a step: the program makes its input."""
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class JobPlan:
     """Each step ends with an all_reduce over the whole world."""
     batched: bool
     """Sends and receives are issued in batches (NCCL): each entry is followed by a closing one."""
+    uneven: bool
+    """Shards differ in size: gathering them is one collective of several entries (NCCL)."""
     mixed: bool
     """Checkpoints are synchronized over Gloo, whatever the backend of the rest."""
     checkpoint_every: int
@@ -102,6 +110,7 @@ def draw_plan(dice: random.Random, *, world: int | None = None) -> JobPlan:
         sharded=dice.random() < 0.5,
         norm=data == 1 or dice.random() < 0.4,
         batched=backend == "nccl" and dice.random() < 0.4,
+        uneven=backend == "nccl" and 1 < data <= 4 and dice.random() < 0.3,
         mixed=backend == "nccl" and dice.random() < 0.25,
         checkpoint_every=dice.randrange(15, 60),
         checkpoint_ns=dice.randrange(2 * S, 6 * S),
@@ -110,91 +119,6 @@ def draw_plan(dice: random.Random, *, world: int | None = None) -> JobPlan:
 
 def _degree(dice: random.Random, of: int, degrees: tuple[int, ...]) -> int:
     return dice.choice([degree for degree in degrees if of % degree == 0] or [1])
-
-
-# -- groups and ops --------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """A process group; the same object on all its members."""
-
-    name: str
-    desc: str
-    ranks: tuple[int, ...]
-    backend: str
-    config: bytes = b""
-    """Its part of `pg_config`, once somebody has asked."""
-
-
-@dataclass(slots=True, eq=False)
-class Op:
-    """Something that ranks do together, in a group; the same object on all who do it alike."""
-
-    group: Group
-    name: str
-    """As recorders call it."""
-    inputs: Shapes
-    outputs: Shapes
-    dtype: str
-    span_ns: int
-    """From when the last has come until it is complete."""
-    src: int = -1
-    dst: int = -1
-    """Global ranks, of a send or receive."""
-    is_send: bool = False
-    closing: Op | None = None
-    """What ends the batch that it is issued in."""
-    is_foul: bool = False
-    """It does not match what the others pass, so it never completes."""
-    text: bytes = b""
-    """What every entry of it says alike, once somebody has asked."""
-
-    @property
-    def is_p2p(self) -> bool:
-        return self.dst >= 0
-
-    @property
-    def size(self) -> int:
-        """How many ranks it takes."""
-        return 2 if self.dst >= 0 else len(self.group.ranks)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """One thing that a rank's program does."""
-
-    op: Op | None
-    """None: wait until the device has done all that was enqueued."""
-    cpu_ns: int
-    """The program computes so long before it."""
-    device_ns: int
-    """And the device, once it has nothing else to do."""
-
-
-Tasks: TypeAlias = tuple[Task, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What one rank runs."""
-
-    groups: tuple[Group, ...]
-    prologue: Tasks
-    step: Tasks
-    checkpoint: Tasks
-    """What follows every so many steps."""
-
-
-def all_reduce(group: Group, elements: int, dtype: str = "BFloat16") -> Op:
-    shapes = ((elements, 1_024),)
-    return Op(group, "all_reduce", shapes, shapes, dtype, 5 * MS)
-
-
-def barrier(group: Group) -> Op:
-    if group.backend == "gloo":
-        return Op(group, "barrier", (), (), "", 2 * MS)
-    return Op(group, "all_reduce_barrier", ((1,),), ((1,),), "Float", 2 * MS)
 
 
 class Programs:
@@ -228,9 +152,10 @@ class Programs:
         self._names += 1
         return Group(name, desc, tuple(ranks), backend or self._plan.backend)
 
-    def _groups(self, desc: str, key: object, *, when: bool = True) -> dict[int, Group]:
+    def _groups(
+        self, desc: str, key: Callable[[int], object], *, when: bool = True
+    ) -> dict[int, Group]:
         """One group for all ranks of the same key, by rank; none for ranks that are alone."""
-        assert callable(key)
         alike: dict[object, list[int]] = {}
         for rank in range(self._plan.world) if when else ():
             alike.setdefault(key(rank), []).append(rank)
@@ -251,23 +176,17 @@ class Programs:
         saved = self._shared(self._saves or self._world, "barrier")
         return Program(
             groups=(self._world, *others, *saves),
-            prologue=(*self._timed(iter([*laps, together]), 100 * MS), self.drain),
-            step=(*self._timed(self._step(rank), self._plan.step_ns), self.drain),
-            checkpoint=(Task(saved, self._plan.checkpoint_ns, 0), self.drain),
+            prologue=(*self._timed(iter([*laps, together]), 100 * MS), DRAIN),
+            step=(*self._timed(self._step(rank), self._plan.step_ns), DRAIN),
+            checkpoint=(Task(saved, self._plan.checkpoint_ns, 0), DRAIN),
         )
-
-    drain: Final = Task(None, 0, 0)
-
-    def task(self, op: Op) -> Task:
-        """`op`, and next to no work before it."""
-        return Task(op, _CPU_NS, 0)
 
     def _timed(self, ops: Iterator[Op], whole_ns: int) -> Iterator[Task]:
         """`ops`, with the work of a step spread among them."""
         them = list(ops)
         share_ns = round(whole_ns * (1 - _DATA_SHARE) / max(len(them), 1))
         for at, op in enumerate(them):
-            cpu_ns = _CPU_NS if at else round(whole_ns * _DATA_SHARE)
+            cpu_ns = ENQUEUE_NS if at else round(whole_ns * _DATA_SHARE)
             blocks = op.group.backend == "gloo"
             yield Task(op, cpu_ns + blocks * share_ns, 0 if blocks else share_ns)
 
@@ -284,7 +203,8 @@ class Programs:
         if rank in self._data:
             if plan.sharded:
                 yield self._shared(self._data[rank], "reduce_scatter")
-                yield self._shared(self._data[rank], "all_gather")
+                gather = "all_gather_uneven" if plan.uneven else "all_gather"
+                yield self._shared(self._data[rank], gather)
             else:
                 yield self._shared(self._data[rank], "gradients")
         if plan.norm:
@@ -293,50 +213,21 @@ class Programs:
     def _pass(self, rank: int, source: int | None, target: int | None) -> Iterator[Op]:
         """One micro-batch through one stage, forward or backward."""
         if source is not None:
-            yield self._p2p(rank, source, rank)
+            yield self._message(rank, source, rank)
         if rank in self._tensor:
             for chunk in range(self._plan.chunks):
                 yield self._shared(self._tensor[rank], f"layer {chunk}")
         if rank in self._expert:
             yield self._shared(self._expert[rank], "all_to_all")
         if target is not None:
-            yield self._p2p(rank, rank, target)
+            yield self._message(rank, rank, target)
 
-    def _p2p(self, rank: int, src: int, dst: int) -> Op:
-        shapes = ((64, 1_024),)
-        is_send = rank == src
-        name = "send" if is_send else "recv"
+    def _message(self, rank: int, src: int, dst: int) -> Op:
         group = self._stages[rank]
-        op = Op(group, name, shapes, shapes, "BFloat16", 3 * MS, src, dst, is_send)
-        if self._plan.batched:
-            op.closing = Op(group, "coalesced", (), (), "", op.span_ns, src, dst, is_send)
-        return op
+        return message(group, src, dst, is_send=rank == src, batched=self._plan.batched)
 
     def _shared(self, group: Group, what: str) -> Op:
         """The same op for all members."""
         if (op := self._ops.get((group, what))) is None:
-            op = self._ops[group, what] = _collective(group, what)
+            op = self._ops[group, what] = collective(group, what)
         return op
-
-
-def _collective(group: Group, what: str) -> Op:
-    many, is_gloo = len(group.ranks), group.backend == "gloo"
-    shard, whole = ((32, 1_024),), ((32 * many, 1_024),)
-    match what:
-        case "barrier":
-            return barrier(group)
-        case "norm":
-            return all_reduce(group, 1, "Float")
-        case "gradients":
-            return all_reduce(group, 512)
-        case "reduce_scatter" if not is_gloo:
-            return Op(group, "_reduce_scatter_base", whole, shard, "BFloat16", 20 * MS)
-        case "reduce_scatter":  # Gloo makes it of an all_reduce, and says so
-            return Op(group, "all_reduce", whole, whole, "BFloat16", 20 * MS)
-        case "all_gather":
-            name = "all_gather" if is_gloo else "_all_gather_base"
-            return Op(group, name, shard, whole, "BFloat16", 20 * MS)
-        case "all_to_all":
-            return Op(group, "all_to_all", whole, whole, "BFloat16", 10 * MS)
-        case _:
-            return all_reduce(group, 64)

@@ -15,7 +15,7 @@ from frd_agent import tap
 from frd_agent.taps import ExitRecord
 from frd_agent.watch import RawKey
 from tests.sim.memory import Memory, MemoryOfRank
-from tests.sim.programs import Group, Op, Program
+from tests.sim.ops import Group, Op, Program
 from tests.sim.recorder import HANDLERS, Record, Recorder, Seat
 
 if TYPE_CHECKING:

@@ -6,19 +6,23 @@ tells of an op that its watchdog has not looked at depends on when it is asked; 
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from frd.flight import Status
 from frd_agent import tap
-from tests.sim.programs import Group, Op
+from tests.sim.ops import Group, Op
 
 if TYPE_CHECKING:
     from tests.sim.ranks import Meeting, SimRank
 
 HANDLERS: Final = {tap.GENERIC: "fr_trace_json", tap.NCCL: "dump_nccl_trace_json"}
+_TEARS_NS: Final = 300_000
+"""How long Gloo's entries lag behind its counters."""
 _TIMEOUT_MS: Final = 600_000
 _ENTRY: Final = (
     b'{"record_id":%d,"pg_id":%d,"collective_seq_id":%d,"p2p_seq_id":%d,"op_id":%d,'
@@ -138,9 +142,16 @@ class Recorder:
         parts = [whole % (version, self._config()), b',"pg_status":', msgspec.json.encode(status)]
         if self._ring:
             entry = self._gloo_entry if self._is_gloo else self._entry
-            entries = [record.text or entry(record, now, wall_ns) for record in self._ring]
+            shown = self._shown(now)
+            entries = [record.text or entry(record, now, wall_ns) for record in shown]
             parts += [b',"entries":[', b",".join(entries), b"]"]
         return b"".join((*parts, b"}"))
+
+    def _shown(self, now: int) -> Iterable[Record]:
+        """Gloo counts an op, and a little later writes its entry."""
+        if self._is_gloo and len(self._ring) > 1 and self._ring[-1].ready_at > now - _TEARS_NS:
+            return itertools.islice(self._ring, len(self._ring) - 1)
+        return self._ring
 
     def _config(self) -> bytes:
         if self._is_gloo:  # written before the group knows its name
@@ -148,14 +159,15 @@ class Recorder:
         return b",".join(seat.group.config or _config_of(seat.group) for seat in self.seats)
 
     def _gloo_entry(self, record: Record, now: int, wall_ns: int) -> bytes:
-        """`retired` is all that it ever tells of the end."""
-        text = _format(record, b"scheduled", 0, 0, bool(record.done_at), b"")
-        if record.done_at:
+        """`retired` is all that it ever tells of the end, and a little later than the counters."""
+        is_retired = 0 < record.done_at < now - _TEARS_NS
+        text = _format(record, b"scheduled", 0, 0, is_retired, b"")
+        if is_retired:
             record.text = text
         return text
 
     def _entry(self, record: Record, now: int, wall_ns: int) -> bytes:
-        if record.op.closing is not None:  # which has the end of the whole batch
+        if record.op.is_part:  # the last entry has the end of the whole batch
             record.text = _format(record, b"scheduled", 0, 0, False, b"")
             return record.text
         started_ns = record.started_ns

@@ -1,0 +1,270 @@
+"""Each fault of a simulated job takes effect and makes those wait whom it would make wait in a real
+one; nothing but the collectives themselves decides who."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.flight import parse
+from tests.sim.faults import Fault, FaultKind
+from tests.sim.jobs import (
+    DEEP,
+    EPOCH,
+    FLAT,
+    GLOO,
+    PLAN,
+    PLANS,
+    broken,
+    entries,
+    job_of,
+    moves,
+    waiting,
+)
+from tests.sim.ops import S
+from tests.sim.programs import JobPlan
+
+_HANGS = (
+    FaultKind.CPU_STUCK,
+    FaultKind.GIL_HELD,
+    FaultKind.STOPPED,
+    FaultKind.CRASH,
+    FaultKind.CRASH_RECORDED,
+)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("kind", _HANGS)
+def test_who_does_not_come_is_waited_for(plan: JobPlan, kind: FaultKind) -> None:
+    """Its peers come to what the rank does not come to, and in the end everybody stands still."""
+    job, injected = broken(plan, kind)
+    victim = job.ranks[5]
+    assert injected.began is not None
+    assert injected.culprits == {5}
+    assert job.is_felt(injected)
+    assert waiting(job, injected) - {5}
+    assert not moves(job)
+    assert victim.alive is (kind not in (FaultKind.CRASH, FaultKind.CRASH_RECORDED))
+    assert victim.stopped is (kind is FaultKind.STOPPED)
+    assert victim.gil_held is (kind is FaultKind.GIL_HELD)
+    assert (victim.exit is not None) is (kind is FaultKind.CRASH_RECORDED)
+    if plan.backend == "gloo":
+        assert injected.may_name <= {r.rank for r in job.ranks if r.head and r.head.op.is_p2p}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FaultKind.CPU_STUCK,
+        FaultKind.GIL_HELD,
+        FaultKind.STOPPED,
+        FaultKind.IN_COLLECTIVE_ALONE,
+        FaultKind.DEVICE_STUCK,
+        FaultKind.NETWORK,
+    ],
+)
+def test_what_hangs_goes_on_when_healed(plan: JobPlan, kind: FaultKind) -> None:
+    """A job stands still, is healed, and goes on as if nothing had been."""
+    job, injected = broken(plan, kind)
+    assert injected.began is not None
+    assert not moves(job)
+    job.heal(injected)
+    assert injected.healed == job.now
+    assert not job.is_felt(injected)
+    step = job.ranks[0].step
+    job.advance(job.now + 20 * S)
+    assert min(rank.step for rank in job.ranks) > step + 3
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_left_inside(plan: JobPlan) -> None:
+    """One rank is in a collective that all others have completed."""
+    job, injected = broken(plan, FaultKind.IN_COLLECTIVE_ALONE)
+    assert waiting(job, injected) == {5} == injected.culprits
+    group = next(g for g in job.ranks[5].groups if g.name == injected.group)
+    for member in group.ranks:
+        is_over = [over for name, seq, _, over in entries(job.ranks[member])
+                   if (name, seq) == (injected.group, injected.seq)]  # fmt: skip
+        assert is_over == [member != 5]
+
+
+def test_a_device_that_does_not_start() -> None:
+    """A rank has joined, and the devices of its peers have started what its own has not."""
+    job, injected = broken(PLAN, FaultKind.DEVICE_STUCK)
+    peers = waiting(job, injected)
+    assert peers
+    assert 5 not in peers
+    for rank in (*peers, 5):
+        states = [
+            entry.state
+            for entry in parse(job.ranks[rank].dump("dump_nccl_trace_json"), source="").entries
+            if (entry.group_name, entry.collective_seq_id) == (injected.group, injected.seq)
+            and not entry.is_p2p
+        ]
+        assert states == ["scheduled" if rank == 5 else "started"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_all_joined_and_nobody_completes(plan: JobPlan) -> None:
+    """A network fails: every member is in it, and nobody is to blame."""
+    job, injected = broken(plan, FaultKind.NETWORK)
+    member = next(iter(waiting(job, injected)))
+    group = next(g for g in job.ranks[member].groups if g.name == injected.group)
+    assert waiting(job, injected) == set(group.ranks)
+    assert injected.culprits == frozenset()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("seed", range(4))
+def test_one_passes_something_else(plan: JobPlan, seed: int) -> None:
+    """All members but one pass the same, and it never completes."""
+    job = job_of(plan, seed)
+    job.advance(20 * S)
+    job.inject(Fault(FaultKind.MISMATCH, (5,)))
+    job.advance(60 * S)
+    (injected,) = job.injected
+    group = next(g for g in job.ranks[5].groups if g.name == injected.group)
+    assert waiting(job, injected) == set(group.ranks)
+    passed = {}
+    for member in group.ranks:
+        dumps = [parse(job.ranks[member].dump(h), source=h) for h in job.ranks[member].handlers]
+        (passed[member],) = [
+            (e.profiling_name, e.input_sizes, e.input_dtypes)
+            for dump in dumps
+            for e in dump.entries
+            if (e.group_name, e.collective_seq_id) == (injected.group, injected.seq)
+        ]
+    assert [rank for rank in passed if rank != 5 and passed[rank] == passed[5]] == []
+    assert len({passed[rank] for rank in passed if rank != 5}) == 1
+    others = frozenset(group.ranks) - {5}
+    assert injected.may_name & others == (others if len(others) == 1 else frozenset())
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_opposite_order(plan: JobPlan) -> None:
+    """One rank waits in one group for those who wait for it in the other."""
+    job, injected = broken(plan, FaultKind.ORDER)
+    mine = job.ranks[5].head
+    assert mine is not None
+    assert mine.op.group.name != injected.group
+    assert injected.may_name
+    assert injected.may_name <= waiting(job, injected)
+    assert injected.may_name < set(mine.op.group.ranks)
+    assert not moves(job)
+
+
+@pytest.mark.parametrize("plan", [PLAN, DEEP, GLOO])
+def test_a_stage_that_never_sends(plan: JobPlan) -> None:
+    """The next stage waits in a receive whose send was never enqueued."""
+    job, injected = broken(plan, FaultKind.P2P_STUCK)
+    (peer,) = waiting(job, injected)
+    head = job.ranks[peer].head
+    assert head is not None
+    assert (head.op.src, head.op.dst) == (5, peer)
+    assert injected.seq == -1
+    assert job.is_felt(injected)
+    assert (peer in injected.may_name) is plan.hides_p2p
+
+
+def test_a_straggler_is_late_and_recovers() -> None:
+    """Each step takes longer by what one rank is late, until it is quick again."""
+    job = job_of(FLAT)
+    job.advance(20 * S)
+    before = job.ranks[0].step
+    job.inject(Fault(FaultKind.STRAGGLER, (5,)))
+    job.advance(60 * S)
+    (injected,) = job.injected
+    slow = job.ranks[0].step - before
+    job.heal(injected)
+    job.advance(100 * S)
+    assert injected.began is not None
+    assert injected.times >= slow - 1
+    assert job.ranks[0].step - before - slow > slow * 1.2
+
+
+def test_a_fault_that_comes_too_late_never_begins() -> None:
+    """In a job that hangs, nobody gets to where the next fault would be."""
+    job, first = broken(PLAN, FaultKind.CPU_STUCK)
+    for kind in (FaultKind.MISMATCH, FaultKind.P2P_STUCK, FaultKind.NETWORK, FaultKind.STRAGGLER):
+        job.inject(Fault(kind, () if kind is FaultKind.NETWORK else (2,)))
+    job.advance(90 * S)
+    assert [injected.began is None for injected in job.injected] == [False, True, True, True, True]
+    for injected in job.injected[1:]:
+        job.heal(injected)
+    job.heal(first)
+    assert moves(job)
+
+
+# -- memory, recorders, groups ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FaultKind.MEMORY_SPIKE, FaultKind.LEAK])
+def test_memory_rises_on_one_rank(kind: FaultKind) -> None:
+    """What one rank holds rises by gigabytes and comes back, while the job goes on."""
+    job = job_of(PLAN)
+    job.advance(20 * S)
+    before = [rank.memory() for rank in job.ranks]
+    job.inject(Fault(kind, (5,)))
+    job.advance(60 * S)
+    grown = [rank.memory().used - was.used for rank, was in zip(job.ranks, before, strict=True)]
+    assert [rank for rank, more in enumerate(grown) if more > 1 << 30] == [5]
+    job.heal(job.injected[0])
+    job.advance(61 * S)
+    assert job.ranks[5].memory().used == before[5].used
+    assert moves(job)
+
+
+def test_out_of_memory_ends_the_rank() -> None:
+    """Memory rises to the last byte, torch tells its observer, an exception ends the process."""
+    job, injected = broken(PLAN, FaultKind.OOM)
+    rank = job.ranks[5]
+    assert not rank.alive
+    assert rank.exit is not None
+    assert rank.exit.kind == "exception"
+    assert rank.exit.detail.startswith("OutOfMemoryError: CUDA out of memory")
+    (error,) = rank.memory().errors
+    assert error.requested > error.free
+    assert EPOCH < error.at_ns < rank.exit.at_ns
+    assert job.is_felt(injected)
+    assert not moves(job)
+    job.heal(injected)
+    assert injected.healed is None
+
+
+def test_a_reset_recorder_starts_anew() -> None:
+    """Its record ids begin at 0 again; the seqs of its groups go on."""
+    job = job_of(PLAN)
+    job.advance(20 * S)
+    last = parse(job.ranks[5].dump("dump_nccl_trace_json"), source="").entries[-1]
+    job.inject(Fault(FaultKind.RECORDER_RESET, (5,)))
+    assert parse(job.ranks[5].dump("dump_nccl_trace_json"), source="").entries == ()
+    job.advance(25 * S)
+    first = parse(job.ranks[5].dump("dump_nccl_trace_json"), source="").entries[0]
+    assert first.record_id == 0 < last.record_id
+    assert first.time_created_ns > last.time_created_ns
+    assert moves(job)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_group_made_while_training(plan: JobPlan) -> None:
+    """Its members show it and use it from then on, and nobody stops."""
+    job = job_of(plan)
+    job.advance(20 * S)
+    job.inject(Fault(FaultKind.NEW_GROUP, (1, 5, 6, 12)))
+    job.advance(30 * S)
+    (injected,) = job.injected
+    owners = {r.rank for r in job.ranks if any(g.name == injected.group for g in r.groups)}
+    assert owners == {1, 5, 6, 12}
+    for rank in owners:
+        assert sum(name == injected.group for name, *_ in entries(job.ranks[rank])) > 2
+    assert moves(job)
+
+
+def test_a_job_that_is_ended() -> None:
+    """Everybody exits cleanly, but for a rank that is stopped."""
+    job, _ = broken(PLAN, FaultKind.STOPPED)
+    job.end()
+    assert not any(rank.alive for rank in job.ranks)
+    assert [rank.rank for rank in job.ranks if rank.exit is None] == [5]
+    assert {rank.exit.kind for rank in job.ranks if rank.exit} == {"clean"}
+    job.advance(100 * S)
