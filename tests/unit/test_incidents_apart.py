@@ -1,0 +1,71 @@
+"""Where one incident ends and another begins: stalls beside stalls, and around lost ranks."""
+
+from __future__ import annotations
+
+from frd.engine.policy import Policy
+from frd.model import Kind, RankState, Reason
+from tests.jobs import Job
+
+
+def hanging() -> Job:
+    """Four ranks; rank 2 never comes to seq 1."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    return job.join("dp", [0, 1, 3], 1)
+
+
+def test_a_stall_elsewhere_is_a_finding_of_its_own() -> None:
+    """A stall is over, and its finding still open, when another group has waited enough."""
+    policy = Policy(stall_after_s=5, close_after_s=5)
+    job = Job(4, policy).group("a", [0, 1]).group("b", [2, 3])
+    job.join("a", [0], 0)
+    job.run(4)
+    job.join("b", [3], 0)
+    job.run(4.5)
+    first = job.only()
+    job.join("a", [1], 0).complete("a", [0, 1], 0)
+    job.run(2)
+    assert [[s.rank for s in finding.suspects] for finding in job.open()] == [[1], [2]]
+    assert job.open()[0].id == first.id
+
+
+def test_what_stands_still_after_a_loss_is_the_loss() -> None:
+    """2 is killed; then 1, alive, does not come to another group any more: still one finding."""
+    job = Job(4).group("dp", range(4)).group("tp", [0, 1])
+    job.all_reduce("dp", 0).all_reduce("tp", 0)
+    job.run(1)
+    job.status(2, RankState.EXITED, "killed")
+    job.run(4)
+    lost = job.only()
+    job.join("tp", [0], 1)
+    job.run(10)
+    assert [finding.id for finding in job.findings()] == [lost.id]
+    assert job.only().kind is Kind.RANK_LOST
+    assert [(s.rank, s.reason) for s in job.only().suspects] == [(2, Reason.EXITED)]
+    assert job.only().groups_held_up == ("tp",)
+
+
+def test_what_stood_still_before_a_loss_is_not_the_loss() -> None:
+    """1 keeps 0 waiting; three seconds later 3 is killed in another group: two findings."""
+    job = Job(4).group("a", [0, 1]).group("b", [2, 3])
+    job.all_reduce("a", 0).all_reduce("b", 0)
+    job.run(1)
+    job.join("a", [0], 1)
+    job.run(3)
+    job.status(3, RankState.EXITED, "killed")
+    job.run(8)
+    assert {(f.kind, f.suspects[0].rank) for f in job.open()} == {
+        (Kind.RANK_LOST, 3),
+        (Kind.STALL, 1),
+    }
+
+
+def test_an_exit_is_judged_before_a_stall_may_name_it() -> None:
+    """2 is killed half a second before the others have waited long enough for a stall."""
+    job = hanging()
+    job.run(4.5)
+    job.status(2, RankState.EXITED, "killed")
+    job.run(8)
+    assert [(f.kind, f.suspects[0].reason) for f in job.findings()] == [
+        (Kind.RANK_LOST, Reason.EXITED)
+    ]
