@@ -70,7 +70,7 @@ class Record:
         self.device_ns = device_ns
         self.record_id = 0
         self.seq = seat.seq
-        self.p2p_seq = 0
+        self.p2p_seq = seat.p2p_seq
         self.op_id = seat.op_id
         self.number = seat.enqueued
         """What `pg_status` calls it."""

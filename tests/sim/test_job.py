@@ -11,7 +11,7 @@ import pytest
 from frd.flight import parse, parse_profiling_name
 from frd_agent import tap
 from tests.sim.faults import FaultKind, draw_fault
-from tests.sim.jobs import GLOO, PLAN, PLANS, broken, entries, job_of
+from tests.sim.jobs import DEEP, GLOO, PLAN, PLANS, broken, entries, job_of
 from tests.sim.ops import S
 from tests.sim.programs import JobPlan, draw_plan
 
@@ -100,6 +100,22 @@ def test_numbers_of_processes_differ() -> None:
                 by_seq.setdefault(key, set()).add((entry.record_id, entry.pg_id))
     differing = Counter(len(ids) > 1 for ids in by_seq.values())
     assert differing[True] > differing[False]
+
+
+def test_batches_end_with_an_entry_of_their_own() -> None:
+    """A send or receive of a batch never ends; the entry after it, of the same number, does."""
+    job = job_of(DEEP)
+    job.advance(30 * S)
+    for rank in job.ranks:
+        dump = parse(rank.dump("dump_nccl_trace_json"), source="")
+        p2p = [entry for entry in dump.entries if entry.is_p2p]
+        for op, end in zip(p2p[::2], p2p[1::2], strict=True):
+            assert (op.state, op.retired) == ("scheduled", False)
+            assert end.profiling_name == "nccl:coalesced"
+            assert op.p2p_seq_id == end.p2p_seq_id
+        numbers = [entry.p2p_seq_id for entry in p2p[::2]]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert [end.state for end in p2p[1:-1:2]].count("completed") > 10
 
 
 def test_states_come_in_their_order() -> None:
