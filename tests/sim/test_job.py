@@ -104,7 +104,7 @@ def test_numbers_of_processes_differ() -> None:
 
 def test_batches_end_with_an_entry_of_their_own() -> None:
     """A send or receive of a batch never ends; the entry after it, of the same number, does."""
-    job = job_of(DEEP)
+    job = job_of(replace(DEEP, ring=10_000))
     job.advance(30 * S)
     for rank in job.ranks:
         dump = parse(rank.dump("dump_nccl_trace_json"), source="")
