@@ -6,13 +6,14 @@ from tests.mutants.mutant import Module, Mutant
 
 _MATCH = Module(
     "frd/engine/match.py",
-    ("tests/unit/test_match.py", "tests/unit/test_attempt.py", "tests/unit/test_analysis.py"),
+    ("tests/unit/test_match.py", "tests/unit/test_cause.py", "tests/unit/test_attempt.py"),
 )
 _RING = Module(
     "frd/engine/ring.py",
     ("tests/unit/test_ring.py", "tests/property/test_ring.py", "tests/unit/test_attempt.py"),
 )
 _CAUSES = (
+    "tests/unit/test_waits.py",
     "tests/unit/test_cause.py",
     "tests/unit/test_moment.py",
     "tests/unit/test_incident.py",
@@ -261,13 +262,6 @@ MUTANTS = (
         "  # it did not fall apart\n",
         "",
         "a stall whose ranks have died is closed as if the job moved on",
-    ),
-    Mutant(
-        "incident-told-again",
-        _INCIDENT,
-        "            return []\n        self._told.update((e.rank, e.at) for e in lost)\n",
-        "            return []\n",
-        "an exit that has had its finding opens another one when that is closed",
     ),
     Mutant(
         "incident-blind-close",

@@ -133,6 +133,14 @@ def test_a_rank_that_moves_elsewhere_is_named_with_less_confidence() -> None:
     assert "progress" in verdict.suspects[0].evidence
 
 
+def test_an_absence_that_has_only_begun_is_not_stuck_for_sure() -> None:
+    """Rank 2 was last heard of 1.5 s after the others had come, and the threshold is 5 s."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 6.0)
+    verdict = scene.rank(2, as_of_age=4.5).only()
+    assert named(verdict) == {2: Reason.CPU_STUCK}
+    assert verdict.suspects[0].confidence is Confidence.MEDIUM
+
+
 def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
     """Rank 2 has nothing outstanding, but one of its watermarks rose a moment ago."""
     assert missing_two(moved_age=0.5).only().suspects[0].confidence is Confidence.MEDIUM
@@ -177,6 +185,16 @@ def test_a_rank_of_which_too_little_is_known_is_unknown(standing: dict[str, obje
     assert verdict.suspects == ()
     assert verdict.unknown == (2,)
     assert verdict.victims == (0, 1, 3)
+
+
+@pytest.mark.parametrize("of", [2, 3])
+def test_a_gap_is_that_of_the_rank_and_of_no_other(of: int) -> None:
+    """Nobody reports rank 0, so ranks are not where they are in a job that is all there: a gap in
+    what 2 told excuses 2, one in what 3 told does not."""
+    scene = Scene(4).group("dp", [1, 2, 3]).passed("dp", 6, [2]).waits("dp", 7, [1, 3])
+    verdict = scene.rank(0, declared=False).rank(of, gap=True).only()
+    assert named(verdict) == ({} if of == 2 else {2: Reason.CPU_STUCK})
+    assert verdict.unknown == ((2,) if of == 2 else ())
 
 
 def test_absence_older_than_the_wait_is_no_absence() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
+from frd.engine.cause import Verdict
+from frd.engine.incident import Incidents
+from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import AlignedNs, Change, Confidence, Kind, RankState, Reason
 from tests.jobs import Job, changes
+from tests.scenes import Scene
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
 
@@ -110,6 +117,47 @@ def test_a_suspect_is_not_exchanged_on_a_passing_sight() -> None:
     job.run(3)
     assert changes(job.events) == [OPENED, CLOSED]
     assert [s.rank for s in job.events[-1].finding.suspects] == [2]
+
+
+def left_inside() -> tuple[Picture, StallTable, Verdict]:
+    """Rank 3 is still inside what the others have completed, which may be true for a moment of
+    any collective; two groups are stalled."""
+    scene = Scene(4).group("dp", range(4)).group("tp", [0, 1])
+    scene.passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
+    (verdict,) = scene.find()
+    assert {blame.reason for blame in verdict.suspects} == {Reason.IN_COLLECTIVE_ALONE}
+    return scene.picture(), scene.stalls(), verdict
+
+
+def looked(looks: Sequence[tuple[float, Sequence[Verdict]]]) -> list[list[Change]]:
+    """What is told when verdicts are as they are so many seconds from now."""
+    picture, stalls, _ = left_inside()
+    incidents = Incidents(picture.key, Policy())
+    return [
+        changes(
+            incidents.update(
+                replace(picture, now=AlignedNs(picture.now + round(seconds * 1e9))),
+                stalls,
+                verdicts,
+                old_news=AlignedNs(0),
+                room=10,
+            )
+        )
+        for seconds, verdicts in looks
+    ]
+
+
+def test_what_passes_is_told_when_it_has_not_passed() -> None:
+    """A verdict that reports of different age could fake stands for 1.5 s, while it grows."""
+    *_, verdict = left_inside()
+    larger = replace(verdict, stalled=((0, 7), (1, 3)))
+    assert looked([(0, [verdict]), (1, [larger]), (1.5, [larger])]) == [[], [], [OPENED]]
+
+
+def test_what_passed_is_not_held_against_what_comes_again() -> None:
+    """The same verdict twice, two seconds apart, and all was well in between."""
+    *_, verdict = left_inside()
+    assert looked([(0, [verdict]), (1, []), (2, [verdict]), (3, [verdict])]) == [[], [], [], []]
 
 
 def test_a_stuck_suspect_that_exits_is_told_so_in_the_same_finding() -> None:
@@ -486,6 +534,13 @@ def test_no_more_attempts_than_allowed_but_old_ones_make_room() -> None:
     Job(1, engine=job.engine, name="c")
     keys = [view.key.job for view in job.engine.snapshot(job.now).attempts]
     assert keys == ["a", "c"]
+
+
+def test_no_more_open_at_once_than_allowed() -> None:
+    """Two groups stall at the same moment, and there is room for one finding."""
+    job = Job(4, Policy(stall_after_s=1, max_findings=1)).group("a", [0, 1]).group("b", [2, 3])
+    job.join("a", [0], 0).join("b", [3], 0).run(8)
+    assert len(job.findings()) == 1
 
 
 def test_remembered_findings_are_bounded() -> None:

@@ -175,3 +175,11 @@ def test_op_names_do_not_become_labels_without_end() -> None:
     assert len(signatures.ops) == match.MAX_OPS + 1
     assert signatures.ops[-1] == match.OTHER_OP
     assert signatures.ops[signatures.op[99]] == match.OTHER_OP
+
+
+def test_who_waits_for_everybody() -> None:
+    """An all_reduce of something cannot end before all have come; of nothing, or a broadcast, it
+    can."""
+    assert match.is_strict(sig("all_reduce"))
+    assert not match.is_strict(sig("all_reduce", ((4, 4), (0, 4))))
+    assert not match.is_strict(sig("broadcast"))

@@ -97,6 +97,26 @@ def test_the_oldest_gives_way_at_the_limit() -> None:
     assert take(ring, 0, 110).seq.tolist() == list(range(95, 111))
 
 
+def test_a_slot_serves_again_as_new() -> None:
+    """The window goes round its chunk: the next collective of a slot has nothing of the last."""
+    ring = rings()
+    join(ring, 0, range(1, FIRST_CAPACITY + 1), created=500)
+    take(ring, 0, FIRST_CAPACITY)
+    join(ring, 0, range(FIRST_CAPACITY + 1, 2 * FIRST_CAPACITY + 1), created=100)
+    closed = take(ring, 0, 2 * FIRST_CAPACITY)
+    assert closed.joined.tolist() == [1] * FIRST_CAPACITY
+    assert closed.last_created.tolist() == (100 + closed.seq).tolist()
+
+
+def test_when_the_one_before_was_over() -> None:
+    """Known of a collective whose predecessor told its end, be it in this take or an earlier."""
+    ring = rings()
+    slot = join(ring, 0, range(1, 5))
+    ring.complete(slot[[0, 2]], i64(900, 700), 0)
+    assert take(ring, 0, 2).freed_at.tolist() == [0, 900]
+    assert take(ring, 0, 4).freed_at.tolist() == [0, 700]
+
+
 def test_rows_of_what_is_over_find_no_slot() -> None:
     """A row of a collective that was retired or evicted must not open it again."""
     ring = rings()
