@@ -110,7 +110,7 @@ class Race:
             if upto > done:
                 self._tell(first, came, done, upto)
                 done = upto
-            self.events += self.engine.advance(self.now)
+            self.events += self._advance()
         self._told += steps
         return self.events
 
@@ -119,9 +119,16 @@ class Race:
         news: list[FindingEvent] = []
         for _ in range(round(seconds)):
             self.now = AlignedNs(self.now + S)
-            news += self.engine.advance(self.now)
+            news += self._advance()
         self.events += news
         return news
+
+    def _advance(self) -> list[FindingEvent]:
+        """What the service would survive, a test does not."""
+        events = self.engine.advance(self.now)
+        if self.engine.faults:
+            raise self.engine.faults[0]
+        return events
 
     def _tell(self, first: AlignedNs, came: Sequence[Int64s], done: int, upto: int) -> None:
         rows = upto - done

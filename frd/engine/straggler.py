@@ -125,9 +125,12 @@ def _lates(window: Window, roll: Roll, policy: Policy) -> list[Late]:
 
 def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) -> Late | None:
     """At the least size at which all conditions hold; None when there is none."""
+    ones = roll.late_ones(group, culprit)
+    if culprit < 0 and not 1 < len(ones) < len(roll.members(group)):
+        return None  # counted when these ranks had another clock: a new agent brings a new one
     mine, waits = window.charges(group), window.waits(group)
     mine = mine.where(mine.culprit == culprit)
-    inside = np.isin(waits.culprit, roll.late_ones(group, culprit))
+    inside = np.isin(waits.culprit, ones)
     theirs, own = waits.where(~inside), waits.where(inside)
     count, lost_ns = _at_least(mine, mine.count), _at_least(mine, mine.lost_ns)
     counts, losses = _at_least(theirs, theirs.count), _at_least(theirs, theirs.lost_ns)

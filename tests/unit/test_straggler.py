@@ -179,6 +179,20 @@ def test_whoever_comes_before_a_slow_rank_may_be_of_its_node() -> None:
     assert named(race) == [(5,)]
 
 
+@pytest.mark.parametrize("moved", [range(8), range(1), range(16)])
+def test_what_was_counted_of_a_clock_that_is_gone_is_held_against_nobody(moved: range) -> None:
+    """A new agent gives the ranks of a slow node, or one of them, or all that there are, a new
+    clock: what comes later counts for that."""
+    work = slower(even(16), range(8), 0.02)
+    race = raced(16, [WORLD], work, per_node=8, seconds=30)
+    race.attempt.clock(moved, 7, 100_000)
+    race.run(arrivals(16, [WORLD], 300, work))
+    race.attempt.clock(range(8), 7, 100_000)
+    race.attempt.clock(range(8, 16), 8, 100_000)
+    race.run(arrivals(16, [WORLD], 1_000, work))
+    assert named(race) == [tuple(range(8))]
+
+
 # -- who is not ----------------------------------------------------------------------------------
 
 
