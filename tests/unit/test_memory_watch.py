@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,8 +39,8 @@ CALM = level(2)
 class Job:
     """Ranks whose host memory follows curves, two on a node of 16 GiB."""
 
-    def __init__(self, *curves: Curve) -> None:
-        self.engine = Engine(Policy(memory_warmup_s=5))
+    def __init__(self, *curves: Curve, max_findings: int = 100) -> None:
+        self.engine = Engine(Policy(memory_warmup_s=5, max_findings=max_findings))
         self.attempt = self.engine.attempt(KEY, len(curves), at(0))
         self.curves = curves
         self.handles = []
@@ -67,15 +69,17 @@ class Job:
                 assert not self.engine.faults
         return events
 
-    def join(self, rank: int, seq: int, created: float, flags: Flags) -> None:
+    def join(
+        self, rank: int, seq: int, created: float, flags: Flags, group: str = "default_pg"
+    ) -> None:
         attempt = self.attempt
-        group = attempt.group(GroupInfo("0", "default_pg", tuple(range(len(self.curves)))))
-        handle = attempt.signature(Signature("gloo", "all_reduce"))
+        handle = attempt.group(GroupInfo(group, group, tuple(range(len(self.curves)))))
+        signature = attempt.signature(Signature("gloo", "all_reduce"))
         attempt.observe_entries(
             rank,
-            np.array([attempt.pair(rank, group)], np.int32),
+            np.array([attempt.pair(rank, handle)], np.int32),
             np.array([seq], np.int64),
-            np.array([handle], np.int32),
+            np.array([signature], np.int32),
             np.array([flags], np.uint8),
             np.array([at(created)], np.int64),
             np.zeros(1, np.int64),
@@ -108,6 +112,26 @@ def test_what_people_read() -> None:
         "held by the rank's process or its children; "
         "in all_reduce #1 on default_pg when it began"
     )
+
+
+def test_where_the_rank_was_longest_when_it_began() -> None:
+    """It waits in two groups: the one that it entered first is told."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)))
+    job.join(1, 5, 18.5, Flags.JOINED, "tp")
+    job.join(1, 7, 18.0, Flags.JOINED, "dp")
+    job.join(1, 3, 18.7, Flags.JOINED, "pp")
+    [opened, *_] = job.run(24)
+    assert opened.finding.suspects[0].evidence.endswith("in all_reduce #7 on dp when it began")
+
+
+def test_where_the_rank_was_last_before_it_began() -> None:
+    """It is in no collective: the last one that it joined is told."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)))
+    job.join(1, 5, 18.0, Flags.JOINED | Flags.COMPLETED, "tp")
+    job.join(1, 9, 18.2, Flags.JOINED | Flags.COMPLETED, "dp")
+    job.join(1, 2, 18.4, Flags.JOINED | Flags.COMPLETED, "pp")
+    [opened, *_] = job.run(24)
+    assert opened.finding.suspects[0].evidence.endswith("last joined all_reduce #9 on dp")
 
 
 def test_the_form_of_a_finding() -> None:
@@ -156,6 +180,24 @@ def test_out_of_memory() -> None:
     assert (oom.kind, oom.state) == (Kind.OOM, FindingState.OPEN)
     assert oom.summary == "rank 1 ran out of host memory: +14.0 GiB in 4.9 s, 0 bytes left"
     assert "an allocation failed" in oom.suspects[0].evidence
+
+
+def test_out_of_memory_is_told_though_there_is_no_room_for_another() -> None:
+    """Only one finding may be open: that of the spike makes room for what it has become."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)), max_findings=1)
+    job.run(24)
+    kill = MemoryEvent(1, MemoryEventKind.OOM_KILL, NodeNs(0))
+    job.attempt.memory.event(kill, at(24.5), S // 1000, at(24.5))
+    told = [(event.change, event.finding.kind) for event in job.run(26)]
+    assert told[-2:] == [(Change.CLOSED, Kind.MEMORY_SPIKE), (Change.OPENED, Kind.OOM)]
+
+
+def test_where_there_is_no_room_nothing_opens() -> None:
+    """Another job's finding takes the only place there is."""
+    [other, *_] = Job(CALM, plus(CALM, ramp(20, 3))).run(24)
+    job = Job(CALM, plus(CALM, ramp(20, 3)), max_findings=1)
+    job.engine.restore([replace(other.finding, job="other")], at(0))
+    assert job.run(24) == []
 
 
 def test_findings_of_an_earlier_service_stay_for_a_while() -> None:

@@ -49,9 +49,12 @@ class MemoryWatcher:
         for verdict in attempt.memory.advance(now):
             number = str(verdict.number)
             if verdict.change is Change.CLOSED:
-                events += self.board.close(number, now, verdict.close_reason)
+                closed = self.board.close(number, now, verdict.close_reason)
+                room += len(closed)  # it may be the spike of the memory that has run out
+                events += closed
                 self._doing = {k: v for k, v in self._doing.items() if k[0] != verdict.number}
-            elif number in self.board or len(events) < room:
+            elif number in self.board or room > 0:
+                room -= number not in self.board
                 events += self.board.put(self._finding(attempt, verdict, now), now)
         return events
 
