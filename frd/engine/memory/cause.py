@@ -57,9 +57,6 @@ class Rises:
     """Worth a finding, and in none yet."""
     incident: Int32s
 
-    def __len__(self) -> int:
-        return len(self.rank)
-
 
 @dataclass(frozen=True, slots=True)
 class Cause:

@@ -35,8 +35,8 @@ class MemoryLeaks:
         self._numbers = numbers
         self._policy = policy
         self._seen: dict[int, int] = {}
-        """How often in a row the trend of a row was that of a leak; negative: of a known one,
-        how often it was not."""
+        """How often in a row the trend of a row was that of a leak; -1 where that was believed and
+        it was none when it was last looked at."""
         self._open: dict[bool, Incident] = {}
 
     def adopt(self, policy: Policy) -> None:
@@ -67,8 +67,6 @@ class MemoryLeaks:
             self._seen[row] = max(known, 0) + 1
         elif known >= _BELIEVED:
             self._seen[row] = -1
-        elif 0 > known > 1 - _BELIEVED:
-            self._seen[row] = known - 1
         else:
             self._seen.pop(row, None)
 

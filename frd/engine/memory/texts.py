@@ -36,7 +36,7 @@ def summary(verdict: MemoryVerdict) -> str:
         return f"{memory} of {who} leaks: {figures}"
     if verdict.common:
         return f"{memory} of {who} rose together, which is no rank's fault: {figures}"
-    doubt = ", too close to tell which," if len(verdict.ranks) > 1 else ""
+    doubt = ", too close to tell which" if len(verdict.ranks) > 1 else ""
     return f"{memory} of {who} rose first{doubt}: {figures}"
 
 

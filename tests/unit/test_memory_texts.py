@@ -1,0 +1,103 @@
+"""What findings about memory say, whatever is known of a rise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from frd.engine.memory.texts import evidence, summary
+from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
+from frd.model import Change, Confidence, Kind, SeriesKind
+from tests.memory_jobs import GIB, at
+
+RISE = MemoryRise(
+    rank=3,
+    kind=SeriesKind.DEVICE_USED,
+    device="GPU-3",
+    onset=(at(10), at(11)),
+    risen_bytes=2 * GIB,
+    took_s=4.0,
+    bytes_per_s=0.0,
+    headroom_bytes=30 * GIB,
+    attribution=Attribution.UNKNOWN,
+)
+SPIKE = MemoryVerdict(
+    number=1,
+    change=Change.OPENED,
+    kind=Kind.MEMORY_SPIKE,
+    on_host=False,
+    leak=False,
+    common=False,
+    ranks=(3,),
+    first=(RISE,),
+    unknown=(),
+    victims=(),
+    failed=(),
+    confidence=Confidence.HIGH,
+    since=at(10),
+    at=at(12),
+)
+OOM = replace(SPIKE, kind=Kind.OOM, failed=(3,))
+FIGURES = "+2.0 GiB in 4.0 s, 30.0 GiB left"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        (SPIKE, f"GPU memory of rank 3 rose first: {FIGURES}"),
+        (
+            replace(SPIKE, ranks=(3, 5)),
+            f"GPU memory of ranks 3,5 rose first, too close to tell which: {FIGURES}",
+        ),
+        (replace(SPIKE, leak=True, on_host=True), f"host memory of rank 3 leaks: {FIGURES}"),
+        (OOM, f"rank 3 ran out of GPU memory: {FIGURES}"),
+        (
+            replace(OOM, failed=(7,)),
+            f"rank 7 ran out of GPU memory; that of rank 3 rose first: {FIGURES}",
+        ),
+        (
+            replace(OOM, ranks=(3, 5), failed=(7,)),
+            "rank 7 ran out of GPU memory; that of ranks 3,5 rose first, too close to tell which: "
+            f"{FIGURES}",
+        ),
+        (replace(OOM, common=True, failed=(1, 2, 3)), "ranks 1-3 ran out of GPU memory"),
+    ],
+)
+def test_one_line(verdict: MemoryVerdict, text: str) -> None:
+    """Who ran out, who rose first, and when they are not the same, both."""
+    assert summary(verdict) == text
+
+
+@pytest.mark.parametrize(
+    ("attribution", "text"),
+    [
+        (Attribution.ALLOCATOR, "; held by torch's allocator"),
+        (
+            Attribution.DRIVER,
+            "; held by the rank's process, but not by torch's allocator: NCCL or the driver",
+        ),
+        (Attribution.PROCESS, "; held by the rank's process"),
+        (Attribution.OTHER, "; held by another process"),
+        (
+            Attribution.OUTSIDE,
+            "; not held by torch's allocator: NCCL, the driver or another process",
+        ),
+        (Attribution.HOST, "; held by the rank's process or its children"),
+        (Attribution.CGROUP, "; held by another process in the rank's cgroup"),
+        (Attribution.UNKNOWN, ""),
+    ],
+)
+def test_whose_memory_it_is(attribution: Attribution, text: str) -> None:
+    """As much is claimed as is known, and nothing where only a sum over the device is."""
+    rise = replace(RISE, attribution=attribution)
+    assert evidence(SPIKE, rise, "") == f"memory of GPU-3: {FIGURES}{text}"
+
+
+def test_all_that_is_known_of_a_suspect() -> None:
+    """A leak whose allocation failed in the end, on a device without a name."""
+    rise = replace(RISE, device="", out_of_memory=True)
+    assert evidence(replace(SPIKE, leak=True), rise, "in all_reduce #7 on dp when it began") == (
+        f"memory of its GPU: {FIGURES}; a leak: it rises slowly and steadily; "
+        "an allocation failed; in all_reduce #7 on dp when it began"
+    )
