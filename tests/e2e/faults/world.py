@@ -71,7 +71,12 @@ class Daemon:
     def start(self) -> None:
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
+                self.command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self.environment,
+                start_new_session=True,
             )
 
     def first_line(self) -> str:
@@ -80,8 +85,10 @@ class Daemon:
         return self.process.stdout.readline()
 
     def kill(self) -> None:
+        """And what it runs below itself, where its command is a wrapper."""
         if self.process is not None:
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
 
     def freeze(self) -> None:
