@@ -85,7 +85,8 @@ class Recorders:
         self.rings: list[tuple[Recorder, Ring]] = []
         """Known after the first reading."""
         self._kept: dict[int, KeptDump] = {}
-        self._hold_since_s: float | None = None
+        self._held_since_s: dict[int, float] = {}
+        """By ring: since when its rows wait for the membership of a group."""
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
@@ -150,12 +151,10 @@ class Recorders:
             {name: KnownGroup(group.desc, group.ranks) for name, group in dump.groups.items()}
         )
         if not any(again or not naming.knows(name) for name, again in new.items()):
-            self._hold_since_s = None
+            self._held_since_s.pop(id(ring), None)
             return True
         now_s = self._mono_ns() / 1e9
-        if self._hold_since_s is None:
-            self._hold_since_s = now_s
-        return now_s - self._hold_since_s > _HOLD_S
+        return now_s - self._held_since_s.setdefault(id(ring), now_s) > _HOLD_S
 
     # -- what is known without asking ----------------------------------------------------------
 

@@ -1,0 +1,49 @@
+"""The recorders of one rank, read as an agent reads them; the rank is a simulated one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from frd.model import AttemptKey
+from frd_agent.dictionary import Dictionary
+from frd_agent.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorders import Recorders
+from tests.sim.faults import Fault, FaultKind
+from tests.sim.job import SimRank
+from tests.sim.jobs import EPOCH, PLAN, job_of
+from tests.sim.ops import S
+
+
+class _Server:
+    def __init__(self, rank: SimRank) -> None:
+        self._rank = rank
+
+    async def names(self) -> tuple[str, ...]:
+        return self._rank.handlers
+
+    async def ask(self, name: str, *, timeout_s: float | None = None, **params: str) -> bytes:
+        return self._rank.dump(name)
+
+
+def test_a_reset_recorder_is_read_again_beside_another() -> None:
+    """NCCL's recorder is reset; Gloo's beside it, which has nothing new, does not keep the agent
+    from ever reading NCCL's again."""
+    job = job_of(PLAN)
+    rank = job.ranks[0]
+    dictionary = Dictionary()
+    naming = Naming(
+        dictionary, Signatures(dictionary), dictionary.attempt(AttemptKey("job", 0), PLAN.world)
+    )
+    naming.replace({group.name: KnownGroup(group.desc, group.ranks) for group in rank.groups})
+    recorders = Recorders(
+        _Server(rank), "2.13.0", wall_ns=lambda: EPOCH + job.now, mono_ns=lambda: job.now
+    )
+    rows = []
+    for second in range(6, 20):
+        job.advance(second * S)
+        rows.append(len(asyncio.run(recorders.read(naming, 1.0)).rows))
+        if second == 10:
+            job.inject(Fault(FaultKind.RECORDER_RESET, (0,)))
+    assert len(rank.handlers) == 2
+    assert sum(rows[:5]) > 0
+    assert sum(rows[-5:]) > 0
