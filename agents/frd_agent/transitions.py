@@ -42,6 +42,7 @@ _COALESCES_NS: Final = 20_000_000
 _LATER_NS: Final = 5_000_000_000
 """No dump takes so long; so much later is an entry of a clock that has been set back since."""
 _MANY_GROUPS: Final = 1_024
+_NO_RECORD: Final = -1
 
 
 class Names(Protocol):
@@ -124,6 +125,8 @@ class Ring:
         self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
         if not (entries := dump.entries):
+            self._orphan()
+            self._revisit(lambda record_id: None, False, rows)
             self.torn = self._is_torn(before)
             return Diff(rows, lost, reset)
         fresh, reset = self._unread(entries, taken_at_ns)
@@ -221,11 +224,17 @@ class Ring:
         return last - first + 1 > len(entries) or len(entries) < min(self.capacity, last + 1)
 
     def _forget(self) -> None:
+        """A reset ends no op: what was open is as open as it was, and the counters tell its end."""
         self._last_id = -1
         self.capacity = 0
+        self._orphan()
+
+    def _orphan(self) -> None:
+        """No entry that comes will be of an op that is open now."""
         self.channels.close()
         for progress in self._groups.values():
-            progress.close()
+            for item in progress.open.values():
+                item.record_id = _NO_RECORD
 
     # -- entries seen before -------------------------------------------------------------------
 

@@ -118,6 +118,29 @@ def test_a_reset_recorder_is_a_new_epoch_and_no_loss() -> None:
     assert (diff.reset, diff.lost, told(diff)) == (True, 0, [(8, J | C)])
 
 
+def test_a_reset_ends_no_op() -> None:
+    """A recorder is reset while the rank hangs: it hangs all the same, until the counters tell."""
+    ring, names = Ring(), naming("0", "1")
+    ring.apply(dump([gloo(0, 1), gloo(1, 2, done=False)], g0=(2, -1, 1)), LATER, names)
+    other = gloo(0, 1, pg_id=1, time_created_ns=T0 + 10**9)
+    diff = ring.apply(dump([other], g0=(2, -1, 1), g1=(1, -1, 1)), LATER, names)
+    assert diff.reset
+    assert marks(ring) == [Marks(2, -1, 1, T0 + 1000), Marks(1, -1, 1)]
+    done = ring.apply(dump([other], g0=(2, -1, 2), g1=(1, -1, 1)), LATER, names)
+    assert told(done) == [(2, C)]
+
+
+def test_an_empty_ring_leaves_the_end_to_the_counters() -> None:
+    """A recorder was reset and has recorded nothing since: the op in flight is over once the
+    counters say so, and not before."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1, done=False)], g0=(1, -1, 0)), LATER, names)
+    assert told(ring.apply(dump([], g0=(1, -1, 0)), LATER, names)) == []
+    assert marks(ring) == [Marks(1, -1, 0, T0)]
+    assert told(ring.apply(dump([], g0=(1, -1, 1)), LATER, names)) == [(1, C)]
+    assert marks(ring) == [Marks(1, -1, 1)]
+
+
 def test_a_reset_is_seen_even_when_the_ids_have_caught_up() -> None:
     """After a reset more was recorded than before it: the last record is another one now."""
     ring, names = Ring(), naming()
@@ -167,15 +190,45 @@ def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
 def test_an_op_that_may_still_grow_is_read_with_the_next_dump() -> None:
     """A dump cuts a coalesced collective in two: no half of it is told."""
     ring, names = Ring(), naming()
-    now = T0 + 2000
-    part = nccl(1, 2, "scheduled", time_created_ns=now - 1000)
+    now = T0 + 20_000_000
+    part = nccl(1, 2, "scheduled", time_created_ns=now - 10_000_000)
     assert told(ring.apply(dump([nccl(0, 1, time_created_ns=T0 - 10**9), part]), now, names)) == [
         (1, J | C)
     ]
     assert ring.held
-    assert ring.taken_at_ns == now - 1001
+    assert ring.taken_at_ns == now - 10_000_001
     assert told(ring.apply(dump([part]), LATER, names)) == [(2, J)]
     assert not ring.held
+
+
+def test_a_coalesced_collective_is_over_when_its_last_part_is() -> None:
+    """The first of two entries is done, the closing one is not: nothing is told before it is."""
+    ring, names = Ring(), naming()
+    part = {"profiling_name": "nccl:_broadcast_oop"}
+    end = nccl(1, 1, "scheduled", profiling_name="nccl:coalesced")
+    assert told(ring.apply(dump([nccl(0, 1, "scheduled", **part), end]), LATER, names)) == [(1, J)]
+    assert told(ring.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == []
+    end = nccl(1, 1, profiling_name="nccl:coalesced")
+    assert told(ring.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == [(1, C)]
+
+
+def test_what_is_over_was_started() -> None:
+    """A recorder with timing shows one op started, and the next one only when it is over."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)]), LATER, names)
+    ring.apply(dump([nccl(0, 1), nccl(1, 2)]), LATER, names)
+    assert marks(ring) == [Marks(2, 2, 2)]
+
+
+def test_counters_that_count_sends_end_no_collective() -> None:
+    """NCCL numbers sends and collectives alike: of a group with sends the counters say nothing of
+    an open collective that the ring has forgotten."""
+    ring, names = Ring(), naming("0", "1")
+    send = nccl(0, 0, profiling_name="nccl:send 0->1", is_p2p=True)
+    ring.apply(dump([send, nccl(1, 1, "scheduled"), nccl(2, 1, pg_id=1)]), LATER, names)
+    others = [nccl(i, i - 1, pg_id=1) for i in range(3, 6)]
+    ring.apply(dump(others, g0=(9, -1, 9), g1=(4, -1, 4)), LATER, names)
+    assert marks(ring)[0] == Marks(1, -1, 0, T0 + 1000)
 
 
 def test_a_recorder_that_shows_active_entries_only() -> None:
@@ -198,6 +251,17 @@ def test_a_group_that_is_set_up_again_is_another_group() -> None:
     former, latter = ring.groups
     assert former.marks == Marks(1, -1, 1)
     assert names._dictionary.groups[latter.group].info.name == "0~1"
+
+
+def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again() -> None:
+    """The entry of an old group's send is still in the ring, and open for ever."""
+    ring, names = Ring(), naming()
+    send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
+    ring.apply(dump([send]), LATER, names)
+    assert len(ring.channels.columns(0).group) == 1
+    reborn = nccl(1, 1, pg_id=4, process_group=("0", ""))
+    ring.apply(dump([send, reborn]), LATER, names)
+    assert len(ring.channels.columns(0).group) == 0
 
 
 def test_entries_of_an_earlier_attempt_are_not_of_this_one() -> None:
