@@ -1,0 +1,124 @@
+"""What memory is told that cannot be, or is too much, or names more ranks than a finding lists."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frd.engine.memory import Memory
+from frd.engine.policy import Policy
+from frd.model import Change, Int64s, Kind, MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo
+from frd.model import SeriesKind as Series
+from tests.memory_jobs import EPOCH, GIB, Job, Row, S, at, level, play, plus, ramp
+
+CAPACITY = 64 * GIB
+
+
+def made(ranks: int, **limits: float) -> Memory:
+    """Host memory of so many ranks."""
+    memory = Memory(Policy(memory_warmup_s=5, **limits))  # type: ignore[arg-type]  # by name
+    for rank in range(ranks):
+        memory.series(SeriesInfo(rank, Series.HOST_USED))
+    return memory
+
+
+def observe(memory: Memory, handles: list[int], times: list[float], values: Int64s) -> int:
+    """(S, T) values of series at times in seconds; how many were refused."""
+    begin = EPOCH + np.round(np.array(times) * S).astype(np.int64)
+    capacity = np.full(len(handles), CAPACITY, np.int64)
+    series = np.array(handles, np.int32)
+    return memory.observe(series, capacity, begin, begin + 1000, values, at(60))
+
+
+def out_of_memory(memory: Memory, rank: int, second: float, told: float) -> None:
+    event = MemoryEvent(rank, MemoryEventKind.OOM_KILL, NodeNs(0))
+    memory.event(event, at(second), S // 100, at(told))
+
+
+# -- samples -------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_nonsense_takes_no_place_in_time() -> None:
+    """All that a batch says is refused; what is told of the same moments later counts."""
+    memory = made(1)
+    times = [0.1, 0.2, 0.3]
+    assert observe(memory, [0], times, np.array([[-2, 1 << 51, -7]])) == 3
+    assert observe(memory, [0], times, np.array([[10, 20, 30]])) == 0
+    memory.advance(at(1))
+    assert memory.view().used.tolist() == [30]
+
+
+def test_a_hole_within_a_batch_is_a_hole() -> None:
+    """Nobody could read for four seconds in the middle: what is before and behind it is known."""
+    memory = made(1)
+    times = [n / 2 for n in range(1, 21)]
+    values = [2 * GIB if t < 3 else 3 * GIB if t > 7 else -1 for t in times]
+    assert observe(memory, [0], times, np.array([values])) == 0
+    assert memory.advance(at(11)) == []
+    assert set(memory.view().recent[0].tolist()) == {-1, 2 * GIB, 3 * GIB}
+    assert memory.view().used.tolist() == [3 * GIB]
+
+
+def test_more_samples_than_may_wait_do_not_wait() -> None:
+    """Millions come before the engine looks again: they are applied, not kept."""
+    memory = made(2_000)
+    values = np.full((2_000, 1_000), 7)
+    assert observe(memory, list(range(2_000)), [n / 1000 for n in range(1_000)], values) == 0
+    assert memory.view().used.max() == -1
+    assert observe(memory, list(range(2_000)), [1 + n / 1000 for n in range(1_000)], values) == 0
+    assert observe(memory, [5], [3.0], np.array([[9]])) == 0
+    assert set(memory.view().used.tolist()) == {7, 9}
+
+
+def test_series_that_were_turned_away_do_not_hide_others() -> None:
+    """A batch, or a table, tells of two series, of which one or none has a place."""
+    memory = made(1)
+    assert observe(memory, [-1, 0], [0.1], np.array([[5], [6]])) == 0
+    none = np.array([-1], np.int32)
+    table = np.full((1, 1), EPOCH + S)
+    assert memory.observe_table(none, np.array([CAPACITY]), table, table, table) == 0
+    memory.advance(at(1))
+    assert memory.view().used.tolist() == [6]
+
+
+# -- failures ------------------------------------------------------------------------------------
+
+
+def test_a_lost_device_is_no_lack_of_memory() -> None:
+    """A GPU falls off the bus: that is no finding about memory."""
+    memory = made(1)
+    memory.event(MemoryEvent(0, MemoryEventKind.DEVICE_LOST, NodeNs(0)), at(1), 0, at(1))
+    assert [*memory.advance(at(2)), *memory.advance(at(10))] == []
+
+
+def test_failures_without_a_rise_are_over_in_the_end() -> None:
+    """A kill, and no sample of its rank: it closes when none has followed for a while."""
+    memory = made(1, memory_settle_s=60)
+    out_of_memory(memory, 0, 1, told=1)
+    told = [one for second in range(2, 80) for one in memory.advance(at(second))]
+    assert [(one.change, one.kind) for one in told] == [
+        (Change.OPENED, Kind.OOM),
+        (Change.CLOSED, Kind.OOM),
+    ]
+    assert told[-1].close_reason == "no allocation has failed for 60 s"
+
+
+def test_a_failure_told_late_beside_more_than_a_finding_lists() -> None:
+    """Three failed at once, one agent was slow: all may have been the first, two are described."""
+    memory = made(3, max_suspects=2)
+    for rank in (0, 1):
+        out_of_memory(memory, rank, 1, told=1)
+    (first,) = memory.advance(at(3))
+    out_of_memory(memory, 2, 1, told=3)
+    (second,) = memory.advance(at(5))
+    assert (first.ranks, second.ranks) == ((0, 1), (0, 1, 2))
+    assert [rise.rank for rise in second.first] == [0, 1]
+
+
+def test_more_leaks_than_a_finding_lists() -> None:
+    """Three of six ranks leak: all are named, two are described."""
+    policy = Policy(memory_warmup_s=10, memory_leak_window_s=96, max_suspects=2)
+    leaking = plus(level(40), ramp(20, 0.02))
+    rows = [Row(rank, leaking if rank < 3 else level(40)) for rank in range(6)]
+    told = play(Job(rows, 200, policy=policy))
+    assert {one.ranks for one in told if one.leak} == {(0, 1, 2)}
+    assert {len(one.first) for one in told} == {2}
