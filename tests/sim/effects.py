@@ -102,7 +102,7 @@ class Effects:
                 return False
             case FaultKind.MEMORY_SPIKE | FaultKind.LEAK | FaultKind.OOM:
                 return True
-            case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.NETWORK:
+            case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.NETWORK:  # who is in it, waits
                 return True
             case _:
                 return any(

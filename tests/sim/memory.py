@@ -64,16 +64,12 @@ class Rise:
         self.until = now
 
     def at(self, now: int) -> int:
-        if self.until is not None and now >= self.until:
-            return 0
-        return self.most * min(max(now - self.since, 0), self.lasts_ns) // self.lasts_ns
+        return 0 if self.until is not None and now >= self.until else self.peak(now)
 
     def peak(self, now: int) -> int:
-        return (
-            self.most
-            * min(max(min(now, self.until or now) - self.since, 0), self.lasts_ns)
-            // (self.lasts_ns)
-        )
+        """The most that it has been."""
+        took_ns = (now if self.until is None else min(now, self.until)) - self.since
+        return self.most * min(max(took_ns, 0), self.lasts_ns) // self.lasts_ns
 
 
 class Memory:
