@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frd.engine import summary
+from frd.engine.blame import Blame
 from frd.engine.cause import Verdict
 from frd.engine.lost import TOGETHER_NS, Exit
 from frd.engine.moment import Moment, ties
@@ -159,7 +160,7 @@ def node_of(picture: Picture, rank: int) -> str:
     return summary.clean(info.node) if info is not None else ""
 
 
-def surest(suspects: Sequence[Suspect]) -> int:
+def surest(suspects: Sequence[Suspect | Blame]) -> int:
     """How sure the surest of them is; -1 for nobody."""
     return max((_SURENESS.index(s.confidence) for s in suspects), default=-1)
 

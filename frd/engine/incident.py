@@ -1,9 +1,9 @@
 """The life of one attempt's findings: open, refine, close. One incident, one finding, one id.
 
 Verdicts are what one look at an attempt shows; an incident is what stays the same between looks: a
-collective that is stuck, a rank that is named. This module decides which verdict belongs to which
-open finding, which may open one, and when one is over; what a finding looks like, and when it
-changes its mind, is `frd.engine.claim`'s business.
+collective that is stuck, a rank that is named. This module decides which verdict may open a finding
+and when one is over; which of them belong together is `frd.engine.pairing`'s business, and what a
+finding looks like and when it changes its mind that of `frd.engine.claim`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
 from frd.engine.lost import Exit, exits, first_lost, judged_after_s
+from frd.engine.pairing import Seen, paired
 from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy
 from frd.model import (
@@ -99,43 +100,38 @@ class Incidents:
         gone = exits(picture)
         events: list[FindingEvent] = []
         taken: set[str] = set()
+        seen = [Seen(verdict, compose.keys_of(picture, verdict)) for verdict in verdicts]
+        pairs = paired(seen, list(self._open.values()), gone)
         unconfirmed = self._unconfirmed
         self._unconfirmed = {}
-        for verdict in verdicts:
-            keys = compose.keys_of(picture, verdict)
-            same = self._same(verdict, keys, gone, taken)
-            if same:
-                taken.update(claim.finding.id for claim in same)
-                events += same[0].refine(picture, verdict, keys, self._policy.max_suspects)
-                reason = f"part of finding {same[0].finding.id}"
-                events += [self._close(claim, picture.now, reason) for claim in same[1:]]
-            elif room > 0 and self._may_open(picture.now, verdict, keys, gone, unconfirmed):
+        for one in pairs:
+            verdict, keys = one.seen.verdict, one.seen.keys
+            if one.same:
+                first, *others = one.same
+                taken.add(first.finding.id)
+                events += first.refine(picture, verdict, keys, self._policy.max_suspects)
+                reason = f"part of finding {first.finding.id}"
+                events += [self._close(claim, picture.now, reason) for claim in others]
+            elif (
+                one.is_news
+                and room > 0
+                and self._may_open(picture.now, verdict, keys, gone, unconfirmed)
+            ):
                 claim = Claim.of_verdict(self._key, picture, verdict, keys, self._policy)
                 self._open[claim.finding.id] = claim
                 taken.add(claim.finding.id)
                 events.append(claim.opened())
                 room -= 1
+        for one in pairs:
+            if not one.is_news:  # what is stuck in the parts is stuck in the whole
+                for claim in one.within:
+                    claim.keys |= one.seen.keys
         if gone and room > 0:
             events += self._lose(picture, old_news)
         self._see(picture, stalled, taken)
         return events + self._close_passed(picture, {e.rank for e in gone})
 
-    # -- which is which ----------------------------------------------------------------------
-
-    def _same(
-        self,
-        verdict: Verdict,
-        keys: set[tuple[str, int]],
-        gone: Sequence[Exit],
-        taken: set[str],
-    ) -> list[Claim]:
-        """The open findings that a verdict is about, oldest first."""
-        named = {blame.rank for blame in verdict.suspects}
-        free = [claim for claim in self._open.values() if claim.finding.id not in taken]
-        same = [claim for claim in free if claim.keys & keys or claim.named & named]
-        if not same:
-            same = [claim for claim in free if _follows(verdict, claim, gone)]
-        return sorted(same, key=lambda claim: (claim.finding.opened_at, claim.finding.id))
+    # -- opening -----------------------------------------------------------------------------
 
     def _may_open(
         self,
@@ -211,12 +207,3 @@ class Incidents:
     def _close(self, claim: Claim, now: AlignedNs, reason: str) -> FindingEvent:
         del self._open[claim.finding.id]
         return claim.closed(now, reason)
-
-
-def _follows(verdict: Verdict, claim: Claim, gone: Sequence[Exit]) -> bool:
-    """A stall that began after a rank was lost, or names only ranks that went away too."""
-    if claim.finding.kind is not Kind.RANK_LOST:
-        return False
-    exited = {e.rank for e in gone}
-    named = [blame.rank for blame in verdict.suspects]
-    return verdict.since >= claim.since or (bool(named) and exited.issuperset(named))

@@ -251,8 +251,8 @@ MUTANTS = (
     Mutant(
         "incident-unconfirmed-kept",
         _INCIDENT,
-        "        self._unconfirmed = {}\n        for verdict",
-        "        self._unconfirmed = dict(unconfirmed)\n        for verdict",
+        "        self._unconfirmed = {}\n        for one in pairs",
+        "        self._unconfirmed = dict(unconfirmed)\n        for one in pairs",
         "a verdict that came and went is confirmed by one of long ago",
     ),
     Mutant(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from frd.engine.policy import Policy
-from frd.model import Kind, RankState, Reason
-from tests.jobs import Job
+from frd.model import Change, Kind, RankState, Reason
+from tests.jobs import Job, changes
 
 
 def hanging() -> Job:
@@ -69,3 +69,34 @@ def test_an_exit_is_judged_before_a_stall_may_name_it() -> None:
     assert [(f.kind, f.suspects[0].reason) for f in job.findings()] == [
         (Kind.RANK_LOST, Reason.EXITED)
     ]
+
+
+def test_stalls_that_share_what_comes_after_them_stay_apart() -> None:
+    """0 waits for 1, and 3 for 2; both have enqueued the next op of one larger group already."""
+    job = Job(4).group("a", [0, 1]).group("b", [2, 3]).group("all", range(4))
+    job.join("a", [0], 0).join("b", [3], 0)
+    job.run(0.5)
+    job.join("all", [0, 3], 0)
+    job.run(20)
+    assert changes(job.events).count(Change.OPENED) == 2
+    assert sorted(s.rank for finding in job.open() for s in finding.suspects) == [1, 2]
+
+
+def test_an_agent_that_goes_away_does_not_take_an_incident_apart() -> None:
+    """2 does not come, and everybody waits for it, two by two; then nobody speaks for 4 and 5: what
+    waits for them is part of what was known before, and is again when they are back."""
+    job = Job(8).group("dp", range(0, 8, 2))
+    for rank in range(0, 8, 2):
+        job.group(f"tp{rank}", [rank, rank + 1])
+    job.join("dp", [0, 4, 6], 0).join("tp0", [1], 0).join("tp4", [5], 0).join("tp6", [7], 0)
+    job.run(8)
+    first = job.only()
+    for _ in range(3):
+        job.engine.connection(job.attempt, [4, 5], False, job.now)
+        job.reporting -= {4, 5}
+        job.run(4)
+        job.engine.connection(job.attempt, [4, 5], True, job.now)
+        job.reporting |= {4, 5}
+        job.run(4)
+    assert [finding.id for finding in job.findings()] == [first.id]
+    assert [s.rank for s in job.only().suspects] == [2]
