@@ -168,7 +168,7 @@ def test_a_clock_that_is_set_back(begin: Callable[..., Scene], tmp_path: Path) -
     set_clock(clock, 0)
     environment = {
         "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     wrapper = ("faketime", "-f", "+0s", "env", "-u", "FAKETIME")
