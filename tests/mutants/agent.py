@@ -21,6 +21,7 @@ _TRANSITIONS = Module("agents/frd_agent/transitions.py", _READING)
 _PROGRESS = Module("agents/frd_agent/progress.py", _READING)
 _STANDING = Module("agents/frd_agent/standing.py", ("tests/unit/test_standing.py",))
 _TELLING = (
+    "tests/unit/test_agent_board.py",
     "tests/unit/test_dispatch.py",
     "tests/unit/test_outbox.py",
     "tests/unit/test_agent_clock.py",
@@ -46,17 +47,10 @@ MUTANTS = (
         "an acknowledgement takes one row along that it does not name",
     ),
     Mutant(
-        "outbox-ack-back",
-        _OUTBOX,
-        "queue.acked = max(queue.acked, min(revision, queue.recorded))",
-        "queue.acked = min(revision, queue.recorded)",
-        "an old acknowledgement that comes late takes back a newer one",
-    ),
-    Mutant(
         "outbox-newest-dropped",
         _OUTBOX,
-        "                self._order.appendleft(rank)\n",
-        "                self._order.append(rank)\n",
+        "self._order.appendleft((rank, last))",
+        "self._order.append((rank, last))",
         "a batch that was cut is no longer the oldest, and outlives newer ones",
     ),
     Mutant(

@@ -159,6 +159,24 @@ def test_a_restarted_service_hears_of_open_collectives_first() -> None:
     assert (rows.first_revision, rows.seq.tolist()) == (2, [5, 6])
 
 
+def test_a_replay_that_a_stream_did_not_get_is_not_in_the_way_of_the_next() -> None:
+    """The stream to a restarted service breaks at once; on the next one all is told once, without
+    a number, for the service must not take it for what it was once told."""
+    agent, first, second = Agent(), Service(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    agent.outbox.record(agent.rows(0, 4, 5))
+    first.listen(agent.dispatch)
+    agent.dispatch.ack({0: 1})
+    agent.open = [replace(agent.rows(0, 4, 5), first_revision=1)]
+    for _ in range(2):
+        agent.dispatch.open(knows_nothing=True)
+    replay, rows = second.listen(agent.dispatch)
+    assert isinstance(replay, EntryColumns)
+    assert isinstance(rows, EntryColumns)
+    assert (replay.first_revision, replay.seq.tolist()) == (0, [4])
+    assert (rows.first_revision, rows.seq.tolist()) == (2, [5])
+
+
 def test_a_resync_repeats_what_is_true_on_the_same_stream() -> None:
     """Nothing is declared twice: the stream's dictionary is still there."""
     agent, service = Agent(), Service()
@@ -234,6 +252,8 @@ def test_a_stream_that_has_been_told_much_is_reopened() -> None:
     agent.dictionary.keep_signatures([2])
     assert list(agent.dictionary.signatures) == [2]
     assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2
+    again = agent.dictionary.signature(Signature("gloo", "all_reduce", ((0,),)))
+    assert agent.dictionary.signatures[again].input_sizes == ((0,),)
 
 
 def test_declarations_of_any_size_fit_their_messages() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from frd.model import EntryColumns, Flags
@@ -60,6 +62,38 @@ def test_the_oldest_rows_go_when_space_runs_out() -> None:
     assert drain(outbox) == [(0, 3, [3]), (1, 1, [1, 2, 3, 4])]
 
 
+def test_what_is_left_of_a_batch_is_still_the_oldest() -> None:
+    """A batch is dropped in two bits, and the rows of nobody else in between."""
+    outbox = Outbox(6, 10_000)
+    outbox.record(rows(0, 1, 2, 3, 4))
+    outbox.record(rows(1, 1, 2, 3, 4))
+    outbox.record(rows(2, 1))
+    assert outbox.dropped == {0: 3}
+
+
+def test_the_rest_of_a_batch_is_what_it_was() -> None:
+    """Half of a batch is acknowledged: of every column the other half goes out again."""
+    outbox = Outbox(100, 10_000)
+    times = np.arange(4) + np.array([[10], [20], [30]])
+    whole = replace(
+        rows(0, 1, 2, 3, 4),
+        group=np.array([4, 5, 6, 7], np.uint32),
+        signature=np.array([8, 9, 10, 11], np.uint32),
+        flags=np.array([1, 2, 4, 8], np.uint8),
+        created_ns=times[0],
+        started_ns=times[1],
+        completed_ns=times[2],
+    )
+    outbox.record(whole)
+    outbox.ack({0: 2})
+    rest = outbox.next_batch()
+    assert rest is not None
+    assert (rest.rank, rest.first_revision) == (0, 3)
+    for column in ("group", "seq", "signature", "flags", "created_ns", "started_ns"):
+        assert getattr(rest, column).tolist() == getattr(whole, column).tolist()[2:]
+    assert rest.completed_ns.tolist() == [32, 33]
+
+
 def test_what_was_acknowledged_makes_no_rank_look_older() -> None:
     """Rank 0's first rows are acknowledged; rank 1's are the oldest then, and go first."""
     outbox = Outbox(5, 10_000)
@@ -113,6 +147,7 @@ def test_the_first_joined_row_that_waits_is_known_by_group() -> None:
     outbox = Outbox(100, 10_000)
     outbox.record(rows(0, 4, flags=Flags.COMPLETED))
     outbox.record(rows(0, 5, 6))
+    outbox.record(rows(0, 7))
     outbox.record(rows(0, 9, group=3))
     assert outbox.first_joined(0) == {0: 5, 3: 9}
     outbox.ack({0: 2})

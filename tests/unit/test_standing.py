@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec import structs
 
 from frd.flight import Dump, Entry, Status
 from frd.model import AttemptKey, NodeNs
@@ -119,6 +120,17 @@ def test_a_group_that_no_entry_has_named_yet() -> None:
     ring = ring_of([op(0, 1)], Status(1, -1, 1))
     raw = {(0, 0): Status(1, -1, 1), (0, 5): Status(1, -1, 0)}
     assert stand([(GENERIC, ring)], raw, PUBLISHED).as_of_ns == DUMPED
+
+
+def test_a_group_that_was_destroyed_is_not_waited_for() -> None:
+    """The tap tells no counters of it any more; of the rest nothing has moved since the dump."""
+    other = structs.replace(op(1, 1), process_group=("1", "old"), pg_id=1)
+    status = {0: Status(1, -1, 1), 1: Status(1, -1, 1)}
+    ring, names = Ring(), naming()
+    ring.apply(Dump("", "2.10", entries=(op(0, 1), other), status=status), DUMPED, names)
+    ring.close(lambda name: name == "1")
+    standing = at(ring, Status(1, -1, 1))
+    assert (standing.as_of_ns, standing.exact) == (PUBLISHED, True)
 
 
 def test_without_counters_the_dump_is_all() -> None:

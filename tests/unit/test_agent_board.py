@@ -1,0 +1,82 @@
+"""What the agent holds for true, and what of it a stream has not been told."""
+
+from __future__ import annotations
+
+from frd.model import AttemptKey, NodeNs, RankInfo
+from frd_agent.board import Board
+from frd_agent.dictionary import Dictionary
+from frd_agent.progress import Marks
+
+S = 1_000_000_000
+NOW = NodeNs(1_700_000_000 * S)
+
+
+def board() -> Board:
+    """Even ranks are of attempt 0, odd ones of attempt 1."""
+    return Board(lambda rank: rank % 2)
+
+
+def waiting(since_s: float) -> Marks:
+    return Marks(7, -1, 6, NOW - round(since_s * S))
+
+
+def test_a_new_stream_is_told_of_ranks_at_rest() -> None:
+    """Nothing has changed since the last stream: up to when that is known is told all the same."""
+    known = board()
+    known.set_as_of(0, NOW)
+    for _ in range(2):
+        told = known.next_watermarks(NOW)
+        assert told is not None
+        assert told.columns.seen_rank.tolist() == [0]
+        assert known.next_watermarks(NOW) is None
+        known.rewind()
+
+
+def test_a_message_tells_of_one_attempt() -> None:
+    """Ranks of two attempts have moved: their watermarks go out apart."""
+    known = board()
+    for rank in range(4):
+        known.set_marks(rank, 0, Marks(7, -1, 7))
+    told = [known.next_watermarks(NOW), known.next_watermarks(NOW)]
+    assert known.next_watermarks(NOW) is None
+    ranks = {one.attempt_index: one.columns.rank.tolist() for one in told if one is not None}
+    assert ranks == {0: [0, 2], 1: [1, 3]}
+
+
+def test_who_waited_once_hides_nobody_who_waits_now() -> None:
+    """Rank 0 is done with what it waited in; rank 2 has waited for two seconds."""
+    known = board()
+    known.set_marks(0, 0, waiting(30))
+    known.set_marks(0, 0, Marks(7, -1, 7))
+    assert not known.someone_waits(NOW)
+    known.set_marks(2, 0, waiting(2))
+    assert known.someone_waits(NOW)
+
+
+def test_who_has_waited_for_long_is_no_news() -> None:
+    """Nor is who has only begun to."""
+    known = board()
+    known.set_marks(0, 0, waiting(0.5))
+    assert not known.someone_waits(NOW)
+    known.set_marks(0, 0, waiting(61))
+    assert not known.someone_waits(NOW)
+
+
+def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
+    """It moved, and was superseded before anybody was told."""
+    known = board()
+    known.set_marks(0, 0, waiting(1))
+    known.set_as_of(0, NOW)
+    known.forget(0)
+    assert known.next_watermarks(NOW) is None
+    assert not known.someone_waits(NOW)
+
+
+def test_jobs_of_one_name_and_of_different_size_are_two() -> None:
+    """Somebody starts a job of eight under the name of one of four that still runs."""
+    dictionary = Dictionary()
+    four, eight = (dictionary.attempt(AttemptKey("job", 0), world) for world in (4, 8))
+    assert four != eight
+    assert dictionary.attempt(AttemptKey("job", 0), 8) == eight
+    rank = dictionary.rank(eight, RankInfo(0, 8, "node", "boot", 1))
+    assert dictionary.who(rank) == ("job (world size 8)", 0)
