@@ -39,6 +39,7 @@ class Mark:
     started: int = UNKNOWN_SEQ
     completed: int = UNKNOWN_SEQ
     since: int = 0
+    moved: int = 0
 
 
 @dataclass
@@ -101,6 +102,12 @@ class Scene:
             self.marks[name, rank].started = seq
         return self
 
+    def moved(self, name: str, ranks: Iterable[int], age: float) -> Scene:
+        """These ranks had come as far as they are by then, and not long before."""
+        for rank in ranks:
+            self.marks[name, rank].moved = ago(age)
+        return self
+
     def flying(
         self, rank: int, name: str, peer: int, *, send: bool, age: float = 12.0, count: int = 1
     ) -> Scene:
@@ -154,6 +161,7 @@ class Scene:
             head_since=np.array([mark.since for mark in marks], np.int64),
             ops=lambda seq: self.ops.get((name, seq), "all_reduce"),
             hidden=np.array([(name, rank) in self.hidden for rank in self.groups[name]]),
+            moved_at=np.array([mark.moved for mark in marks], np.int64),
         )
 
     def _channel_picture(self, names: Sequence[str]) -> ChannelPicture:

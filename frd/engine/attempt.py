@@ -206,7 +206,8 @@ class Attempt:
         pairs, batch = self._pairs, Batch(pair, seq, flags)
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
-        if completed is not None and marks.complete(pairs, completed, self._ranks.as_of.item(rank)):
+        as_of = self._ranks.as_of.item(rank)
+        if completed is not None and marks.complete(pairs, completed, as_of, now):
             self._ranks.moved_at[rank] = now
         slots = None
         if joined is not None:
@@ -219,6 +220,7 @@ class Attempt:
             self._collectives.complete(completed, rank, completed_ns, same)
         if not is_empty(batch.starts):
             np.maximum.at(pairs.started, pair[batch.starts], seq[batch.starts])
+            pairs.moved_at[pair[batch.starts]] = now
         self.revision += 1
         return Applied(
             rows=len(seq),
@@ -258,7 +260,9 @@ class Attempt:
             pairs.head[pair] = head
             pairs.idle_until[pair] = np.where(advanced, ranks.as_of[rank], pairs.idle_until[pair])
             pairs.enqueued[pair], pairs.completed[pair] = enqueued, completed
+            moved = advanced | (started > pairs.started[pair])
             pairs.started[pair] = np.maximum(started, pairs.started[pair])
+            pairs.moved_at[pair[moved]] = now
             ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
         if len(seen_rank):
             as_of = np.maximum(ranks.as_of[seen_rank], as_of_ns)

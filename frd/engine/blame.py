@@ -140,15 +140,14 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
     """High for a minority: when most are left behind, what they share may be at fault."""
     those = graph.waits.attendance(instance)
     what = describe(graph, instance)
-    stuck = graph.stuck_inside(those)
     if ending is Ending.ALONE:
         reason = Reason.IN_COLLECTIVE_ALONE
-        ahead = those.done
+        stuck, ahead = graph.stuck_inside(those, those.done_at), those.done
         words = f"still inside {what}, which {summary.ranks(ahead.tolist())} completed"
     else:
         reason = Reason.DEVICE_STUCK
         unstarted = set(those.inside[those.timed & ~those.started].tolist())
-        stuck = tuple(rank for rank in stuck if rank in unstarted)
+        stuck = tuple(r for r in graph.stuck_inside(those, those.started_at) if r in unstarted)
         ahead = those.inside[those.started]
         words = (
             f"joined {what}, but its device never started it; {summary.ranks(ahead.tolist())} did"

@@ -94,7 +94,7 @@ def groups(table: Groups, pairs: Pairs, ops: Sequence[Callable[[int], str]]) -> 
     layout = pairs.layout()
     order = layout.order
     members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
-    done, head = completed(table, pairs, order), pairs.head[order]
+    done, head, moved = completed(table, pairs, order), pairs.head[order], pairs.moved_at[order]
     bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
     return [
         GroupPicture(
@@ -105,6 +105,7 @@ def groups(table: Groups, pairs: Pairs, ops: Sequence[Callable[[int], str]]) -> 
             done[start:end],
             head[start:end],
             op,
+            moved_at=moved[start:end],
         )
         for info, start, end, op in zip(table.infos, bounds, bounds[1:], ops, strict=False)
     ]

@@ -27,6 +27,8 @@ from frd.model import AlignedNs, Int32s, RankState
 GONE_STATES = frozenset({RankState.EXITED, RankState.FINISHED, RankState.SILENT})
 """States in which an agent has positive evidence that the rank does not take part any more."""
 
+_NOTICED_NS = 1_000_000_000
+"""Recorders tell of an end when they notice it: by then those of all members should have."""
 _MOVED_LATELY_S = 2.0
 """A rank between two collectives is known to move for this long: two reports of its agent."""
 
@@ -52,7 +54,7 @@ class Why(Enum):
     DISCONNECTED = "the stream of its agent is down"
     LATE = "its telemetry is late"
     GAP = "its telemetry has gaps"
-    UNPROVEN = "its telemetry is older than the wait"
+    UNPROVEN = "its telemetry is older than what would prove it"
 
 
 class Wait(NamedTuple):
@@ -163,11 +165,13 @@ class Graph:
             if silent := self._silent_inside(those):
                 return tuple(targets + silent), None
             if self._is_left(wait.instance, those):
-                if self.stuck_inside(those):
+                if self.stuck_inside(those, those.done_at):
                     return (), Ending.ALONE
-                return tuple(self._all_present(those.inside)), None
-            if targets and not wait.started and those.any_started and len(next_unstarted):
-                return (), Ending.DEVICE  # a device starts what is next for it without its peers
+                return tuple(self._left(those.inside, those.done_at)), None
+            if targets and not wait.started and those.any_started:
+                left = self._left(next_unstarted, those.started_at)
+                if any(isinstance(node, Member) for node in left):
+                    return (), Ending.DEVICE  # it starts what is next without its peers
         if len(those.behind):
             first = self.onset(wait)
             targets += [self.absentee(int(m), first) for m in those.behind]
@@ -177,7 +181,18 @@ class Graph:
             targets = self._all_present(those.inside[~those.heads])
         if targets:
             return tuple(targets), None
-        return (), Ending.DEVICE if those.any_started and len(unstarted) else Ending.NOBODY
+        return self._expand_joined(unstarted, those)
+
+    def _expand_joined(
+        self, unstarted: Int32s, those: Attendance
+    ) -> tuple[tuple[Node, ...], Ending | None]:
+        """Everybody has come, and waits in nothing else."""
+        if not those.any_started or not len(unstarted):
+            return (), Ending.NOBODY
+        left = self._left(unstarted, those.started_at)
+        if any(isinstance(node, Member) for node in left):
+            return (), Ending.DEVICE
+        return tuple(left), None
 
     def _silent_inside(self, those: Attendance) -> list[Node]:
         """Who is in it and provably gone; else who is not heard of while others are."""
@@ -195,13 +210,21 @@ class Graph:
         op = self.picture.groups[collective.group].ops(collective.seq)
         return is_synchronizing(op) or len(those.inside) == 1
 
-    def stuck_inside(self, those: Attendance) -> tuple[int, ...]:
-        """Who of a collective's inside waits in nothing older and is known to be there still."""
-        return tuple(
-            rank
-            for rank in those.inside[those.heads].tolist()
-            if not self.is_gone(rank) and self.why_unknown(rank) is None
-        )
+    def stuck_inside(self, those: Attendance, since: AlignedNs) -> tuple[int, ...]:
+        """Who of a collective's inside waits in nothing older and is known to be there still, well
+        after others had come further: see `_left`."""
+        left = self._left(those.inside[those.heads], since)
+        return tuple(n.rank for n in left if isinstance(n, Member) and not self.is_gone(n.rank))
+
+    def _left(self, ranks: Int32s, since: AlignedNs) -> list[Node]:
+        """Ranks that are not as far as others were by `since`, as far as is known. Those whose own
+        telemetry is hardly younger than that may be there by now."""
+        return [
+            Doubt(node.rank, Why.UNPROVEN)
+            if isinstance(node, Member) and not self._is_told(node.rank, since + _NOTICED_NS)
+            else node
+            for node in self._all_present(ranks)
+        ]
 
     def younger_waits(self, rank: int) -> list[Wait]:
         """What else a rank has in flight that somebody has not come to, or may not have."""
@@ -286,6 +309,11 @@ class Graph:
         if self.picture.now - int(self.picture.as_of[row]) > self.rules.late_s * 1e9:
             return Why.LATE
         return None
+
+    def _is_told(self, rank: int, until: int) -> bool:
+        """All is known of the rank up to then, whatever its clock may be off by."""
+        as_of = self.picture.moment(rank, AlignedNs(int(self.picture.as_of[self.waits.row(rank)])))
+        return self.is_gone(rank) or as_of.at - (as_of.uncertainty_ns or 0) >= until
 
     def _is_fresh(self, rank: int, group: int, since: int) -> bool:
         age_ns = int(self.picture.as_of[self.waits.row(rank)]) - since

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from frd.engine.rows import Runs
 from frd.engine.tables import Pairs
-from frd.model import Int64s
+from frd.model import AlignedNs, Int64s
 
 
-def complete(pairs: Pairs, runs: Runs, as_of: int) -> bool:
+def complete(pairs: Pairs, runs: Runs, as_of: int, now: AlignedNs) -> bool:
     """Raise `completed`; `as_of` is the last time at which it was known to be lower."""
     moved = False
     for pair, last in zip(runs.pair.tolist(), runs.last.tolist(), strict=True):
@@ -20,6 +20,7 @@ def complete(pairs: Pairs, runs: Runs, as_of: int) -> bool:
         moved = True
         pairs.completed[pair] = last
         pairs.idle_until[pair] = as_of
+        pairs.moved_at[pair] = now
         if last >= pairs.enqueued.item(pair):
             pairs.enqueued[pair] = last
             pairs.head[pair] = 0

@@ -51,6 +51,9 @@ class GroupPicture:
     hidden: Bools | None = None
     """Members that may have come further than their marks say (a dump file may have lost all it
     knew of a group): their absence proves nothing. None for nobody."""
+    moved_at: Int64s | None = None
+    """Aligned ns by which the member had come as far as `started` and `completed` say; 0, or None
+    for all, when nobody kept track."""
 
 
 @dataclass(frozen=True, slots=True)

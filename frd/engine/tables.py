@@ -216,6 +216,7 @@ class Pairs(Columns):
         "completed": (np.int64, UNKNOWN_SEQ),
         "head": (np.int64, 0),
         "idle_until": (np.int64, 0),
+        "moved_at": (np.int64, 0),
         "joined_row": (np.int64, UNKNOWN_SEQ),
         "completed_row": (np.int64, UNKNOWN_SEQ),
     }
@@ -229,6 +230,8 @@ class Pairs(Columns):
     idle_until: Int64s
     """A time up to which the head's predecessor was not complete: the head cannot have been
     waiting for its peers before, however early the program enqueued it."""
+    moved_at: Int64s
+    """When `started` or `completed` last rose: the rank was that far by then."""
     joined_row: Int64s
     """Highest seq whose joined row was applied: what makes a replay harmless."""
     completed_row: Int64s

@@ -81,6 +81,10 @@ class Attendance:
     """The rank that this was, -1 when unknown."""
     last_since: AlignedNs
     """When the last of `inside` joined, 0 when unknown."""
+    started_at: AlignedNs
+    """By when the first member's device had started it, 0 when unknown or none did."""
+    done_at: AlignedNs
+    """By when the first of `done` had completed it, likewise."""
 
 
 class Waits:
@@ -101,9 +105,13 @@ class Waits:
         self._completed = _column(groups, [g.completed for g in groups])
         self._since = _column(groups, [g.head_since for g in groups])
         self._hidden = np.zeros(len(self._rank), np.bool_)
+        self._moved_at = np.zeros(len(self._rank), np.int64)
         for at, group in enumerate(groups):
+            rows = slice(self._first[at], self._first[at + 1])
             if group.hidden is not None:
-                self._hidden[self._first[at] : self._first[at + 1]] = group.hidden
+                self._hidden[rows] = group.hidden
+            if group.moved_at is not None:
+                self._moved_at[rows] = group.moved_at
         self._index_ops()
         timed_ranks = np.unique(self._rank[self._started > UNKNOWN_SEQ])
         self._timed = np.isin(self._rank, timed_ranks)
@@ -195,6 +203,7 @@ class Waits:
         inside = joined & (completed + 1 == seq)
         known = np.flatnonzero(inside & (since > 0))
         told = since[known]
+        moved_at, begun = self._moved_at[rows], started >= seq
         return Attendance(
             absent=rank[absent],
             hidden=rank[absent & self._hidden[rows]],
@@ -202,12 +211,14 @@ class Waits:
             inside=rank[inside],
             done=rank[done],
             heads=self._is_head[rows][inside],
-            started=started[inside] >= seq,
+            started=begun[inside],
             timed=self._timed[rows][inside],
-            any_started=bool(np.any(started >= seq)),
+            any_started=bool(np.any(begun)),
             first_since=AlignedNs(int(told.min()) if len(told) else 0),
             first=int(rank[known[told.argmin()]]) if len(told) else -1,
             last_since=AlignedNs(int(told.max()) if len(told) else 0),
+            started_at=_first_of(moved_at[begun]),
+            done_at=_first_of(moved_at[done]),
         )
 
     def is_paired(self, channel: Instance, rank: int) -> bool:
@@ -229,6 +240,10 @@ class Waits:
     def row(self, rank: int) -> int:
         """The row of a rank in the picture's rank arrays, -1 when it was never declared."""
         return self._row.get(rank, -1)
+
+
+def _first_of(times: Int64s) -> AlignedNs:
+    return AlignedNs(int(times.min()) if len(times) else 0)
 
 
 def _column(groups: Sequence[GroupPicture], parts: Sequence[npt.NDArray[np.integer]]) -> Int64s:

@@ -68,7 +68,8 @@ def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -
     picture = attempt.picture(NOW)
     group_now = picture.groups[0]
     parts = (group_now.enqueued, group_now.completed, group_now.head_since, picture.as_of)
-    return [part.tolist() for part in parts]
+    assert group_now.moved_at is not None
+    return [part.tolist() for part in (*parts, group_now.moved_at)]
 
 
 @given(messages)

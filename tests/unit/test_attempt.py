@@ -279,6 +279,20 @@ def test_marks_only_rise() -> None:
     assert group.head_since[0] == at(2)
 
 
+def test_when_a_member_came_as_far_as_it_is() -> None:
+    """Ends and starts count, told by rows or by watermarks, and not what tells nothing new."""
+    job = Job()
+    job.stands(0, 1, 1, as_of=1)
+    job.stands(0, 2, 1, 2, as_of=2)
+    job.entries(1, [1], now=3)
+    job.entries(1, [2], Flags.JOINED, now=4)
+    job.entries(2, [1, 2], Flags.JOINED, now=3)
+    job.entries(2, [1], Flags.STARTED, now=5)
+    moved_at = job.attempt.picture(at(9)).groups[0].moved_at
+    assert moved_at is not None
+    assert moved_at.tolist() == [at(1), at(3), at(5), 0]
+
+
 def test_a_wait_of_unknown_age_counts_from_when_it_was_told() -> None:
     """Only counters are known of a rank, no entry: it waits at least since they said so."""
     job = Job()

@@ -335,6 +335,34 @@ def test_a_rank_inside_what_its_peers_completed_is_named_alone() -> None:
     assert verdict.victims == (1, 2, 3)
 
 
+def recovering(report_age: float) -> Scene:
+    """1-3 are known to have completed seq 7 for two seconds; 0 was inside of it then."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2, 3], 12)
+    return scene.moved("dp", [1, 2, 3], 2).rank(0, as_of_age=report_age)
+
+
+@pytest.mark.parametrize("report_age", [3, 1.5])
+def test_a_rank_may_have_left_what_its_peers_completed_after_its_last_word(
+    report_age: float,
+) -> None:
+    """A hang has just ended: what 0 told of itself is older than what its peers tell, or hardly
+    younger than that, so that its recorder may not have noticed yet."""
+    verdict = recovering(report_age).only()
+    assert (verdict.suspects, verdict.reason) == ((), None)
+
+
+def test_a_rank_that_is_still_inside_well_after_its_peers_completed_is_named() -> None:
+    """The same, but 0 has told since, and is where it was."""
+    assert named(recovering(0.5).only()) == {0: Reason.IN_COLLECTIVE_ALONE}
+
+
+def test_of_two_left_inside_only_the_one_that_has_told_since_is_named() -> None:
+    """2 and 3 completed seq 7; 0 tells that it did not, and 1 has told nothing since."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1], 13).waits("dp", 8, [2, 3], 12)
+    verdict = scene.moved("dp", [2, 3], 2).rank(1, as_of_age=3).only()
+    assert named(verdict) == {0: Reason.IN_COLLECTIVE_ALONE}
+
+
 def test_most_of_a_group_left_behind_is_a_weaker_claim() -> None:
     """Only 3 completed seq 7; three ranks that are left inside are hardly three local faults."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 2], 13).waits("dp", 8, [3], 12)
@@ -359,6 +387,14 @@ def test_a_device_that_never_started_what_its_peers_started() -> None:
     assert named(verdict) == {2: Reason.DEVICE_STUCK}
     assert verdict.suspects[0].confidence is Confidence.HIGH
     assert verdict.victims == (0, 1, 3)
+
+
+def test_a_device_may_have_started_after_the_last_word_of_its_rank() -> None:
+    """Devices went on a second ago; what is known of 2 is older than that."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).moved("dp", [0, 1, 3], 1)
+    verdict = scene.rank(2, as_of_age=1.5).only()
+    assert (verdict.suspects, verdict.reason) == ((), None)
 
 
 def test_without_timing_nobody_is_device_stuck() -> None:
