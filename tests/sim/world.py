@@ -149,11 +149,11 @@ class World:
                 return
 
     def _recover(self) -> None:
-        """What can be healed is; a job with what cannot ends and starts anew."""
+        """What can be healed is, and what has not begun never will; a job with what cannot be
+        healed ends and starts anew."""
         run = self.runs[-1]
         for injected in run.job.injected:
-            if injected.began is not None and injected.healed is None:
-                run.job.heal(injected)
+            run.job.heal(injected)
         if any(i.began is not None and i.healed is None for i in run.job.injected):
             self.restart_job()
 
