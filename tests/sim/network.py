@@ -11,15 +11,22 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from frd.wire import encode_service
-from tests.clocks import MS, Path
+from tests.clocks import MS, Path, S
 from tests.sim.kernel import Kernel
 from tests.sim.service import ClockStream, Service
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent
+
+
+_RESENT: Final = 3 * S
+"""Within so long TCP has sent again what was lost, while the wire is not cut."""
+
+_LONGEST: Final = 2 * S
+"""After some retransmissions; what takes longer is a partition, and that ends with its time."""
 
 
 @dataclass(slots=True)
@@ -36,6 +43,12 @@ class Link:
 
     def is_cut(self, at: int) -> bool:
         return at < self.cut_until
+
+    def delay(self, path: Path) -> int:
+        return min(path.delay(self.dice), _LONGEST)
+
+    def delay(self, path: Path) -> int:
+        return min(path.delay(self.dice), _RESENT)
 
 
 def draw_link(dice: random.Random) -> Link:
@@ -71,7 +84,7 @@ class Pipe:
         """On their way."""
 
     def send(self, data: bytes) -> None:
-        due = max(self._kernel.now, self._link.cut_until) + self._path.delay(self._link.dice)
+        due = max(self._kernel.now, self._link.cut_until) + self._link.delay(self._path)
         self.last = max(due, self.last + 1 + self._message_ns())
         self._queue.append(data)
         self.bytes += len(data)
@@ -87,7 +100,7 @@ class Pipe:
         if self._closed:
             return
         if self._link.is_cut(self._kernel.now):
-            later = self._link.cut_until + self._path.delay(self._link.dice)
+            later = self._link.cut_until + self._link.delay(self._path)
             self._kernel.at(later, self._arrive)
             return
         data = self._queue.popleft()
