@@ -1,0 +1,187 @@
+"""An engine at its limits: no room for findings or attempts, and a policy that changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from frd.engine.engine import Engine
+from frd.engine.memory import Memory
+from frd.engine.policy import Policy
+from frd.model import (
+    AttemptKey,
+    Change,
+    Finding,
+    FindingState,
+    Int64s,
+    Kind,
+    RankInfo,
+    RankState,
+    SeriesInfo,
+    SeriesKind,
+)
+from tests.jobs import START, Job, changes
+from tests.memory_jobs import EPOCH, GIB, at
+from tests.memory_jobs import S as SECOND
+from tests.race import Race, S, arrivals
+
+OTHERS = Finding("00112233445566aa", Kind.STALL, FindingState.OPEN, "other", 0, START)
+
+
+# -- room for findings ---------------------------------------------------------------------------
+
+
+def test_of_two_incidents_one_is_told_where_there_is_room_for_one() -> None:
+    """Two groups wait; one finding may be open: the second opens when the first is over."""
+    job = Job(4, Policy(stall_after_s=5, max_findings=1)).group("a", [0, 1]).group("b", [2, 3])
+    job.join("a", [0], 0).join("b", [3], 0)
+    job.run(8)
+    assert [suspect.rank for suspect in job.only().suspects] == [1]
+    job.join("a", [1], 0).complete("a", [0, 1], 0)
+    job.run(4)
+    assert [suspect.rank for suspect in job.only().suspects] == [2]
+
+
+def test_no_straggler_is_told_where_there_is_no_room() -> None:
+    """Another job's finding takes the only place: rank 2 is late all the time, and it is silent."""
+    race = Race(4, [[range(4)]], policy=Policy(max_findings=1))
+    race.engine.restore([OTHERS], race.now)
+    race.run(late(2, steps=1_500))
+    assert race.events == []
+    assert [finding.id for finding in race.open()] == [OTHERS.id]
+
+
+def test_no_clock_is_told_of_where_there_is_no_room() -> None:
+    """The same with a node whose clock stays unknown."""
+    policy = Policy(max_findings=1, clock_unsynchronized_after_s=5)
+    race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, policy=policy)
+    race.engine.restore([OTHERS], race.now)
+    race.attempt.clock([2, 3], 1, None)
+    race.run(late(2, steps=300))
+    assert race.events == []
+
+
+def late(rank: int, steps: int, by_s: float = 0.02) -> list[Int64s]:
+    """A step each 50 ms, of which one rank makes more."""
+    work = np.full((steps, 4), 0.05)
+    work[:, rank] += by_s
+    return list(arrivals(4, [[range(4)]], steps, lambda step, layer: work[step]))
+
+
+# -- attempts ------------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_is_forgotten_leaves_its_finding() -> None:
+    """A rank was lost and its job never came back; another job needs the place of the attempt."""
+    policy = Policy(stall_after_s=5, max_attempts=1, lost_close_after_s=60)
+    gone = Job(2, policy).group("dp", [0, 1]).all_reduce("dp", 0)
+    gone.run(1)
+    gone.status(1, RankState.EXITED, "killed")
+    gone.run(3)
+    gone.status(0, RankState.EXITED)
+    gone.run(10)
+    lost = gone.only()
+    other = Job(2, engine=gone.engine, now=gone.now, name="other")
+    other.run(1)
+    snapshot = gone.engine.snapshot(other.now)
+    assert [view.key.job for view in snapshot.attempts] == ["other"]
+    assert [finding.id for finding in snapshot.findings] == [lost.id]
+    assert changes(other.run(60)) == [Change.CLOSED]
+
+
+def test_a_late_process_of_an_old_attempt_does_not_revive_it() -> None:
+    """Attempt 1 runs when a rank of attempt 0 appears that nobody had seen: 1 is the job still."""
+    old = Job(2).group("dp", [0, 1])
+    old.run(1)
+    for rank in (0, 1):
+        old.status(rank, RankState.EXITED)
+    old.run(1)
+    new = Job(2, attempt=1, engine=old.engine, now=old.now)
+    late_one = RankInfo(1, 2, "node9", "boot9", 999)
+    old.engine.rank(old.attempt, late_one, new.now)
+    views = {view.key.attempt: view for view in old.engine.snapshot(new.now).attempts}
+    assert [(n, view.superseded) for n, view in sorted(views.items())] == [(0, True), (1, False)]
+    assert [view.rank for view in views[0].ranks] == [0, 1]
+
+
+def test_only_what_is_open_is_taken_up_again() -> None:
+    """A store gives back an open finding and a closed one."""
+    engine = Engine(Policy())
+    closed = replace(OTHERS, id="ff", state=FindingState.CLOSED, closed_at=START)
+    engine.restore([closed, OTHERS], START)
+    assert [finding.id for finding in engine.snapshot(START).findings] == [OTHERS.id]
+
+
+def test_what_collectives_tell_of_clocks_is_taken_once() -> None:
+    """Of the attempts there are, beside a finding of one that has not come back yet."""
+    race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, lasts_ns=300_000)
+    race.engine.restore([OTHERS], race.now)
+    race.clock_error[:] = 0
+    race.attempt.clock([2, 3], 1, 10_000_000)
+    race.run(late(2, steps=40, by_s=0.001))
+    hints = list(race.engine.take_clock_hints())
+    assert {attempt.key for attempt, _ in hints} == {AttemptKey("race", 0)}
+    assert list(race.engine.take_clock_hints()) == []
+
+
+def test_ranks_of_one_node_tell_nothing_of_its_clock() -> None:
+    """Whoever of them is early or late: it is the same clock."""
+    race = Race(4, [[range(4)]], per_node=4, uncertainty_ns=10_000_000, lasts_ns=300_000)
+    race.run(late(2, steps=40, by_s=0.001))
+    assert list(race.engine.take_clock_hints()) == []
+
+
+# -- a policy that changes -----------------------------------------------------------------------
+
+
+def opened_after_s(race: Race) -> float:
+    (finding,) = [event.finding for event in race.events if event.change is Change.OPENED]
+    return (finding.opened_at - START) / S
+
+
+def test_what_was_seen_of_lateness_outlives_another_threshold() -> None:
+    """`stall_after_s` is changed in the middle of a window: the straggler is told no later."""
+    policy = Policy(straggler_window_s=20)
+    whole, halves = (Race(4, [[range(4)]], policy=policy) for _ in range(2))
+    whole.run(late(2, steps=600))
+    halves.run(late(2, steps=150))
+    halves.engine.adopt(replace(policy, stall_after_s=7))
+    halves.run(late(2, steps=450))
+    assert opened_after_s(halves) <= opened_after_s(whole) + 2
+
+
+def test_a_policy_holds_for_attempts_that_come_back() -> None:
+    """A finding waits for its attempt after a restart; the policy changes, then its ranks come."""
+    engine = Engine(Policy(stall_after_s=50))
+    engine.restore([replace(OTHERS, job="job")], START)
+    engine.adopt(Policy(stall_after_s=5))
+    job = Job(2, engine=engine).group("dp", [0, 1])
+    job.join("dp", [0], 0)
+    assert Change.OPENED in changes(job.run(7))
+
+
+def leak_told_after_s(policy: Policy, other: Policy, at_s: int) -> int:
+    """When a leak of one rank is told, with another policy from a moment on."""
+    memory = Memory(policy)
+    series = np.array([memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-0"))], np.int32)
+    for second in range(300):
+        times = second + np.arange(10) / 10
+        values = ((40 + 0.02 * times) * GIB).astype(np.int64)[None]
+        begin = EPOCH + np.round(times * SECOND).astype(np.int64)
+        capacity = np.array([80 * GIB])
+        memory.observe(series, capacity, begin, begin + 1_000, values, at(second + 1))
+        if memory.advance(at(second + 1)):
+            return second
+        if second == at_s:
+            memory.adopt(other)
+    return 300
+
+
+def test_what_was_seen_of_a_leak_outlives_another_threshold() -> None:
+    """What has no part in leaks changes: told when it would be; their window does: seen anew."""
+    policy = Policy(memory_warmup_s=10, memory_leak_window_s=96)
+    usual = leak_told_after_s(policy, policy, -1)
+    assert usual < 200
+    assert leak_told_after_s(policy, replace(policy, memory_settle_s=77), 90) == usual
+    assert leak_told_after_s(policy, replace(policy, memory_leak_window_s=120), 90) > usual
