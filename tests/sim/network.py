@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 _RESENT: Final = 3 * S
 """Within so long TCP has sent again what was lost, while the wire is not cut."""
 
-_LONGEST: Final = 2 * S
-"""After some retransmissions; what takes longer is a partition, and that ends with its time."""
-
 
 @dataclass(slots=True)
 class Link:
@@ -43,9 +40,6 @@ class Link:
 
     def is_cut(self, at: int) -> bool:
         return at < self.cut_until
-
-    def delay(self, path: Path) -> int:
-        return min(path.delay(self.dice), _LONGEST)
 
     def delay(self, path: Path) -> int:
         return min(path.delay(self.dice), _RESENT)
