@@ -102,7 +102,7 @@ def test_a_late_process_of_an_old_attempt_does_not_revive_it() -> None:
     old.engine.rank(old.attempt, late_one, new.now)
     views = {view.key.attempt: view for view in old.engine.snapshot(new.now).attempts}
     assert [(n, view.superseded) for n, view in sorted(views.items())] == [(0, True), (1, False)]
-    assert [view.rank for view in views[0].ranks] == [0, 1]
+    assert [rank.info.rank for rank in views[0].ranks] == [0, 1]
 
 
 def test_only_what_is_open_is_taken_up_again() -> None:
