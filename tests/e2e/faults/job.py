@@ -8,6 +8,7 @@ recorded is what an account of a run starts from.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +40,8 @@ class Training:
             ScriptedRank(run_dirs[number // each], number, world, job=job, ring=ring)
             for number in range(world)
         ]
+        self.began_at: list[float] = []
+        """When the collectives 1 and so on began, on the wall clock."""
         self._every_s = 1 / rate
         self._held: set[int] = set()
         self._resting = False
@@ -109,6 +112,8 @@ class Training:
                     rank.publish()
 
     def _step(self) -> None:
+        if not self._inside:
+            self.began_at.append(time.time())
         for number, rank in enumerate(self.ranks):
             if number not in self._inside and number not in self._held:
                 rank.enter()

@@ -1,0 +1,291 @@
+"""A service and 64 agents for half an hour while they are killed at random: is anything lost?
+
+All are real processes; each agent watches two scripted ranks of one job, which steps all the time
+and has nothing wrong with it. Agents are killed and started again every few seconds, the service
+now and then in the first half; a quarter of the agents, and the service of the second half, live
+on so that growth of their memory can be seen. With ``--partition`` half of the agents are cut off
+for so long in the middle. What must hold: no rank is ever blamed, every row that a rank recorded is
+accounted for, memory does not grow, and all are told of again after a cut. Exit status 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+# As `bench.ingest`, whether this file is run or imported.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.ingest import _rss_bytes as rss_bytes
+from tests.e2e.faults.account import Account
+from tests.e2e.faults.job import Training
+from tests.e2e.faults.world import World, until
+from tests.proxy import Proxy
+
+RATE: Final = 20.0
+"""Steps a second."""
+RING: Final = 600
+"""Entries: longer than an agent is ever away."""
+AGENT_EVERY_S: Final = 6.0
+SERVICE_EVERY_S: Final = 60.0
+AWAY_S: Final = (0.2, 3.0)
+SAMPLE_EVERY_S: Final = 5.0
+SETTLE_S: Final = 60.0
+"""Of a process: what it takes in this time is not growth."""
+PATIENCE_S: Final = 180.0
+UNWRITTEN_S: Final = 12.0
+"""Rows are recorded, read by an agent within 7 s and told; what a service has not handed to the
+system when it is killed, within the next tick, is not in its journal."""
+MOST_GROWTH: Final = 1024 * 1024
+"""Bytes a minute."""
+
+
+@dataclass
+class Watch:
+    """What was seen along the way."""
+
+    began: float = field(default_factory=time.monotonic)
+    kills: Counter[str] = field(default_factory=Counter)
+    service_killed_at: list[float] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)
+    rss: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
+    """By process: when, and how much."""
+    findings: dict[str, str] = field(default_factory=dict)
+    """Summaries by id."""
+
+    def look(self, world: World) -> None:
+        now = time.monotonic()
+        for daemon in (world.service, *world.agents):
+            with contextlib.suppress(OSError, AssertionError):
+                self.rss.setdefault(daemon.pid, []).append((now, rss_bytes(daemon.pid)))
+        with contextlib.suppress(OSError):
+            self.lags_s.append(world.metric("frd_loop_lag_seconds"))
+            self.findings |= {found["id"]: found["summary"] for found in world.findings()}
+
+    def growth(self, pid: int) -> float | None:
+        """Bytes a minute, a line through what was seen of a process; None of one too young."""
+        seen = self.rss.get(pid, [])
+        settled = [(at, size) for at, size in seen if at - seen[0][0] > SETTLE_S]
+        if not settled or settled[-1][0] - settled[0][0] < SETTLE_S:
+            return None
+        times, sizes = zip(*settled, strict=True)
+        return 60 * statistics.linear_regression(times, sizes).slope
+
+
+@dataclass
+class Soak:
+    options: argparse.Namespace
+    world: World
+    training: Training
+    proxy: Proxy | None
+    watch: Watch = field(default_factory=Watch)
+    due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    """Daemons that are to be started again, and when."""
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.options.seed)
+        self.mortal = self.world.agents[len(self.world.agents) // 4 :]
+
+    def run(self, until_s: float, *, kill_service: bool) -> None:
+        next_agent = time.monotonic()
+        next_service = next_agent + SERVICE_EVERY_S * self.dice.uniform(0.5, 1.0)
+        next_sample = 0.0
+        while (now := time.monotonic()) < until_s or self.due:
+            self.restart(now)
+            if next_agent < now < until_s:
+                next_agent = now + self.dice.expovariate(1 / AGENT_EVERY_S)
+                self.kill_agent(now)
+            if kill_service and next_service < now < until_s:
+                next_service = now + SERVICE_EVERY_S * self.dice.uniform(0.5, 1.5)
+                self.kill_service(now)
+            if next_sample < now:
+                next_sample = now + SAMPLE_EVERY_S
+                self.watch.look(self.world)
+                self.tell()
+            time.sleep(0.1)
+
+    def kill_agent(self, now: float) -> None:
+        agent = self.dice.choice(self.mortal)
+        if agent.is_alive:
+            agent.kill()
+            self.watch.kills["agent"] += 1
+            self.due.append((now + self.dice.uniform(*AWAY_S), agent.start))
+
+    def kill_service(self, now: float) -> None:
+        if self.world.service.is_alive:
+            self.watch.service_killed_at.append(time.time())
+            self.world.service.kill()
+            self.watch.kills["service"] += 1
+            self.due.append((now + self.dice.uniform(*AWAY_S), self.world.start_service))
+
+    def restart(self, now: float) -> None:
+        ready = [start for at, start in self.due if at <= now]
+        self.due = [(at, start) for at, start in self.due if at > now]
+        for start in ready:
+            start()
+
+    def partition(self, seconds: float) -> dict[str, float]:
+        """Half of the agents are cut off; gives how long until all is as it was: rows and
+        marks, and the lag, of which the metric tells the worst of its last seconds."""
+        assert self.proxy is not None
+        self.all_reported()
+        before = set(self.watch.findings)
+        self.proxy.cut()
+        cut = time.monotonic()
+        while time.monotonic() < cut + seconds:
+            self.watch.look(self.world)
+            self.tell("cut")
+            time.sleep(1.0)
+        reporting = self.world.metric("frd_agents_reporting")
+        self.proxy.heal()
+        healed = time.monotonic()
+        self.all_reported()
+        caught_up = time.monotonic()
+        until(lambda: self.world.metric("frd_ingest_lag_seconds") < 1, "lag", PATIENCE_S)
+        on_time = time.monotonic()
+        self.watch.look(self.world)
+        return {
+            "seconds": seconds,
+            "reporting_meanwhile": reporting,
+            "findings": len(set(self.watch.findings) - before),
+            "catch_up_s": round(caught_up - healed, 2),
+            "lag_normal_s": round(on_time - healed, 2),
+        }
+
+    def all_reported(self) -> None:
+        """Every agent speaks, and what the ranks have done by now is told."""
+        agents, steps = len(self.world.agents), self.training.steps
+
+        def reported() -> bool:
+            (group,) = self.world.get(f"/api/v1/jobs/{self.training.job}")["groups"]
+            return bool(
+                self.world.metric("frd_agents_reporting") == agents and group["completed"] >= steps
+            )
+
+        until(reported, "agents or rows are missing: see the logs", PATIENCE_S)
+
+    def tell(self, doing: str = "") -> None:
+        if sys.stderr.isatty():
+            passed = (time.monotonic() - self.watch.began) / 60
+            kills = ", ".join(f"{n} {who}" for who, n in self.watch.kills.items())
+            text = f"{passed:5.1f} min  {self.training.steps} steps  killed: {kills}  {doing}"
+            print(f"\r{text:<78}", end="", file=sys.stderr, flush=True)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def report(self, partition: dict[str, float] | None) -> dict[str, Any]:
+        self.training.rest()
+        self.all_reported()
+        account = self.world.account(self.training)
+        unwritten = self.unwritten(account)
+        immortal = self.world.agents[: len(self.world.agents) - len(self.mortal)]
+        growths = [self.watch.growth(agent.pid) for agent in immortal]
+        lags = sorted(self.watch.lags_s)
+        return {
+            "minutes": round((time.monotonic() - self.watch.began) / 60, 1),
+            "agents": len(self.world.agents),
+            "ranks": len(self.training.ranks),
+            "steps": self.training.steps,
+            "kills": dict(self.watch.kills),
+            "rows": {
+                "recorded": account.recorded,
+                "applied": account.applied,
+                "repeated": account.repeated,
+                "missing": sum(map(len, account.missing.values())),
+                "unwritten_at_kills": unwritten,
+                "invented": sum(map(len, account.invented.values())),
+                "gap": self.world.metric("frd_telemetry_gap_entries_total"),
+            },
+            "findings": list(self.watch.findings.values()),
+            "service_rss_bytes": rss_bytes(self.world.service.pid),
+            "service_growth_bytes_per_min": self.watch.growth(self.world.service.pid),
+            "agent_rss_bytes": max(rss_bytes(agent.pid) for agent in self.world.agents),
+            "agent_growth_bytes_per_min": max(filter(None, growths), default=None),
+            "loop_lag_p99_s": lags[math.ceil(len(lags) * 0.99) - 1],
+            "partition": partition,
+        }
+
+    def unwritten(self, account: Account) -> int:
+        """Of the missing collectives those that a killed service may have taken along."""
+        created = self.training.began_at
+        kills = self.watch.service_killed_at
+        return sum(
+            any(0 < killed - created[seq - 1] < UNWRITTEN_S for killed in kills)
+            for seqs in account.missing.values()
+            for seq in seqs
+        )
+
+
+def broken(report: dict[str, Any]) -> list[str]:
+    """The promises that were not kept."""
+    rows, partition = report["rows"], report["partition"]
+    growths = [report[f"{who}_growth_bytes_per_min"] for who in ("service", "agent")]
+    kept = {
+        "nobody is blamed": not report["findings"],
+        "no row is lost": rows["missing"] == rows["unwritten_at_kills"] + rows["gap"],
+        "no row is invented": not rows["invented"],
+        "memory is flat": all(growth is None or growth < MOST_GROWTH for growth in growths),
+        "a cut half is missed": partition is None
+        or partition["reporting_meanwhile"] == report["agents"] - report["agents"] // 2,
+    }
+    return [promise for promise, is_kept in kept.items() if not is_kept]
+
+
+@contextlib.contextmanager
+def scene(options: argparse.Namespace) -> Iterator[Soak]:
+    """The daemons and the ranks, all of them up."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frd-bench-")))
+        room = {"FRD_STORE__JOURNAL_BYTES": str(16 * 1024**3), "FRD_LOG__LEVEL": "warning"}
+        world = stack.enter_context(World(folder, environment=room))
+        proxy = stack.enter_context(Proxy(world.grpc)) if options.partition else None
+        run_dirs: Sequence[Path] = [world.run_dir(number) for number in range(options.agents)]
+        training = stack.enter_context(
+            Training(run_dirs, each=options.ranks, rate=RATE, ring=RING, job="soak")
+        )
+        for number in range(options.agents):
+            world.start_agent(proxy.address if proxy is not None and number % 2 else "")
+        soak = Soak(options, world, training, proxy)
+        soak.all_reported()
+        yield soak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--agents", type=int, default=64)
+    parser.add_argument("--ranks", type=int, default=2, help="of each agent")
+    parser.add_argument("--partition", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with scene(options) as soak:
+        half_s = options.minutes * 30
+        soak.run(time.monotonic() + half_s, kill_service=True)
+        partition = soak.partition(options.partition) if options.partition else None
+        soak.run(time.monotonic() + half_s, kill_service=False)
+        report = soak.report(partition)
+    report["broken"] = broken(report)
+    if options.json:
+        print(json.dumps(report))
+    else:
+        for key, value in report.items():
+            print(f"{key}: {value}")
+    sys.exit(bool(report["broken"]))
+
+
+if __name__ == "__main__":
+    main()
