@@ -54,8 +54,10 @@ class Effects:
     def _strike(self, rank: SimRank, kind: FaultKind, injected: Injected) -> None:
         match kind:
             case FaultKind.STOPPED:
+                injected.is_idle = self._hangs(rank)
                 self._stop(rank, injected)
             case FaultKind.CRASH:
+                injected.is_idle = self._hangs(rank)
                 befall(injected, rank, self._job.now, at_head=True)
                 self._job.die(rank, None)
             case FaultKind.MEMORY_SPIKE | FaultKind.LEAK:
@@ -92,8 +94,9 @@ class Effects:
 
     def is_felt(self, injected: Injected) -> bool:
         """It has begun, and somebody waits for it. Who never gets to what is stuck, because the
-        job hangs elsewhere, does not; nor does a straggler that was late a few times only."""
-        if injected.began is None or injected.healed is not None:
+        job hangs elsewhere, does not; nor does who hung with the culprit before, or a straggler
+        that was late a few times only."""
+        if injected.began is None or injected.healed is not None or injected.is_idle:
             return False
         match injected.fault.kind:
             case FaultKind.STRAGGLER:
@@ -110,6 +113,27 @@ class Effects:
                     for rank in self._job.ranks
                     if rank.rank not in injected.culprits
                 )
+
+    def _hangs(self, rank: SimRank) -> bool:
+        """What its device is at will never end, whatever the rank does."""
+        path: set[int] = set()
+        """Ranks of which each waits for the next."""
+        free: set[int] = set()
+
+        def hangs(one: SimRank) -> bool:
+            if one.rank in path or _is_stuck(one, self._job.now):
+                return True
+            if one.head is None or one.rank in free:
+                return False
+            path.add(one.rank)
+            others = (self._job.ranks[number] for number in _absent(one.head))
+            if any(not o.alive or o.stopped or o.is_held or hangs(o) for o in others):
+                return True
+            path.remove(one.rank)
+            free.add(one.rank)
+            return False
+
+        return hangs(rank)
 
     # -- at once -------------------------------------------------------------------------------
 
@@ -215,6 +239,23 @@ class Effects:
 def _forget(those: list[Injected], injected: Injected) -> None:
     if injected in those:
         those.remove(injected)
+
+
+def _is_stuck(rank: SimRank, now: int) -> bool:
+    """What its device is at does not end although nobody is awaited."""
+    if (head := rank.head) is None:
+        return False
+    if (meeting := head.meeting) is None or meeting.is_broken or not meeting.present:
+        return True
+    full = len(meeting.present) == meeting.size
+    return full and now > meeting.ready_at + meeting.op.span_ns
+
+
+def _absent(head: Record) -> set[int]:
+    """The ranks that have not come to it."""
+    op, meeting = head.op, head.meeting
+    here = {record.rank.rank for record in meeting.present} if meeting else set()
+    return set((op.src, op.dst) if op.is_p2p else op.group.ranks) - here
 
 
 def _is_at(rank: SimRank, injected: Injected) -> bool:

@@ -78,6 +78,8 @@ class Injected:
     may_name: frozenset[int] = frozenset()
     """Ranks that may be named too, with justice: the rest of a circle, the other of two that do not
     match, and who waits in what no recorder tells."""
+    is_idle: bool = False
+    """The job hung already where it struck: nothing came of it."""
     times: int = 0
     """How often a straggler has been late."""
     undo: Callable[[], None] | None = field(default=None, repr=False)

@@ -77,6 +77,20 @@ def test_what_hangs_goes_on_when_healed(plan: JobPlan, kind: FaultKind) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("first", [FaultKind.CPU_STUCK, FaultKind.NETWORK])
+@pytest.mark.parametrize("second", [FaultKind.CRASH, FaultKind.STOPPED])
+def test_who_is_struck_where_all_hang_is_not_felt(
+    plan: JobPlan, first: FaultKind, second: FaultKind
+) -> None:
+    """A job stands still; what then becomes of a rank that waits makes no difference to it."""
+    job, injected = broken(plan, first)
+    job.inject(Fault(second, (2,)))
+    job.advance(job.now + 20 * S)
+    assert job.is_felt(injected)
+    assert not job.is_felt(job.injected[-1])
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_left_inside(plan: JobPlan) -> None:
     """One rank is in a collective that all others have completed."""
     job, injected = broken(plan, FaultKind.IN_COLLECTIVE_ALONE)
