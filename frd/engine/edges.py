@@ -101,10 +101,19 @@ class Graph:
     endings: dict[Node, Ending] = field(default_factory=dict)
     """Of every node without edges."""
     _gone: frozenset[int] = field(init=False)
+    _finished_at: dict[int, int] = field(init=False)
+    """Of ranks that finished cleanly."""
 
     def __post_init__(self) -> None:
-        ranks = zip(self.picture.rank.tolist(), self.picture.state, strict=True)
+        picture = self.picture
+        ranks = list(zip(picture.rank.tolist(), picture.state, strict=True))
         self._gone = frozenset(rank for rank, state in ranks if state in GONE_STATES)
+        since = picture.state_since.tolist()
+        self._finished_at = {
+            rank: at
+            for (rank, state), at in zip(ranks, since, strict=True)
+            if state is RankState.FINISHED
+        }
 
     @property
     def picture(self) -> Picture:
@@ -130,9 +139,10 @@ class Graph:
             case Member(rank):
                 return self._expand_member(rank)
             case Wait(instance) if instance.is_p2p:
-                return self._expand_channel(node)
+                targets, ending = self._expand_channel(node)
             case Wait():
-                return self._expand_collective(node)
+                targets, ending = self._expand_collective(node)
+        return self._outlasting(node, targets), ending
 
     def _expand_member(self, rank: int) -> tuple[tuple[Node, ...], Ending | None]:
         if self.is_gone(rank):
@@ -193,6 +203,22 @@ class Graph:
         if any(isinstance(node, Member) for node in left):
             return (), Ending.DEVICE
         return tuple(left), None
+
+    def _outlasting(self, wait: Wait, targets: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Who finished cleanly holds up only those who tell that they waited on for a stall's time:
+        when a job ends, its ranks go one by one, and the last are still seen waiting."""
+        if not any(target.rank in self._finished_at for target in targets):
+            return targets
+        instance = wait.instance
+        inside = [wait.rank] if instance.is_p2p else self.waits.attendance(instance).inside
+        told = self.picture.as_of[np.isin(self.picture.rank, inside)].max(initial=0)
+        latest = told - self.rules.threshold_s(instance.group) * 1e9
+        return tuple(
+            Doubt(target.rank, Why.UNPROVEN)
+            if self._finished_at.get(target.rank, latest) > latest
+            else target
+            for target in targets
+        )
 
     def _silent_inside(self, those: Attendance) -> list[Node]:
         """Who is in it and provably gone; else who is not heard of while others are."""

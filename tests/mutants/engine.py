@@ -191,6 +191,20 @@ MUTANTS = (
         "a rank that died inside a collective is not looked for among those in it",
     ),
     Mutant(
+        "edges-noticed-at-once",
+        _EDGES,
+        "self._is_told(node.rank, since + _NOTICED_NS)",
+        "self._is_told(node.rank, since)",
+        "a recorder that has not noticed yet what its peers' have tells on its rank",
+    ),
+    Mutant(
+        "edges-outlasting-first",
+        _EDGES,
+        "[np.isin(self.picture.rank, inside)].max(initial=0)",
+        "[np.isin(self.picture.rank, inside)].min(initial=0)",
+        "for all who wait for a rank that finished, the one speaks that was heard of the least",
+    ),
+    Mutant(
         "edges-moved-unit",
         _EDGES,
         "self.picture.now - int(moved_at[row]) < _MOVED_LATELY_S * 1e9",
@@ -229,8 +243,8 @@ MUTANTS = (
     Mutant(
         "blame-device-all",
         _BLAME,
-        "        stuck = tuple(rank for rank in stuck if rank in unstarted)\n",
-        "",
+        "stuck = tuple(r for r in graph.stuck_inside(those, those.started_at) if r in unstarted)",
+        "stuck = graph.stuck_inside(those, those.started_at)",
         "ranks whose device has started the op are named with those whose device has not",
     ),
     # -- findings ------------------------------------------------------------------------------

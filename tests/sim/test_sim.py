@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 SEEDS = range(48)
 REGRESSIONS: dict[int, str] = {
     73: "incidents: parts of one finding took its place in turn, and the rest opened anew",
+    54: "first causes: a rank that had told nothing since a hang ended was still inside alone",
+    85: "first causes: the first rank to finish when a job that hung is ended held up the others",
     61: "stragglers: a node was judged by what was counted of a clock that no rank has any more",
 }
 """Seeds that found something, and what."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from frd.engine.cause import Verdict
 from frd.engine.match import is_synchronizing
 from frd.engine.picture import MismatchFact
 from frd.engine.waits import Instance
@@ -122,6 +123,35 @@ def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
     scene.passed("tp", 7, [2]).waits("tp", 8, [0, 1])
     scene.rank(3, state=RankState.FINISHED, state_age=20, as_of_age=20)
     assert named(scene.only()) == {2: Reason.CPU_STUCK}
+
+
+def ending(finished_age: float, **rank_one: object) -> Verdict:
+    """0 to 2 have been inside dp and pp for 12 seconds; then 3, with whom they were, finished."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    scene.group("pp", [2, 3]).flying(2, "pp", 3, send=True, age=12)
+    scene.rank(3, state=RankState.FINISHED, state_age=finished_age, as_of_age=finished_age)
+    scene.rank(1, **rank_one)
+    return scene.only()
+
+
+def test_a_job_that_ends_does_not_end_at_one_moment() -> None:
+    """A job that hung is ended, and the end of rank 3 is heard of first: no more is known."""
+    verdict = ending(3)
+    assert (verdict.suspects, verdict.reason) == ((), None)
+
+
+def test_who_waits_on_for_a_rank_that_finished_waits_for_it() -> None:
+    """Rank 3 finished long enough ago; that rank 1 is not heard of any more changes nothing."""
+    assert named(ending(6)) == {3: Reason.EXITED}
+    assert named(ending(6, as_of_age=6.5)) == {3: Reason.EXITED}
+
+
+def test_a_job_that_may_have_ended_since_nobody_was_heard_of() -> None:
+    """Rank 3 finished long ago, and the others told last that they waited a second after that."""
+    scene = Scene(2).group("dp", range(2)).waits("dp", 7, range(2), 20)
+    scene.rank(0, as_of_age=7, connected=False)
+    scene.rank(1, state=RankState.FINISHED, state_age=8, as_of_age=8)
+    assert scene.only().suspects == ()
 
 
 def test_a_rank_that_moves_elsewhere_is_named_with_less_confidence() -> None:
