@@ -107,6 +107,16 @@ def test_oldest_go_first_by_count(tmp_path: Path) -> None:
     assert dump_store(tmp_path, max_count=2).ids() == ids[3:]
 
 
+def test_what_was_given_up_takes_no_room(tmp_path: Path) -> None:
+    """A dump is abandoned when it has nearly filled the bound: others fit as before."""
+    store = dump_store(tmp_path, max_bytes=5_000)
+    writer = store.create(AttemptKey("train", 0), NOW)
+    writer.add(0, Part.DUMP, b"x" * 4_000, last=False)
+    writer.abandon()
+    ids = [taken(store, at=n, size=1_500) for n in range(2)]
+    assert store.ids() == ids
+
+
 def test_oldest_go_first_by_bytes(tmp_path: Path) -> None:
     """Beyond the bound on bytes the oldest disappear while a new dump is still being filled."""
     store = dump_store(tmp_path, max_bytes=5_000)

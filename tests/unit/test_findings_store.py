@@ -116,6 +116,43 @@ def test_odd_text_survives(store: FindingStore, name: str) -> None:
     assert store.query(job=name) == [odd]
 
 
+def test_pages_show_each_finding_once(store: FindingStore) -> None:
+    """Three findings opened in the same nanosecond, and pages are of two."""
+    same = [dataclasses.replace(finding(n), opened_at=AlignedNs(START)) for n in (1, 2, 3)]
+    store.save([opened(one) for one in (*same, finding(4))])
+    seen: list[Finding] = []
+    while page := store.page(after=(seen[-1].opened_at, seen[-1].id) if seen else (0, ""), limit=2):
+        seen += page
+    assert seen == [*same, finding(4)]
+
+
+def test_spans_share_no_finding(store: FindingStore) -> None:
+    """What opened on the border of two spans of time is of the later one."""
+    store.save([opened(finding(n)) for n in (1, 2, 3)])
+    border = finding(2).opened_at
+    assert store.page(until=border) == [finding(1)]
+    assert store.page(since=border) == [finding(2), finding(3)]
+
+
+@pytest.mark.parametrize(
+    ("event", "synced"),
+    [
+        (opened(finding()), True),
+        (FindingEvent(Change.UPDATED, finding()), False),
+        (closed(finding(), START + 9 * SECOND), True),
+    ],
+    ids=["opened", "updated", "closed"],
+)
+def test_what_people_act_on_is_synced(
+    store: FindingStore, event: FindingEvent, synced: bool
+) -> None:
+    """A power cut must not open again what was closed; the next update replaces a lost one."""
+    said: list[str] = []
+    store._writer.set_trace_callback(said.append)
+    store.save([event])
+    assert f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}" in said
+
+
 def test_prune_keeps_what_is_open(store: FindingStore) -> None:
     """Pruning by age, then by count, takes the oldest closed findings and never an open one."""
     store.save([opened(finding(n)) for n in range(1, 9)])

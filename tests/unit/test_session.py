@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from frd.engine.alignment import ClockState, Segment
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
@@ -41,6 +45,7 @@ from frd.wire import (
     Watermarks,
     encode_agent,
 )
+from frd_agent.outbox import part
 
 S = 1_000_000_000
 NOW = 1_790_000_000 * S
@@ -105,9 +110,10 @@ class Stream:
     def send(self, event: AgentEvent) -> None:
         self.session.receive(encode_agent(event), AlignedNs(self.service.now))
 
-    def watermarks(self, enqueued: int, completed: int, since: NodeNs) -> None:
+    def watermarks(self, enqueued: int, completed: int, since: NodeNs, index: int = 0) -> None:
+        """Of the rank of that stream index."""
         columns = WatermarkColumns(
-            rank=np.array([0], np.uint32),
+            rank=np.array([index], np.uint32),
             group=np.array([0], np.uint32),
             enqueued=np.array([enqueued], np.int64),
             started=np.array([-1], np.int64),
@@ -157,6 +163,40 @@ def test_a_reconnect_resends_and_nothing_counts_twice() -> None:
     again.send(entries(3, range(2, 9)))
     assert again.session.entries == 4
     assert again.session.take_acks() == {0: 9}
+    again.send(entries(1, range(5)))
+    again.send(entries(9, range(8, 10)))
+    assert again.session.entries == 5
+    assert again.session.take_acks() == {0: 10}
+
+
+def paired(
+    service: Service, came: Sequence[int], peer_came: Sequence[int], *, known: int = 0
+) -> float:
+    """Two ranks come to as many collectives of their own at these node times, of which the first
+    one's are sent again after `known` rows; the skew of all in seconds."""
+    stream = service.stream()
+    stream.send(Declare(groups=(GroupDecl(2, 0, GroupInfo("8", "PAIR", (0, 3))),)))
+    rows = replace(entries(1, range(len(came)), group=2), created_ns=np.array(came))
+    stream.send(part(rows, 0, known))
+    stream.send(rows)
+    stream.send(replace(rows, rank=1, created_ns=np.array(peer_came)))
+    service.now += 60 * S
+    stream.session.disconnect((), AlignedNs(service.now))
+    return service.view().skew["all_reduce"].total
+
+
+def test_what_is_cut_off_leaves_the_rest_as_it_was() -> None:
+    """Two of five rows are known; the other three have the times that were sent with them."""
+    came = [NOW - OFFSET - (50 - 10 * i) * S for i in range(5)]
+    late = [at + (1 + i) * S for i, at in enumerate(came)]
+    assert paired(Service(), came, late) == pytest.approx(15.0)
+    assert paired(Service(), came, late, known=2) == pytest.approx(15.0)
+
+
+def test_nobody_comes_in_the_future() -> None:
+    """The node's clock runs wild: what it says of an hour from now has happened by now."""
+    now = NOW - OFFSET
+    assert paired(Service(), [now], [now + 3600 * S]) == 0.0
 
 
 def test_another_agent_process_tells_all_anew() -> None:
@@ -226,6 +266,25 @@ def test_node_times_become_aligned() -> None:
     assert view.waiting_s == pytest.approx(3.0, abs=0.01)
 
 
+def test_watermarks_are_of_whom_they_name() -> None:
+    """One message is about rank 0, the next one, of the same size, about rank 3."""
+    service = Service()
+    stream = service.stream()
+    for index, seq in ((0, 7), (1, 5)):
+        stream.watermarks(seq, seq - 1, stream.node_now(), index)
+    assert service.rank(0).waiting_in == "collective #7 on default_pg"
+    assert service.rank(3).waiting_in == "collective #5 on default_pg"
+
+
+def test_who_waits_for_nothing_waits_since_never() -> None:
+    """A time that there is none of is sent as 0, and is not aligned like any other."""
+    service = Service()
+    service.stream().watermarks(7, 7, NodeNs(0))
+    service.marks.flush(AlignedNs(service.now))
+    attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
+    assert attempt.picture(AlignedNs(service.now)).groups[0].head_since.tolist() == [0] * 4
+
+
 def test_an_agent_cannot_know_the_future() -> None:
     """A node whose clock runs wild claims to know the next hour: it is believed up to now."""
     service = Service()
@@ -260,6 +319,24 @@ def test_an_alignment_counts_from_then_on() -> None:
     stream.session.align(guess(NodeNs(NOW - 99 * S), AlignedNs(NOW)))
     stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
     assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
+
+
+def test_the_engine_hears_how_good_a_clock_is_now() -> None:
+    """A ping bounds a clock that nothing had bounded: to a few milliseconds."""
+    service = Service()
+    stream = service.stream()
+    attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
+    assert attempt.picture(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns is None
+    knots = ((NOW - OFFSET, OFFSET, 1000),)
+    bounded = guess(NodeNs(NOW - OFFSET), AlignedNs(NOW))._replace(
+        state=ClockState.SYNCHRONIZED,
+        reason="",
+        segments=(Segment(NOW - OFFSET, NOW, True, knots),),
+    )
+    stream.session.align(bounded)
+    told = attempt.picture(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns
+    assert told is not None
+    assert 1000 <= told < 10_000_000
 
 
 def test_ranks_of_one_agent_share_a_clock() -> None:
@@ -331,6 +408,19 @@ def test_an_old_stream_that_ends_late_takes_nothing_away() -> None:
     assert owners.of(KEY, 3) == (new.session, 1)
     assert [rank.info.rank for rank in owners.release(new.session)] == [0, 3]
     assert owners.of(KEY, 3) is None
+
+
+def test_a_rank_that_is_declared_later_has_the_next_index() -> None:
+    """Dumps are asked for by it: the third rank of a stream is not its first."""
+    service = Service()
+    owners = Owners()
+    stream = service.stream()
+    owners.claim(stream.session, 0)
+    later = RankDecl(2, 0, RankInfo(1, 4, "n", "boot", 77))
+    stream.send(Declare(ranks=(later,)))
+    owners.claim(stream.session, 2)
+    assert owners.of(KEY, 1) == (stream.session, 2)
+    assert owners.of(KEY, 0) == (stream.session, 0)
 
 
 def test_the_ledger_forgets_with_the_engine() -> None:
