@@ -1,0 +1,88 @@
+"""Completions that come in batches of their own, as they do where ops last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from frd.engine.attempt import Attempt
+from frd.engine.policy import Policy
+from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, RankInfo, Signature
+from frd.views import AttemptView
+
+S = 1_000_000_000
+START = AlignedNs(1_800_000_000 * S)
+
+
+class Job:
+    """Four ranks of one group; op n is enqueued at second n and lasts for a quarter of one."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.attempt = Attempt(AttemptKey("job", 0), 4, policy or Policy(), START)
+        for rank in range(4):
+            info = RankInfo(rank, 4, f"node{rank}", f"boot{rank}", 100 + rank)
+            self.attempt.rank(info, START)
+        self.group = self.attempt.group(GroupInfo("0", "dp", (0, 1, 2, 3)))
+        self.op = self.attempt.signature(Signature("nccl", "all_reduce", ((4,),), ((4,),)))
+
+    def tell(self, rank: int, seqs: Iterable[int], flags: int) -> None:
+        seq = np.array(list(seqs), np.int64)
+        created = START + seq * S
+        self.attempt.observe_entries(
+            rank,
+            np.full(len(seq), self.attempt.pair(rank, self.group), np.int32),
+            seq,
+            np.full(len(seq), self.op, np.int32),
+            np.full(len(seq), flags, np.uint8),
+            created,
+            np.zeros(len(seq), np.int64),
+            (created + S // 4) * bool(flags & Flags.COMPLETED),
+            replay=False,
+            now=START,
+        )
+
+    def view(self) -> AttemptView:
+        return self.attempt.view(AlignedNs(START + 10 * S))
+
+
+def test_when_an_op_ended_is_learned_whenever_it_is_told() -> None:
+    """Three ops join in one batch and complete in another: as long as if told at once."""
+    apart, at_once = Job(), Job()
+    for rank in range(4):
+        apart.tell(rank, (1, 2, 3), Flags.JOINED)
+        at_once.tell(rank, (1, 2, 3), Flags.JOINED | Flags.COMPLETED)
+    assert apart.view().duration == {}
+    for rank in range(4):
+        apart.tell(rank, (1, 2), Flags.COMPLETED)
+        apart.tell(rank, (3,), Flags.COMPLETED)
+    told = apart.view().duration["all_reduce"]
+    assert told == at_once.view().duration["all_reduce"]
+    assert sum(told.counts) == 3
+    assert told.total == pytest.approx(3 / 4)
+
+
+def test_ends_of_ops_that_are_kept_no_more_are_passed_over() -> None:
+    """More are open than are kept: how long ops last is told by those that are, and truly."""
+    job = Job(Policy(max_open_collectives=64, max_open_collectives_per_group=64))
+    for rank in range(4):
+        job.tell(rank, range(1, 201), Flags.JOINED)
+    for rank in range(4):
+        job.tell(rank, range(1, 201), Flags.COMPLETED)
+    told = job.view().duration["all_reduce"]
+    kept = sum(told.counts)
+    assert 0 < kept <= 64
+    assert told.total == pytest.approx(kept / 4)
+
+
+def test_what_retires_by_the_thousand_is_learned_from_at_once() -> None:
+    """Nobody looks for a while: what is over does not pile up, and all of it is counted."""
+    job = Job()
+    for first in range(1, 40_000, 1_000):
+        for rank in range(4):
+            job.tell(rank, range(first, first + 1_000), Flags.JOINED | Flags.COMPLETED)
+        assert sum(map(len, job.attempt._collectives._retired)) <= 8_192
+    view = job.view()
+    assert view.groups[0].matched == 40_000
+    assert sum(view.duration["all_reduce"].counts) == 40_000
