@@ -77,7 +77,7 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
 def _stall(finding: Finding, timed: bool) -> str:
     ref = finding.collective
     if ref is None:
-        return f"{_who(finding.suspects)} hold up the job"
+        return f"the job waits for {_who(finding.suspects)}"
     what = collective(ref.op, ref.seq, ref.group)
     waited = f"{what} has waited {ref.waited_s:.1f} s" if timed else f"{what} waits"
     suspects = finding.suspects

@@ -91,6 +91,14 @@ def test_nothing_unprintable_passes() -> None:
             "which never started it",
         ),
         (
+            replace(STALL, collective=None, suspects=(suspect(2, Reason.EXITED),)),
+            "the job waits for rank 2 (its process exited)",
+        ),
+        (
+            replace(STALL, suspects=(suspect(2, Reason.MISMATCH), suspect(5, Reason.MISMATCH))),
+            "all_reduce #7 on dp has waited 12.4 s: ranks 2,5 joined with something else",
+        ),
+        (
             replace(STALL, reason=Reason.NETWORK_OR_DEVICE),
             "all_reduce #7 on dp has waited 12.4 s although all of its ranks joined: "
             "network or device",
