@@ -100,6 +100,16 @@ class Job:
         ranks = self.groups[name].ranks
         return self.join(name, ranks, seq).complete(name, ranks, seq)
 
+    def receive(self, rank: int, name: str, peer: int, since: AlignedNs) -> Job:
+        """A P2P op, the only one of its rank."""
+        handle = np.array([self.handles[name]], np.int32)
+        peers, count = np.array([peer], np.int32), np.ones(1, np.uint32)
+        self.engine.observe_channels(
+            self.attempt, rank, handle, peers, np.zeros(1, np.uint8), count,
+            np.array([since], np.int64), self.now,
+        )  # fmt: skip
+        return self
+
     def status(self, rank: int, state: RankState, detail: str = "", gap: int = 0) -> Job:
         """The rank's agent says so, of now; who is not live does not report any more."""
         if state is not RankState.LIVE:

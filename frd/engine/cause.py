@@ -17,7 +17,7 @@ import numpy as np
 
 from frd.engine.blame import Blame, blame, lowered, op_of
 from frd.engine.edges import Doubt, Ending, Graph, Node, Rules, Wait
-from frd.engine.picture import MismatchFact, Picture, StallTable
+from frd.engine.picture import MismatchFact, Picture, StallTable, Stuck
 from frd.engine.roots import DEFINITE, Incident, Root, incidents
 from frd.engine.waits import Instance, Waits
 from frd.model import AlignedNs, Int32s, Kind, Reason
@@ -50,8 +50,8 @@ class Verdict:
     """When the first rank began to wait in `instance`."""
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
-    stalled: tuple[tuple[int, int], ...]
-    """(group, seq) of all that is stalled in the incident, oldest first; P2P as `UNKNOWN_SEQ`."""
+    stalled: tuple[Stuck, ...]
+    """All that is stalled in the incident, oldest first."""
     suspects: tuple[Blame, ...]
     """By onset; empty when nobody can be named."""
     victims: tuple[int, ...]
@@ -123,7 +123,7 @@ def _judge(
     victims = (starting | _waiting_anywhere(graph, incident)) - named
     unknown = {n.rank for n in incident.nodes if isinstance(n, Doubt)} - named - victims
     rows = _rows(stalled, starting)
-    about = _about(graph, roots, held_up, {key for key, _ in rows})
+    about = _about(graph, roots, held_up, {stuck for stuck, _ in rows})
     waiting, missing = _attendance(graph, about)
     return Verdict(
         kind=_kind(roots),
@@ -133,7 +133,7 @@ def _judge(
         since=graph.since(about),
         waiting=waiting,
         missing=missing,
-        stalled=tuple(key for key, _ in rows),
+        stalled=tuple(stuck for stuck, _ in rows),
         suspects=tuple(lowered(suspects) if unknown else suspects),
         victims=tuple(sorted(victims)),
         unknown=tuple(sorted(unknown)),
@@ -209,13 +209,12 @@ def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, .
     return tuple(inside.tolist()), tuple(those.absent.tolist())
 
 
-def _rows(stalled: StallTable, ranks: set[int]) -> list[tuple[tuple[int, int], int]]:
+def _rows(stalled: StallTable, ranks: set[int]) -> list[tuple[Stuck, int]]:
     """What of these ranks is stalled, with its age, oldest first."""
     mine = np.isin(stalled.rank, np.fromiter(ranks, np.int64, len(ranks)))
-    oldest: dict[tuple[int, int], int] = {}
-    columns = (stalled.group[mine], stalled.seq[mine], stalled.since[mine])
-    for group, seq, since in zip(*(c.tolist() for c in columns), strict=True):
-        oldest[group, seq] = min(since, oldest.get((group, seq), since))
+    oldest: dict[Stuck, int] = {}
+    for stuck, since in zip(stalled.rows(mine), stalled.since[mine].tolist(), strict=True):
+        oldest[stuck] = min(since, oldest.get(stuck, since))
     return sorted(oldest.items(), key=lambda item: (item[1], item[0]))
 
 
@@ -223,7 +222,7 @@ def _about(
     graph: Graph,
     roots: Sequence[Root],
     held_up: Mapping[Node, list[Wait]],
-    stalled: set[tuple[int, int]],
+    stalled: set[Stuck],
 ) -> Wait:
     """The first stalled op that waits directly for a root; else the first that does."""
     direct = [
@@ -232,7 +231,7 @@ def _about(
         for node in root.nodes
         for wait in ([node] if isinstance(node, Wait) else held_up.get(node, []))
     ]
-    confirmed = [w for w in direct if (w.instance.group, w.instance.seq) in stalled]
+    confirmed = [w for w in direct if Stuck(w.instance.group, w.instance.seq, w.rank) in stalled]
     return min(confirmed or direct, key=lambda w: _order(graph, w))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from frd.engine import compose
 from frd.engine.cause import Verdict
-from frd.engine.compose import Attachments
+from frd.engine.compose import Attachments, Key
 from frd.engine.lost import Exit
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
@@ -40,8 +40,8 @@ class Claim:
     """As last told."""
     bare: tuple[Suspect, ...]
     """Its suspects without what was attached to them."""
-    keys: set[tuple[str, int]]
-    """(group_id, seq) of what is stuck."""
+    keys: set[Key]
+    """What is stuck."""
     since: AlignedNs
     """When the wait, or the loss, began."""
     seen: AlignedNs
@@ -61,13 +61,13 @@ class Claim:
         key: AttemptKey,
         picture: Picture,
         verdict: Verdict,
-        keys: set[tuple[str, int]],
+        keys: set[Key],
         policy: Policy,
     ) -> Claim:
         now = picture.now
         ref = compose.collective_of(picture, verdict, max(0.0, (now - verdict.since) / 1e9))
         bare = compose.suspects_of(picture, verdict, policy.max_suspects)
-        about = f"{ref.group_id}/{ref.seq}"
+        about = f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}"
         finding = Finding(
             id=compose.finding_id(key, verdict.kind, about, now),
             kind=verdict.kind,
@@ -107,7 +107,7 @@ class Claim:
     @classmethod
     def restored(cls, finding: Finding, now: AlignedNs) -> Claim:
         ref = finding.collective
-        keys = {(ref.group_id, ref.seq)} if ref is not None else set()
+        keys = {compose.key_of(ref)} if ref is not None else set()
         extras = Attachments.of(finding)
         return cls(finding, finding.suspects, keys, finding.opened_at, now, extras, restored_at=now)
 
@@ -139,7 +139,7 @@ class Claim:
         return FindingEvent(Change.OPENED, self.finding)
 
     def refine(
-        self, picture: Picture, verdict: Verdict, keys: set[tuple[str, int]], most: int
+        self, picture: Picture, verdict: Verdict, keys: set[Key], most: int
     ) -> list[FindingEvent]:
         """What another look at the same incident adds."""
         self.restored_at = None
@@ -156,8 +156,8 @@ class Claim:
         named = self.named
         finding = self.finding
         ref = finding.collective
-        about = (ref.group_id, ref.seq) if ref is not None else None
-        if changed or about not in keys or about == _about(picture, verdict):
+        about = compose.key_of(ref) if ref is not None else None
+        if changed or about not in keys or about == compose.key_about(picture, verdict):
             finding = self._with_collective(finding, picture, verdict)
         self.keys = keys
         finding = replace(
@@ -223,7 +223,3 @@ class Claim:
 
 def _same_claim(one: Sequence[Suspect], other: Sequence[Suspect]) -> bool:
     return {(s.rank, s.reason) for s in one} == {(s.rank, s.reason) for s in other}
-
-
-def _about(picture: Picture, verdict: Verdict) -> tuple[str, int]:
-    return picture.groups[verdict.instance.group].info.group_id, verdict.instance.seq

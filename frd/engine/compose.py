@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from frd.engine import summary
 from frd.engine.blame import Blame
@@ -28,6 +29,9 @@ from frd.model import (
     Suspect,
     Witness,
 )
+
+Key: TypeAlias = tuple[str, int, int]
+"""Something that is stuck, over time: as `frd.engine.picture.Stuck`, but by group_id."""
 
 _STACK_LINES = 64
 _SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -90,12 +94,19 @@ def finding_id(key: AttemptKey, kind: Kind, about: str, opened_at: AlignedNs) ->
     return hashlib.blake2b(text).hexdigest()[:16]
 
 
-def keys_of(picture: Picture, verdict: Verdict) -> set[tuple[str, int]]:
-    """What identifies an incident over time: (group_id, seq), P2P only where nothing else is."""
-    about = (verdict.instance.group, verdict.instance.seq)
-    handles = {about, *verdict.stalled}
-    numbered = {handle for handle in handles if handle[1] >= 0}
-    return {(picture.groups[g].info.group_id, seq) for g, seq in numbered or handles}
+def keys_of(picture: Picture, verdict: Verdict) -> set[Key]:
+    """What identifies an incident over time; P2P only where nothing else is."""
+    keys = {(picture.groups[g].info.group_id, seq, rank) for g, seq, rank in verdict.stalled}
+    keys.add(key_about(picture, verdict))
+    return {key for key in keys if key[1] >= 0} or keys
+
+
+def key_about(picture: Picture, verdict: Verdict) -> Key:
+    return key_of(collective_of(picture, verdict, waited_s=0.0))
+
+
+def key_of(ref: CollectiveRef) -> Key:
+    return ref.group_id, ref.seq, min(ref.waiting_ranks, default=-1) if ref.seq < 0 else -1
 
 
 def collective_of(picture: Picture, verdict: Verdict, waited_s: float) -> CollectiveRef:
@@ -114,7 +125,7 @@ def collective_of(picture: Picture, verdict: Verdict, waited_s: float) -> Collec
 
 def labels_of(picture: Picture, verdict: Verdict) -> tuple[str, ...]:
     """Groups that wait, the finding's own first; groups of one description are told once."""
-    groups = [verdict.instance.group, *(group for group, _ in verdict.stalled)]
+    groups = [verdict.instance.group, *(stuck.group for stuck in verdict.stalled)]
     labels = (summary.clean(picture.groups[group].info.label) for group in groups)
     return tuple(dict.fromkeys(labels))
 

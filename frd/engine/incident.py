@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
+from frd.engine.compose import Key
 from frd.engine.lost import Exit, exits, first_lost, judged_after_s
 from frd.engine.pairing import Seen, paired
 from frd.engine.picture import Picture, StallTable
@@ -41,7 +42,7 @@ class Incidents:
         self._key = key
         self._policy = policy
         self._open: dict[str, Claim] = {}
-        self._unconfirmed: dict[tuple[str, int], AlignedNs] = {}
+        self._unconfirmed: dict[Key, AlignedNs] = {}
         self._told: set[tuple[int, AlignedNs]] = set()
         """Exits that have their finding."""
 
@@ -137,9 +138,9 @@ class Incidents:
         self,
         now: AlignedNs,
         verdict: Verdict,
-        keys: set[tuple[str, int]],
+        keys: set[Key],
         gone: Sequence[Exit],
-        unconfirmed: dict[tuple[str, int], AlignedNs],
+        unconfirmed: dict[Key, AlignedNs],
     ) -> bool:
         """Whom it names is not an exit that is still being judged; and it has stood for a while,
         if it is of a kind that should. A mismatch outranks all that."""
@@ -185,8 +186,8 @@ class Incidents:
     # -- closing -----------------------------------------------------------------------------
 
     def _see(self, picture: Picture, stalled: StallTable, taken: set[str]) -> None:
-        rows = set(zip(stalled.group.tolist(), stalled.seq.tolist(), strict=True))
-        stuck = {(picture.groups[group].info.group_id, seq) for group, seq in rows}
+        rows = set(stalled.rows())
+        stuck = {(picture.groups[group].info.group_id, seq, rank) for group, seq, rank in rows}
         for claim in self._open.values():
             if claim.finding.id in taken or claim.keys & stuck:
                 claim.seen = picture.now

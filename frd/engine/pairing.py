@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
+from frd.engine.compose import Key
 from frd.engine.lost import Exit
 from frd.model import Kind
 
@@ -23,7 +24,7 @@ from frd.model import Kind
 @dataclass(frozen=True, slots=True)
 class Seen:
     verdict: Verdict
-    keys: set[tuple[str, int]]
+    keys: set[Key]
     """What identifies it over time, see `frd.engine.compose.keys_of`."""
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from frd.engine.moment import Moment, RankClocks
 from frd.model import (
+    UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
     GroupInfo,
@@ -127,6 +128,17 @@ class Picture:
         return self.clocks.moment(row, at)
 
 
+class Stuck(NamedTuple):
+    """One collective, or one rank in a P2P op, that does not go on."""
+
+    group: int
+    """Index into `Picture.groups`."""
+    seq: int
+    """`UNKNOWN_SEQ` for a P2P op."""
+    rank: int = -1
+    """Who waits in a P2P op, which no number tells from others; -1 for a collective."""
+
+
 @dataclass(frozen=True, slots=True)
 class StallTable:
     """Waiting that is confirmed: a rank's own telemetry says that it has sat in one op for longer
@@ -146,3 +158,9 @@ class StallTable:
 
     def __len__(self) -> int:
         return len(self.rank)
+
+    def rows(self, those: Bools | slice = slice(None)) -> list[Stuck]:
+        """What these rows are about; ranks that wait in one collective are about the same."""
+        seq = self.seq[those]
+        rank = np.where(seq == UNKNOWN_SEQ, self.rank[those], -1)
+        return list(map(Stuck, self.group[those].tolist(), seq.tolist(), rank.tolist()))

@@ -7,7 +7,7 @@ import pytest
 
 from frd.engine.cause import Verdict
 from frd.engine.match import is_synchronizing
-from frd.engine.picture import MismatchFact
+from frd.engine.picture import MismatchFact, Stuck
 from frd.engine.waits import Instance
 from frd.model import Confidence, Kind, RankState, Reason, Signature
 from tests.scenes import Scene, named
@@ -255,7 +255,7 @@ def test_a_cascade_over_two_layers_of_groups_leads_to_its_root() -> None:
     verdict = scene.only()
     assert named(verdict) == {5: Reason.CPU_STUCK}
     assert verdict.instance == Instance(1, 4)
-    assert verdict.stalled == ((1, 4), (2, 2))
+    assert verdict.stalled == (Stuck(1, 4), Stuck(2, 2))
     assert verdict.victims == (0, 1, 2, 3, 4, 6, 7)
 
 

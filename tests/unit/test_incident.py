@@ -9,7 +9,7 @@ import pytest
 
 from frd.engine.cause import Verdict
 from frd.engine.incident import Incidents
-from frd.engine.picture import Picture, StallTable
+from frd.engine.picture import Picture, StallTable, Stuck
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import AlignedNs, Change, Confidence, Kind, RankState, Reason
@@ -150,7 +150,7 @@ def looked(looks: Sequence[tuple[float, Sequence[Verdict]]]) -> list[list[Change
 def test_what_passes_is_told_when_it_has_not_passed() -> None:
     """A verdict that reports of different age could fake stands for 1.5 s, while it grows."""
     *_, verdict = left_inside()
-    larger = replace(verdict, stalled=((0, 7), (1, 3)))
+    larger = replace(verdict, stalled=(Stuck(0, 7), Stuck(1, 3)))
     assert looked([(0, [verdict]), (1, [larger]), (1.5, [larger])]) == [[], [], [OPENED]]
 
 

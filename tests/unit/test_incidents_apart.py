@@ -29,6 +29,23 @@ def test_a_stall_elsewhere_is_a_finding_of_its_own() -> None:
     assert job.open()[0].id == first.id
 
 
+def test_receives_of_one_group_are_findings_of_their_own() -> None:
+    """1 waits for 0 and 3 for 2, in one group and since the same moment: two ids, which stay, with
+    another process of the service too."""
+    job = Job(4).group("pp", range(4))
+    begin = job.now
+    job.receive(1, "pp", 0, begin).receive(3, "pp", 2, begin)
+    job.run(20)
+    assert changes(job.events) == [Change.OPENED] * 2
+    named = {finding.id: [s.rank for s in finding.suspects] for finding in job.open()}
+    assert sorted(named.values()) == [[0], [2]]
+    job.restart_service()
+    job.reconnect(range(4))
+    job.receive(1, "pp", 0, begin).receive(3, "pp", 2, begin)
+    job.run(20)
+    assert {finding.id: [s.rank for s in finding.suspects] for finding in job.open()} == named
+
+
 def test_what_stands_still_after_a_loss_is_the_loss() -> None:
     """2 is killed; then 1, alive, does not come to another group any more: still one finding."""
     job = Job(4).group("dp", range(4)).group("tp", [0, 1])
