@@ -162,7 +162,8 @@ class Attempt:
 
     def memory_series(self, info: SeriesInfo) -> int:
         """The handle of a memory series of a declared rank; see `Memory.series`."""
-        return self.memory.series(info, node=self._ranks.infos[info.rank].boot_id)
+        known = self._ranks.infos.get(info.rank)  # None when the job has started over meanwhile
+        return self.memory.series(info, node=known.boot_id if known is not None else "")
 
     def pair(self, rank: int, group: int) -> int:
         """The row of a rank in a group; -1 when the rank is not a member.
@@ -263,6 +264,7 @@ class Attempt:
             moved = advanced | (started > pairs.started[pair])
             pairs.started[pair] = np.maximum(started, pairs.started[pair])
             pairs.moved_at[pair[moved]] = now
+            pairs.done_at[pair[advanced]] = now
             ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
         if len(seen_rank):
             as_of = np.maximum(ranks.as_of[seen_rank], as_of_ns)
@@ -408,7 +410,8 @@ class Attempt:
         """Waiting that telemetry has confirmed to be longer than its group's threshold."""
         self._collectives.settle(now)
         floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
-        return cut.stalls(self._ranks, self._groups, self._pairs, self._channels, floor)
+        ends_early = self._collectives.ends_early
+        return cut.stalls(self._ranks, self._groups, self._pairs, self._channels, floor, ends_early)
 
     @property
     def disagrees(self) -> bool:

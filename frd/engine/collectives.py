@@ -271,6 +271,13 @@ class Collectives:
         slot = self.rings.locate(group, seq)
         return np.where(self.rings.holds(slot, seq), self.rings.slots.signature[slot], -1)
 
+    def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
+        """A member may complete it before all have come, as far as is known of its op."""
+        signature = self.signature_of(group, seq)
+        early = signature >= 0
+        early[early] = ~self.signatures.synchronizing[signature[early]]
+        return early
+
     def ops(self) -> list[Callable[[int], str]]:
         """For each group, the op of a seq as things stand now, empty when nobody told."""
         w, seq = self.rings.windows, self.rings.slots.seq.copy()

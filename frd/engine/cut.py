@@ -7,7 +7,7 @@ stay cheap: one contiguous pass drops all that is young, and what is left is usu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import numpy as np
 
@@ -17,23 +17,33 @@ from frd.engine.picture import Bools, GroupPicture, StallTable
 from frd.engine.tables import EXITED, STATES, Groups, Pairs, Ranks
 from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s, RankInfo, RankState
 
+_FAR: Final = np.iinfo(np.int64).max
+
 
 def stalls(
-    ranks: Ranks, groups: Groups, pairs: Pairs, channels: Channels, latest: AlignedNs
+    ranks: Ranks,
+    groups: Groups,
+    pairs: Pairs,
+    channels: Channels,
+    latest: AlignedNs,
+    ends_early: Callable[[Int32s, Int64s], Bools],
 ) -> StallTable:
     """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
 
     `latest` is the enqueue time of the youngest op that any threshold could call late. A rank that
     is gone waits no more. The wait counts from the enqueue of the op, or from the last moment at
     which the op before it was not complete, if that is later: a program that runs far ahead of
-    its device is not stalled.
+    its device is not stalled. Nor is one whose agent tells what cannot be; `ends_early` says which
+    collectives of groups a member may complete before all have come.
     """
     n = pairs.count
     old = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] <= latest)
     row = np.flatnonzero(old)
     row = row[pairs.head[row] > 0]
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
-    stuck = _confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since)
+    stuck = np.flatnonzero(_confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since))
+    if len(stuck):
+        stuck = stuck[_is_possible(ranks, groups, pairs, row[stuck], ends_early)]
     row = row[stuck]
     p2p = channels.waiting_before(latest)
     late = _confirmed(ranks, groups, p2p.rank, p2p.group, p2p.since)
@@ -48,6 +58,39 @@ def stalls(
 def _confirmed(ranks: Ranks, groups: Groups, rank: Int32s, group: Int32s, since: Int64s) -> Bools:
     there: Bools = ranks.state[rank] < EXITED
     return there & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
+
+
+def _is_possible(
+    ranks: Ranks,
+    groups: Groups,
+    pairs: Pairs,
+    row: Int64s,
+    ends_early: Callable[[Int32s, Int64s], Bools],
+) -> Bools:
+    """Nobody completes what another member, who has told of a later time, has not come to."""
+    group, done = pairs.group[row], completed(groups, pairs, row)
+    layout = pairs.layout()
+    come = pairs.enqueued[layout.order]
+    least = np.zeros(groups.count, np.int64)
+    least[layout.groups] = np.minimum.reduceat(np.where(come < 0, _FAR, come), layout.starts)
+    odd = done > least[group]
+    if odd.any():
+        odd[odd] = ~ends_early(group[odd], done[odd])
+        for of in np.unique(group[odd]).tolist():
+            mine = np.flatnonzero(odd & (group == of))
+            told = _least_told(ranks, pairs, groups.rows(of), pairs.done_at[row[mine]])
+            odd[mine] = done[mine] > told
+    return ~odd
+
+
+def _least_told(ranks: Ranks, pairs: Pairs, members: slice | list[int], after: Int64s) -> Int64s:
+    """The least that members have come to who have told of a time after each of these."""
+    rank, come = pairs.rank[members], pairs.enqueued[members]
+    told = ranks.knows(rank) & (come > UNKNOWN_SEQ)
+    as_of, come = ranks.as_of[rank[told]], come[told]
+    order = np.argsort(-as_of, kind="stable")
+    least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
+    return least[np.searchsorted(-as_of[order], -after)]
 
 
 def completed(groups: Groups, pairs: Pairs, row: Int64s) -> Int64s:

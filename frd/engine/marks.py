@@ -20,7 +20,7 @@ def complete(pairs: Pairs, runs: Runs, as_of: int, now: AlignedNs) -> bool:
         moved = True
         pairs.completed[pair] = last
         pairs.idle_until[pair] = as_of
-        pairs.moved_at[pair] = now
+        pairs.moved_at[pair] = pairs.done_at[pair] = now
         if last >= pairs.enqueued.item(pair):
             pairs.enqueued[pair] = last
             pairs.head[pair] = 0

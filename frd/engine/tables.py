@@ -217,6 +217,7 @@ class Pairs(Columns):
         "head": (np.int64, 0),
         "idle_until": (np.int64, 0),
         "moved_at": (np.int64, 0),
+        "done_at": (np.int64, 0),
         "joined_row": (np.int64, UNKNOWN_SEQ),
         "completed_row": (np.int64, UNKNOWN_SEQ),
     }
@@ -232,6 +233,8 @@ class Pairs(Columns):
     waiting for its peers before, however early the program enqueued it."""
     moved_at: Int64s
     """When `started` or `completed` last rose: the rank was that far by then."""
+    done_at: Int64s
+    """When `completed` was last told to be higher."""
     joined_row: Int64s
     """Highest seq whose joined row was applied: what makes a replay harmless."""
     completed_row: Int64s

@@ -1,0 +1,58 @@
+"""What agents tell that cannot be: it opens nothing, and hides nothing that is true."""
+
+from __future__ import annotations
+
+from frd.model import RankInfo, RankState, SeriesInfo, SeriesKind
+from tests.jobs import Job
+
+
+def running() -> Job:
+    """Four ranks that have come as far as seq 3."""
+    job = Job(4).group("dp", range(4))
+    for seq in range(4):
+        job.all_reduce("dp", seq)
+    job.run(1)
+    return job
+
+
+def test_nobody_is_done_with_what_others_never_came_to() -> None:
+    """An agent claims that rank 0 has long been waiting in seq 2^40; its peers, who all tell of
+    now, are at seq 3."""
+    job = running()
+    job.marks["dp", 0] = [1 << 40, -1, (1 << 40) - 1, job.now - 600_000_000_000]
+    job.run(30)
+    assert job.findings() == []
+
+
+def test_a_stall_is_found_beside_an_impossible_one() -> None:
+    """Rank 0 is said to be at seq 100; 1 and 2 wait in seq 4 for rank 3."""
+    job = running()
+    job.marks["dp", 0] = [100, -1, 99, job.now - 600_000_000_000]
+    job.join("dp", [1, 2], 4)
+    job.run(8)
+    ref = job.only().collective
+    assert ref is not None
+    assert (ref.seq, ref.missing_ranks) == (4, (3,))
+    assert [s.rank for s in job.only().suspects] == [3]
+
+
+def test_the_root_of_a_broadcast_may_be_done_before_all_have_come() -> None:
+    """Rank 0 has sent seq 4 and waits in seq 5 for everybody; rank 3 came to neither."""
+    job = running()
+    job.join("dp", [0, 1, 2], 4, "broadcast").complete("dp", [0, 1, 2], 4, "broadcast")
+    job.run(1)
+    job.join("dp", [0, 1, 2], 5)
+    job.run(8)
+    assert [s.rank for s in job.only().suspects] == [3]
+
+
+def test_memory_of_a_rank_that_an_earlier_run_had() -> None:
+    """The job has ended and runs again under its name, which a stream that tells of the end has
+    not heard of: the series that it declares is of nobody known, and no fault."""
+    job = Job(2)
+    for rank in range(2):
+        job.status(rank, RankState.FINISHED)
+    job.run(10)
+    job.engine.rank(job.attempt, RankInfo(0, 2, "node0", "boot0", 900), job.now)
+    series = SeriesInfo(1, SeriesKind.DEVICE_USED, "GPU-1")
+    assert job.attempt.memory_series(series) >= 0
