@@ -71,8 +71,6 @@ class Board:
 
     def set_channels(self, channels: ChannelColumns) -> None:
         known = self._channels.get(channels.rank)
-        if known is None and not len(channels.group):
-            return
         if known is None or not _same(known, channels):
             self._channels[channels.rank] = channels
             self._untold_channels[channels.rank] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frd.model import AttemptKey, NodeNs, RankInfo
 from frd_agent.board import Board
+from frd_agent.channels import Channels
 from frd_agent.dictionary import Dictionary
 from frd_agent.progress import Marks
 
@@ -30,6 +31,15 @@ def test_a_new_stream_is_told_of_ranks_at_rest() -> None:
         assert told.columns.seen_rank.tolist() == [0]
         assert known.next_watermarks(NOW) is None
         known.rewind()
+
+
+def test_that_nothing_is_in_flight_is_told_once() -> None:
+    """An earlier agent may have been killed after it had told of a send that is over since."""
+    known = board()
+    for _ in range(2):
+        known.set_channels(Channels().columns(0))
+    told = [known.next_channels(), known.next_channels()]
+    assert [None if one is None else len(one.group) for one in told] == [0, None]
 
 
 def test_a_message_tells_of_one_attempt() -> None:
