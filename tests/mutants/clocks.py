@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Module, Mutant
 
 _ALL = ("tests/unit/test_clock.py", "tests/property/test_clock.py", "tests/unit/test_clocks.py")
-_BOUNDS = Module("frd/engine/bounds.py", _ALL)
+_BOUNDS = Module("frd/engine/bounds.py", ("tests/unit/test_bounds.py", *_ALL))
 _HULL = Module("frd/engine/hull.py", ("tests/unit/test_hull.py", *_ALL))
 _CLOCK = Module("frd/engine/clock.py", _ALL)
 _REALTIME = Module("frd/engine/realtime.py", ("tests/unit/test_realtime.py", *_ALL))

@@ -129,6 +129,28 @@ def test_memory_is_bounded() -> None:
     assert all(len(segment.knots) <= MOST_KNOTS for segment in segments)
 
 
+def test_how_fast_an_offset_grows() -> None:
+    """The node's wall clock gains 300 parts in a million on its raw one, the service's 200 on its
+    own: the offset falls by 100, and 20 of drift."""
+    world = World()
+    world.node.real.change(S, ppb=320_000)
+    world.service.real.change(S, ppb=200_000)
+    world.run(60)
+    assert world.agent.alignment(world.at).rate == pytest.approx(-120e-6, abs=2e-6)
+    assert world.off()[0] < 20 * US
+
+
+@pytest.mark.parametrize("slack", [100, 50 * US])
+def test_two_clocks_that_were_read_loosely_bound_less(slack: int) -> None:
+    """So much may have passed between the reading of the node's raw clock and of its real one."""
+    clock, table = NodeClock(), ServiceTable()
+    table.read(ServiceRawNs(12 * S), AlignedNs(EPOCH), 100)
+    assert clock.readings(*readings((11 * S, EPOCH, slack))) is None
+    assert clock.exchange(exchange(11 * S)) is None
+    half = clock.newest(ServiceRawNs(12 * S), table).half_ns
+    assert MS // 2 + slack <= half < MS // 2 + slack + 100 * US
+
+
 # -- steps, sleep and silence --------------------------------------------------------------------
 
 
@@ -205,6 +227,18 @@ def test_a_host_that_sleeps(real_knows: bool) -> None:
     error, bound = world.off()
     assert bound is not None
     assert error <= bound < 2 * MS
+
+
+def test_what_was_dropped_is_not_in_the_estimate() -> None:
+    """A host slept; a few pings later its offset is the middle of what they say, and not at the
+    end that lies nearest to what was believed before."""
+    world = World(network=Network(Path(500 * US, 0), Path(500 * US, 0)))
+    world.run(30)
+    world.node.sleep(world.at + S // 2, 60 * S, real_knows=True)
+    world.run(8)
+    assert world.agent.clock.contradictions == 1
+    assert world.state == SYNCHRONIZED
+    assert world.off()[0] < 150 * US
 
 
 def test_silence() -> None:

@@ -65,6 +65,17 @@ def test_an_unlucky_minute_says_nothing() -> None:
     assert abs(corridor(quiet + busy).at(100 * S)) < 10 * US
 
 
+def test_a_line_that_nothing_cuts_is_laid_anew_all_the_same() -> None:
+    """A tight half minute, and then another drift under looser points that stay around the line:
+    the new drift is learned though no point proves the old one wrong."""
+    made = corridor([(i * S, US, -US) for i in range(30)])
+    for second in range(30, 300):
+        y = 2 * US * second
+        made.add(second * S, y + 2_000 * US, y - 2_000 * US)
+    assert made.slope == pytest.approx(2e-6, rel=0.01)
+    assert made.at(300 * S) == pytest.approx(600 * US, abs=5 * US)
+
+
 def test_what_is_old_is_forgotten() -> None:
     """Two tight points, and hours later looser ones around another line."""
     made = corridor([(0, US, -US)])

@@ -48,6 +48,15 @@ def test_steps_are_seen_and_slews_are_not() -> None:
     assert after.rate == 0
 
 
+def test_a_step_is_no_slew() -> None:
+    """What a clock gains is measured since its step only: before, it ran as fast as true time."""
+    raw, real = Clock(7 * S), Clock(EPOCH)
+    real.change(11 * S - 1, ppb=50_000, jump=-3 * MS)
+    told = table(raw, real, [i * S // 4 for i in range(4, 4 * 17)])
+    assert told.steps == 1
+    assert told.rate == pytest.approx(50e-6, rel=0.01)
+
+
 def test_beyond_the_last_reading_the_interval_grows() -> None:
     """By 601 parts in a million of the time passed."""
     told = table(Clock(7 * S), Clock(EPOCH), [S, 2 * S])

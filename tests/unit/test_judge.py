@@ -1,0 +1,132 @@
+"""Who is a straggler by what was counted alone: windows made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frd.engine.arrivals import Charges, as_culprit
+from frd.engine.lateness import BUCKETS, Lateness
+from frd.engine.policy import Policy
+from frd.engine.straggler import Judgement, Roll, judge
+from frd.model import AlignedNs, Int32s, Int64s
+
+MS = 1_000_000
+S = 1_000_000_000
+BUCKET_NS = 10 * S
+START = 1_700_000_000 * S
+WORLD = tuple(range(8))
+"""Two ranks a node."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """So often in each of these buckets a group lost so much to one culprit."""
+
+    group: int
+    culprit: int
+    ms: float
+    often: int
+    buckets: Sequence[int] = range(BUCKETS)
+
+    def charges(self) -> Charges:
+        n = self.often * len(self.buckets)
+        group: Int32s = np.full(n, self.group, np.int32)
+        at: Int64s = np.repeat(START + BUCKET_NS * np.array(self.buckets), self.often)
+        return Charges(group, np.full(n, self.culprit), at, np.full(n, round(self.ms * MS)))
+
+
+def joined(rows: Iterable[Lost]) -> Charges:
+    parts = [row.charges() for row in rows]
+    return Charges(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("group", "culprit", "at", "lost_ns")
+        )
+    )
+
+
+def judged(
+    groups: Sequence[tuple[int, ...]],
+    charged: Sequence[Lost],
+    waited: Sequence[Lost] | None = None,
+    *,
+    often: int = 100,
+) -> Judgement:
+    """Of as many collectives in each group and bucket; members `waited` as long as they were
+    `charged` where nothing else is said."""
+    lateness = Lateness(BUCKETS * BUCKET_NS / S, 0.0)
+    buckets = np.repeat(START + BUCKET_NS * np.arange(BUCKETS), often)
+    end = AlignedNs(START + BUCKETS * BUCKET_NS)
+    lateness.add(
+        len(groups),
+        np.repeat(np.arange(len(groups), dtype=np.int32), len(buckets)),
+        np.tile(buckets, len(groups)),
+        joined(charged),
+        joined(charged if waited is None else waited),
+        end,
+    )
+    members = [np.array(group, np.int32) for group in groups]
+    of_rank = [
+        np.array([g for g, group in enumerate(groups) if rank in group], np.int32) for rank in WORLD
+    ]
+    roll = Roll(
+        members=members.__getitem__,
+        groups=of_rank.__getitem__,
+        is_dark=lambda group: False,
+        node=np.arange(len(WORLD), dtype=np.int32) // 2,
+    )
+    return judge(lateness.window(end), roll, Policy())
+
+
+def culprits(of: Judgement) -> list[int]:
+    return [one.culprit for one in of.stragglers]
+
+
+def test_a_rank_that_is_late_all_the_time() -> None:
+    """Twice in each tenth of a minute by 200 ms: named as the rank, and not as its node."""
+    (one,) = judged([WORLD], [Lost(0, 3, 200, 12)]).stragglers
+    assert (one.culprit, one.ranks) == (3, (3,))
+
+
+def test_a_bad_minute_is_no_habit() -> None:
+    """The same lateness, all of it in one part of the window."""
+    assert culprits(judged([WORLD], [Lost(0, 3, 200, 72, buckets=[2])])) == []
+
+
+def test_all_ranks_of_a_node_are_the_node() -> None:
+    """2 and 3 are late alike, each for itself: their node is told once, with both."""
+    (one,) = judged([WORLD], [Lost(0, 2, 200, 12), Lost(0, 3, 200, 12)]).stragglers
+    assert (one.culprit, one.ranks) == (as_culprit(1), (2, 3))
+
+
+def test_a_slow_rank_makes_no_slow_node() -> None:
+    """2 is last 3,300 times in ten seconds, and in one of six of them 3 comes before it: a little
+    more than the one in seven that chance has, beyond doubt, and far from being the cause."""
+    rank, node = Lost(0, 2, 4, 3300), Lost(0, as_culprit(1), 4, 550)
+    assert culprits(judged([WORLD], [rank, node], [rank], often=4000)) == [2]
+
+
+def test_a_rank_is_not_excused_by_who_waited_for_it_elsewhere() -> None:
+    """3 keeps a second group waiting as long as the first, and nobody else does."""
+    groups = [(0, 1, 2, 3), (3, 4, 5)]
+    assert culprits(judged(groups, [Lost(0, 3, 200, 12), Lost(1, 3, 200, 12)])) == [3]
+
+
+def test_a_rank_that_waited_elsewhere_is_excused() -> None:
+    """3 is late in the first group, and the second one, without most of those whom it keeps
+    waiting, has waited for 4."""
+    groups = [(0, 1, 2, 3), (3, 4, 5)]
+    told = judged(groups, [Lost(0, 3, 200, 12), Lost(1, 4, 200, 12)])
+    assert culprits(told) == [4]
+    assert told.held_up == {3}
+
+
+def test_a_group_that_holds_all_who_wait_excuses_nobody() -> None:
+    """3 is late in a group of four, and in one of all eight members wait for each other by turns:
+    those four together."""
+    by_turns = [Lost(1, rank, 200, 3) for rank in WORLD]
+    late = Lost(0, 3, 200, 12)
+    assert culprits(judged([(0, 1, 2, 3), WORLD], [late], [late, *by_turns])) == [3]
