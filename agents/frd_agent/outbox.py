@@ -125,6 +125,15 @@ class Outbox:
             self._order = deque(mark for mark in self._order if mark[0] != rank)
         self.dropped.pop(rank, None)
 
+    def used_signatures(self) -> set[int]:
+        """Of the rows that wait."""
+        return {
+            int(index)
+            for queue in self._queues.values()
+            for batch in queue.batches
+            for index in np.unique(batch.signature)
+        }
+
     def _make_room(self) -> None:
         while self.rows > self._max_rows:
             rank, last = self._order.popleft()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import pytest
 
 from frd.model import (
     AttemptKey,
@@ -254,6 +256,25 @@ def test_a_stream_that_has_been_told_much_is_reopened() -> None:
     assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2
     again = agent.dictionary.signature(Signature("gloo", "all_reduce", ((0,),)))
     assert agent.dictionary.signatures[again].input_sizes == ((0,),)
+
+
+def test_a_full_stream_is_followed_by_one_that_tells_what_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that wait for an acknowledgement keep their signatures when old ones go."""
+    monkeypatch.setattr("frd_agent.dispatch.Told", partial(Told, max_signatures=2))
+    agent, service = Agent(), Service()
+    agent.dispatch.open(knows_nothing=True)
+    agent.dictionary.signature(Signature("gloo", "of long ago"))
+    agent.outbox.record(agent.rows(0, 1))
+    other = agent.dictionary.signature(Signature("gloo", "broadcast"))
+    agent.outbox.record(replace(agent.rows(0, 2), signature=np.array([other], np.uint32)))
+    service.listen(agent.dispatch)
+    assert agent.dispatch.must_reopen
+    agent.dispatch.open(knows_nothing=False)
+    ops = [signature.op for signature in agent.dictionary.signatures.values()]
+    assert ops == ["all_reduce", "broadcast"]
+    assert kinds(Service().listen(agent.dispatch)) == ["EntryColumns", "EntryColumns"]
 
 
 def test_declarations_of_any_size_fit_their_messages() -> None:
