@@ -63,11 +63,12 @@ def test_a_mismatch_and_a_stall_of_one_rank_are_one_incident() -> None:
     [
         ("reduce", "input dtypes Float and Half"),
         ("broadcast", "output dtypes Int and Long"),
-        ("all_reduce", "input dtypes Float and Half"),
+        ("all_reduce", "input sizes [[4]] and [[5]]"),
     ],
 )
 def test_what_differs_is_what_the_op_compares(op: str, told: str) -> None:
-    """Both dtypes differ: where one side of an op may, it is not called the difference."""
+    """Sizes differ on the side where the op permits it, dtypes on both: that is the difference."""
+    taken, given = (5, 4) if op != "reduce" else (4, 5)
     one = Signature("nccl", op, ((4,),), ((4,),), ("Float",), ("Int",))
-    other = Signature("nccl", op, ((4,),), ((4,),), ("Half",), ("Long",))
+    other = Signature("nccl", op, ((taken,),), ((given,),), ("Half",), ("Long",))
     assert difference(one, other) == told
