@@ -101,7 +101,7 @@ class Oracle:
         """Different rows that the service has applied."""
         self._world = world
         self._opened: Counter[tuple[object, ...]] = Counter()
-        """By attempt, kind and suspects."""
+        """By attempt, kind and what it is about."""
         self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
         """By agent session and pid."""
 
@@ -137,9 +137,9 @@ class Oracle:
         if event.change is Change.OPENED:
             if known is not None and not self._world.disk_was_full:
                 raise Violation("opened twice", finding.summary)
-            named = tuple(suspect.rank for suspect in finding.suspects)
-            self._opened[finding.attempt, finding.kind, named] += 1
-            if self._opened[finding.attempt, finding.kind, named] > _OFTEN:
+            about = finding.attempt, finding.kind, _about(finding)
+            self._opened[about] += 1
+            if self._opened[about] > _OFTEN:
                 raise Violation("flaps", finding.summary)
         elif known is None or known.state is FindingState.CLOSED:
             if not self._world.disk_was_full:
@@ -273,6 +273,15 @@ def _is_eclipsed(injected: Injected, run: Run) -> bool:
         for other in run.job.injected
         if other is not injected
     )
+
+
+def _about(finding: Finding) -> tuple[object, ...]:
+    """Its suspects. Where it has none, what is stuck, or of whom it says that nothing is known:
+    one fault may stop many groups that have nothing to do with each other, or all clocks."""
+    if finding.suspects:
+        return tuple(suspect.rank for suspect in finding.suspects)
+    ref = finding.collective
+    return finding.unknown if ref is None else (ref.group_id, ref.seq, ref.op)
 
 
 def _gist(finding: Finding) -> tuple[object, ...]:
