@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from coverage import Coverage
+from coverage.exceptions import CoverageException
 
 LEAST: Final = 0.95
 
 
 def main() -> int:
-    files = _measured()
+    try:
+        files = _measured()
+    except CoverageException as error:
+        print(f"frd: coverage: {error}: run make coverage", file=sys.stderr)
+        return 1
     parts: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for name, file in files.items():
         parts[_part(name)].append(file["summary"])
@@ -43,9 +48,10 @@ def _measured() -> dict[str, dict[str, Any]]:
     """By file, what coverage's own JSON report says of it."""
     found = Coverage()
     found.load()
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
-        found.json_report(outfile=report.name)
-        files: dict[str, dict[str, Any]] = json.load(report)["files"]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        found.json_report(outfile=str(report))
+        files: dict[str, dict[str, Any]] = json.loads(report.read_text("utf-8"))["files"]
     return files
 
 
