@@ -120,8 +120,8 @@ def _judge(
     starting = set().union(*(starts[wait] for wait in incident.starts))
     suspects = _suspects(graph, roots, held_up, facts)
     named = {suspect.rank for suspect in suspects}
-    victims = (starting | _waiting_anywhere(graph, incident)) - named
-    unknown = {n.rank for n in incident.nodes if isinstance(n, Doubt)} - named - victims
+    unknown = {n.rank for n in incident.nodes if isinstance(n, Doubt)} - named
+    victims = (starting | _waiting_anywhere(graph, incident)) - named - unknown
     rows = _rows(stalled, starting)
     about = _about(graph, roots, held_up, {stuck for stuck, _ in rows})
     waiting, missing = _attendance(graph, about)

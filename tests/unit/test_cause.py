@@ -137,7 +137,7 @@ def ending(finished_age: float, **rank_one: object) -> Verdict:
 def test_a_job_that_ends_does_not_end_at_one_moment() -> None:
     """A job that hung is ended, and the end of rank 3 is heard of first: no more is known."""
     verdict = ending(3)
-    assert (verdict.suspects, verdict.reason) == ((), None)
+    assert (verdict.suspects, verdict.unknown, verdict.victims) == ((), (3,), (0, 1, 2))
 
 
 def test_who_waits_on_for_a_rank_that_finished_waits_for_it() -> None:
@@ -378,7 +378,7 @@ def test_a_rank_may_have_left_what_its_peers_completed_after_its_last_word(
     """A hang has just ended: what 0 told of itself is older than what its peers tell, or hardly
     younger than that, so that its recorder may not have noticed yet."""
     verdict = recovering(report_age).only()
-    assert (verdict.suspects, verdict.reason) == ((), None)
+    assert (verdict.suspects, verdict.unknown, verdict.victims) == ((), (0,), (1, 2, 3))
 
 
 def test_a_rank_that_is_still_inside_well_after_its_peers_completed_is_named() -> None:
@@ -424,7 +424,7 @@ def test_a_device_may_have_started_after_the_last_word_of_its_rank() -> None:
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).moved("dp", [0, 1, 3], 1)
     verdict = scene.rank(2, as_of_age=1.5).only()
-    assert (verdict.suspects, verdict.reason) == ((), None)
+    assert (verdict.suspects, verdict.unknown, verdict.victims) == ((), (2,), (0, 1, 3))
 
 
 def test_without_timing_nobody_is_device_stuck() -> None:
