@@ -52,10 +52,10 @@ class Agent:
     def wall(self, later: int = 0) -> NodeNs:
         return NodeNs(self.world.now() + later + self.ahead)
 
-    def ping(self) -> None:
-        """A round trip of 200 µs that is over now, and a reading of both clocks."""
-        service = ServiceRawNs(self.world.at - MS // 10)
-        exchange = Exchange(self.raw(-MS // 5), service, service, self.raw())
+    def ping(self, way: int = MS // 10) -> None:
+        """A round trip that is over now and took so long each way, and a reading of both clocks."""
+        service = ServiceRawNs(self.world.at - way)
+        exchange = Exchange(self.raw(-2 * way), service, service, self.raw())
         self.world.clocks.learn(self.clock, self._readings(), exchange)
 
     def read(self) -> None:
@@ -117,6 +117,38 @@ def test_a_few_pings_are_enough() -> None:
         assert agent.error <= MS // 10
         assert agent.error <= claimed < 4 * MS
     assert len(agent.told) - told <= 2
+
+
+def test_what_is_claimed_becomes_less_when_more_is_known() -> None:
+    """The first ping took 40 ms, those after it a fifth of one."""
+    world = World()
+    agent = Agent(world)
+    world.at += S
+    agent.ping(20 * MS)
+    claimed = claim_ns(agent.clock.used)
+    assert claimed is not None
+    assert claimed > 20 * MS
+    agent.pings(5)
+    claimed = claim_ns(agent.clock.used)
+    assert claimed is not None
+    assert agent.error <= claimed < 4 * MS
+
+
+def test_a_reading_that_came_on_both_streams_is_one() -> None:
+    """Watermarks told of it already; the ping tells of it and of the next one."""
+    world = World()
+    agent = Agent(world)
+    agent.pings(2)
+    raws, reals = [], []
+    for _ in range(2):
+        world.at += S
+        raws.append(agent.raw())
+        reals.append(agent.wall())
+    world.clocks.heard(agent.clock, marks(reals[0], raws[0]), world.now())
+    told = Readings(np.array(raws), np.array(reals), np.array([100, 100]))
+    world.clocks.learn(agent.clock, told, None)
+    assert world.clocks.refused.total() == 0
+    assert agent.clock.read_at == raws[1]
 
 
 @pytest.mark.parametrize("step", [3 * S, -3 * S, 5 * MS])
@@ -258,6 +290,25 @@ def test_collectives_that_cannot_be_make_both_clocks_unknown() -> None:
     assert one.state == other.state == (ClockState.UNSYNCHRONIZED, "contradiction")
     one.pings(5)
     assert one.state[0] is ClockState.SYNCHRONIZED
+
+
+def test_what_a_collective_says_is_said_of_the_right_clock() -> None:
+    """One was done 60 µs before the other came, whose clock is known to 10 µs: so the one was told
+    50 µs too early, as its own pings permit. Of the other nothing new is known."""
+    world = World()
+    one, other = Agent(world, "one"), Agent(world, "other")
+    for _ in range(5):
+        world.at += S
+        one.ping()
+        other.ping()
+    before = [agent.clock.view(world.now()).offset_s for agent in (one, other)]
+    hint = ClockHint(0, 1, -60_000, world.now(), MS, 10_000)
+    world.clocks.compare(one.clock, other.clock, 2, hint)
+    moved = []
+    for agent, offset_s in zip((one, other), before, strict=True):
+        agent.read()
+        moved.append(agent.clock.view(world.now()).offset_s - offset_s)
+    assert moved == pytest.approx([50e-6, 0.0], abs=5e-6)
 
 
 def test_one_liar_among_many_moves_nobody() -> None:
