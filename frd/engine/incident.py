@@ -151,7 +151,7 @@ class Incidents:
         if any(e.rank in named and now - e.at <= judged_ns for e in gone):
             return False
         reasons = {blame.reason for blame in verdict.suspects}
-        if verdict.reason is not None or (reasons and not reasons & _PASSING):
+        if reasons and not reasons & _PASSING:
             return True
         first = min(unconfirmed.get(key, now) for key in keys)
         self._unconfirmed |= dict.fromkeys(keys, first)
