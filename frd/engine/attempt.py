@@ -282,7 +282,8 @@ class Attempt:
         now: AlignedNs,
     ) -> None:
         """All P2P ops of a rank that are in flight; replaces what was known of the rank."""
-        self._channels.replace(rank, group, peer, is_send, in_flight, head_created_ns)
+        if self._channels.replace(rank, group, peer, is_send, in_flight, head_created_ns):
+            self._ranks.moved_at[rank] = now
         self.revision += 1
 
     def observe_status(self, rank: int, status: RankStatus, at: AlignedNs, now: AlignedNs) -> None:

@@ -28,15 +28,17 @@ class Channels:
         is_send: UInt8s,
         in_flight: UInt32s,
         since: Int64s,
-    ) -> None:
+    ) -> bool:
+        """False when the rank stands where it stood."""
+        known = self._by_rank.get(rank)
         self.forget(rank)
         busy = np.flatnonzero(in_flight)
         if not len(busy):
-            return
+            return known is not None
         if rank >= len(self.since):
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         self.since[rank] = since[busy].min()
-        self._by_rank[rank] = ChannelPicture(
+        told = self._by_rank[rank] = ChannelPicture(
             rank=np.full(len(busy), rank, np.int32),
             group=group[busy].astype(np.int32),
             peer=peer[busy].astype(np.int32),
@@ -44,6 +46,7 @@ class Channels:
             in_flight=in_flight[busy].astype(np.int64),
             since=since[busy].astype(np.int64),
         )
+        return known is None or not _alike(known, told)
 
     def forget(self, rank: int) -> None:
         if self._by_rank.pop(rank, None) is not None:
@@ -66,6 +69,13 @@ _NONE = ChannelPicture(
     in_flight=np.empty(0, np.int64),
     since=np.empty(0, np.int64),
 )
+
+
+def _alike(one: ChannelPicture, other: ChannelPicture) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("group", "peer", "is_send", "in_flight", "since")
+    )
 
 
 def _joined(tables: list[ChannelPicture]) -> ChannelPicture:

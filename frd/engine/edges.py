@@ -30,7 +30,7 @@ GONE_STATES = frozenset({RankState.EXITED, RankState.FINISHED, RankState.SILENT}
 _NOTICED_NS = 1_000_000_000
 """Recorders tell of an end when they notice it: by then those of all members should have."""
 _MOVED_LATELY_S = 2.0
-"""A rank between two collectives is known to move for this long: two reports of its agent."""
+"""A rank in no op must be seen to rest for this long: two reports of its agent."""
 
 
 class Ending(Enum):
@@ -160,7 +160,7 @@ class Graph:
         peer = wait.instance.peer_of(wait.rank)
         head = self.waits.head(peer)
         if self.is_gone(peer) or (head is not None and head.instance != wait.instance):
-            return (self.present(peer),), None
+            return (self._opposite(wait, self.present(peer)),), None
         return (), Ending.NOBODY
 
     def _expand_collective(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
@@ -270,7 +270,16 @@ class Graph:
             ]
         if wait.instance.peer_of(wait.rank) < 0 or self.waits.is_paired(wait.instance, wait.rank):
             return []
-        return [self.absentee(wait.instance.peer_of(wait.rank), self.onset(wait))]
+        peer = self.absentee(wait.instance.peer_of(wait.rank), self.onset(wait))
+        return [self._opposite(wait, peer)]
+
+    def _opposite(self, wait: Wait, peer: Node) -> Node:
+        """The other end of a channel, which holds `wait` up by where it stands. No number tells
+        whether it has still to come: if it has moved since the rank that waits was heard of, it may
+        have come, and both be beyond this by now."""
+        if isinstance(peer, Member) and not self._is_told(wait.rank, self._moved_at(peer.rank)):
+            return Doubt(peer.rank, Why.UNPROVEN)
+        return peer
 
     # -- what is known of one rank -----------------------------------------------------------
 
@@ -345,12 +354,16 @@ class Graph:
         age_ns = int(self.picture.as_of[self.waits.row(rank)]) - since
         return age_ns < max(0.5, self.rules.threshold_s(group) / 4) * 1e9
 
-    def _moved_lately(self, rank: int) -> bool:
+    def _moved_at(self, rank: int) -> int:
+        """When it was last seen to move, 0 when it never was or nobody kept track."""
         moved_at = self.picture.moved_at
-        row = self.waits.row(rank)
-        if moved_at is None or moved_at[row] <= 0:
-            return False
-        return self.picture.now - int(moved_at[row]) < _MOVED_LATELY_S * 1e9
+        return 0 if moved_at is None else int(moved_at[self.waits.row(rank)])
+
+    def _moved_lately(self, rank: int) -> bool:
+        """By its own telemetry, which tells nothing of the time since."""
+        moved_at = self._moved_at(rank)
+        as_of = int(self.picture.as_of[self.waits.row(rank)])
+        return moved_at > 0 and as_of - moved_at < _MOVED_LATELY_S * 1e9
 
 
 def wait_of(rank: int, op: Op) -> Wait:

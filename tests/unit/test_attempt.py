@@ -340,6 +340,24 @@ def test_p2p_waits_are_stalls_too() -> None:
     assert job.stalled(12) == []
 
 
+def test_only_another_word_of_sends_is_a_move() -> None:
+    """A stream that was lost is followed by one that tells all again."""
+    job = Job()
+    for second, flying, moved_s in ((1, 1, 1), (5, 1, 1), (9, 2, 9), (12, 0, 12), (15, 0, 12)):
+        job.attempt.observe_channels(
+            3,
+            i32(job.group),
+            i32(2),
+            np.array([0], np.uint8),
+            np.array([flying], np.uint32),
+            i64(at(0)),
+            at(second),
+        )
+        moved_at = job.attempt.picture(at(second)).moved_at
+        assert moved_at is not None
+        assert moved_at.tolist()[3] == at(moved_s)
+
+
 def test_a_gap_lasts_until_the_whole_is_known_again() -> None:
     """Rows were lost: absence proves less until the rank's numbers are exact again."""
     job = Job()

@@ -174,6 +174,8 @@ def test_an_absence_that_has_only_begun_is_not_stuck_for_sure() -> None:
 def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
     """Rank 2 has nothing outstanding, but one of its watermarks rose a moment ago."""
     assert missing_two(moved_age=0.5).only().suspects[0].confidence is Confidence.MEDIUM
+    assert missing_two(moved_age=4, as_of_age=3).only().suspects[0].confidence is Confidence.MEDIUM
+    assert missing_two(moved_age=4, as_of_age=1).only().suspects[0].confidence is Confidence.HIGH
 
 
 def test_a_mover_is_not_named_beside_a_rank_that_is_stuck() -> None:
@@ -338,6 +340,24 @@ def test_two_ranks_that_only_send_to_each_other_are_a_cycle() -> None:
     verdict = scene.only()
     assert verdict.kind is Kind.ORDER
     assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
+
+
+def test_who_has_moved_since_may_have_sent() -> None:
+    """0 waits in a receive as of 2 s ago, and 1, as of now, has no send in flight: it is absent, if
+    it has not moved for longer; else it may have sent, and 0 may have received."""
+    scene = Scene(2).group("pp", [0, 1]).flying(0, "pp", 1, send=False).rank(0, as_of_age=2)
+    assert named(scene.only()) == {1: Reason.CPU_STUCK}
+    verdict = scene.rank(1, moved_age=1.5).only()
+    assert (verdict.suspects, verdict.unknown) == ((), (1,))
+
+
+def test_reports_of_different_age_make_no_circle() -> None:
+    """0 received as of 2 s ago; 1 has sent that since, and receives: not from each other."""
+    scene = Scene(2).group("pp", [0, 1]).rank(0, as_of_age=2)
+    scene.flying(0, "pp", 1, send=False).flying(1, "pp", 0, send=False, age=8)
+    assert scene.only().kind is Kind.ORDER
+    verdict = scene.rank(1, moved_age=1.5).only()
+    assert (verdict.kind, verdict.suspects) == (Kind.STALL, ())
 
 
 def test_a_receive_posted_long_ahead_does_not_make_a_circle() -> None:
