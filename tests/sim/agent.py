@@ -88,6 +88,7 @@ class SimAgent:
         self.refused_rows = 0
         """Dropped because the service refused them twice."""
         self.conn: Conn | None = None
+        self.born = kernel.now
         self._boot_id = boot_id
         self._dice = dice
         self._host = host

@@ -8,7 +8,7 @@ never gets to, because the job hangs already, never begins.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tests.sim.faults import INCURABLE, FaultKind, Injected, befall
 from tests.sim.memory import Rise
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from tests.sim.ranks import Meeting, SimRank
     from tests.sim.recorder import Record
 
-_OFTEN: Final = 20
-"""A straggler that was late so many times can be told from chance."""
-
 
 class Effects:
     """The faults of one job."""
@@ -30,6 +27,7 @@ class Effects:
         self._job = job
         self._outages: list[Injected] = []
         """Networks that fail with the next collective."""
+        self._stragglers: list[Injected] = []
         self._frozen: list[Meeting] = []
         """Of Gloo, complete but for a member that is stopped."""
 
@@ -65,6 +63,7 @@ class Effects:
             case FaultKind.STRAGGLER:
                 injected.may_name = _pipeline_of(rank)
                 rank.drags.append(injected)
+                self._stragglers.append(injected)
             case FaultKind.IN_COLLECTIVE_ALONE | FaultKind.DEVICE_STUCK:
                 rank.snares.append(injected)
             case _:
@@ -94,13 +93,13 @@ class Effects:
 
     def is_felt(self, injected: Injected) -> bool:
         """It has begun, and somebody waits for it. Who never gets to what is stuck, because the
-        job hangs elsewhere, does not; nor does who hung with the culprit before, or a straggler
-        that was late a few times only."""
+        job hangs elsewhere, does not; nor does who hung with the culprit before. Whether anybody
+        waits for a straggler, its `kept_waiting` tells."""
         if injected.began is None or injected.healed is not None or injected.is_idle:
             return False
         match injected.fault.kind:
             case FaultKind.STRAGGLER:
-                return injected.times >= _OFTEN
+                return injected.times > 0
             case FaultKind.RECORDER_RESET | FaultKind.NEW_GROUP:
                 return False
             case FaultKind.MEMORY_SPIKE | FaultKind.LEAK | FaultKind.OOM:
@@ -163,6 +162,7 @@ class Effects:
         most = round(rank.device.room(job.now) * dice.uniform(0.3, 0.9))
         is_leak = kind is FaultKind.LEAK
         lasts_ns = dice.randrange(30 * S, 90 * S) if is_leak else dice.randrange(S // 2, 5 * S)
+        injected.lasts_ns = lasts_ns
         rise = Rise(job.now, lasts_ns, most, is_own=is_leak or dice.random() < 0.7)
         rank.device.rise(rise)
         injected.undo = lambda: rise.give_back(job.now)
@@ -204,6 +204,22 @@ class Effects:
             self._frozen.append(meeting)
             return True
         return False
+
+    def met(self, meeting: Meeting) -> None:
+        """All have come. It may have been a straggler for whom they waited."""
+        late = [one for one in self._stragglers if one.began is not None and one.healed is None]
+        if not late or meeting.op.is_p2p or meeting.size < 2:
+            return
+        *_, before, last = by_time = sorted(meeting.present, key=lambda record: record.came_at)
+        alone = last.came_at - max(before.came_at, last.seat.freed_at)
+        mean = last.came_at - (by_time[0].came_at + before.came_at) // 2
+        step_ns = self._job.plan.step_ns
+        for injected in late:
+            is_it = last.rank.rank in injected.culprits
+            if is_it and alone > step_ns // 10:
+                injected.kept_waiting.append((meeting.op.group, last.came_at))
+            elif not is_it and mean > step_ns // 20:
+                injected.rivals.append((meeting.op.group, last.came_at))
 
     # -- when a step begins --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from tests.sim.ops import Tasks
+from tests.sim.ops import Group, Tasks
 from tests.sim.programs import JobPlan
 
 if TYPE_CHECKING:
@@ -81,7 +81,13 @@ class Injected:
     is_idle: bool = False
     """The job hung already where it struck: nothing came of it."""
     times: int = 0
-    """How often a straggler has been late."""
+    """How often a straggler has been late,"""
+    kept_waiting: list[tuple[Group, int]] = field(default_factory=list, repr=False)
+    """and the collectives in which all others waited for it alone: whose, and when it came;"""
+    rivals: list[tuple[Group, int]] = field(default_factory=list, repr=False)
+    """and those in which they waited for another, whom it may have held up elsewhere."""
+    lasts_ns: int = 0
+    """How long memory rises."""
     undo: Callable[[], None] | None = field(default=None, repr=False)
     """What heals it."""
 

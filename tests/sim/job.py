@@ -190,6 +190,7 @@ class Job:
         for part in op.parts:
             seat.recorder.write(Record(rank, seat, part, created_ns, 0))
         record = Record(rank, seat, op, created_ns, device_ns)
+        record.came_at = self.now
         if op.dst < 0 or not is_gloo:
             seat.recorder.write(record)
         rank.queue.append(record)
@@ -221,6 +222,7 @@ class Job:
         meeting.ready_at = max(meeting.ready_at, record.ready_at)
         if len(meeting.present) == meeting.size:
             del self._meetings[key]
+            self._effects.met(meeting)
             self.after(meeting.ready_at + op.span_ns - self.now, self.complete, meeting)
 
     def complete(self, meeting: Meeting) -> None:
@@ -235,7 +237,7 @@ class Job:
     def finish(self, record: Record) -> None:
         """The device of a rank is through with what it was at."""
         rank = record.rank
-        record.done_at = self.now
+        record.done_at = record.seat.freed_at = self.now
         rank.queue.popleft()
         if record.seat.recorder.number == tap.GENERIC:
             record.seat.completed = record.number

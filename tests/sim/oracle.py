@@ -30,9 +30,8 @@ from frd.service.streams import Stream
 from frd.store.journal import read
 from frd.views import Snapshot
 from frd.wire import AgentEvent
-from tests.clocks import S
+from tests.sim.evidence import Evidence
 from tests.sim.faults import FaultKind, Injected
-from tests.sim.scenario import POLICY
 
 if TYPE_CHECKING:
     from tests.sim.service import Service
@@ -60,10 +59,6 @@ _EXPECTED: Final[dict[FaultKind, tuple[frozenset[Kind], frozenset[Reason]]]] = {
     FaultKind.OOM: (frozenset({Kind.OOM, Kind.MEMORY_SPIKE}), frozenset({Reason.MEMORY})),
 }
 """Kinds of finding and reasons by which each fault may be named; others are no faults."""
-_LOSSES: Final = frozenset({FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.OOM})
-_MEMORY: Final = frozenset({FaultKind.MEMORY_SPIKE, FaultKind.LEAK, FaultKind.OOM})
-_LOOKS: Final = 5 * S
-"""From when a wait is long enough until telemetry has confirmed that."""
 _OFTEN: Final = 4
 """More findings of one kind about the same ranks than this are a finding that flaps."""
 _ABOUT_RANKS: Final = frozenset(Kind) - {Kind.TELEMETRY_GAP, Kind.CLOCK_UNSYNCHRONIZED}
@@ -102,6 +97,7 @@ class Oracle:
         self._world = world
         self._opened: Counter[tuple[object, ...]] = Counter()
         """By attempt, kind and what it is about."""
+        self._evidence = Evidence(world)
         self._rows: dict[tuple[str, int], _Rows] = defaultdict(_Rows)
         """By agent session and pid."""
 
@@ -123,6 +119,7 @@ class Oracle:
 
     def restarted(self, service: Service) -> None:
         """What was published is still known, but for what a full disk did not take."""
+        self._evidence.restarted()
         stored = {finding.id for finding in service.findings.open_findings()}
         opened = {f.id for f in self.findings.values() if f.state is FindingState.OPEN}
         lost = opened - stored
@@ -176,6 +173,7 @@ class Oracle:
 
     def check_now(self) -> None:
         """What holds at any time."""
+        self._evidence.look()
         world = self._world
         for node in world.nodes:
             if (agent := node.agent) is None:
@@ -218,16 +216,23 @@ class Oracle:
     # -- liveness ------------------------------------------------------------------------------
 
     def check_found(self) -> None:
-        """Every fault of the present job that is still there has been named, and rightly."""
+        """Every fault of the present job that is still there and can be known has been named, and
+        rightly."""
         run = self._world.runs[-1]
         for injected in run.job.injected:
-            if injected.fault.kind not in _EXPECTED or not run.job.is_felt(injected):
+            if injected.fault.kind not in _EXPECTED or self._is_found(injected, run):
                 continue
-            if not self._is_found(injected, run) and not _is_eclipsed(injected, run):
+            if self._evidence.is_enough(injected, run):
                 said = [f.summary for f in self.findings.values()]
                 raise Violation(
                     f"not found, {injected.fault.kind}", f"{injected}: what was said: {said}"
                 )
+
+    def known_by(self) -> int:
+        """When there is evidence of every fault of the present job."""
+        job = self._world.runs[-1].job
+        felt = [injected for injected in job.injected if job.is_felt(injected)]
+        return max(map(self._evidence.known_by, felt), default=0)
 
     def _is_found(self, injected: Injected, run: Run) -> bool:
         kinds, reasons = _EXPECTED[injected.fault.kind]
@@ -258,21 +263,6 @@ class Oracle:
         again = {f.id: _gist(f) for f in replayed.findings}
         if live != again:
             raise Violation("replay", f"{live} -> {again}")
-
-
-def _is_eclipsed(injected: Injected, run: Run) -> bool:
-    """A rank was lost, and not by this, before anybody could tell that something hangs: from then
-    on all wait for that rank, and what else is wrong is not to be told from it."""
-    if injected.fault.kind in _MEMORY or injected.fault.kind is FaultKind.STRAGGLER:
-        return False
-    assert injected.began is not None
-    is_loss = injected.fault.kind in _LOSSES
-    known_at = injected.began + (0 if is_loss else round(POLICY.stall_after_s * S) + _LOOKS)
-    return any(
-        other.fault.kind in _LOSSES and other.began is not None and other.began < known_at
-        for other in run.job.injected
-        if other is not injected
-    )
 
 
 def _about(finding: Finding) -> tuple[object, ...]:

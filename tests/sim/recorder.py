@@ -35,7 +35,7 @@ class Seat:
     """One rank's place in one group, and what it counts there."""
 
     __slots__ = (
-        "completed", "enqueued", "group", "is_known", "messages", "op_id", "p2p_seq",
+        "completed", "enqueued", "freed_at", "group", "is_known", "messages", "op_id", "p2p_seq",
         "pg_id", "recorder", "seq", "started",
     )  # fmt: skip
 
@@ -50,6 +50,8 @@ class Seat:
         """Sends or receives so far, by sender and receiver."""
         self.enqueued = self.started = self.completed = -1
         """As `pg_status` has them."""
+        self.freed_at = 0
+        """True time when the last op there ended."""
         self.is_known = False
         """The recorder has recorded something of this group."""
 
@@ -58,8 +60,8 @@ class Record:
     """One op of one rank, from its enqueueing on; an entry of the ring, where the ring has it."""
 
     __slots__ = (
-        "completed_ns", "created_ns", "device_ns", "done_at", "meeting", "number", "op", "op_id",
-        "p2p_seq", "rank", "ready_at", "record_id", "seat", "seq", "started_ns", "text",
+        "came_at", "completed_ns", "created_ns", "device_ns", "done_at", "meeting", "number", "op",
+        "op_id", "p2p_seq", "rank", "ready_at", "record_id", "seat", "seq", "started_ns", "text",
     )  # fmt: skip
 
     def __init__(self, rank: SimRank, seat: Seat, op: Op, created_ns: int, device_ns: int) -> None:
@@ -67,6 +69,8 @@ class Record:
         self.seat = seat
         self.op = op
         self.created_ns = created_ns
+        self.came_at = 0
+        """The same in true time."""
         self.device_ns = device_ns
         self.record_id = 0
         self.seq = seat.seq

@@ -19,7 +19,7 @@ from tests.sim.programs import JobPlan, draw_plan
 POLICY: Final = Policy(
     stall_after_s=5.0,
     lost_close_after_s=12.0,
-    straggler_window_s=20.0,
+    straggler_window_s=40.0,
     clock_unsynchronized_after_s=15.0,
     attempt_retention_s=120.0,
     memory_warmup_s=8.0,

@@ -193,6 +193,7 @@ def test_a_straggler_is_late_and_recovers() -> None:
     job.advance(100 * S)
     assert injected.began is not None
     assert injected.times >= slow - 1
+    assert len(injected.kept_waiting) >= slow - 2
     assert job.ranks[0].step - before - slow > slow * 1.2
 
 

@@ -24,9 +24,12 @@ class Troubles:
         """The service was killed at least once."""
         self.liars: set[int] = set()
         """Nodes whose agents have lied."""
+        self.well_since = 0
+        """Nothing was wrong with machines and wire since then, if ever."""
 
     def happen(self, event: Event) -> None:
         world = self._world
+        self.well_since = max(self.well_since, event.until)
         dice = world.dice(f"trouble/{event.number}")
         nodes = self._some(event.share, dice)
         world.settle()
@@ -59,6 +62,7 @@ class Troubles:
     def heal(self) -> None:
         """Machines and wire are well from now on."""
         world = self._world
+        self.well_since = min(self.well_since, world.kernel.now)
         world.disk.full = False
         world.start_service()
         for node, link in enumerate(world.links):

@@ -1,0 +1,153 @@
+"""What an expert could tell of a fault from what the service was told, and by when.
+
+A wait that is long enough is evidence by itself. Lateness is none before chance can be ruled out,
+and memory none before it is short or has gone on rising for a while; both take a stretch of time in
+which nothing that was told is missing. And what hangs in a job that hung already, or has lost
+a rank, cannot be told from what that does.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import TYPE_CHECKING, Final
+
+from tests.clocks import S
+from tests.sim.faults import FaultKind, Injected
+from tests.sim.scenario import POLICY
+
+if TYPE_CHECKING:
+    from tests.sim.world import Run, World
+
+_LOSSES: Final = frozenset({FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.OOM})
+_LOOKS: Final = 5 * S
+"""From when a wait is long enough until telemetry has confirmed that; and until clocks are known
+once wire and machines are well."""
+_WINDOW: Final = round(POLICY.straggler_window_s * S)
+_STRETCH: Final = _WINDOW * 5 // 6
+"""Some window holds any stretch of this length, and most of its parts are in there."""
+_SETTLES: Final = round(POLICY.telemetry_late_s * S) + _WINDOW // 6 + 2 * _LOOKS
+_NATS: Final = 25.0
+"""Who is last so often is not by chance."""
+_WARMS_UP: Final = round(POLICY.memory_warmup_s * S) + 2 * S
+_PACED: Final = 4 * S
+"""A rise that lasts so long has a rate, and is no jump to another level."""
+_LEAKS: Final = round(POLICY.memory_leak_window_s * S) * 3 // 2
+"""A line through so much of it is straight."""
+
+
+class Evidence:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._lost_rows = 0
+        self._whole_since = 0
+        """No row was lost since then."""
+        self._served_since = 0
+        """By the same process of the service."""
+
+    def restarted(self) -> None:
+        self._served_since = self._world.kernel.now
+
+    def look(self) -> None:
+        """At what agents say that they have lost."""
+        lost = 0
+        for node in self._world.nodes:
+            for agent in node.sessions:
+                lost += sum(agent.outbox.dropped.values())
+                lost += sum(watched.lost for watched in agent.watched.values())
+        if lost != self._lost_rows:
+            self._lost_rows, self._whole_since = lost, self._world.kernel.now
+
+    def known_by(self, injected: Injected) -> int:
+        """If it can be known at all."""
+        began = injected.began or 0
+        match injected.fault.kind:
+            case FaultKind.STRAGGLER:
+                return self._clear_since(began) + _WINDOW + _SETTLES
+            case FaultKind.LEAK:
+                return began + _LEAKS + 2 * _LOOKS
+            case _:
+                return began
+
+    def is_enough(self, injected: Injected, run: Run) -> bool:
+        """It can be known, from `known_by` on at the latest."""
+        if not run.job.is_felt(injected):
+            return False
+        assert injected.began is not None
+        match injected.fault.kind:
+            case FaultKind.STRAGGLER:
+                is_due = self._world.kernel.now >= self.known_by(injected)
+                return not is_due or _beyond_chance(injected, self._clear_since(injected.began))
+            case FaultKind.MEMORY_SPIKE | FaultKind.LEAK:
+                return self._saw(injected, run) and _is_rise(injected, run)
+            case FaultKind.OOM:
+                return self._is_told_of(injected, run)
+            case _:
+                return not _is_eclipsed(injected, run)
+
+    def _clear_since(self, began: int) -> int:
+        """Since it began, and machines and wire were well, every row has come."""
+        well = max(self._served_since, self._world.troubles.well_since)
+        return max(began, self._whole_since, well) + _LOOKS
+
+    def _is_told_of(self, injected: Injected, run: Run) -> bool:
+        """An agent was there when an allocation failed."""
+        (number,) = injected.fault.ranks
+        agent = self._world.nodes[run.job.ranks[number].node].agent
+        return agent is not None and not agent.samples.dropped and agent.born < injected.at
+
+    def _saw(self, injected: Injected, run: Run) -> bool:
+        """Agent and service had seen what is usual of the rank's memory when it began to rise, and
+        looked on."""
+        (number,) = injected.fault.ranks
+        rank = run.job.ranks[number]
+        agent = self._world.nodes[rank.node].agent
+        if agent is None or agent.samples.dropped:
+            return False
+        since = max(agent.born, self._served_since, run.began)
+        return rank.alive and injected.at >= since + _WARMS_UP
+
+
+def _beyond_chance(injected: Injected, since: int) -> bool:
+    """Chance does not make one of so many the last so often (Chernoff's bound)."""
+    for group in {group for group, _ in injected.kept_waiting}:
+        mine, others = (
+            [at for of, at in waits if of is group and at >= since]
+            for waits in (injected.kept_waiting, injected.rivals)
+        )
+        for at in mine:
+            inside = [other for other in mine if at <= other < at + _STRETCH]
+            rivals = sum(at <= other < at + _STRETCH for other in others)
+            lasts = inside[-1] - at >= _STRETCH * 4 // 5
+            if lasts and _nats(len(inside), rivals, 1 / len(group.ranks)) >= _NATS:
+                return True
+    return False
+
+
+def _nats(mine: int, others: int, chance: float) -> float:
+    share = mine / (mine + others)
+    if share <= chance:
+        return 0.0
+    rest = (1 - share) * log((1 - share) / (1 - chance)) if others else 0.0
+    return (mine + others) * (share * log(share / chance) + rest)
+
+
+def _is_rise(injected: Injected, run: Run) -> bool:
+    """Memory gets short, or rises for long enough to see where that leads."""
+    (number,) = injected.fault.ranks
+    memory = run.job.ranks[number].memory()
+    needed = _LEAKS if injected.fault.kind is FaultKind.LEAK else _PACED
+    is_short = memory.used >= POLICY.memory_high_share * memory.total
+    return injected.lasts_ns >= needed or is_short
+
+
+def _is_eclipsed(injected: Injected, run: Run) -> bool:
+    """A rank was lost, and not by this, before anybody could tell that something hangs: from then
+    on all wait for that rank."""
+    assert injected.began is not None
+    is_loss = injected.fault.kind in _LOSSES
+    known_at = injected.began + (0 if is_loss else round(POLICY.stall_after_s * S) + _LOOKS)
+    return any(
+        other.fault.kind in _LOSSES and other.began is not None and other.began < known_at
+        for other in run.job.injected
+        if other is not injected
+    )
