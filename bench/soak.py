@@ -170,10 +170,7 @@ class Soak:
         agents, steps = len(self.world.agents), self.training.steps
 
         def reported() -> bool:
-            (group,) = self.world.get(f"/api/v1/jobs/{self.training.job}")["groups"]
-            return bool(
-                self.world.metric("frd_agents_reporting") == agents and group["completed"] >= steps
-            )
+            return self.world.reporting(agents) and self.world.steps(self.training) >= steps
 
         until(reported, "agents or rows are missing: see the logs", PATIENCE_S)
 
@@ -258,9 +255,8 @@ def scene(options: argparse.Namespace) -> Iterator[Soak]:
         )
         for number in range(options.agents):
             world.start_agent(proxy.address if proxy is not None and number % 2 else "")
-        soak = Soak(options, world, training, proxy)
-        soak.all_reported()
-        yield soak
+        world.begin(training)
+        yield Soak(options, world, training, proxy)
 
 
 def main() -> None:

@@ -45,7 +45,8 @@ def scene(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[World, T
         training = stack.enter_context(Training([world.run_dir(0), world.run_dir(1)]))
         for _ in range(2):
             world.start_agent()
-        until(lambda: world.matched(training) > 0, "the job is not told of")
+        world.begin(training)
+        until(lambda: world.steps(training) > 0, "the job is not told of")
         yield world, training
 
 

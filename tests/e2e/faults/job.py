@@ -23,7 +23,11 @@ _PUBLISH_EVERY_S: Final = 0.5
 
 
 class Training:
-    """The ranks of `run_dirs` in turn, `each` in every one, at up to `rate` steps a second."""
+    """The ranks of `run_dirs` in turn, `each` in every one, at up to `rate` steps a second.
+
+    They rest until they are told to go on: what a recorder had forgotten before anybody looked at
+    it is nobody's loss, and would not balance.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class Training:
         """When the collectives 1 and so on began, on the wall clock."""
         self._every_s = 1 / rate
         self._held: set[int] = set()
-        self._resting = False
+        self._resting = True
         self._inside: set[int] = set()
         """Ranks that have entered the present collective."""
         self._turn = threading.Lock()

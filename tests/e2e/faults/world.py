@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from tests.e2e.faults.job import Training
 
 PATIENCE_S: Final = 60.0
 """For what takes a few seconds on a quiet machine."""
+_NEVER_EPHEMERAL: Final = (16_000, 32_000)
 
 
 def until(
@@ -42,10 +44,12 @@ def until(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that nobody is given by chance while the daemon that has it is down."""
+    while True:
+        port = random.SystemRandom().randrange(*_NEVER_EPHEMERAL)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Daemon:
@@ -71,12 +75,7 @@ class Daemon:
     def start(self) -> None:
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                self.command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self.environment,
-                start_new_session=True,
+                self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
             )
 
     def first_line(self) -> str:
@@ -85,10 +84,8 @@ class Daemon:
         return self.process.stdout.readline()
 
     def kill(self) -> None:
-        """And what it runs below itself, where its command is a wrapper."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.kill()
             self.process.communicate()
 
     def freeze(self) -> None:
@@ -103,7 +100,7 @@ class Daemon:
 class World:
     """A service and its agents below one folder.
 
-    `policy` are keys of the service's policy, `wrapper` is put before its command.
+    `environment` is the service's, and `policy` are keys of its policy.
     """
 
     def __init__(
@@ -111,14 +108,13 @@ class World:
         folder: Path,
         *,
         data_dir: Path | None = None,
-        wrapper: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         **policy: float,
     ) -> None:
         self.folder = folder
         self.data_dir = data_dir or folder / "data"
         self.grpc, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        command = [*wrapper, sys.executable, "-m", "frd", "serve", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", "frd", "serve", "--data-dir", str(self.data_dir)]
         command += ["--grpc", self.grpc, "--http", self.http]
         policies = {f"FRD_POLICY__{key.upper()}": str(value) for key, value in policy.items()}
         self.service = Daemon(command, folder / "service.log", policies | dict(environment or {}))
@@ -140,7 +136,9 @@ class World:
 
     def start_service(self) -> None:
         self.service.start()
-        assert json.loads(self.service.first_line()) == {"grpc": self.grpc, "http": self.http}
+        said = self.service.first_line()
+        assert said, f"the service does not start: {self.service.log.read_text()[-500:]}"
+        assert json.loads(said) == {"grpc": self.grpc, "http": self.http}
 
     def run_dir(self, number: int) -> Path:
         return self.folder / f"run{number}"
@@ -160,6 +158,12 @@ class World:
         daemon.start()
         return daemon
 
+    def begin(self, training: Training) -> None:
+        """All agents speak, and the job begins under their eyes."""
+        agents = len(self.agents)
+        until(lambda: self.reporting(agents), "agents are missing: see their logs", 3 * PATIENCE_S)
+        training.go_on()
+
     # -- what it says --------------------------------------------------------------------------
 
     def get(self, path: str, timeout_s: float = 10.0) -> Any:
@@ -173,6 +177,14 @@ class World:
 
     def metric(self, series: str) -> float:
         return metric(self.http, series)
+
+    def reporting(self, agents: int) -> bool:
+        return self.metric("frd_agents_reporting") == agents
+
+    def steps(self, training: Training) -> int:
+        """That all ranks have completed, as far as the service knows."""
+        groups = self.get(f"/api/v1/jobs/{training.job}")["groups"]
+        return max((group["completed"] for group in groups), default=0)
 
     def agent_metric(self, number: int, series: str) -> float:
         return metric(self._metrics_of[number], series)
@@ -195,11 +207,6 @@ class World:
 
         until(balanced, lambda: f"{last[0]}; known to be missing: {gap}", within_s)
         return last[0]
-
-    def matched(self, training: Training) -> float:
-        return self.metric(
-            f'frd_collectives_matched_total{{group="default_pg",job="{training.job}"}}'
-        )
 
 
 def metric(address: str, series: str) -> float:
