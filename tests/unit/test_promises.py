@@ -122,8 +122,10 @@ def shell_lines() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_every_shell_line_of_the_docs_could_be_typed() -> None:
-    """frd commands and their options exist, and so do the targets of make."""
-    targets = set(re.findall(r"^([a-z]+):", text(ROOT / "Makefile"), re.MULTILINE))
+    """frd commands and their options exist, and so do the targets and variables of make."""
+    makefile = text(ROOT / "Makefile")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"\$\(([A-Z]+)\)", makefile))
     checked = 0
     for page, (program, *words) in shell_lines():
         line = f"{page}: {program} {' '.join(words)}"
@@ -134,8 +136,9 @@ def test_every_shell_line_of_the_docs_could_be_typed() -> None:
                 called = max((of for of in LINES if typed.startswith(f"{of} ")), key=len)
                 allowed = options(command(called)) | {"--help"}
                 assert {word for word in own if word.startswith("-")} <= allowed, line
-            case "make", [target]:
+            case "make", [target, *settings]:
                 assert target in targets, line
+                assert {setting.partition("=")[0] for setting in settings} <= variables, line
             case (("export" | "pip" | "pytest"), _):
                 continue
             case _:
