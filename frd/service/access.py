@@ -20,6 +20,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from frd.errors import ConfigError
+from frd.service.files import stamp
 
 MIN_TOKEN_CHARS: Final = 16
 _MAX_FILE_BYTES: Final = 1024 * 1024
@@ -71,7 +72,7 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp = _stamp(path)
+        self._stamp = stamp(path)
         self._grants = _read(path)
 
     def grant(self, authorization: str | None) -> Grant | None:
@@ -89,23 +90,15 @@ class Tokens:
 
     def refresh(self) -> None:
         """Read the file if it has changed."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
+        found = stamp(self._path)
+        if found == self._stamp:
             return
-        self._stamp = stamp
+        self._stamp = found
         try:
             self._grants = _read(self._path)
             log.info("tokens: %s: read again, %d tokens", self._path, len(self._grants))
         except ConfigError as error:
             log.error("%s: the tokens known until now stay good", error)
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    try:
-        told = path.stat()
-    except OSError:
-        return ()
-    return told.st_ino, told.st_size, told.st_mtime_ns
 
 
 def _digest(token: str) -> bytes:

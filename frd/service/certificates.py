@@ -20,6 +20,7 @@ import grpc
 
 from frd.config import TlsFiles
 from frd.errors import ConfigError
+from frd.service.files import stamp
 
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
@@ -70,9 +71,9 @@ class Certificates:
     def refresh(self) -> _Loaded:
         """What the files hold; what they held before while they cannot be used."""
         with self._lock:
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp
+            found = self._look()
+            if found != self._stamp:
+                self._stamp = found
                 try:
                     self._loaded = _load(self._files)
                     log.info("tls: certificates read again")
@@ -92,15 +93,7 @@ class Certificates:
     def _look(self) -> tuple[object, ...]:
         files = self._files
         paths = (files.cert_file, files.key_file, files.client_ca_file, files.http_client_ca_file)
-        return tuple(map(_stamp, paths))
-
-
-def _stamp(path: Path | None) -> tuple[int, ...]:
-    try:
-        told = path.stat() if path is not None else None
-    except OSError:
-        return ()
-    return (told.st_ino, told.st_size, told.st_mtime_ns) if told is not None else ()
+        return tuple(stamp(path) for path in paths if path is not None)
 
 
 def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
