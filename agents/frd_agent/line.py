@@ -18,6 +18,7 @@ import grpc.aio
 
 from frd.errors import ServiceUnavailable
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock, open_stream
+from frd.tokens import token_in
 
 # Every attempt is a channel of its own: a shared one would add its own back-off to ours.
 _OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
@@ -85,9 +86,7 @@ def read(path: Path | None) -> bytes | None:
         raise ServiceUnavailable(f"{path}: {error.strerror}: make it readable") from None
 
 
-def _word(service: Service, token: bytes) -> str:
-    """The first word of the token's file, where the service keeps what it may do behind it."""
-    words = token.decode("ascii", "replace").split(maxsplit=1)
-    if not words or not words[0].isascii() or not words[0].isprintable():
+def _word(service: Service, data: bytes) -> str:
+    if not (token := token_in(data)):
         raise ServiceUnavailable(f"{service.token_file}: no token: write it on the first line")
-    return words[0]
+    return token

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from frd import tokens
 from frd.address import split_address
 from frd.errors import ConfigError, FrdError, ServiceUnavailable
 
@@ -170,13 +171,14 @@ def token_in(path: Path) -> str:
         ConfigError: it cannot be read, or holds none.
     """
     try:
-        words = path.read_text("ascii").split(maxsplit=1)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not ASCII"
-        raise ConfigError(f"--token-file: {path}: {why}: name a file with a token") from None
-    if not words or not words[0].isprintable():
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"--token-file: {path}: {error.strerror}: name a file with a token"
+        ) from None
+    if not (token := tokens.token_in(data)):
         raise ConfigError(f"--token-file: {path}: holds no token: write one on the first line")
-    return words[0]
+    return token
 
 
 def _target(path: str, query: Mapping[str, str | None] | None = None) -> str:
