@@ -132,7 +132,7 @@ def labels_of(picture: Picture, verdict: Verdict) -> tuple[str, ...]:
 
 def suspects_of(picture: Picture, verdict: Verdict, most: int) -> tuple[Suspect, ...]:
     named = verdict.suspects[:most]
-    return _timed(
+    return timed(
         [
             Suspect(b.rank, node_of(picture, b.rank), b.reason, b.confidence, b.evidence)
             for b in named
@@ -141,7 +141,7 @@ def suspects_of(picture: Picture, verdict: Verdict, most: int) -> tuple[Suspect,
     )
 
 
-def _timed(
+def timed(
     suspects: Sequence[Suspect], began: Sequence[Moment], least_ns: int = 0
 ) -> tuple[Suspect, ...]:
     """With the time at which each began, and whether that has an order."""
@@ -163,7 +163,7 @@ def suspects_of_exits(picture: Picture, exits: Sequence[Exit], most: int) -> tup
         evidence = "; ".join(filter(None, words))
         node = node_of(picture, one.rank)
         suspects.append(Suspect(one.rank, node, Reason.EXITED, Confidence.HIGH, evidence))
-    return _timed(suspects, [one.seen for one in exits[:most]], TOGETHER_NS)
+    return timed(suspects, [one.seen for one in exits[:most]], TOGETHER_NS)
 
 
 def node_of(picture: Picture, rank: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from frd.engine import compose, summary
 from frd.engine.cause import Verdict, find
 from frd.engine.claim import Claim
+from frd.engine.moment import Moment
 from frd.engine.picture import GroupPicture, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.flight import user_frames_of
@@ -175,20 +176,9 @@ def _with_onsets(
     bounds = [clocks.uncertainty_ns.get(rank) for rank in involved]
     known = [bound for bound in bounds if bound is not None]
     bound = max(known, default=0) if len(known) == len(bounds) else None
-
-    def is_tied(one: Suspect) -> bool:
-        others = (onset[other.rank] for other in suspects if other.rank != one.rank)
-        return any(bound is None or abs(onset[one.rank] - at) <= 2 * bound for at in others)
-
-    return tuple(
-        replace(
-            one,
-            onset_at=onset[one.rank] or None,
-            onset_uncertainty_s=None if bound is None else bound / 1e9,
-            tied=is_tied(one),
-        )
-        for one in suspects
-    )
+    # Of one node or not: whose clock told of whom is not known, so each is a clock of its own.
+    moments = [Moment(onset[suspect.rank], suspect.rank, bound) for suspect in suspects]
+    return compose.timed(suspects, moments)
 
 
 def _as_entered(suspect: Suspect, stack: tuple[str, ...]) -> Suspect:
