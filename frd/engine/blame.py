@@ -146,8 +146,7 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
         words = f"still inside {what}, which {summary.ranks(ahead.tolist())} completed"
     else:
         reason = Reason.DEVICE_STUCK
-        unstarted = set(those.inside[those.timed & ~those.started].tolist())
-        stuck = tuple(r for r in graph.stuck_inside(those, those.started_at) if r in unstarted)
+        stuck = graph.stuck_devices(those)
         ahead = those.inside[those.started]
         words = (
             f"joined {what}, but its device never started it; {summary.ranks(ahead.tolist())} did"

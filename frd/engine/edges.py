@@ -167,9 +167,7 @@ class Graph:
         if wait.instance in self.rules.mismatched:
             return (), Ending.MISMATCH
         those = self.waits.attendance(wait.instance)
-        is_unstarted = those.timed & ~those.started
-        unstarted = those.inside[is_unstarted]
-        next_unstarted = those.inside[is_unstarted & those.heads]
+        unstarted = those.inside[those.timed & ~those.started]
         targets = self._absent_from(wait)
         if not any(isinstance(target, Member) for target in targets):
             if silent := self._silent_inside(those):
@@ -178,10 +176,8 @@ class Graph:
                 if self.stuck_inside(those, those.done_at):
                     return (), Ending.ALONE
                 return tuple(self._left(those.inside, those.done_at)), None
-            if targets and not wait.started and those.any_started:
-                left = self._left(next_unstarted, those.started_at)
-                if any(isinstance(node, Member) for node in left):
-                    return (), Ending.DEVICE  # it starts what is next without its peers
+            if targets and not wait.started and self.stuck_devices(those):
+                return (), Ending.DEVICE  # a device starts what is next for it without its peers
         if len(those.behind):
             first = self.onset(wait)
             targets += [self.absentee(int(m), first) for m in those.behind]
@@ -199,10 +195,9 @@ class Graph:
         """Everybody has come, and waits in nothing else."""
         if not those.any_started or not len(unstarted):
             return (), Ending.NOBODY
-        left = self._left(unstarted, those.started_at)
-        if any(isinstance(node, Member) for node in left):
+        if self.stuck_devices(those):
             return (), Ending.DEVICE
-        return tuple(left), None
+        return tuple(Doubt(int(rank), Why.UNPROVEN) for rank in unstarted), None
 
     def _outlasting(self, wait: Wait, targets: tuple[Node, ...]) -> tuple[Node, ...]:
         """Who finished cleanly holds up only those who tell that they waited on for a stall's time:
@@ -241,6 +236,15 @@ class Graph:
         after others had come further: see `_left`."""
         left = self._left(those.inside[those.heads], since)
         return tuple(n.rank for n in left if isinstance(n, Member) and not self.is_gone(n.rank))
+
+    def stuck_devices(self, those: Attendance) -> tuple[int, ...]:
+        """Who of these has a device that starts nothing although it is next and others have. One
+        that has just come out of something else had no time to start it."""
+        if not those.any_started:
+            return ()
+        unstarted = set(those.inside[those.timed & ~those.started].tolist())
+        stuck = self.stuck_inside(those, those.started_at)
+        return tuple(r for r in stuck if r in unstarted and not self._moved_lately(r))
 
     def _left(self, ranks: Int32s, since: AlignedNs) -> list[Node]:
         """Ranks that are not as far as others were by `since`, as far as is known. Those whose own

@@ -212,8 +212,8 @@ MUTANTS = (
     Mutant(
         "edges-moved-unit",
         _EDGES,
-        "self.picture.now - int(moved_at[row]) < _MOVED_LATELY_S * 1e9",
-        "self.picture.now - int(moved_at[row]) < _MOVED_LATELY_S * 1e6",
+        "as_of - moved_at < _MOVED_LATELY_S * 1e9",
+        "as_of - moved_at < _MOVED_LATELY_S * 1e6",
         "a rank that moved a second ago is said to stand still",
     ),
     # -- whom to name --------------------------------------------------------------------------
@@ -246,10 +246,10 @@ MUTANTS = (
         "a recorder that does not answer is proof, a stopped process is not",
     ),
     Mutant(
-        "blame-device-all",
-        _BLAME,
-        "stuck = tuple(r for r in graph.stuck_inside(those, those.started_at) if r in unstarted)",
-        "stuck = graph.stuck_inside(those, those.started_at)",
+        "edges-device-all",
+        _EDGES,
+        "if r in unstarted and not self._moved_lately(r)",
+        "if not self._moved_lately(r)",
         "ranks whose device has started the op are named with those whose device has not",
     ),
     # -- findings ------------------------------------------------------------------------------

@@ -447,6 +447,13 @@ def test_a_device_may_have_started_after_the_last_word_of_its_rank() -> None:
     assert (verdict.suspects, verdict.unknown, verdict.victims) == ((), (2,), (0, 1, 3))
 
 
+def test_a_device_that_has_just_come_out_of_something_else_is_not_stuck() -> None:
+    """The others' devices started seq 7 long ago; that of 2 was in another group until now."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).rank(2, moved_age=0.5)
+    verdict = scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).only()
+    assert (verdict.suspects, verdict.unknown) == ((), (2,))
+
+
 def test_without_timing_nobody_is_device_stuck() -> None:
     """2's recorder tells no starts at all: that it has not started proves nothing."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).started("dp", 7, [0, 1, 3])
