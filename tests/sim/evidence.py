@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.sim.world import Run, World
 
 _LOSSES: Final = frozenset({FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.OOM})
+_MEMORY: Final = frozenset({FaultKind.MEMORY_SPIKE, FaultKind.LEAK, FaultKind.OOM})
 _LOOKS: Final = 5 * S
 """From when a wait is long enough until telemetry has confirmed that; and until clocks are known
 once wire and machines are well."""
@@ -78,9 +79,10 @@ class Evidence:
                 is_due = self._world.kernel.now >= self.known_by(injected)
                 return not is_due or _beyond_chance(injected, self._clear_since(injected.began))
             case FaultKind.MEMORY_SPIKE | FaultKind.LEAK:
-                return self._saw(injected, run) and _is_rise(injected, run)
+                is_first = not _is_linked(injected, run)
+                return is_first and self._saw(injected, run) and _is_rise(injected, run)
             case FaultKind.OOM:
-                return self._is_told_of(injected, run)
+                return self._is_told_of(injected, run) and not _is_linked(injected, run)
             case _:
                 return not _is_eclipsed(injected, run)
 
@@ -138,6 +140,19 @@ def _is_rise(injected: Injected, run: Run) -> bool:
     needed = _LEAKS if injected.fault.kind is FaultKind.LEAK else _PACED
     is_short = memory.used >= POLICY.memory_high_share * memory.total
     return injected.lasts_ns >= needed or is_short
+
+
+def _is_linked(injected: Injected, run: Run) -> bool:
+    """Another rank's memory began to rise shortly before, so that both are one incident."""
+    assert injected.began is not None
+    link = round(POLICY.memory_link_s * S) + _LOOKS
+    return any(
+        other.fault.kind in _MEMORY
+        and other.began is not None
+        and other.began <= injected.began <= other.began + link
+        for other in run.job.injected
+        if other is not injected
+    )
 
 
 def _is_eclipsed(injected: Injected, run: Run) -> bool:
