@@ -22,6 +22,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.dump_folder import PREFIX, write_folder
+from bench.report import show
 
 EXIT_FINDINGS: Final = 3
 _SAMPLE_S: Final = 0.005
@@ -55,11 +56,7 @@ def main() -> None:
         absent = write_folder(folder, options.ranks, options.entries)
         result = measure(folder, absent, with_torchfrtrace=not options.no_torchfrtrace)
     result = {"ranks": options.ranks, "entries": options.entries, **result}
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:24} {value}")
+    show(result, as_json=options.json)
 
 
 def measure(folder: Path, absent: int, *, with_torchfrtrace: bool) -> dict[str, Any]:

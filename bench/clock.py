@@ -17,8 +17,6 @@ import multiprocessing
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -29,6 +27,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.ingest import line, started
+from bench.report import show
 from frd.engine.alignment import Alignment
 from frd.engine.clock import Exchange, ServiceTable
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
@@ -51,19 +51,6 @@ RUNS: Final = 3
 
 
 @contextlib.contextmanager
-def started(*command: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "FRD_LOG__LEVEL": "error"}
-    process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@contextlib.contextmanager
 def pair() -> Iterator[str]:
     """A real service and a real agent; gives the service's HTTP address."""
     with contextlib.ExitStack() as stack:
@@ -71,8 +58,7 @@ def pair() -> Iterator[str]:
         addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
         data_dir = ("--data-dir", f"{folder}/data")
         service = stack.enter_context(started("-m", "frd", "serve", *addresses, *data_dir))
-        assert service.stdout is not None
-        ready = json.loads(service.stdout.readline())
+        ready = json.loads(line(service))
         FilePath(folder, "run").mkdir(mode=0o700)
         run_dir = ("--run-dir", f"{folder}/run")
         stack.enter_context(started("-m", "frd_agent", "run", "--service", ready["grpc"], *run_dir))
@@ -313,11 +299,7 @@ def main() -> None:
         **simulated("bad", bad, options.seconds),
         **cost(options.seconds),
     }
-    if options.json:
-        print(json.dumps(result))
-        return
-    for key, value in result.items():
-        print(f"{key}: {value}")
+    show(result, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any, Final
 import grpc.aio
 import numpy as np
 
+from bench.report import show
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.model import (
@@ -414,11 +415,7 @@ def report(options: argparse.Namespace) -> None:
         "engine_entries_per_s": round(engine_alone(options.messages)),
         "streams": quiet_streams(options.streams, 20.0, options.seconds),
     }
-    if options.json:
-        print(json.dumps(result))
-        return
-    for key, value in result.items():
-        print(f"{key}: {value}")
+    show(result, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import resource
 import sys
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.ingest import CONNECT_EVERY_S, RANKS, line, metric, service, started, stream, watch
 from bench.memory_agent import agent_cpu_share
 from bench.recorded import recorded_cost
+from bench.report import show
 from frd.model import (
     AttemptKey,
     MemoryColumns,
@@ -157,11 +157,7 @@ def report(options: argparse.Namespace) -> None:
         "service": of_service,
         **recorded_cost(),
     }
-    if options.json:
-        print(json.dumps(result))
-        return
-    for key, value in result.items():
-        print(f"{key}: {value}")
+    show(result, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from bench.report import show
+
 SAMPLES: Final = 600_000
 RANKS: Final = 64
 CULPRIT: Final = 5
@@ -45,11 +47,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     result = recorded_cost(options.samples)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:24} {value}")
+    show(result, as_json=options.json)
 
 
 def recorded_cost(samples: int = SAMPLES) -> dict[str, Any]:
