@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from tests.sim.oracle import Violation
-from tests.sim.run import Failure, Sum, attempt_all, live, shrink
+from tests.sim.run import Failure, Sum, attempt_all, live, quiet, shrink
 from tests.sim.scenario import draw
 
 _SHOWN = 20
@@ -37,7 +36,7 @@ def main(
     jobs: int,
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
-    logging.disable(logging.CRITICAL)
+    quiet()
     if seed is None:
         sys.exit(_many(range(first, first + seeds), jobs))
     numbers = None if only is None else [int(number) for number in only.split(",") if number]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import tempfile
 import traceback
 from collections import Counter
@@ -52,6 +53,11 @@ def live(seed: int, *, only: Collection[int] | None = None, world: int | None = 
         return World(draw(seed, world), Path(name), only).live()
 
 
+def quiet() -> None:
+    """What frd logs of all that goes wrong in a world is no news."""
+    logging.disable(logging.CRITICAL)
+
+
 def attempt(seed: int) -> Summary | Failure:
     try:
         return live(seed)
@@ -69,7 +75,10 @@ def attempt_all(seeds: Iterable[int], jobs: int) -> Iterator[Summary | Failure]:
         yield from map(attempt, seeds)
         return
     with ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), max_tasks_per_child=_SEEDS_A_PROCESS
+        jobs,
+        mp_context=get_context("spawn"),
+        initializer=quiet,
+        max_tasks_per_child=_SEEDS_A_PROCESS,
     ) as pool:
         for future in as_completed([pool.submit(attempt, seed) for seed in seeds]):
             yield future.result()
