@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Module, Mutant
 
-_JUDGING = ("tests/unit/test_memory.py", "tests/property/test_memory.py")
+_JUDGING = (
+    "tests/unit/test_memory_series.py",
+    "tests/unit/test_memory_scenes.py",
+    "tests/unit/test_memory.py",
+    "tests/unit/test_memory_limits.py",
+    "tests/property/test_memory.py",
+)
 _BINS = Module("frd/engine/memory/bins.py", _JUDGING)
 _CAUSE = Module("frd/engine/memory/cause.py", _JUDGING)
-_INBOX = Module("frd/engine/memory/inbox.py", ("tests/unit/test_memory_feed.py", *_JUDGING))
+_INBOX = Module("frd/engine/memory/inbox.py", ("tests/unit/test_memory_table.py", *_JUDGING))
 _SERIES = Module("frd/engine/memory/series.py", _JUDGING)
 _TREND = Module("frd/engine/memory/trend.py", _JUDGING)
 _LEAKS = Module("frd/engine/memory/leaks.py", _JUDGING)
@@ -21,11 +27,7 @@ _SAMPLES = Module(
 )
 _TABLE = Module(
     "agents/frd_agent/memory/table.py",
-    (
-        "tests/unit/test_memory_table.py",
-        "tests/unit/test_memory_samples.py",
-        "tests/unit/test_memory_sampler.py",
-    ),
+    ("tests/unit/test_memory_samples.py", "tests/unit/test_memory_sampler.py"),
 )
 
 MUTANTS = (
@@ -174,9 +176,9 @@ MUTANTS = (
     Mutant(
         "leaks-seen-once",
         _LEAKS,
-        "elif known >= _BELIEVED:",
-        "elif known > 0:",
-        "a trend that was seen once is kept like one that is believed",
+        "sure = [row for row in mine if self._seen[row] >= _BELIEVED]",
+        "sure = [row for row in mine if self._seen[row] > 0]",
+        "a trend that was seen once is believed, before that of others who leak as well",
     ),
     Mutant(
         "leaks-whole-device",
@@ -234,13 +236,6 @@ MUTANTS = (
         "if rank not in incident.first and onset[0] > incident.limit:",
         "if rank not in incident.first and onset[1] > incident.limit:",
         "who may have run out of memory as early is a victim",
-    ),
-    Mutant(
-        "incidents-named-unknown",
-        _INCIDENTS,
-        "            incident.unknown -= set(incident.first)\n",
-        "",
-        "a rank that has been named keeps its incident from being sure",
     ),
     Mutant(
         "incidents-earliest-request",
