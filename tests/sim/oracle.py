@@ -50,15 +50,16 @@ _EXPECTED: Final[dict[FaultKind, tuple[frozenset[Kind], frozenset[Reason]]]] = {
         frozenset({Reason.IN_COLLECTIVE_ALONE}),
     ),
     FaultKind.DEVICE_STUCK: (frozenset({Kind.STALL}), frozenset({Reason.DEVICE_STUCK})),
-    FaultKind.MISMATCH: (frozenset({Kind.MISMATCH}), frozenset({Reason.MISMATCH})),
-    FaultKind.ORDER: (frozenset({Kind.ORDER}), frozenset({Reason.ORDER})),
+    FaultKind.MISMATCH: (frozenset({Kind.MISMATCH, Kind.STALL}), frozenset({Reason.MISMATCH})),
+    FaultKind.ORDER: (frozenset({Kind.ORDER, Kind.STALL}), frozenset({Reason.ORDER})),
     FaultKind.NETWORK: (frozenset({Kind.STALL}), frozenset({Reason.NETWORK_OR_DEVICE})),
     FaultKind.STRAGGLER: (frozenset({Kind.STRAGGLER}), frozenset({Reason.LATE})),
     FaultKind.MEMORY_SPIKE: (frozenset({Kind.MEMORY_SPIKE, Kind.OOM}), frozenset({Reason.MEMORY})),
     FaultKind.LEAK: (frozenset({Kind.MEMORY_SPIKE, Kind.OOM}), frozenset({Reason.MEMORY})),
     FaultKind.OOM: (frozenset({Kind.OOM, Kind.MEMORY_SPIKE}), frozenset({Reason.MEMORY})),
 }
-"""Kinds of finding and reasons by which each fault may be named; others are no faults."""
+"""Kinds of finding and reasons by which each fault may be named; others are no faults. A finding
+keeps its kind: one that opened as a stall, when too little was known, may name the reason later."""
 _OFTEN: Final = 4
 """More findings of one kind about the same ranks than this are a finding that flaps."""
 _ABOUT_RANKS: Final = frozenset(Kind) - {Kind.TELEMETRY_GAP, Kind.CLOCK_UNSYNCHRONIZED}

@@ -22,6 +22,8 @@ REGRESSIONS: dict[int, str] = {
     73: "incidents: parts of one finding took its place in turn, and the rest opened anew",
     54: "first causes: a rank that had told nothing since a hang ended was still inside alone",
     85: "first causes: the first rank to finish when a job that hung is ended held up the others",
+    66: "first causes: a send that was over when its rank was heard of last was taken for absent",
+    104: "findings: receives that waited in one group had one id, and took each other's place",
     61: "stragglers: a node was judged by what was counted of a clock that no rank has any more",
 }
 """Seeds that found something, and what."""
