@@ -95,10 +95,9 @@ def finding_id(key: AttemptKey, kind: Kind, about: str, opened_at: AlignedNs) ->
 
 
 def keys_of(picture: Picture, verdict: Verdict) -> set[Key]:
-    """What identifies an incident over time; P2P only where nothing else is."""
+    """What identifies an incident over time."""
     keys = {(picture.groups[g].info.group_id, seq, rank) for g, seq, rank in verdict.stalled}
-    keys.add(key_about(picture, verdict))
-    return {key for key in keys if key[1] >= 0} or keys
+    return keys | {key_about(picture, verdict)}
 
 
 def key_about(picture: Picture, verdict: Verdict) -> Key:
