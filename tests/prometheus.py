@@ -8,44 +8,27 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlencode
 
-import pytest
 import yaml
+
+from tests.real import free_port
 
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "helm/frd/rules"
 LOCAL = "http://127.0.0.1:9374"
 """Where the rules and dashboards as they are shipped have the service."""
-T = TypeVar("T")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(said: Callable[[], T | None], what: str, within_s: float = 90) -> T:
-    """What `said` returns as soon as that is true; the deadline is for hopeless cases."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if value := said():
-            return value
-        time.sleep(0.2)
-    pytest.fail(f"{what}: nothing within {within_s} s")
 
 
 def documented(name: str) -> dict[str, Any]:

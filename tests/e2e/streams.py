@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,13 +64,6 @@ class Service:
             lines = answer.read().decode().splitlines()
         found = [line for line in lines if line.startswith(f"{series} ")]
         return float(found[0].rpartition(" ")[2]) if found else 0.0
-
-    def wait_for(self, what: Callable[[], Any], within_s: float = 15.0) -> Any:
-        deadline = time.monotonic() + within_s
-        while not (found := what()):
-            assert time.monotonic() < deadline, "it did not happen in time"
-            time.sleep(0.05)
-        return found
 
 
 def serve_command(data_dir: Path, *flags: str) -> list[str]:

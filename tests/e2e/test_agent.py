@@ -56,6 +56,7 @@ from frd.wire import (
     encode_service,
 )
 from frd_agent.clock import BURST
+from tests.real import free_port
 from tests.scripted_rank import ScriptedRank
 
 ROOT = Path(__file__).parents[2]
@@ -200,13 +201,6 @@ async def until(condition: Callable[[], bool], what: str, within_s: float = 30.0
                 await asyncio.sleep(0.05)
     except TimeoutError:
         pytest.fail(f"{what} did not come within {within_s} s")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:

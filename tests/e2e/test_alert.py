@@ -17,7 +17,8 @@ import pytest
 
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.cli.demo.stage import Stage
-from tests.prometheus import Alertmanager, Prometheus, Webhook, until
+from tests.prometheus import Alertmanager, Prometheus, Webhook
+from tests.real import until
 
 STALL_AFTER_S = 5.0
 LATE_S = 18.0

@@ -21,6 +21,7 @@ from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock
 from frd.wire import ClockHello, Ping, Readings, decode_pong, encode_clock
 from frd_agent.clock import raw_now, read_clocks
 from tests.e2e.streams import Peer, Service, peer, serve_command
+from tests.real import until
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -85,7 +86,7 @@ async def pinger(service: Service, agent: Peer, ahead_s: float = 0.0) -> AsyncIt
 async def refused(service: Service, reason: str, count: int) -> None:
     """So many have been counted, or are soon."""
     series = f'frd_clock_refused_total{{reason="{reason}"}}'
-    await asyncio.to_thread(service.wait_for, lambda: service.metric(series) >= count)
+    await asyncio.to_thread(until, lambda: service.metric(series) >= count)
     assert reason == "flood" or service.metric(series) == count
 
 
@@ -98,7 +99,7 @@ async def clock_of(service: Service, job: str) -> dict[str, Any]:
         (node,) = service.get(f"/api/v1/jobs/{job}")["nodes"]
         return dict(node) if node["clock_state"] == "synchronized" else None
 
-    found: dict[str, Any] = await asyncio.to_thread(service.wait_for, known)
+    found: dict[str, Any] = await asyncio.to_thread(until, known)
     return found
 
 
@@ -136,7 +137,7 @@ def test_a_stranger_is_refused(service: Service) -> None:
                 await friend.exchange(2)
                 agent.call.cancel()
                 gone = 'frd_ingest_refused_total{reason="aborted"}'
-                await asyncio.to_thread(service.wait_for, lambda: service.metric(gone) == 1)
+                await asyncio.to_thread(until, lambda: service.metric(gone) == 1)
                 await friend.send()
                 assert "is gone" in await friend.why_it_ended()
 

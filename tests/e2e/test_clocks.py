@@ -11,12 +11,11 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +26,7 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.demo.scenarios import Scenario
 from frd.cli.demo.stage import Addresses, Stage
+from tests.real import free_port, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 pytest.importorskip("torch")
@@ -49,14 +49,11 @@ class TwoNodes(Stage):
 
     def begin(self, extra_s: float) -> None:
         self.addresses = self.start_service()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         common = os.environ | {
             "FRD_JOB": self.job,
             "WORLD_SIZE": str(WORLD),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
+            "MASTER_PORT": str(free_port()),
             "OMP_NUM_THREADS": "1",
         }
         script = [str(JOBS / "steady.py"), "0.02", str(LATE), str(extra_s), str(self.stop_file)]
@@ -92,6 +89,10 @@ class TwoNodes(Stage):
         nodes = Client(self.addresses.http).get(f"/api/v1/jobs/{self.job}")["nodes"]
         return sorted(nodes, key=lambda node: node["ranks"])
 
+    def told(self) -> str:
+        """For a failure's message."""
+        return f"the nodes were {self.nodes()}"
+
     def findings(self) -> list[dict[str, Any]]:
         found = Client(self.addresses.http).get("/api/v1/findings")["findings"]
         return list(found)
@@ -100,14 +101,6 @@ class TwoNodes(Stage):
         with urllib.request.urlopen(f"http://{self.addresses.http}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
-
-
-def wait_for(what: Callable[[], Any], stage: TwoNodes, within_s: float = 60.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"it did not happen in time: {stage.nodes()}"
-        time.sleep(0.1)
-    return found
 
 
 @contextmanager
@@ -156,20 +149,20 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRD_POLICY__STRAGGLER_WINDOW_S", "10")
     with two_nodes(stall_after_s=3.0) as stage:
         stage.begin(extra_s=0.1)
-        wait_for(lambda: aligned(stage), stage)
+        until(lambda: aligned(stage), stage.told)
 
         # Ranks of both nodes meet: 100 ms apart, not 2.6 s.
         skew = "frd_collective_skew_seconds"
-        wait_for(lambda: stage.metric(f"{skew}_count") > 20, stage)
+        until(lambda: stage.metric(f"{skew}_count") > 20, stage.told)
         assert 0.05 < stage.metric(f"{skew}_sum") / stage.metric(f"{skew}_count") < 0.5
 
-        wait_for(lambda: late_ranks(stage) == [LATE], stage)
+        until(lambda: late_ranks(stage) == [LATE], stage.told)
 
         # A step ahead, and one back: said, counted, healed.
         for steps, shift_s in enumerate((SHIFT_S + 3.0, SHIFT_S), 1):
             stage.set_clock(shift_s)
-            wait_for(lambda n=steps: stage.metric("frd_clock_steps_total") == n, stage)  # type: ignore[misc]
-            wait_for(lambda: aligned(stage), stage)
+            until(lambda n=steps: stage.metric("frd_clock_steps_total") == n, stage.told)  # type: ignore[misc]
+            until(lambda: aligned(stage), stage.told)
             said = "clock of .*: unsynchronized: stepped; its offset moved by [-+]3.00. s"
             assert len(re.findall(said, stage.log("service"))) == steps
             time.sleep(4.0)  # longer than a stall need be
@@ -179,7 +172,7 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
 
         stopped_at = time.time()
         stage.stop_file.touch()
-        finding = wait_for(lambda: stall(stage), stage)
+        finding = until(lambda: stall(stage), stage.told)
         assert [suspect["rank"] for suspect in finding["suspects"]] == [LATE]
         # The others may have waited for the late one before the file was touched.
         assert -0.2 < since(stage, stopped_at, finding) < 1.0

@@ -25,7 +25,8 @@ import pytest
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.cli.demo.stage import Stage
 from tests import scripted_nvml
-from tests.prometheus import ROOT, Prometheus, free_port, until
+from tests.prometheus import ROOT, Prometheus
+from tests.real import free_port, until
 from tests.scripted_nvml import GIB, Driver, uuid
 from tests.scripted_rank import ScriptedRank
 

@@ -14,8 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from frd.model import MemoryEventKind, SeriesInfo, SeriesKind
 from tests import scripted_nvml
-from tests.e2e.test_agent import Collector, agent, free_port, play, serving, until
+from tests.e2e.test_agent import Collector, agent, play, serving, until
 from tests.e2e.test_tap import everywhere, puppets
+from tests.real import free_port
 from tests.scripted_nvml import GIB, GPU_IS_LOST, Driver, uuid
 
 MIB = 1 << 20

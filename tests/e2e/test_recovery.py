@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,13 @@ from frd.cli.client import Client
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.cli.demo.stage import Stage
 from frd.errors import FrdError
+from tests import real
 
 JOBS = Path(__file__).parent / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 pytest.importorskip("torch")
-
-
-def until(said: Callable[[], Any], within_s: float, what: str) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if value := said():
-                return value
-        except FrdError:
-            pass
-        time.sleep(0.2)
-    pytest.fail(f"{what} did not come within {within_s} s")
+until = partial(real.until, ignoring=FrdError)
+"""Services go and come back here."""
 
 
 def findings(client: Client) -> list[Mapping[str, Any]]:
@@ -58,10 +50,10 @@ def test_service_killed_in_a_stall_brings_the_finding_back() -> None:
         client = Client(addresses.http)
         stage.start_agent(addresses)
         stage.start_job()
-        (before,) = until(lambda: findings(client), 40, "the finding")
+        (before,) = until(lambda: findings(client), "the finding", 40)
         kill(stage.service)
         stage.start_service(addresses)
-        until(lambda: client.get(f"/api/v1/jobs/{stage.job}")["ranks"], 20, "the agent's resync")
+        until(lambda: client.get(f"/api/v1/jobs/{stage.job}")["ranks"], "the agent's resync", 20)
         for _ in range(24):
             (after,) = findings(client)
             assert after["id"] == before["id"]
@@ -77,13 +69,13 @@ def test_agent_killed_counts_nothing_twice() -> None:
         client = Client(addresses.http)
         stage.start_agent(addresses)
         stage.start_job()
-        until(lambda: group(client, stage.job)["completed"] > 200, 40, "200 steps")
+        until(lambda: group(client, stage.job)["completed"] > 200, "200 steps", 40)
         kill(stage.agent)
         time.sleep(2)
         assert all(rank.poll() is None for rank in stage.ranks)
         stage.start_agent(addresses)
         resumed = group(client, stage.job)["completed"]
-        until(lambda: group(client, stage.job)["completed"] > resumed + 1200, 60, "more steps")
+        until(lambda: group(client, stage.job)["completed"] > resumed + 1200, "more steps", 60)
         seen = group(client, stage.job)
         assert seen["matched"] <= seen["completed"]
         assert findings(client) == []
@@ -96,7 +88,7 @@ def test_agent_of_a_dead_service_keeps_the_ranks_running() -> None:
         client = Client(addresses.http)
         stage.start_agent(addresses)
         stage.start_job()
-        until(lambda: group(client, stage.job)["completed"] > 100, 40, "100 steps")
+        until(lambda: group(client, stage.job)["completed"] > 100, "100 steps", 40)
         kill(stage.service)
         time.sleep(3)
         assert all(rank.poll() is None for rank in stage.ranks)
@@ -121,8 +113,8 @@ def test_restarted_job_starts_clean() -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            until(lambda: client.get("/api/v1/jobs/phoenix")["attempt"] == 1, 60, "attempt 1")
-            until(lambda: group(client, "phoenix")["completed"] > 100, 40, "100 steps of attempt 1")
+            until(lambda: client.get("/api/v1/jobs/phoenix")["attempt"] == 1, "attempt 1", 60)
+            until(lambda: group(client, "phoenix")["completed"] > 100, "100 steps of attempt 1", 40)
             assert all(f["state"] == "closed" for f in findings(client))
             assert all(f["attempt"] == 0 for f in findings(client))
             lost = [f for f in findings(client) if f["kind"] == "rank_lost"]

@@ -19,7 +19,8 @@ import pytest
 from frd.service.replay import replay
 from frd.store.journal import read
 from tests.e2e.streams import Peer, Service, peer, serve_command
-from tests.e2e.test_agent import Collector, free_port, play, serving, until
+from tests.e2e.test_agent import Collector, play, serving, until
+from tests.real import free_port
 
 pytestmark = pytest.mark.timeout(90)
 

@@ -38,6 +38,7 @@ from frd.wire import (
     encode_agent,
 )
 from tests.e2e.streams import WORLD, Peer, Service, entries, peer, serve_command
+from tests.real import until
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ async def refused(service: Service, messages: list[bytes]) -> Refusal:
 
 
 async def counted(service: Service, series: str, value: float) -> None:
-    await asyncio.to_thread(service.wait_for, lambda: service.metric(series) == value)
+    await asyncio.to_thread(until, lambda: service.metric(series) == value)
 
 
 def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service]) -> None:
@@ -157,7 +158,7 @@ def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:
 
     asyncio.run(scenario())
     series = 'frd_ingest_refused_total{reason="aborted"}'
-    service.wait_for(lambda: service.metric(series) == 1)
+    until(lambda: service.metric(series) == 1)
 
 
 # -- counting ------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def test_64_streams(serve: Callable[..., Service]) -> None:
 
     asyncio.run(scenario())
     total = 64 * batches * rows
-    service.wait_for(lambda: service.metric("frd_ingest_entries_total") == total)
+    until(lambda: service.metric("frd_ingest_entries_total") == total)
     assert service.metric('frd_ingest_refused_total{reason="aborted"}') == 0
 
 
@@ -202,7 +203,7 @@ def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
     asyncio.run(tell("first", entries(1, 0, 10)))
     asyncio.run(tell("first", entries(1, 0, 10), entries(11, 10, 10)))
     asyncio.run(tell("second", entries(1, 0, 25)))
-    service.wait_for(lambda: service.metric("frd_ingest_entries_total") == 25)
+    until(lambda: service.metric("frd_ingest_entries_total") == 25)
 
 
 # -- findings ------------------------------------------------------------------------------------

@@ -12,38 +12,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import pytest
 
 from frd_agent import tap, taps
 from frd_agent.handlers import Handlers
 from frd_agent.stacks import StackReader
+from tests.real import free_port, until
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
 PUPPET = Path(__file__).parent / "jobs" / "puppet.py"
 EXEC = "import sys; from frd_agent.exec import exec_command; exec_command(sys.argv[1:])"
-T = TypeVar("T")
-
-
-def until(said: Callable[[], T | None], within_s: float = 10.0) -> T:
-    deadline = time.monotonic() + within_s
-    while not (value := said()):
-        assert time.monotonic() < deadline, f"nothing within {within_s} s"
-        time.sleep(0.05)
-    return value
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Puppet:
@@ -130,7 +116,7 @@ def identities(run_dir: Path, count: int) -> list[taps.TapIdentity]:
         who = [file.identity for file in found if file.identity is not None]
         return sorted(who, key=lambda i: i.info.rank) if len(who) == count else []
 
-    return until(whole)
+    return until(whole, within_s=10)
 
 
 def identity(run_dir: Path) -> taps.TapIdentity:
@@ -174,7 +160,7 @@ def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
             assert (who.groups[0].info.name, who.groups[0].info.desc) == ("0", "default_pg")
             assert who.exit is None
             with taps.TapShm(run_dir / f"{who.token}.shm") as shm:
-                sample = until(partial(counted, shm, 5))
+                sample = until(partial(counted, shm, 5), within_s=10)
                 assert [row.recorder for row in sample.rows] == [tap.GENERIC]
                 assert abs(sample.published_at_ns - time.time_ns()) < 5e9
             dump = json.loads(ask(str(run_dir / f"{who.token}.sock"), "fr_trace_json"))
@@ -192,11 +178,11 @@ def test_groups_and_attempts_are_followed(tmp_path: Path) -> None:
         rank.do("init")
         assert identity(tmp_path).attempt.attempt == 0
         rank.do("group tail")
-        until(lambda: [g.info.label for g in identity(tmp_path).groups][1:] == ["tail"], 2)
+        until(lambda: [g.info.label for g in identity(tmp_path).groups][1:] == ["tail"], within_s=2)
         rank.do("destroy")
-        until(lambda: identity(tmp_path).groups == (), 2)
+        until(lambda: identity(tmp_path).groups == (), within_s=2)
         rank.do("init")
-        until(lambda: identity(tmp_path).attempt.attempt == 1, 2)
+        until(lambda: identity(tmp_path).attempt.attempt == 1, within_s=2)
         assert [g.info.desc for g in identity(tmp_path).groups] == ["default_pg"]
 
 
@@ -206,7 +192,7 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
         rank.do("init")
         who = identity(tmp_path)
         with taps.TapShm(tmp_path / f"{who.token}.shm") as shm:
-            until(shm.read)
+            until(shm.read, within_s=10)
             rank.send("hold 4")
             time.sleep(2.5)
             sample = shm.read()
@@ -282,7 +268,7 @@ def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
         try:
             rank.do("init")
             who = identity(tmp_path)
-            until((tmp_path / f"{who.token}.sock").exists)
+            until((tmp_path / f"{who.token}.sock").exists, within_s=10)
             asking = pool.submit(asyncio.run, ask_on(who, rank.process.pid, over))
             time.sleep(1)
             code, _, stderr = rank.leave()

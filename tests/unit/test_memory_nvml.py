@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from frd_agent.memory.nvml import RETRY_S, Look, Nvml
 from frd_agent.memory.owners import PidSpace, owners
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 from tests import scripted_nvml
+from tests.real import until
 from tests.scripted_nvml import (
     DRIVER_NOT_LOADED,
     GIB,
@@ -283,13 +284,6 @@ def test_an_answer_that_nobody_understands_is_not_the_last(
     until(seen)
     odd.stop()
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_call_that_hangs_holds_up_nobody(driver: Driver, devices: Devices) -> None:

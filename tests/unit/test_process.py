@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from frd.model import NodeNs
 from frd_agent.process import Listener, Process, Stat, Vital, listener, read_stat, started_at
+from tests.real import until
 
 
 @pytest.fixture
@@ -25,14 +26,6 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """The kernel takes a moment to deliver a signal."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def test_a_process_runs_stops_and_goes(child: subprocess.Popen[bytes]) -> None:

@@ -6,50 +6,25 @@ asked is what people and Prometheus may ask; nobody looks inside.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
+from tests import real
 from tests.e2e.faults.account import Account, account
 from tests.e2e.faults.job import Training
+from tests.real import PATIENCE_S, free_port
 
-PATIENCE_S: Final = 60.0
-"""For what takes a few seconds on a quiet machine."""
-_NEVER_EPHEMERAL: Final = (16_000, 32_000)
-
-
-def until(
-    condition: Callable[[], Any], what: str | Callable[[], str], within_s: float = PATIENCE_S
-) -> Any:
-    """What `condition` gives, once that is true; a daemon that does not answer gives nothing."""
-    deadline = time.monotonic() + within_s
-    while True:
-        with contextlib.suppress(OSError):
-            if value := condition():
-                return value
-        if time.monotonic() > deadline:
-            raise AssertionError(what if isinstance(what, str) else what())
-        time.sleep(0.1)
-
-
-def free_port() -> int:
-    """One that nobody is given by chance while the daemon that has it is down."""
-    while True:
-        port = random.SystemRandom().randrange(*_NEVER_EPHEMERAL)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+until = partial(real.until, ignoring=OSError)
+"""A daemon that does not answer gives nothing."""
 
 
 class Daemon:

@@ -1,0 +1,46 @@
+"""What tests with real processes need: patience, and ports of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+PATIENCE_S: Final = 60.0
+"""For what takes a few seconds on a quiet machine."""
+_NEVER_EPHEMERAL: Final = (16_000, 32_000)
+
+
+def until(
+    said: Callable[[], T | None],
+    what: str | Callable[[], str] = "what was waited for",
+    within_s: float = PATIENCE_S,
+    *,
+    ignoring: type[Exception] | None = None,
+) -> T:
+    """What `said` returns as soon as that is true; the deadline is for hopeless cases.
+
+    Errors of the kind `ignoring` mean not yet: they are a daemon's that is about to come.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        with contextlib.suppress(*filter(None, (ignoring,))):
+            if value := said():
+                return value
+        if time.monotonic() > deadline:
+            text = what if isinstance(what, str) else what()
+            raise AssertionError(f"{text}: not within {within_s} s")
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """One that nobody is given by chance, also while the daemon that has it is down."""
+    while True:
+        port = random.SystemRandom().randrange(*_NEVER_EPHEMERAL)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
