@@ -52,7 +52,7 @@ lint: .venv/installed .venv-proto/installed
 	@$(BIN)/python -m scripts.dashboards --check
 
 coverage: .venv/installed
-	@$(BIN)/pytest -n 2 --cov --cov-report= tests/unit tests/property tests/sim
+	@$(BIN)/pytest -n 2 --timeout 600 --cov --cov-report= tests/unit tests/property tests/sim
 	@$(BIN)/python -m scripts.covered
 
 sim: .venv/installed
