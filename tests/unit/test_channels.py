@@ -1,0 +1,47 @@
+"""P2P ops in flight, as each rank tells them: its last word is what counts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frd.engine.channels import Channels
+
+
+def tell(channels: Channels, rank: int, in_flight: list[int], since: list[int]) -> None:
+    """So many to each of the next ranks."""
+    peers = rank + 1 + np.arange(len(in_flight))
+    channels.replace(
+        rank,
+        np.zeros(len(peers), np.int32),
+        peers.astype(np.int32),
+        np.ones(len(peers), np.uint8),
+        np.array(in_flight, np.uint32),
+        np.array(since, np.int64),
+    )
+
+
+def test_a_later_word_replaces_the_one_before() -> None:
+    """Rank 5 tells twice, then that it is done; what rank 2 told between is not touched."""
+    channels = Channels()
+    tell(channels, 5, [1, 2], [70, 50])
+    tell(channels, 2, [1], [60])
+    tell(channels, 5, [0, 1], [0, 80])
+    picture = channels.picture()
+    assert list(zip(picture.rank, picture.peer, picture.since, strict=True)) == [
+        (2, 3, 60),
+        (5, 7, 80),
+    ]
+    assert channels.waiting_before(70).rank.tolist() == [2]
+    tell(channels, 5, [0, 0], [0, 0])
+    assert channels.picture().rank.tolist() == [2]
+    assert channels.waiting_before(90).rank.tolist() == [2]
+
+
+def test_who_has_told_nothing_may_be_forgotten() -> None:
+    """A rank starts again before it told of any channel."""
+    channels = Channels()
+    channels.forget(3)
+    tell(channels, 3, [1], [40])
+    channels.forget(3)
+    assert len(channels.picture().rank) == 0
+    assert len(channels.waiting_before(100).rank) == 0
