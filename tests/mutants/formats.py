@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Module, Mutant
 
-_DUMPS = ("tests/unit/test_flight_decode.py", "tests/property/test_flight.py")
+_DUMPS = (
+    "tests/unit/test_flight_decode.py",
+    "tests/unit/test_flight_unpickle.py",
+    "tests/property/test_flight.py",
+)
 _DECODE = Module("frd/flight/decode.py", _DUMPS)
-_UNPICKLE = Module("frd/flight/unpickle.py", ("tests/unit/test_flight_unpickle.py", *_DUMPS))
+_UNPICKLE = Module("frd/flight/unpickle.py", _DUMPS)
 _WALK = Module(
     "frd/flight/walk.py", ("tests/unit/test_lockstep.py", "tests/property/test_lockstep.py")
 )

@@ -99,6 +99,12 @@ def test_memo_bomb_is_refused_cheaply() -> None:
         tracemalloc.stop()
 
 
+def test_a_memo_index_beyond_all_honest_ones_is_refused() -> None:
+    """However much memory there is: no dump has eight million values."""
+    with pytest.raises(DumpError, match="opcode 0x72"):
+        load_plain(b"\x80\x02]r" + struct.pack("<I", 1 << 23) + b"." * 10, source="x")
+
+
 LONG: Any = [[1] * 60] * 60_000
 WIDE = {str(key): 0 for key in range(20_000)}
 MANY = {"ranks": [1] * 60_000}
@@ -116,6 +122,7 @@ ENTRY = {
     [
         {"entries": [ENTRY | {"input_sizes": LONG}] * 100_000},
         {"entries": [ENTRY | {"input_sizes": LONG, "timeout_ms": "bad"}] * 100_000},
+        {"entries": [ENTRY | {"input_sizes": [[1] * 60_000]}] * 500},
         {"entries": [ENTRY | {"output_dtypes": ["Float"] * 60_000}] * 100_000},
         {"entries": [ENTRY | {"process_group": LONG}] * 100_000},
         {"entries": [ENTRY | {"frames": [WIDE] * 60_000}] * 100_000},
@@ -144,6 +151,7 @@ def test_a_list_that_holds_itself() -> None:
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_strings_that_are_no_utf8(protocol: int) -> None:
     """A thread name cut inside a character costs that character, not the dump."""
-    data = pickle.dumps(["pyth\u00f6n", "plain", "\u20ac"], protocol)
+    data = pickle.dumps(["pyth\u00f6n", "plain", "\u20ac", "\u4e2d!"], protocol)
     cut = data.replace("\u00f6".encode(), b"\xc3n").replace("\u20ac".encode(), b"\xed\xa0\x80")
-    assert load_plain(cut, source="x") == ["pyth?nn", "plain", "???"]
+    cut = cut.replace("\u4e2d".encode(), b"\xe4\xb8n")
+    assert load_plain(cut, source="x") == ["pyth?nn", "plain", "???", "??n!"]

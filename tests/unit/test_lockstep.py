@@ -7,12 +7,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from frd.errors import DumpError
 from frd.flight import lockstep, parse
 from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, FileColumns, columns_of
+from frd.flight.layout import Kind, Layout, Step, layout_of
+from frd.flight.walk import Walk
 from tests.dump_files import FRAMES, T0, as_json, as_torch, document, entry, spelled_out
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
@@ -87,6 +90,34 @@ def test_nearly_all_entries_are_in_step() -> None:
     assert apart(as_torch(document([entry(at) for at in range(COUNT)]))) == [0, COUNT - 1]
     data = as_torch(document([various(at) for at in range(COUNT)]))
     assert apart(data) == [0, 1, 2, 4, COUNT - 1]
+
+
+def test_a_flag_that_is_neither_is_none() -> None:
+    """One byte stands where an entry says whether it is over: an empty tuple."""
+    data = as_torch(document([entry(at) for at in range(COUNT)]))
+    layout = layout_of(data)
+    assert layout is not None
+    (token,) = [step.token for step in layout.steps if step.name == "retired"]
+    flag = data.index(token + b"\x88", len(data) // 2) + len(token)
+    (told,) = both(data[:flag] + b")" + data[flag + 1 :]).warnings
+    assert "retired" in told
+
+
+def test_an_entry_that_says_more_than_the_first_is_read_by_itself() -> None:
+    """What stands behind the last key that is known might say anything, and change any of it."""
+    rows = [entry(at, **({"later": at} if at == 77 else {})) for at in range(COUNT)]
+    assert apart(as_torch(document(rows))) == [0, 77, COUNT - 1]
+
+
+def test_what_only_sums_up_to_the_same_is_not_the_same() -> None:
+    """Stacks are told apart by sums over their bytes first: two that were made to collide are."""
+    mask = (1 << 64) - 1
+    factors = [pow(0x9E3779B97F4A7C15, at + 1, 1 << 64) for at in range(2)]
+    words = np.array([[1, 2], [1 + factors[1] & mask, 2 - factors[0] & mask]], np.uint64)
+    data = words.tobytes()
+    walk = Walk(data, Layout(0, [Step("record_id", Kind.NUMBER, b"h\x01")]))
+    told = walk.alike(np.array([0, 16, 0]), np.array([16, 32, 16]))
+    assert [told.values[at] for at in told.index.tolist()] == [data[:16], None, data[:16]]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 63, 64, 65, 66])

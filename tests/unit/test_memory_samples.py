@@ -138,6 +138,36 @@ def test_a_jump_is_urgent_and_the_swing_of_tensors_is_not() -> None:
     assert not kept.urgent
 
 
+def test_a_jump_is_told_once() -> None:
+    """The value stays where it has jumped to, and jumps back later."""
+    kept = samples()
+    jumps = [GIB, 3 * GIB, 3 * GIB, 3 * GIB + 1, GIB]
+    told = [add(kept, at, reading(HOST[0], value)) for at, value in enumerate(jumps)]
+    assert told == [False, True, False, False, True]
+
+
+def test_what_is_passed_over_keeps_its_turn() -> None:
+    """A batch is of one attempt and ends where its columns change: moments of the other attempt
+    that came before that go out before those that came after it."""
+    kept = samples()
+    for at in range(4):
+        add(kept, at, reading(HOST[at // 2], at, attempt=0), reading(HOST[2], at, attempt=1))
+    begun = [(b.series.tolist(), b.begin_ns.tolist()) for b in batches(kept)]
+    of_other = [begin for series, begins in begun if series == [2] for begin in begins]
+    assert of_other == [START + at for at in range(4)]
+
+
+def test_what_is_forgotten_takes_no_room() -> None:
+    """There is room for 50 moments, and an agent whose ranks live for half a minute now and then:
+    the moments of each are kept as long as those of the first."""
+    kept = samples(max_bytes=50 * (256 + 8))
+    for start in range(0, 1000, 100):
+        for second in range(start, start + 30):
+            add(kept, second * S, reading(HOST[0], second))
+            batches(kept)
+        assert (kept.moments, kept.dropped) == (30, 0)
+
+
 def test_what_was_sent_of_late_goes_out_again_on_a_new_stream() -> None:
     """Writes succeed into a network that is cut; 40 s later the agent knows."""
     kept = samples()

@@ -134,6 +134,14 @@ def test_where_the_rank_was_last_before_it_began() -> None:
     assert opened.finding.suspects[0].evidence.endswith("last joined all_reduce #9 on dp")
 
 
+def test_where_the_rank_came_afterwards_is_not_where_it_was() -> None:
+    """It joined a collective after its memory had begun to rise: that is told as its last one."""
+    job = Job(CALM, plus(CALM, ramp(20, 3)))
+    job.join(1, 6, 20.7, Flags.JOINED, "dp")
+    [opened, *_] = job.run(24)
+    assert opened.finding.suspects[0].evidence.endswith("last joined all_reduce #6 on dp")
+
+
 def test_the_form_of_a_finding() -> None:
     """Kind, suspect and reason as every finding has them, and read back the same."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))

@@ -253,6 +253,14 @@ def test_what_is_refused(event: object, field: str, reason: str) -> None:
     assert refusal(declared(), encode_agent(event)) == (field, reason)  # type: ignore[arg-type]
 
 
+def test_rows_that_were_right_for_one_attempt_are_wrong_for_another() -> None:
+    """A message names the very rows of the one before it, and another attempt."""
+    decoder, none = declared(), np.zeros(0, np.int64)
+    decoder.decode(encode_agent(watermarks()))
+    again = watermarks(1, seen_rank=none.astype(np.uint32), as_of_ns=none)
+    assert refusal(decoder, encode_agent(again)) == ("watermarks.rank", "disagree")
+
+
 def test_columns_of_unequal_length() -> None:
     """A column with a row too few is refused by name, as is half an item."""
     assert refusal(declared(), raw_entries(signature=bytes(4))) == ("entries.signature", "length")
