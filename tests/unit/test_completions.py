@@ -86,3 +86,23 @@ def test_what_retires_by_the_thousand_is_learned_from_at_once() -> None:
     view = job.view()
     assert view.groups[0].matched == 40_000
     assert sum(view.duration["all_reduce"].counts) == 40_000
+
+
+def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
+    """The rank is in op 12 since second 12, as its agent said; then rows of ops 5 to 10 arrive."""
+    job = Job()
+    pair = np.array([job.attempt.pair(0, job.group)], np.int32)
+    job.attempt.observe_watermarks(
+        pair,
+        np.array([12]),
+        np.array([-1]),
+        np.array([11]),
+        np.array([START + 12 * S]),
+        np.array([0], np.int32),
+        np.array([START + 13 * S]),
+        AlignedNs(START + 13 * S),
+    )
+    job.tell(0, range(5, 11), Flags.JOINED)
+    (group,) = job.attempt.picture(AlignedNs(START + 13 * S)).groups
+    assert (group.enqueued[0], group.completed[0]) == (12, 11)
+    assert group.head_since[0] == START + 12 * S

@@ -1,0 +1,38 @@
+"""A node's clock before enough is known of it: nothing that is said of it does harm."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frd.engine.alignment import ClockState
+from frd.engine.clock import Exchange, NodeClock, ServiceTable
+from frd.model import AlignedNs, ServiceRawNs
+from tests.clocks import EPOCH, MS, S
+
+
+def exchange(at: int, service_ahead: int) -> Exchange:
+    """A millisecond's round trip at a node raw time."""
+    there = at + service_ahead
+    stamps = (at, there, there, at + MS)
+    return Exchange(*stamps)  # type: ignore[arg-type]
+
+
+def test_exchanges_that_contradict_before_the_node_has_told_its_clocks() -> None:
+    """Its raw clock jumps by 10 s between two pings: the first is forgotten, others count."""
+    clock, table = NodeClock(), ServiceTable()
+    table.read(ServiceRawNs(31 * S), AlignedNs(EPOCH), 100)
+    for at in range(10, 30):
+        assert clock.exchange(exchange(at * S, S if at == 10 else 11 * S)) is None
+    assert clock.contradictions == 1
+    assert clock.alignment(ServiceRawNs(41 * S), table).state is ClockState.UNSYNCHRONIZED
+    row = (np.array([stamp], np.int64) for stamp in (29 * S, EPOCH, 100))
+    assert clock.readings(*row) is None
+    assert clock.alignment(ServiceRawNs(41 * S), table).state is ClockState.SYNCHRONIZED
+
+
+def test_what_a_collective_says_of_an_unknown_clock_is_no_contradiction() -> None:
+    """There is nothing yet that it could contradict, and it is not remembered against the clock."""
+    clock = NodeClock()
+    for peer in "abc":
+        assert clock.constrain(peer, 7, AlignedNs(EPOCH), most_ns=-5 * S)
+    assert clock.contradictions == 0
