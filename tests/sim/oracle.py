@@ -104,8 +104,9 @@ class Oracle:
 
     # -- what the service does -----------------------------------------------------------------
 
-    def told(self, stream: Stream, event: AgentEvent) -> None:
+    def told(self, stream: Stream, event: AgentEvent, data: bytes) -> None:
         """A message was applied."""
+        self._world.digest.update(data)
         if isinstance(event, EntryColumns) and event.first_revision > 0:
             rank = stream.session.ranks[event.rank]
             rows = self._rows[stream.session.key[1], rank.info.pid]

@@ -25,6 +25,7 @@ from tests.sim.ops import (
     message,
 )
 
+_WORLDS: Final = (4, *[8] * 8, *[12] * 4, *[16] * 6, 24, 24, 32, 32, 64)
 _DATA_SHARE: Final = 0.15
 """Of a step: the program makes its input."""
 
@@ -80,10 +81,10 @@ class JobPlan:
 
 
 def draw_plan(dice: random.Random, *, world: int | None = None) -> JobPlan:
-    """A job of 8 to 64 ranks, seldom of thousands; or of `world`."""
+    """A job of 4 to 64 ranks, seldom of a thousand or two; or of `world`."""
     if world is None:
-        usual = dice.random() > 0.003
-        world = dice.choice((8, 8, 12, 16, 16, 24, 32, 64) if usual else (1_024, 2_048, 4_096))
+        usual = dice.random() > 0.0007
+        world = dice.choice(_WORLDS if usual else (512, 1_024, 2_048))
     is_big = world > 64
     backend = "gloo" if dice.random() < 0.3 else "nccl"
     pipeline = _degree(dice, world, (1, 1, 2, 4))

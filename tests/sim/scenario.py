@@ -106,8 +106,6 @@ class Scenario:
 def draw(seed: int, world: int | None = None) -> Scenario:
     """The world of a seed; `world` overrides the number of ranks."""
     dice = random.Random(f"{seed}/scenario")
-    if world is None and dice.random() < 0.002:
-        world = dice.choice((512, 1024))
     plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
     limits = Limits(
         outbox_rows=dice.choice((400_000, 400_000, 100, 1_000)),

@@ -87,7 +87,7 @@ class Service:
         policy: Policy,
         instance: str,
         *,
-        told: Callable[[Stream, AgentEvent], None],
+        told: Callable[[Stream, AgentEvent, bytes], None],
         published: Callable[[Sequence[FindingEvent], Snapshot], None],
     ) -> None:
         self.policy = policy
@@ -173,7 +173,7 @@ class Service:
             self.streams.refused[reason] += 1
             stream.send(Refusal(reason, str(error)))
             return False
-        self._told(stream, event)
+        self._told(stream, event, data)
         return not isinstance(event, Goodbye)
 
     def close(self, stream: Stream) -> None:
