@@ -13,7 +13,7 @@ REAL := --reruns 1 -rR
 SEEDS := 1000
 BENCHES := ingest overhead analyze clock memory
 
-.PHONY: help demo test lint coverage sim bench proto dashboards clean
+.PHONY: help demo test lint coverage sim mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  what no test runs of the engine, the parser, the outbox and the stores"
 	@echo "make sim SEEDS=N  whole clusters, simulated by their seeds, and what breaks in them"
+	@echo "make mutants  plant mistakes in the code, one by one; every one must fail a test (an hour)"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -57,6 +58,9 @@ coverage: .venv/installed
 
 sim: .venv/installed
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+mutants: .venv/installed
+	@$(BIN)/python -m tests.mutants
 
 bench: .venv/installed torch
 	@for bench in $(BENCHES); do \
