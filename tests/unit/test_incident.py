@@ -160,6 +160,21 @@ def test_what_passed_is_not_held_against_what_comes_again() -> None:
     assert looked([(0, [verdict]), (1, []), (2, [verdict]), (3, [verdict])]) == [[], [], [], []]
 
 
+def test_somebody_is_named_at_once_where_nobody_was() -> None:
+    """All joined, so it seems to be the network; then 2 turns out to be stopped: told within 1 s."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    job.join("dp", range(4), 1)
+    job.run(8)
+    before = job.only()
+    assert (before.reason, before.suspects) == (Reason.NETWORK_OR_DEVICE, ())
+    job.status(2, RankState.SILENT, "process 102 is stopped (state T)")
+    (event,) = job.run(0.5)
+    assert (event.change, event.finding.id) == (UPDATED, before.id)
+    assert event.finding.reason is None
+    assert [(s.rank, s.reason) for s in event.finding.suspects] == [(2, Reason.UNREACHABLE)]
+
+
 def test_a_stuck_suspect_that_exits_is_told_so_in_the_same_finding() -> None:
     """Somebody kills the rank that a stall names: reason `exited`, no second finding."""
     job = hanging()
