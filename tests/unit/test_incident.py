@@ -161,7 +161,7 @@ def test_what_passed_is_not_held_against_what_comes_again() -> None:
 
 
 def test_somebody_is_named_at_once_where_nobody_was() -> None:
-    """All joined, so it seems to be the network; then 2 turns out to be stopped: told within 1 s."""
+    """All joined, so it seems to be the network; then 2 turns out to be stopped: told at once."""
     job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
     job.run(1)
     job.join("dp", range(4), 1)
