@@ -41,6 +41,8 @@ class Item:
     failed: bool = False
     overwritten: bool = False
     """The ring has forgotten it, so nothing more will be heard of it itself."""
+    cut: bool = False
+    """The ring had forgotten its first parts before they were read: what was joined is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

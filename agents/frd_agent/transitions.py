@@ -4,7 +4,8 @@ A recorder is a ring that is read again and again, each time whole. `Ring` remem
 it has read last and which of the earlier ones were still open, so its work grows with what is new,
 not with the size of the ring. It is pure: dumps and the time of asking in, rows out.
 
-Entries that were overwritten between two dumps are lost and counted, never invented. Records that
+Entries that were overwritten between two dumps are lost and counted, never invented; what is left
+of a coalesced collective that has lost its first parts is not held against its peers. Records that
 start again from 0 are a reset recorder (torchft does so at every quorum), not a loss. A group whose
 name comes back under another process-local id is another group, whose seqs start anew: a later
 generation of it, or, where the whole process set up its groups again, a group of a later attempt.
@@ -15,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from frd.flight import Dump, Entry, Name, Status, parse_profiling_name
 from frd_agent.channels import Channels
@@ -43,6 +44,9 @@ _LATER_NS: Final = 5_000_000_000
 """No dump takes so long; so much later is an entry of a clock that has been set back since."""
 _MANY_GROUPS: Final = 1_024
 _NO_RECORD: Final = -1
+
+Call: TypeAlias = tuple[GroupKey, int]
+"""A collective, by group and seq."""
 
 
 class Names(Protocol):
@@ -140,7 +144,8 @@ class Ring:
         if fresh:
             if self._last_id >= 0 and not partial:
                 lost = max(fresh[0].record_id - self._last_id - 1, 0)
-            self._read(fresh, names, rows)
+            whole = partial or fresh[0].record_id in (0, self._last_id + 1)
+            self._read(fresh, names, rows, None if whole else _series(fresh))
         self._end_channels(entries, find, absent_is_over)
         self.held = self._last_id < entries[-1].record_id
         if self.held:
@@ -177,6 +182,7 @@ class Ring:
             ]
             for progress in self._groups.values()
             for seq, item in progress.open.items()
+            if not item.cut
         ]
 
     # -- what a dump shows ---------------------------------------------------------------------
@@ -271,7 +277,10 @@ class Ring:
 
     # -- entries seen for the first time -------------------------------------------------------
 
-    def _read(self, fresh: Sequence[Entry], names: Names, rows: list[Row]) -> None:
+    def _read(
+        self, fresh: Sequence[Entry], names: Names, rows: list[Row], cut: Call | None
+    ) -> None:
+        """`cut`: the collective that may lack its first parts."""
         touched: dict[int, Progress] = {}
         self._past |= self._passed(fresh)
         for entry in fresh:
@@ -286,10 +295,14 @@ class Ring:
             elif progress.joined < seq < MAX_SEQ:
                 signature = names.signature((entry,))
                 number = number_of(progress.backend, entry)
-                item = Item(
-                    entry.record_id, signature, entry.time_created_ns, number, row=len(rows)
-                )
-                rows.append(row_of(progress, seq, item, JOINED | update(item, entry)))
+                item = Item(entry.record_id, signature, entry.time_created_ns, number)
+                item.cut = cut == (group_key(entry), seq)
+                flags = update(item, entry)
+                if not item.cut:
+                    item.row = len(rows)
+                    flags |= JOINED
+                if flags:
+                    rows.append(row_of(progress, seq, item, flags))
                 progress.join(seq, item, entry)
                 touched[id(progress)] = progress
             elif seq == progress.joined and (open_item := progress.open.get(seq)) is not None:
@@ -337,3 +350,15 @@ class Ring:
             self._groups[key] = progress
             self._present[key[1:]] = (generation + 1, progress)
         return progress
+
+
+def _series(fresh: Sequence[Entry]) -> Call | None:
+    """The first collective, where it is one of several parts or the end of such a series."""
+    call = group_key(fresh[0]), fresh[0].collective_seq_id
+    parts = 0
+    for entry in fresh:
+        if (group_key(entry), entry.collective_seq_id) != call:
+            break
+        parts += 1
+    ends_series = fresh[0].profiling_name.endswith(("coalesced", "_oop"))
+    return call if parts > 1 or ends_series else None

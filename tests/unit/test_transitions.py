@@ -187,6 +187,31 @@ def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
     assert signature.input_sizes == ((4,), (5,))
 
 
+def test_what_is_left_of_a_coalesced_collective_is_not_compared() -> None:
+    """The ring forgot the first of two broadcasts: nobody learns what was joined, but its end."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([nccl(0, 1)]), LATER, names)
+    left = nccl(2, 2, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
+    end = nccl(3, 2, "scheduled", profiling_name="nccl:coalesced")
+    diff = ring.apply(dump([left, end, nccl(4, 3, "scheduled")]), LATER, names)
+    assert diff.lost == 1
+    assert told(diff) == [(3, J)]
+    assert [row[1] for row in ring.in_flight()] == [3]
+    done = nccl(3, 2, profiling_name="nccl:coalesced")
+    diff = ring.apply(dump([left, done, nccl(4, 3, "scheduled")]), LATER, names)
+    assert told(diff) == [(2, C)]
+
+
+def test_a_single_op_behind_a_gap_is_whole() -> None:
+    """What is no part of a series says all by itself."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([nccl(0, 1)]), LATER, names)
+    assert told(ring.apply(dump([nccl(2, 3), nccl(3, 4)]), LATER, names)) == [
+        (3, J | C),
+        (4, J | C),
+    ]
+
+
 def test_an_op_that_may_still_grow_is_read_with_the_next_dump() -> None:
     """A dump cuts a coalesced collective in two: no half of it is told."""
     ring, names = Ring(), naming()
