@@ -148,7 +148,7 @@ class Claim:
             return self._tell(self._with_collective(self.finding, picture, verdict), picture.now)
         seen = compose.suspects_of(picture, verdict, most)
         changed = not _same_claim(seen, self.bare)
-        if changed and not self._changes_mind(seen, picture.now):
+        if changed and not self._changes_mind(seen, verdict.reason, picture.now):
             return []
         if not changed:
             self.rivals = frozenset()
@@ -193,14 +193,23 @@ class Claim:
         self.finding = compose.finished(finding)
         return FindingEvent(Change.CLOSED, self.finding)
 
-    def _changes_mind(self, seen: Sequence[Suspect], now: AlignedNs) -> bool:
-        """At once from nobody to somebody; else when seen for a while and at least as sure."""
+    def _changes_mind(
+        self, seen: Sequence[Suspect], reason: Reason | None, now: AlignedNs
+    ) -> bool:
+        """At once from nobody to somebody; else when seen for a while and at least as sure.
+
+        That all have joined is known of all of them: it yields to the certain only, and corrects
+        what is less than certain, as when an agent comes back.
+        """
         rivals = frozenset((s.rank, s.reason) for s in seen)
         if rivals != self.rivals or self.rivals_since is None:
             self.rivals, self.rivals_since = rivals, now
+        is_certain = compose.surest(seen) == compose.CERTAIN
         if not self.bare:
-            return True
+            return is_certain or self.finding.reason is not Reason.NETWORK_OR_DEVICE
         stood = now - self.rivals_since >= _CHANGE_OF_MIND_NS
+        if not seen and reason is Reason.NETWORK_OR_DEVICE:
+            return stood and compose.surest(self.bare) < compose.CERTAIN
         return stood and compose.surest(seen) >= compose.surest(self.bare)
 
     def _with_collective(self, finding: Finding, picture: Picture, verdict: Verdict) -> Finding:

@@ -35,6 +35,8 @@ Key: TypeAlias = tuple[str, int, int]
 
 _STACK_LINES = 64
 _SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+CERTAIN = _SURENESS.index(Confidence.HIGH)
+"""What `surest` gives where somebody is named with high confidence."""
 
 
 @dataclass(slots=True)
