@@ -70,19 +70,20 @@ class Pipe:
         self._path = path
         self._deliver = deliver
         self._message_ns = message_ns
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[int, bytes]] = deque()
         self.last = 0
-        """When the last thing sent arrives, if nothing comes in between."""
+        """When the last thing sent arrives, if it is read at once."""
         self._closed = False
         self.bytes = 0
         """On their way."""
 
     def send(self, data: bytes) -> None:
         due = max(self._kernel.now, self._link.cut_until) + self._link.delay(self._path)
-        self.last = max(due, self.last + 1 + self._message_ns())
-        self._queue.append(data)
+        self.last = max(due, self.last + 1)
+        self._queue.append((self.last, data))
         self.bytes += len(data)
-        self._kernel.at(self.last, self._arrive)
+        if len(self._queue) == 1:
+            self._kernel.at(self.last + self._message_ns(), self._arrive)
 
     def close(self) -> None:
         """What is on its way is lost."""
@@ -97,8 +98,11 @@ class Pipe:
             later = self._link.cut_until + self._link.delay(self._path)
             self._kernel.at(later, self._arrive)
             return
-        data = self._queue.popleft()
+        _, data = self._queue.popleft()
         self.bytes -= len(data)
+        if self._queue:
+            due, _ = self._queue[0]
+            self._kernel.at(max(due, self._kernel.now + 1) + self._message_ns(), self._arrive)
         self._deliver(data)
 
 

@@ -189,8 +189,11 @@ class Oracle:
 
     def check_rows(self) -> None:
         """Recorded = applied + dropped, to the last row, of every agent that ever was; while one
-        lives and the wire is well, nothing waits either."""
-        for node in self._world.nodes:
+        lives and the wire is well, nothing waits either. Who lies about revisions loses rows of
+        its own."""
+        for number, node in enumerate(self._world.nodes):
+            if number in self._world.troubles.liars:
+                continue
             for agent in node.sessions:
                 for watched in agent.watched.values():
                     queue = agent.outbox._queues.get(watched.number)
@@ -205,8 +208,7 @@ class Oracle:
                     dropped = agent.outbox.dropped.get(watched.number, 0)
                     lost = watched.recorded - rows.applied - waiting
                     who = f"rank {watched.process.info.rank} of {node.name}"
-                    # Rows that were refused twice are dropped as if they had been acknowledged.
-                    if queue.acked > rows.last and not agent.refused_rows:
+                    if queue.acked > rows.last:
                         raise Violation(
                             "acknowledged",
                             f"{who}: acknowledged {queue.acked}, applied {rows.last}",
