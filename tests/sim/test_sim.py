@@ -16,7 +16,7 @@ from tests.sim.run import command, live
 from tests.sim.scenario import draw
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(48)
+SEEDS = range(40)
 REGRESSIONS: dict[int, str] = {
     158: "rings: what an overrun left of a coalesced collective was held against its peers",
     58: "stalls: an agent's claim that a rank is where nobody can be opened a finding for ever",
@@ -41,8 +41,11 @@ def test_a_world_keeps_every_promise(seed: int) -> None:
 
 
 def test_a_large_job() -> None:
-    """Two thousand ranks in tensor, pipeline, data and expert groups."""
-    assert live(1, world=2048).ranks == 2048
+    """Hundreds of ranks in tensor, pipeline, data and expert groups, and little troubles them.
+
+    Thousands take minutes: `python -m tests.sim --seed 1 --world 2048`.
+    """
+    assert live(1, world=384).ranks == 384
 
 
 def test_a_seed_is_a_run_byte_for_byte() -> None:
