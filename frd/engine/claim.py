@@ -193,9 +193,7 @@ class Claim:
         self.finding = compose.finished(finding)
         return FindingEvent(Change.CLOSED, self.finding)
 
-    def _changes_mind(
-        self, seen: Sequence[Suspect], reason: Reason | None, now: AlignedNs
-    ) -> bool:
+    def _changes_mind(self, seen: Sequence[Suspect], reason: Reason | None, now: AlignedNs) -> bool:
         """At once from nobody to somebody; else when seen for a while and at least as sure.
 
         That all have joined is known of all of them: it yields to the certain only, and corrects
