@@ -22,7 +22,7 @@ help:
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  what no test runs of the engine, the parser, the outbox and the stores"
 	@echo "make sim SEEDS=N  whole clusters, simulated by their seeds, and what breaks in them"
-	@echo "make mutants  plant mistakes in the code, one by one; every one must fail a test (an hour)"
+	@echo "make mutants  plant mistakes in the code, one by one; every one must fail a test (half an hour)"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
