@@ -9,6 +9,7 @@ import pytest
 
 from frd.engine.attempt import Attempt
 from frd.engine.policy import Policy
+from frd.errors import WireError
 from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, RankInfo, Signature
 from frd.views import AttemptView
 
@@ -86,6 +87,19 @@ def test_what_retires_by_the_thousand_is_learned_from_at_once() -> None:
     view = job.view()
     assert view.groups[0].matched == 40_000
     assert sum(view.duration["all_reduce"].counts) == 40_000
+
+
+def test_marks_of_a_rank_that_is_no_member_are_refused() -> None:
+    """One row of two is of no member of its group: the error names it, and nothing is applied."""
+    job = Job()
+    pair = np.array([job.attempt.pair(0, job.group), -1], np.int32)
+    marks = (np.array([value, value], np.int64) for value in (5, -1, 5, 0))
+    enqueued, started, completed, head = marks
+    nobody = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    with pytest.raises(WireError, match="row 1: the rank is not in the group"):
+        job.attempt.observe_watermarks(pair, enqueued, started, completed, head, *nobody, START)
+    (group,) = job.attempt.picture(START).groups
+    assert group.enqueued.max() == -1
 
 
 def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
