@@ -228,11 +228,11 @@ class Oracle:
         all have joined and nobody completes, that may be the doing of another fault.
         """
         run = self._world.runs[-1]
-        felt = [injected for injected in run.job.injected if run.job.is_felt(injected)]
+        still = [injected for injected in run.job.injected if injected.healed is None]
         for injected in run.job.injected:
             if injected.fault.kind not in _EXPECTED or self._is_found(injected, run):
                 continue
-            is_alone = injected.fault.kind is not FaultKind.NETWORK or len(felt) <= 1
+            is_alone = injected.fault.kind is not FaultKind.NETWORK or len(still) <= 1
             is_hidden = bool(self._world.troubles.liars) or not is_alone
             if not is_hidden and self._evidence.is_enough(injected, run):
                 said = [f.summary for f in self.findings.values()]
@@ -248,13 +248,15 @@ class Oracle:
 
     def _is_found(self, injected: Injected, run: Run) -> bool:
         kinds, reasons = _EXPECTED[injected.fault.kind]
+        # Who waits in a send that no recorder shows looks like who never came.
+        hidden = injected.may_name if run.job.plan.hides_p2p else frozenset()
         for finding in self.findings.values():
             if finding.kind not in kinds or finding.attempt != run.key.attempt:
                 continue
             if finding.reason in reasons and not injected.culprits:
                 return True
             named = {suspect.rank for suspect in finding.suspects if suspect.reason in reasons}
-            if named & injected.culprits:
+            if named & (injected.culprits | hidden):
                 return True
         return False
 
