@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -60,14 +61,17 @@ def _many(seeds: range, jobs: int) -> int:
     total, began = Sum(), time.monotonic()
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    show = Progress(*columns, console=console, disable=not console.is_terminal)
+    with contextlib.suppress(KeyboardInterrupt), show as progress:  # then the sum of what there is
         task = progress.add_task("worlds", total=len(seeds))
         for result in attempt_all(seeds, jobs):
             total.add(result)
             if isinstance(result, Failure) and len(total.failures) <= _SHOWN:
-                console.print(str(result), markup=False, highlight=False)
+                console.print(str(result), markup=False, highlight=False, soft_wrap=True)
             failed = f", {len(total.failures)} failed" if total.failures else ""
             progress.update(task, advance=1, description=f"worlds{failed}")
+            if not console.is_terminal and total.seeds % max(len(seeds) // 20, 1) == 0:
+                console.print(f"{total.seeds} of {len(seeds)} worlds{failed}", highlight=False)
     for line in total.lines():
         click.echo(line)
     click.echo(f"took             {time.monotonic() - began:,.0f} s with {jobs} at a time")

@@ -74,14 +74,17 @@ def attempt_all(seeds: Iterable[int], jobs: int) -> Iterator[Summary | Failure]:
     if jobs <= 1:
         yield from map(attempt, seeds)
         return
-    with ProcessPoolExecutor(
+    pool = ProcessPoolExecutor(
         jobs,
         mp_context=get_context("spawn"),
         initializer=quiet,
         max_tasks_per_child=_SEEDS_A_PROCESS,
-    ) as pool:
+    )
+    try:
         for future in as_completed([pool.submit(attempt, seed) for seed in seeds]):
             yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def shrink(seed: int, world: int | None = None) -> list[int]:
