@@ -295,14 +295,12 @@ class Ring:
             elif progress.joined < seq < MAX_SEQ:
                 signature = names.signature((entry,))
                 number = number_of(progress.backend, entry)
-                item = Item(entry.record_id, signature, entry.time_created_ns, number)
+                item = Item(
+                    entry.record_id, signature, entry.time_created_ns, number, row=len(rows)
+                )
                 item.cut = cut == (group_key(entry), seq)
-                flags = update(item, entry)
-                if not item.cut:
-                    item.row = len(rows)
-                    flags |= JOINED
-                if flags:
-                    rows.append(row_of(progress, seq, item, flags))
+                joined = 0 if item.cut else JOINED
+                rows.append(row_of(progress, seq, item, joined | update(item, entry)))
                 progress.join(seq, item, entry)
                 touched[id(progress)] = progress
             elif seq == progress.joined and (open_item := progress.open.get(seq)) is not None:
@@ -310,6 +308,7 @@ class Ring:
         for progress in touched.values():
             settle(progress, rows)
             progress.seal()
+        rows[:] = [row for row in rows if row[3]]  # nothing more is known yet of what was cut
         self._last_id = fresh[-1].record_id
         self._last_created_ns = fresh[-1].time_created_ns
 

@@ -18,6 +18,7 @@ from tests.sim.scenario import draw
 ROOT = Path(__file__).parents[2]
 SEEDS = range(40)
 REGRESSIONS: dict[int, str] = {
+    1064: "rings: the end of what an overrun had cut came behind that of its successors",
     158: "rings: what an overrun left of a coalesced collective was held against its peers",
     58: "stalls: an agent's claim that a rank is where nobody can be opened a finding for ever",
     73: "incidents: parts of one finding took its place in turn, and the rest opened anew",

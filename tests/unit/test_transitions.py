@@ -202,6 +202,16 @@ def test_what_is_left_of_a_coalesced_collective_is_not_compared() -> None:
     assert told(diff) == [(2, C)]
 
 
+def test_the_end_of_what_was_cut_is_told_in_its_turn() -> None:
+    """It is over, and so are its successors in the same dump: seqs of a group rise in a batch."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([nccl(0, 1)]), LATER, names)
+    left = nccl(2, 2, profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
+    end = nccl(3, 2, profiling_name="nccl:coalesced")
+    diff = ring.apply(dump([left, end, nccl(4, 3), nccl(5, 4)]), LATER, names)
+    assert told(diff) == [(2, C), (3, J | C), (4, J | C)]
+
+
 def test_a_single_op_behind_a_gap_is_whole() -> None:
     """What is no part of a series says all by itself."""
     ring, names = Ring(), naming()
