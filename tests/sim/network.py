@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _RESENT: Final = 3 * S
 """Within so long TCP has sent again what was lost, while the wire is not cut."""
+_LAST_WORDS: Final = S
+"""So much later the other side knows that a stream is over, if the wire lets it."""
 
 
 @dataclass(slots=True)
@@ -129,6 +131,7 @@ class Conn:
         self._down = Pipe(kernel, link, link.back, agent.hear)
         self._pongs = Pipe(kernel, link, link.back, agent.hear_pong)
         self._kernel = kernel
+        self._link = link
         self._clock = ClockStream(service)
 
     # -- the service's side --------------------------------------------------------------------
@@ -161,6 +164,8 @@ class Conn:
             self.up.close()
             self.pings.close()
             self.service.close(self.stream)
+            told_at = max(self._kernel.now, self._link.cut_until) + _LAST_WORDS
+            self._kernel.at(told_at, self.lose)
 
     # -- the agent's side ----------------------------------------------------------------------
 
