@@ -245,7 +245,9 @@ def test_a_token_is_good_for_its_jobs(service: Service) -> None:
             peer = Peer(open_stream(channel, metadata=bearer(token)), 0, "s", job)
             await peer.send(peer.hello())
             assert isinstance(await peer.hear(), Welcome)
-            await peer.send(peer.declare(), entries(1, 0, 1))
+            await peer.send(peer.declare())
+            if job == "mine":  # The other stream may be over already, and a write to it fails.
+                await peer.send(entries(1, 0, 1))
             event = await peer.hear()
             if isinstance(event, Refusal):
                 assert event.reason == "job"
