@@ -128,7 +128,8 @@ class RankStatus:
     detail: str = ""
     """Evidence for people, e.g. ``process 4711 is stopped (state T)``."""
     gap_entries: int = 0
-    """Entries known to be lost to ring overruns and full outboxes, cumulative for this process."""
+    """Entries known to be lost to overruns and resets of recorders and full outboxes, cumulative
+    for this process."""
 
 
 # -- what a rank recorded ------------------------------------------------------------------

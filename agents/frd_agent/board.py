@@ -16,6 +16,7 @@ from frd.model import ChannelColumns, NodeNs, RankStatus, WatermarkColumns
 from frd.wire import Statuses, Watermarks
 from frd_agent.progress import Marks
 from frd_agent.rows import LATEST_NS
+from frd_agent.standing import Standing
 
 _STATUSES_A_MESSAGE: Final = 256
 _SLOW_NS: Final = 1_000_000_000
@@ -48,6 +49,12 @@ class Board:
             self._marks[pair] = marks
             self._untold_marks[pair] = None
             (self._waiting.add if marks.head_created_ns else self._waiting.discard)(pair)
+
+    def set_standing(self, rank: int, standing: Standing) -> None:
+        for group, marks in standing.marks:
+            self.set_marks(rank, group, marks)
+        if standing.as_of_ns:
+            self.set_as_of(rank, standing.as_of_ns)
 
     def expect(self, rank: int, group: int) -> None:
         """The rank is in the group; nothing is known of what it did there."""

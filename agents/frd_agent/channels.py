@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from frd.flight import Entry, Name
 from frd.model import ChannelColumns
 from frd_agent.rows import LATEST_NS
+
+NO_RECORD: Final = -1
 
 Channel: TypeAlias = tuple[int, int, bool]
 """Group index, global rank of the peer (-1: any source), is a send."""
@@ -24,6 +26,7 @@ Channel: TypeAlias = tuple[int, int, bool]
 @dataclass(slots=True)
 class _Op:
     record_id: int
+    """`NO_RECORD` once the recorder has been reset."""
     created_ns: int
     batch: tuple[int, int]
     """pg_id and p2p_seq_id: what the ops of one batch share."""
@@ -50,8 +53,18 @@ class Channels:
         )
 
     def waiting(self) -> list[int]:
-        """Record ids of all ops in flight."""
-        return [op.record_id for ops in self._ops.values() for op in ops]
+        """Record ids of all ops in flight that have one."""
+        ids = [op.record_id for ops in self._ops.values() for op in ops]
+        return [record_id for record_id in ids if record_id != NO_RECORD]
+
+    @property
+    def groups(self) -> set[int]:
+        """With ops in flight."""
+        return {group for group, _, _ in self._ops}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._ops
 
     def end(self, record_ids: set[int], batches: set[tuple[int, int]]) -> None:
         """These ops, and the ops of these batches, are over; so are those before them."""
@@ -67,6 +80,19 @@ class Channels:
             )
             del ops[: over + 1]
             if not ops:
+                del self._ops[channel]
+
+    def orphan(self) -> None:
+        """No entry will tell the end of what is in flight now."""
+        for ops in self._ops.values():
+            for op in ops:
+                op.record_id = NO_RECORD
+
+    def forsake(self, group: int) -> None:
+        """Forget the orphans of a group: something of it has ended, and nothing tells what."""
+        for channel in [c for c in self._ops if c[0] == group]:
+            self._ops[channel] = [op for op in self._ops[channel] if op.record_id != NO_RECORD]
+            if not self._ops[channel]:
                 del self._ops[channel]
 
     def close(self, group: int | None = None) -> None:

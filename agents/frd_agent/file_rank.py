@@ -46,7 +46,7 @@ class FileRank:
         for progress in ring.groups:
             board.set_marks(self.number, progress.group, progress.marks)
         board.set_channels(ring.channels.columns(self.number))
-        board.set_as_of(self.number, NodeNs(ring.taken_at_ns))
+        board.set_as_of(self.number, NodeNs(ring.seen_until_ns))
         board.set_status(
             RankStatus(
                 rank=self.number,

@@ -59,7 +59,9 @@ class Service:
             ServiceUnavailable: a file cannot be read.
         """
         token = read(self.token_file)
-        metadata = (("authorization", f"Bearer {_word(self, token)}"),) if token else ()
+        metadata: tuple[tuple[str, str], ...] = ()
+        if token is not None:
+            metadata = (("authorization", f"Bearer {_word(self, token)}"),)
         async with self._channel() as channel:
             yield Line(channel, metadata)
 

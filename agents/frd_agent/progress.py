@@ -55,6 +55,11 @@ class Marks:
     head_created_ns: int = 0
 
 
+def counts_seqs(backend: str) -> bool:
+    """Seqs of a group follow each other without gaps."""
+    return backend in _COUNTS_SEQS or backend in _COUNTS_OPS
+
+
 def number_of(backend: str, entry: Entry) -> int:
     """What `pg_status` calls the op of `entry`; -1 where nobody knows."""
     if backend in _COUNTS_SEQS:

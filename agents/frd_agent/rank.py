@@ -80,6 +80,9 @@ class Rank:
         self._published_at_ns = NodeNs(0)
         self._published_mono_ns = 0
         self._every_s = 1.0
+        self._shown = (0, 0, 0)
+        """What it was made of: nothing changes while this does not."""
+        self._is_exact = False
         self._silent = False
         self._note = ""
         self._lost = 0
@@ -229,14 +232,14 @@ class Rank:
 
     def _show(self) -> bool:
         """Put where the rank stands on the board; False when its counters do not tell all."""
-        board = self._shared.board
-        rings = self._recorders.rings if self._recorders else []
-        standing = stand(rings, self._raw, self._published_at_ns)
-        for group, marks in standing.marks:
-            board.set_marks(self.number, group, marks)
-        if standing.as_of_ns:
-            board.set_as_of(self.number, standing.as_of_ns)
-        return standing.exact and bool(rings)
+        if self._recorders is None:
+            return False
+        shown = self._recorders.revision, self._published_mono_ns, self._published_at_ns
+        if shown != self._shown:
+            standing = stand(self._recorders.rings, self._raw, self._published_at_ns)
+            self._shared.board.set_standing(self.number, standing)
+            self._shown, self._is_exact = shown, standing.exact
+        return self._is_exact
 
     def set_back(self, by_ns: int) -> None:
         """The wall clock has been: times that are compared with later ones go with it."""

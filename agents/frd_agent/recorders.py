@@ -84,6 +84,8 @@ class Recorders:
         self._mono_ns = mono_ns
         self.rings: list[tuple[Recorder, Ring]] = []
         """Known after the first reading."""
+        self.revision = 0
+        """Changes with all that the rings know."""
         self._kept: dict[int, KeptDump] = {}
         self._held_since_s: dict[int, float] = {}
         """By ring: since when its rows wait for the membership of a group."""
@@ -126,6 +128,7 @@ class Recorders:
         except HandlerFailed as error:
             if error.status in (400, 404):  # offered, but not like this
                 self.rings.remove((recorder, ring))
+                self.revision += 1
             reading.problems.append(str(error))
             return
         except DumpError as error:
@@ -136,6 +139,7 @@ class Recorders:
         if len(data) <= _KEPT_BYTES:
             self._kept[id(ring)] = kept
         if self._can_name(ring, dump, taken_at_ns, naming):
+            self.revision += 1
             diff = ring.apply(dump, taken_at_ns, naming)
             reading.rows += diff.rows
             reading.lost += diff.lost
@@ -160,15 +164,19 @@ class Recorders:
 
     def set_back(self, by_ns: int) -> None:
         """The wall clock has been."""
+        self.revision += 1
         for _, ring in self.rings:
             if ring.taken_at_ns:
                 ring.taken_at_ns = max(ring.taken_at_ns - by_ns, 1)
+                ring.seen_until_ns = max(ring.seen_until_ns - by_ns, 0)
 
     def begin_attempt(self) -> None:
+        self.revision += 1
         for _, ring in self.rings:
             ring.begin_attempt()
 
     def close(self, gone: Callable[[str], bool]) -> None:
+        self.revision += 1
         for _, ring in self.rings:
             ring.close(gone)
 

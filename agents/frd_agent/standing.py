@@ -42,12 +42,16 @@ def stand(
 ) -> Standing:
     """`raw` is None when the tap publishes nothing, or nothing that can be read."""
     marks: list[tuple[int, Marks]] = []
+    rings = list(rings)
+    seems_idle = not any(ring.is_waiting for _, ring in rings)
     as_of: int | None = None
-    exact = raw is not None
+    exact = raw is not None and bool(rings)
     for recorder, ring in rings:
         marks += [(progress.group, progress.marks) for progress in ring.groups]
         until: int = ring.taken_at_ns
-        if raw is None or recorder.number is None or not ring.taken_at_ns:
+        if seems_idle and ring.is_blind:
+            exact, until = False, ring.seen_until_ns
+        elif raw is None or recorder.number is None or not ring.taken_at_ns:
             exact = False
         elif published_at_ns > ring.taken_at_ns:
             if _has_rested(ring, _of(recorder.number, raw)):

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from frd.flight import Dump, Entry, Name, Status, parse_profiling_name
-from frd_agent.channels import Channels
-from frd_agent.progress import Item, Progress, number_of
+from frd_agent.channels import NO_RECORD, Channels
+from frd_agent.progress import Item, Progress, counts_seqs, number_of
+from frd_agent.resets import Resets
 from frd_agent.rows import (
     FAILED,
     JOINED,
@@ -43,7 +44,6 @@ _COALESCES_NS: Final = 20_000_000
 _LATER_NS: Final = 5_000_000_000
 """No dump takes so long; so much later is an entry of a clock that has been set back since."""
 _MANY_GROUPS: Final = 1_024
-_NO_RECORD: Final = -1
 
 Call: TypeAlias = tuple[GroupKey, int]
 """A collective, by group and seq."""
@@ -82,9 +82,15 @@ class Ring:
         self.torn = False
         """The last dump's counters say more than its entries, for the first time: the next dump
         tells whether it fell between the two."""
+        self.is_blind = False
+        """The rank may be in what was enqueued and gone before it was read, as when the recorder is
+        reset while a job hangs; when that is over, the counters are even and move no more."""
+        self.seen_until_ns = 0
+        """As `taken_at_ns`, of the last dump after which it was not blind."""
         self.capacity = 0
         """The most entries that a dump ever had."""
         self.channels = Channels()
+        self._resets = Resets()
         self._last_id = -1
         self._last_created_ns = 0
         self._groups: dict[GroupKey, Progress] = {}
@@ -101,6 +107,11 @@ class Ring:
     def is_whole(self) -> bool:
         """The last dump showed all that the recorder knew, and all of it has been read."""
         return not (self.held or self.torn)
+
+    @property
+    def is_waiting(self) -> bool:
+        """The rank is in something."""
+        return not self.channels.is_empty or any(progress.open for progress in self.groups)
 
     def new_groups(self, dump: Dump, taken_at_ns: int) -> dict[str, bool]:
         """Names of groups that `apply` would meet for the first time; True: for another time.
@@ -120,6 +131,7 @@ class Ring:
         self._past.update(self._groups)
         self._groups.clear()
         self._present.clear()
+        self._resets.clear()
         self.channels.close()
 
     def apply(self, dump: Dump, taken_at_ns: int, names: Names) -> Diff:
@@ -128,14 +140,18 @@ class Ring:
         lost, reset = 0, False
         self.taken_at_ns = taken_at_ns
         before, self.status = self.status, dump.status
+        self._resets.see(self.status, before, taken_at_ns)
+        known = before if self.is_whole else {}
         if not (entries := dump.entries):
-            self._orphan()
+            self._orphan(known)
             self._revisit(lambda record_id: None, False, rows)
+            self._end_orphans(())
             self.torn = self._is_torn(before)
+            self._look_for_missed(before)
             return Diff(rows, lost, reset)
         fresh, reset = self._unread(entries, taken_at_ns)
         if reset:
-            self._forget()
+            self._forget(known)
         self._prune()
         partial = self._is_partial(entries)
         self.capacity = max(self.capacity, len(entries))
@@ -145,13 +161,17 @@ class Ring:
             if self._last_id >= 0 and not partial:
                 lost = max(fresh[0].record_id - self._last_id - 1, 0)
             whole = partial or fresh[0].record_id in (0, self._last_id + 1)
+            if reset and not partial:
+                lost = self._missed(fresh)
             self._read(fresh, names, rows, None if whole else _series(fresh))
+        self._end_orphans(entries)
         self._end_channels(entries, find, absent_is_over)
         self.held = self._last_id < entries[-1].record_id
         if self.held:
             left = bisect_right(entries, self._last_id, key=record_id_of)
             self.taken_at_ns = min(taken_at_ns, entries[left].time_created_ns - 1)
         self.torn = self._is_torn(before)
+        self._look_for_missed(before)
         return Diff(rows, lost, reset)
 
     def close(self, gone: Callable[[str], bool]) -> None:
@@ -224,23 +244,46 @@ class Ring:
             for progress in self._groups.values()
         )
 
+    def _look_for_missed(self, before: Mapping[int, Status]) -> None:
+        closed = {progress.pg_id for progress in self._groups.values() if progress.closed}
+        self.is_blind = self._resets.hide(self.status, before, closed)
+        if not self.is_blind:
+            self.seen_until_ns = self.taken_at_ns
+
     def _is_partial(self, entries: Sequence[Entry]) -> bool:
         """The recorder showed its active entries only: one that is not there is over."""
         first, last = entries[0].record_id, entries[-1].record_id
         return last - first + 1 > len(entries) or len(entries) < min(self.capacity, last + 1)
 
-    def _forget(self) -> None:
+    def _missed(self, fresh: Sequence[Entry]) -> int:
+        """Collectives that the reset has taken, by the seqs of those that came after."""
+        first: dict[GroupKey, int] = {}
+        for entry in fresh:
+            if not entry.is_p2p:
+                first.setdefault(group_key(entry), entry.collective_seq_id)
+        return sum(
+            max(seq - progress.joined - 1, 0)
+            for key, seq in first.items()
+            if (progress := self._groups.get(key)) is not None
+            and progress.joined >= 0
+            and counts_seqs(progress.backend)
+        )
+
+    def _forget(self, known: Mapping[int, Status]) -> None:
         """A reset ends no op: what was open is as open as it was, and the counters tell its end."""
         self._last_id = -1
         self.capacity = 0
-        self._orphan()
+        self._orphan(known)
 
-    def _orphan(self) -> None:
-        """No entry that comes will be of an op that is open now."""
-        self.channels.close()
+    def _orphan(self, known: Mapping[int, Status]) -> None:
+        """No entry that comes will be of an op that is open now; all was read up to `known`."""
+        self.channels.orphan()
+        waiting = self.channels.groups
+        orphaned = [one.pg_id for one in self._groups.values() if one.group in waiting]
+        self._resets.begin(self.status, known, orphaned)
         for progress in self._groups.values():
             for item in progress.open.values():
-                item.record_id = _NO_RECORD
+                item.record_id = NO_RECORD
 
     # -- entries seen before -------------------------------------------------------------------
 
@@ -259,6 +302,16 @@ class Ring:
                     item.overwritten = True
                     item.done = progress.has_completed(item, self.status)
             settle(progress, rows)
+
+    def _end_orphans(self, entries: Sequence[Entry]) -> None:
+        """Sends and receives from before a reset that may be over."""
+        over = set(self._resets.take_ended(self.status))
+        done = next((entry for entry in reversed(entries) if is_done(entry)), None)
+        if done is not None:
+            over |= self._resets.take_given_up(done.time_created_ns)
+        for progress in self._groups.values():
+            if progress.pg_id in over:
+                self.channels.forsake(progress.group)
 
     def _end_channels(self, entries: Sequence[Entry], find: Find, absent_is_over: bool) -> None:
         if not (waiting := self.channels.waiting()):
@@ -285,6 +338,7 @@ class Ring:
         self._past |= self._passed(fresh)
         for entry in fresh:
             name = parse_profiling_name(entry.profiling_name)
+            self._resets.read(entry.pg_id)
             if (progress := self._progress(entry, name, names)) is None:
                 continue
             seq = entry.collective_seq_id

@@ -141,3 +141,15 @@ def test_absence_is_proven_beyond_what_clocks_may_be_off(
     graph = Graph(Waits(picture), Rules(lambda group: 1.0, 10.0))
     node = graph.absentee(5, picture.moment(0, ago(2.0)))
     assert (node == Doubt(5, Why.UNPROVEN)) is not proven
+
+
+def test_when_not_all_can_be_named_the_surest_are() -> None:
+    """3 entered dp before tp, the other five the other way round, and two may be named."""
+    scene = Scene(6).group("tp", range(6)).group("dp", range(6))
+    picture = scene.waits("dp", 1, [3]).waits("tp", 1, [0, 1, 2, 4, 5]).picture()
+    (verdict,) = find(picture, scene.stalls())
+    named = compose.suspects_of(picture, verdict, 2)
+    assert [(suspect.rank, suspect.confidence.value) for suspect in named] == [
+        (0, "medium"),
+        (3, "high"),
+    ]

@@ -141,6 +141,88 @@ def test_an_empty_ring_leaves_the_end_to_the_counters() -> None:
     assert marks(ring) == [Marks(1, -1, 1)]
 
 
+def test_what_a_reset_has_taken_is_not_taken_for_absence() -> None:
+    """Seq 2 was enqueued and gone before it was read: the rank may be in it until the counters are
+    even and rest, or until the next seq shows that it was."""
+    ring, names = Ring(), naming("0", "1")
+    ring.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    later = [LATER + i for i in range(1, 5)]
+    ring.apply(dump([], g0=(2, -1, 1)), later[0], names)
+    assert (ring.is_blind, ring.is_waiting, ring.seen_until_ns) == (True, False, LATER)
+    ring.apply(dump([], g0=(2, -1, 2)), later[1], names)
+    assert (ring.is_blind, ring.seen_until_ns) == (True, LATER)  # its peers may not know yet
+    ring.apply(dump([], g0=(2, -1, 2)), later[2], names)
+    assert (ring.is_blind, ring.seen_until_ns) == (False, later[2])
+    diff = ring.apply(dump([gloo(0, 4, time_created_ns=T0 + 9)], g0=(4, -1, 4)), later[3], names)
+    assert (diff.lost, ring.is_blind, told(diff)) == (2, False, [(4, J | C)])
+
+
+def test_a_ring_that_was_emptied_before_it_was_first_read() -> None:
+    """Counters tell of ops, and no entry does: what the rank is in is unknown until it is even."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([], g0=(5, -1, 4)), LATER, names)
+    assert (ring.is_blind, ring.seen_until_ns) == (True, 0)
+    for _ in range(2):
+        ring.apply(dump([], g0=(5, -1, 5)), LATER, names)
+    assert (ring.is_blind, ring.seen_until_ns) == (False, LATER)
+
+
+def test_a_group_that_is_given_up_hides_nothing_for_long() -> None:
+    """torchft aborts a group, with a receive in flight, and resets the recorder; the counters of
+    the group stay uneven for good, but the rank goes on in the next one."""
+    ring, names = Ring(), naming("0", "1")
+    recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
+    ring.apply(dump([recv], g0=(1, -1, 0)), LATER, names)
+    ring.apply(dump([], g0=(3, -1, 0)), LATER, names)
+    assert (ring.is_blind, ring.is_waiting) == (True, True)
+    for seconds, given_up in ((1, False), (40, True)):
+        at = LATER + seconds * 10**9
+        new = nccl(seconds, seconds, pg_id=1, time_created_ns=at)
+        ring.apply(dump([new], g0=(3, -1, 0), g1=(seconds, -1, seconds)), at + 10**9, names)
+        assert ring.is_blind is not given_up
+        assert ring.is_waiting is not given_up
+
+
+def test_a_group_whose_only_entries_were_wiped_is_not_known_to_be_idle() -> None:
+    """The rank went into its first collective of a group just before the recorder was reset."""
+    ring, names = Ring(), naming("0", "1")
+    ring.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    for _ in range(3):
+        ring.apply(dump([], g0=(1, -1, 1), g1=(1, -1, 0)), LATER, names)
+        assert ring.is_blind
+    again = gloo(0, 2, time_created_ns=T0 + 10**9)
+    ring.apply(dump([again], g0=(2, -1, 2), g1=(1, -1, 0)), LATER, names)
+    assert ring.is_blind
+
+
+def test_a_receive_in_flight_is_over_when_the_counters_of_its_group_move() -> None:
+    """A recorder is reset while a receive is in flight, and all goes on."""
+    ring, names = Ring(), naming()
+    recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
+    ring.apply(dump([recv, nccl(1, 1)], g0=(1, -1, 0)), LATER, names)
+    new = nccl(0, 2, time_created_ns=T0 + 10**9)
+    ring.apply(dump([new], g0=(2, -1, 2)), LATER, names)
+    assert not ring.is_waiting
+
+
+def test_numbers_of_all_groups_together_have_no_gaps() -> None:
+    """torchcomms numbers all ops together, so seqs of a group tell nothing of what a reset took."""
+    ring, names = Ring(), naming()
+    one = gloo(9, 10, profiling_name="ncclx:all_reduce", op_id=0)
+    ring.apply(dump([one]), LATER, names)
+    two = gloo(0, 40, profiling_name="ncclx:all_reduce", op_id=0, time_created_ns=T0 + 10**9)
+    assert ring.apply(dump([two]), LATER, names).lost == 0
+
+
+def test_a_group_that_is_gone_hides_nothing() -> None:
+    """torchft aborts a group, which leaves its counters uneven, and resets the recorder."""
+    ring, names = Ring(), naming()
+    ring.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    ring.close(lambda name: name == "0")
+    ring.apply(dump([], g0=(2, -1, 1)), LATER, names)
+    assert not ring.is_blind
+
+
 def test_a_reset_is_seen_even_when_the_ids_have_caught_up() -> None:
     """After a reset more was recorded than before it: the last record is another one now."""
     ring, names = Ring(), naming()
@@ -346,6 +428,20 @@ def test_p2p_ops_become_channels() -> None:
     entries[1] = nccl(1, 0, "completed", is_p2p=True, profiling_name="nccl:recv 0<-1")
     ring.apply(dump(entries), LATER, names)
     assert ring.channels.columns(9).in_flight.tolist() == [1, 1, 1]
+
+
+def test_a_send_in_flight_outlives_a_reset() -> None:
+    """No entry will tell its end: it is in flight until the counters move, and then it may be, as
+    long as they are not even."""
+    ring, names = Ring(), naming()
+    send = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:send 0->3")
+    ring.apply(dump([send], g0=(1, -1, 0)), LATER, names)
+    for _ in range(2):
+        ring.apply(dump([], g0=(1, -1, 0)), LATER, names)
+        assert ring.channels.columns(0).in_flight.tolist() == [1]
+        assert not ring.is_blind
+    ring.apply(dump([], g0=(2, -1, 1)), LATER, names)
+    assert (ring.channels.is_empty, ring.is_blind) == (True, True)
 
 
 def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
