@@ -31,9 +31,9 @@ class Clock:
         self._ppb = [ppb]
 
     def __call__(self, at: int) -> int:
-        i = bisect_right(self._from, at) - 1
-        passed = at - self._from[max(i, 0)]
-        return self._value[max(i, 0)] + passed + passed * self._ppb[max(i, 0)] // S
+        i = -1 if at >= self._from[-1] else max(bisect_right(self._from, at) - 1, 0)
+        passed = at - self._from[i]
+        return self._value[i] + passed + passed * self._ppb[i] // S
 
     def change(self, at: int, ppb: int | None = None, jump: int = 0) -> None:
         """From `at`, after all changes before, it runs at another rate, or shows `jump` more."""

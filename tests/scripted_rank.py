@@ -10,6 +10,7 @@ many collectives a second, for as long as it is left alone:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -176,7 +177,8 @@ class _Handler(socketserver.StreamRequestHandler):
             body = self.server.rank.dump()
         else:
             body = json.dumps(_HANDLERS).encode()
-        self.wfile.write((_OK % len(body)).encode() + body)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked was killed
+            self.wfile.write((_OK % len(body)).encode() + body)
 
 
 def main() -> None:

@@ -92,6 +92,14 @@ class Alignment(NamedTuple):
         """Service clock minus node clock, now."""
         return self._line(self.now_ns - self.line_ns)
 
+    def is_better_than(self, other: Alignment) -> bool:
+        """What `other` has aligned may be aligned anew: as much is known now, and of the same
+        clock. When that was set, its times of before and after cannot be told apart."""
+        if self.state is not ClockState.SYNCHRONIZED is other.state:
+            return False
+        starts = [one.segments[-1].start_ns for one in (self, other) if one.segments]
+        return len(set(starts)) < 2
+
     @property
     def uncertainty_ns_now(self) -> int | None:
         return self.uncertainty_ns(max(self.now_ns - self.line_ns, self.at_ns))
@@ -114,7 +122,7 @@ class Alignment(NamedTuple):
 
     def to_aligned(self, node_ns: Int64s) -> Int64s:
         """Node times on the service's clock; 0, which says unknown, stays 0."""
-        times = np.clip(node_ns, -FAR_NS, FAR_NS)
+        times = np.maximum(np.minimum(node_ns, FAR_NS), -FAR_NS)  # a third of what np.clip takes
         offset: Int64s = ((times - self.at_ns) * self.rate).astype(np.int64)
         offset += self.line_ns
         unknown = node_ns == 0

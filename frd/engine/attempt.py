@@ -10,7 +10,7 @@ metrics. What a stall means, whose fault it is and when to tell people is decide
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from frd.engine.memory import Memory
 from frd.engine.moment import UNKNOWN_NS
 from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
-from frd.engine.rows import Batch, is_empty
+from frd.engine.rows import Batch, Runs, is_empty
 from frd.engine.straggler import Roll
 from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
 from frd.errors import WireError
@@ -193,11 +193,13 @@ class Attempt:
         completed_ns: Int64s,
         *,
         replay: bool,
+        teller: int = -1,
         now: AlignedNs,
     ) -> Applied:
         """Transitions of one rank, in recording order; all of them or, on an error, none.
 
-        With `replay`, rows that were applied before are passed over.
+        With `replay`, rows that were applied before are passed over: `teller` is the number of an
+        agent session that has taken the rank over.
 
         Raises:
             WireError: when the seqs of a group do not rise, or a row is of no member.
@@ -205,8 +207,11 @@ class Attempt:
         if not len(seq):
             return Applied(0, 0, 0, 0)
         pairs, batch = self._pairs, Batch(pair, seq, flags)
+        told = batch.joined() if replay else None
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
+        if told is not None:
+            self._count_unread(rank, told, teller, now)
         as_of = self._ranks.as_of.item(rank)
         if completed is not None and marks.complete(pairs, completed, as_of, now):
             self._ranks.moved_at[rank] = now
@@ -230,6 +235,19 @@ class Attempt:
             completed=len(completed) if completed is not None else 0,
         )
 
+    def _count_unread(self, rank: int, told: Runs, teller: int, now: AlignedNs) -> None:
+        """What the ring forgot while no agent read it is between the last that one agent told and
+        the first that another tells. Runs of one, or with gaps, may be of a recorder that does not
+        count each group by itself."""
+        pairs, pair = self._pairs, told.pair
+        seen = pairs.joined_row[pair]
+        is_whole = (told.count > 1) & (told.last - told.first + 1 == told.count)
+        is_first = (pairs.teller[pair] != teller) & (seen >= 0) & is_whole
+        pairs.teller[pair] = teller
+        if lost := int(np.maximum(told.first - seen - 1, 0)[is_first].sum()):
+            self._ranks.gap_at[rank] = now
+            self.gap_entries += lost
+
     def observe_watermarks(
         self,
         pair: Int32s,
@@ -240,8 +258,11 @@ class Attempt:
         seen_rank: Int32s,
         as_of_ns: Int64s,
         now: AlignedNs,
+        *,
+        head_node_ns: Int64s | None = None,
     ) -> None:
         """Where ranks stand. Marks only rise; a row that is behind what entries told is stale.
+        `head_node_ns` are the heads before they were aligned, for `realign`.
 
         Raises:
             WireError: when a row is of a rank that is not a member of its group.
@@ -259,6 +280,8 @@ class Attempt:
             head = np.where(newest, head_created_ns, pairs.head[pair])
             head[(head == 0) & (enqueued > completed)] = now  # at the latest: nobody told when
             pairs.head[pair] = head
+            told = 0 if head_node_ns is None else head_node_ns
+            pairs.head_node[pair] = np.where(newest, told, pairs.head_node[pair])
             pairs.idle_until[pair] = np.where(advanced, ranks.as_of[rank], pairs.idle_until[pair])
             pairs.enqueued[pair], pairs.completed[pair] = enqueued, completed
             moved = advanced | (started > pairs.started[pair])
@@ -280,11 +303,45 @@ class Attempt:
         in_flight: UInt32s,
         head_created_ns: Int64s,
         now: AlignedNs,
+        *,
+        head_node_ns: Int64s | None = None,
     ) -> None:
-        """All P2P ops of a rank that are in flight; replaces what was known of the rank."""
-        if self._channels.replace(rank, group, peer, is_send, in_flight, head_created_ns):
+        """All P2P ops of a rank that are in flight; replaces what was known of the rank.
+        `head_node_ns`: see `observe_watermarks`."""
+        if self._channels.replace(
+            rank, group, peer, is_send, in_flight, head_created_ns, head_node_ns
+        ):
             self._ranks.moved_at[rank] = now
         self.revision += 1
+
+    def of_clock(self, told: Iterable[tuple[RankInfo, int]], node: int) -> list[int]:
+        """Those of the ranks that a stream has told of whose clock is that of `node` still: neither
+        another process nor another agent has taken their place."""
+        ranks = self._ranks
+        return [
+            rank
+            for info, rank in told
+            if ranks.infos.get(rank) == info and ranks.node.item(rank) == node
+        ]
+
+    def realign(
+        self, ranks: Sequence[int], pair: Int32s, align: Callable[[Int64s], Int64s]
+    ) -> None:
+        """More is known of the clock of these ranks, and of these pairs as far as they are theirs:
+        what they wait in since a time of their node's clock was enqueued when `align` says. So all
+        ops of one rank are in the order in which they were enqueued, whatever was believed of the
+        clock when they were told."""
+        pairs = self._pairs
+        rows = pair[(pairs.head_node[pair] > 0) & (pairs.head[pair] > 0)]
+        rows = rows[np.isin(pairs.rank[rows], ranks)]
+        pairs.head[rows] = align(pairs.head_node[rows])
+        self._channels.realign(ranks, align)
+        self.revision += 1
+
+    def keep_heads(self, ranks: Sequence[int], pair: Int32s) -> None:
+        """The clock of these ranks was set: its times of before are not to be aligned again."""
+        self._pairs.head_node[pair[np.isin(self._pairs.rank[pair], ranks)]] = 0
+        self._channels.keep_heads(ranks)
 
     def observe_status(self, rank: int, status: RankStatus, at: AlignedNs, now: AlignedNs) -> None:
         """An agent's evidence about a rank, replacing the previous one; `at` is aligned."""
@@ -388,10 +445,28 @@ class Attempt:
         pairs, groups = self._pairs, self._groups
         return Roll(
             members=lambda group: pairs.rank[groups.rows(group)],
-            groups=lambda rank: pairs.group[: pairs.count][pairs.rank[: pairs.count] == rank],
+            groups=self._groups_of,
             is_dark=lambda group: not self._heard(pairs.rank[groups.rows(group)]),
             node=self._ranks.node[: self._ranks.count],
+            sends=self._may_send,
         )
+
+    def _groups_of(self, rank: int) -> Int32s:
+        count = self._pairs.count
+        groups: Int32s = self._pairs.group[:count][self._pairs.rank[:count] == rank]
+        return groups
+
+    def _may_send(self, rank: int) -> bool:
+        """Gloo's recorder tells nothing of sends and receives, and a group in which all do nothing
+        else shows no collectives."""
+        if self._channels.has_told(rank):
+            return True
+        info = self._ranks.infos.get(rank)
+        if info is None or "gloo" not in info.backends:
+            return False
+        groups = self._groups_of(rank).tolist()
+        marks = [self._pairs.enqueued[self._groups.rows(group)] for group in groups]
+        return any(len(enqueued) > 1 and enqueued.max() < 0 for enqueued in marks)
 
     def _heard(self, rank: Int32s) -> bool:
         """The agents of all these ranks are connected."""

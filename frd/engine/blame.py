@@ -6,6 +6,7 @@ explanation; each function says what lowers it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -161,13 +162,16 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
 
 
 def _circle(graph: Graph, root: Root) -> list[Blame]:
-    """Each rank with its own order: what it is in, and what it keeps others waiting in."""
+    """Each rank with its own order: what it is in, and what it keeps others waiting in. Those who
+    do as most do are less likely to be wrong."""
     waits = sorted(
         (n for n in root.nodes if isinstance(n, Wait)), key=lambda w: (w.instance, w.rank)
     )
+    heads = {n.rank: graph.waits.head(n.rank) for n in root.nodes if isinstance(n, Member)}
+    [(most, count)] = Counter(head.instance for head in heads.values() if head).most_common(1)
+    usual = most if 2 * count > len(heads) else None
     blames = []
-    for rank in sorted(n.rank for n in root.nodes if isinstance(n, Member)):
-        head = graph.waits.head(rank)
+    for rank, head in sorted(heads.items()):
         if head is None:
             continue
         after: list[str] = []
@@ -183,7 +187,8 @@ def _circle(graph: Graph, root: Root) -> list[Blame]:
         if never:
             words.append(f"and has not joined {' and '.join(never)}")
         began = graph.picture.moment(rank, head.since)
-        blames.append(Blame(rank, Reason.ORDER, Confidence.HIGH, ", ".join(words), began))
+        confidence = Confidence.MEDIUM if head.instance == usual else Confidence.HIGH
+        blames.append(Blame(rank, Reason.ORDER, confidence, ", ".join(words), began))
     return blames
 
 

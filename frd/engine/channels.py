@@ -6,6 +6,9 @@ oldest enqueue of each rank is looked at every tick, the rest when somebody is f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from frd.engine.picture import ChannelPicture
@@ -17,6 +20,10 @@ class Channels:
 
     def __init__(self) -> None:
         self._by_rank: dict[int, ChannelPicture] = {}
+        self._told: set[int] = set()
+        """Ranks that ever had something in flight."""
+        self._node: dict[int, Int64s] = {}
+        """Their `since` by the node's clock, of ranks that told."""
         self.since: Int64s = np.zeros(0, np.int64)
         """Aligned ns, 0 for none; at least as long as the highest rank that ever told."""
 
@@ -28,13 +35,16 @@ class Channels:
         is_send: UInt8s,
         in_flight: UInt32s,
         since: Int64s,
+        since_node: Int64s | None = None,
     ) -> bool:
-        """False when the rank stands where it stood."""
+        """False when the rank stands where it stood. `since_node`: `since` before it was aligned,
+        for `realign`."""
         known = self._by_rank.get(rank)
         self.forget(rank)
         busy = np.flatnonzero(in_flight)
         if not len(busy):
             return known is not None
+        self._told.add(rank)
         if rank >= len(self.since):
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         self.since[rank] = since[busy].min()
@@ -46,11 +56,30 @@ class Channels:
             in_flight=in_flight[busy].astype(np.int64),
             since=since[busy].astype(np.int64),
         )
+        if since_node is not None:
+            self._node[rank] = since_node[busy].astype(np.int64)
         return known is None or not _alike(known, told)
 
+    def realign(self, ranks: Sequence[int], align: Callable[[Int64s], Int64s]) -> None:
+        """More is known of the clock of these ranks."""
+        for rank in self._node.keys() & ranks:
+            since = align(self._node[rank])
+            self._by_rank[rank] = replace(self._by_rank[rank], since=since)
+            self.since[rank] = since.min()
+
+    def keep_heads(self, ranks: Sequence[int]) -> None:
+        """What they have told is not to be aligned again."""
+        for rank in self._node.keys() & ranks:
+            del self._node[rank]
+
     def forget(self, rank: int) -> None:
+        self._node.pop(rank, None)
         if self._by_rank.pop(rank, None) is not None:
             self.since[rank] = 0
+
+    def has_told(self, rank: int) -> bool:
+        """The rank has sent or received, as far as that was seen."""
+        return rank in self._told
 
     def waiting_before(self, latest: int) -> ChannelPicture:
         """All channels of the ranks that have one in flight since `latest` or longer."""

@@ -132,7 +132,9 @@ def labels_of(picture: Picture, verdict: Verdict) -> tuple[str, ...]:
 
 
 def suspects_of(picture: Picture, verdict: Verdict, most: int) -> tuple[Suspect, ...]:
-    named = verdict.suspects[:most]
+    sure = sorted(verdict.suspects, key=lambda b: -_SURENESS.index(b.confidence))[:most]
+    kept = {blame.rank for blame in sure}
+    named = [blame for blame in verdict.suspects if blame.rank in kept]
     return timed(
         [
             Suspect(b.rank, node_of(picture, b.rank), b.reason, b.confidence, b.evidence)

@@ -11,7 +11,7 @@ that it had not come although others were waiting. Anything less leads to a `Dou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -170,8 +170,9 @@ class Graph:
         unstarted = those.inside[those.timed & ~those.started]
         targets = self._absent_from(wait)
         if not any(isinstance(target, Member) for target in targets):
-            if silent := self._silent_inside(those):
-                return tuple(targets + silent), None
+            silent = self._silent_inside(those)
+            if silent and not self._hung_before(wait, those, silent):
+                return (*targets, *silent), None
             if self._is_left(wait.instance, those):
                 if self.stuck_inside(those, those.done_at):
                     return (), Ending.ALONE
@@ -215,7 +216,20 @@ class Graph:
             for target in targets
         )
 
-    def _silent_inside(self, those: Attendance) -> list[Node]:
+    def _hung_before(self, wait: Wait, those: Attendance, silent: Sequence[Member | Doubt]) -> bool:
+        """They went when it should long have been completed, and somebody else holds it up, whose
+        device did not start it or is at something older: a hang is there before the watchdogs that
+        end its ranks."""
+        ripe_at, started = self._ripe_at(wait), set(those.inside[those.started].tolist())
+        if those.last_since <= 0 or any(
+            isinstance(n, Doubt) or self._gone_at(n.rank) <= ripe_at for n in silent
+        ):
+            return False
+        if any(not self.is_gone(rank) for rank in those.inside[~those.heads].tolist()):
+            return True
+        return started.issuperset(n.rank for n in silent) and bool(self.stuck_devices(those))
+
+    def _silent_inside(self, those: Attendance) -> list[Member | Doubt]:
         """Who is in it and provably gone; else who is not heard of while others are."""
         gone = [rank for rank in those.inside.tolist() if self.is_gone(rank)]
         if gone:
@@ -325,6 +339,9 @@ class Graph:
 
         Before that, an op that somebody came late to is only on its way to be completed.
         """
+        return self._ripe_at(wait) <= self.picture.now
+
+    def _ripe_at(self, wait: Wait) -> int:
         if wait.instance.is_p2p:
             ends = (wait.instance.src, wait.instance.dst)
             sinces = [
@@ -333,10 +350,14 @@ class Graph:
             last = max(sinces)
         else:
             last = self.waits.attendance(wait.instance).last_since
-        return last + round(self.rules.threshold_s(wait.instance.group) * 1e9) <= self.picture.now
+        return last + round(self.rules.threshold_s(wait.instance.group) * 1e9)
 
     def is_gone(self, rank: int) -> bool:
         return rank in self._gone
+
+    def _gone_at(self, rank: int) -> int:
+        """0 when nobody told."""
+        return int(self.picture.state_since[self.waits.row(rank)])
 
     def why_unknown(self, rank: int) -> Why | None:
         """Why the telemetry of a rank proves nothing just now; None when it does."""

@@ -148,6 +148,7 @@ class Engine:
         completed_ns: Int64s,
         *,
         replay: bool,
+        teller: int = -1,
         now: AlignedNs,
     ) -> Applied:
         """Transitions of one rank; see `Attempt.observe_entries`."""
@@ -161,6 +162,7 @@ class Engine:
             started_ns,
             completed_ns,
             replay=replay,
+            teller=teller,
             now=now,
         )
 
@@ -175,10 +177,20 @@ class Engine:
         seen_rank: Int32s,
         as_of_ns: Int64s,
         now: AlignedNs,
+        *,
+        head_node_ns: Int64s | None = None,
     ) -> None:
         """Where ranks stand; see `Attempt.observe_watermarks`."""
         attempt.observe_watermarks(
-            pair, enqueued, started, completed, head_created_ns, seen_rank, as_of_ns, now
+            pair,
+            enqueued,
+            started,
+            completed,
+            head_created_ns,
+            seen_rank,
+            as_of_ns,
+            now,
+            head_node_ns=head_node_ns,
         )
 
     def observe_channels(
@@ -191,9 +203,13 @@ class Engine:
         in_flight: UInt32s,
         head_created_ns: Int64s,
         now: AlignedNs,
+        *,
+        head_node_ns: Int64s | None = None,
     ) -> None:
         """P2P ops of one rank; see `Attempt.observe_channels`."""
-        attempt.observe_channels(rank, group, peer, is_send, in_flight, head_created_ns, now)
+        attempt.observe_channels(
+            rank, group, peer, is_send, in_flight, head_created_ns, now, head_node_ns=head_node_ns
+        )
 
     def observe_status(
         self, attempt: Attempt, rank: int, status: RankStatus, at: AlignedNs, now: AlignedNs

@@ -19,6 +19,7 @@ def complete(pairs: Pairs, runs: Runs, as_of: int, now: AlignedNs) -> bool:
             continue
         moved = True
         pairs.completed[pair] = last
+        pairs.head_node[pair] = 0
         pairs.idle_until[pair] = as_of
         pairs.moved_at[pair] = pairs.done_at[pair] = now
         if last >= pairs.enqueued.item(pair):
@@ -49,8 +50,8 @@ def join(pairs: Pairs, runs: Runs, created: Int64s) -> bool:
         elif done >= pairs.enqueued.item(pair):
             continue
         head = max(done + 1, first)
-        if head > last:
-            continue
+        if head > last or pairs.head_node.item(pair):
+            continue  # nothing new of the head: a watermark row has told of it
         at = start + min(head - first, count - 1)
         if runs.seq.item(at) == head == done + 1 or not pairs.head.item(pair):
             pairs.head[pair] = created.item(at)

@@ -16,6 +16,8 @@ DEFINITE = frozenset(
     {Ending.MISMATCH, Ending.ALONE, Ending.DEVICE, Ending.GONE, Ending.IDLE, Ending.ORDER}
 )
 """Ends that name a cause; the others say that somebody moves or that too little is known."""
+_UNNAMED = frozenset({Ending.DOUBT, Ending.NOBODY})
+"""Ends that name no rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,12 @@ def _is_sink(graph: Graph, part: Sequence[Node]) -> bool:
 
 
 def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
-    """A circle of collectives never ends, whatever ranks of whom nothing is known do: everybody has
-    to come to a collective, and none of them can. Unless one of them is held up by a younger op."""
+    """A circle of collectives never ends, whatever ranks of whom nothing is known do, and whatever
+    else never completes: everybody has to come to a collective, and none of them can. Unless one of
+    them is held up by a younger op."""
     if len(part) == 1 or any(isinstance(n, Wait) and n.instance.is_p2p for n in part):
         return False
-    if not _ends_in_doubt(graph, _reach(graph, part)):
+    if not _ends_unnamed(graph, _reach(graph, part)):
         return False
     inside = set(part)
     others = [
@@ -91,8 +94,8 @@ def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
     return not any(node in graph.endings for node in _reach(graph, others, inside))
 
 
-def _ends_in_doubt(graph: Graph, nodes: Iterable[Node]) -> bool:
-    return all(graph.endings.get(node, Ending.DOUBT) is Ending.DOUBT for node in nodes)
+def _ends_unnamed(graph: Graph, nodes: Iterable[Node]) -> bool:
+    return all(graph.endings.get(node, Ending.DOUBT) in _UNNAMED for node in nodes)
 
 
 def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:

@@ -85,6 +85,10 @@ class Batch:
             return carries.nonzero()[0]
         return self._order[carries[self._order]]
 
+    def joined(self) -> Runs | None:
+        """The runs of rows that join something, told before or not; None when there are none."""
+        return None if is_empty(self.joins) else self._cut(self.joins)
+
     def news(self, places: Places, seen: Int64s, *, replay: bool) -> Runs | None:
         """The runs of rows that go beyond what was `seen` (by pair); None when there are none.
 

@@ -56,6 +56,8 @@ class Roll:
     """The agent of some member of a group is not heard of."""
     node: Int32s
     """By rank."""
+    sends: Callable[[int], bool] = lambda rank: False
+    """A rank sends or receives, or may: nothing tells for how long it waits there."""
 
     def late_ones(self, group: int, culprit: int) -> Int32s:
         """The ranks that a culprit of this group is."""
@@ -94,6 +96,8 @@ class Straggler:
     culprit: int
     ranks: tuple[int, ...]
     lates: tuple[Late, ...]
+    sends: bool = False
+    """It may be late because it waits in sends and receives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +277,8 @@ def _stragglers(lates: Sequence[Late], roll: Roll) -> list[Straggler]:
     for culprit, some in of.items():
         ranks = {int(r) for late in some for r in roll.late_ones(late.group, late.culprit)}
         some.sort(key=lambda late: -late.lost_ns)
-        found.append(Straggler(culprit, tuple(sorted(ranks)), tuple(some)))
+        sends = any(map(roll.sends, ranks))
+        found.append(Straggler(culprit, tuple(sorted(ranks)), tuple(some), sends))
     return sorted(found, key=lambda one: (-one.lates[0].lost_ns, one.culprit))
 
 

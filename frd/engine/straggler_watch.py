@@ -172,7 +172,7 @@ def _finding(
     picture: Picture,
     policy: Policy,
 ) -> Finding:
-    sure = straggler.lates[0].nats >= 2 * CHANCE_NATS
+    sure = straggler.lates[0].nats >= 2 * CHANCE_NATS and not straggler.sends
     confidence = Confidence.HIGH if sure else Confidence.MEDIUM
     groups = {late.group: picture.groups[late.group] for late in straggler.lates}
     labels = tuple(dict.fromkeys(summary.clean(g.info.label) for g in groups.values()))
@@ -213,7 +213,8 @@ def _evidence(
         f"within {window.seconds:.0f} s, by {_mean_text(late)} on average"
     )
     others = [other for other in labels if other != label]
-    return words + (f"; and late in {', '.join(others)}" if others else "")
+    words += f"; and late in {', '.join(others)}" if others else ""
+    return words + ("; what it waits for in sends and receives is not known" * straggler.sends)
 
 
 def _summary(straggler: Straggler, lost_s: float, picture: Picture) -> str:

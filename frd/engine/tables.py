@@ -215,9 +215,11 @@ class Pairs(Columns):
         "started": (np.int64, UNKNOWN_SEQ),
         "completed": (np.int64, UNKNOWN_SEQ),
         "head": (np.int64, 0),
+        "head_node": (np.int64, 0),
         "idle_until": (np.int64, 0),
         "moved_at": (np.int64, 0),
         "done_at": (np.int64, 0),
+        "teller": (np.int32, -1),
         "joined_row": (np.int64, UNKNOWN_SEQ),
         "completed_row": (np.int64, UNKNOWN_SEQ),
     }
@@ -228,6 +230,8 @@ class Pairs(Columns):
     completed: Int64s
     head: Int64s
     """Aligned ns at which the oldest outstanding collective was enqueued, 0 for none."""
+    head_node: Int64s
+    """The same on the node's clock, 0 while nobody told."""
     idle_until: Int64s
     """A time up to which the head's predecessor was not complete: the head cannot have been
     waiting for its peers before, however early the program enqueued it."""
@@ -235,6 +239,8 @@ class Pairs(Columns):
     """When `started` or `completed` last rose: the rank was that far by then."""
     done_at: Int64s
     """When `completed` was last told to be higher."""
+    teller: Int32s
+    """The agent session that tells rows of it, if it is not the first one."""
     joined_row: Int64s
     """Highest seq whose joined row was applied: what makes a replay harmless."""
     completed_row: Int64s

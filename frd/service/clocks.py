@@ -160,8 +160,9 @@ class AgentClock:
         if used.reason != newest.reason or newest.now_ns - used.now_ns > _LONGEST_NS:
             return False
         moved = abs(used.one_to_aligned(newest.at_ns) - newest.at_ns - newest.offset_ns)
-        if claimed is None:
-            return moved <= _ROUGH_NS
+        if claimed is None:  # of a clock that was just set back, times may be of before or after
+            may_be_bounded = not newest.reason and newest.now_ns - used.now_ns >= HORIZON_NS
+            return moved <= _ROUGH_NS and not may_be_bounded
         needed = _needed_ns(newest)
         return needed + moved <= claimed <= 2 * needed
 

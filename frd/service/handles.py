@@ -91,6 +91,10 @@ class AttemptHandles:
             pairs = self._pairs[rows, columns]
         return pairs
 
+    def resolved(self) -> Int32s:
+        """All pairs that were ever asked for."""
+        return self._pairs[self._pairs >= 0]
+
     def signatures(self, indexes: npt.NDArray[Any], known: Sequence[Signature]) -> Int32s:
         """Engine signature handles; `known` is the stream's dictionary."""
         self._signatures.reserve(len(known))

@@ -4,6 +4,9 @@ Every agent sends a small message of watermarks a second. One by one, 2,048 of t
 calls than in work; together they are a few vectorized passes. Only `Engine.advance` reads what
 they change, so they wait for it; whatever else depends on their order (a rank that is declared
 anew) must `flush` first. Entries need not wait: marks only ever rise, in any order.
+
+What waits was aligned when it was told. When more is known of the clock it is aligned anew, so that
+no mark stays as far off as the first guess at a node's clock was.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from frd.engine.alignment import Alignment
 from frd.engine.attempt import Attempt
 from frd.engine.engine import Engine
 from frd.model import AlignedNs, Int32s, Int64s, WatermarkColumns
+from frd.service.handles import AttemptHandles
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class _Message:
 class _Batch:
     attempt: Attempt
     messages: list[_Message] = field(default_factory=list)
+    realigned: dict[int, tuple[AttemptHandles, list[int], Alignment]] = field(default_factory=dict)
+    """By identity of the handles, which are of one stream: of which ranks, and how."""
 
 
 class Marks:
@@ -47,10 +53,17 @@ class Marks:
         alignment: Alignment,
     ) -> None:
         """One message: engine rows for its rows and its seen ranks, times of the node's clock."""
+        self._batch(attempt).messages.append(_Message(pair, seen, columns, alignment))
+
+    def realign(self, handles: AttemptHandles, ranks: list[int], alignment: Alignment) -> None:
+        """What one stream has told of these ranks, with another alignment than before."""
+        self._batch(handles.attempt).realigned[id(handles)] = handles, ranks, alignment
+
+    def _batch(self, attempt: Attempt) -> _Batch:
         batch = self._batches.get(id(attempt))
         if batch is None:
             batch = self._batches[id(attempt)] = _Batch(attempt)
-        batch.messages.append(_Message(pair, seen, columns, alignment))
+        return batch
 
     def flush(self, now: AlignedNs) -> None:
         """Apply all that has been added."""
@@ -58,11 +71,15 @@ class Marks:
             return
         batches, self._batches = self._batches, {}
         for batch in batches.values():
-            if _distinct(batch.messages):
+            if not batch.messages:
+                pass
+            elif _distinct(batch.messages):
                 self._apply(batch.attempt, batch.messages, now)
             else:
                 for message in batch.messages:
                     self._apply(batch.attempt, [message], now)
+            for handles, ranks, alignment in batch.realigned.values():
+                _realign(handles, ranks, alignment, now)
 
     def _apply(self, attempt: Attempt, messages: list[_Message], now: AlignedNs) -> None:
         columns = [message.columns for message in messages]
@@ -80,7 +97,17 @@ class Marks:
             np.concatenate([message.seen for message in messages]),
             np.minimum(_aligned(as_ofs, alignments), now),
             now,
+            head_node_ns=np.concatenate(heads),
         )
+
+
+def _realign(
+    handles: AttemptHandles, ranks: list[int], alignment: Alignment, now: AlignedNs
+) -> None:
+    def align(node_ns: Int64s) -> Int64s:
+        return np.minimum(alignment.to_aligned(node_ns), now)
+
+    handles.attempt.realign(ranks, handles.resolved(), align)
 
 
 def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:

@@ -130,7 +130,9 @@ METRICS: Final[dict[str, Spec]] = {
         "Time from an agent's sending to the service's applying, slowest recent message.",
     ),
     "frd_telemetry_gap_entries_total": Spec(
-        _COUNTER, ("job",), "Entries lost to ring overruns and full outboxes before they got here."
+        _COUNTER,
+        ("job",),
+        "Entries lost to overruns and resets of recorders, full outboxes, or while no agent read.",
     ),
     "frd_evicted_total": Spec(
         _COUNTER, ("what",), "Things dropped to stay within a limit of the service."

@@ -146,12 +146,18 @@ class Session:
         return event
 
     def align(self, alignment: Alignment) -> None:
-        """Align what comes from now on with another alignment."""
+        """Align what comes from now on with another alignment, and what waits since before."""
+        is_better = alignment.is_better_than(self.alignment)
         self.alignment = alignment
         self._uncertainty_ns = claim_ns(alignment)
         for handles in self._attempts:
-            if ranks := [handle for _, handle in handles.ranks]:
+            if ranks := handles.attempt.of_clock(handles.ranks, self._clock_number):
                 handles.attempt.clock(ranks, self._clock_number, self._uncertainty_ns)
+                if is_better:
+                    self._marks.realign(handles, ranks, alignment)
+                else:
+                    self._marks.flush(alignment.now_ns)
+                    handles.attempt.keep_heads(ranks, handles.resolved())
 
     def take_acks(self) -> dict[int, int]:
         """Revisions applied since the last call, per stream index."""
@@ -231,6 +237,7 @@ class Session:
                     np.array([batch.created_ns, batch.started_ns, batch.completed_ns]), now
                 ),
                 replay=progress.replay or not numbered,
+                teller=self._clock_number,
                 now=now,
             )
             self.entries += applied.rows - applied.duplicates
@@ -277,6 +284,7 @@ class Session:
             batch.in_flight,
             self._aligned(batch.head_created_ns, now),
             now,
+            head_node_ns=batch.head_created_ns,
         )
 
     def _status(self, status: RankStatus, now: AlignedNs) -> None:

@@ -632,12 +632,52 @@ def test_a_circle_of_collectives_stands_whatever_an_unknown_rank_does() -> None:
     assert verdict.unknown == (2,)
 
 
+def test_a_circle_of_collectives_stands_whatever_never_completes_elsewhere() -> None:
+    """0 and 1 entered tp and dp in opposite orders; 0 also waits for 2, who is in an op that all
+    have joined and nobody completes."""
+    scene = Scene(4).group("tp", range(3)).group("dp", range(2)).group("cp", [2, 3])
+    scene.waits("tp", 1, [0]).waits("dp", 1, [1]).waits("cp", 1, [2, 3])
+    assert any(named(v) == {0: Reason.ORDER, 1: Reason.ORDER} for v in scene.find())
+
+
+def test_who_enters_in_another_order_than_most_is_surer_the_cause() -> None:
+    """0 entered dp before tp, 1, 2 and 3 the other way round."""
+    scene = Scene(4).group("tp", range(4)).group("dp", range(4))
+    verdict = scene.waits("dp", 1, [0]).waits("tp", 1, [1, 2, 3]).only()
+    assert verdict.kind is Kind.ORDER
+    assert {blame.rank: blame.confidence for blame in verdict.suspects} == {
+        0: Confidence.HIGH, 1: Confidence.MEDIUM, 2: Confidence.MEDIUM, 3: Confidence.MEDIUM
+    }  # fmt: skip
+
+
 def test_a_circle_is_not_called_while_a_younger_wait_may_explain_it() -> None:
     """As before, but 0 has a younger op in flight, to which the unknown rank may not have come."""
     scene = Scene(4).group("tp", range(3)).group("dp", range(3)).group("cp", [0, 3])
     scene.rank(2, declared=False).rank(3, declared=False)
     verdict = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).waits("cp", 1, [0], age=11).only()
     assert (named(verdict), verdict.unknown) == ({}, (2,))
+
+
+@pytest.mark.parametrize(("gone_age", "first"), [(3, Reason.DEVICE_STUCK), (9, Reason.EXITED)])
+def test_a_rank_that_went_when_others_hung_already_is_no_first_cause(
+    gone_age: float, first: Reason
+) -> None:
+    """All are in seq 7 for 12 seconds, and the device of 2 never started it. Rank 3 was killed 3
+    seconds ago, as watchdogs do; or 9 seconds ago, when nobody could call that a hang."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4), 12)
+    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
+    scene.rank(3, state=RankState.EXITED, state_age=gone_age, as_of_age=gone_age)
+    assert set(named(scene.only()).values()) == {first}
+
+
+@pytest.mark.parametrize(("gone_age", "first"), [(3, Reason.ORDER), (9, Reason.EXITED)])
+def test_a_circle_outlives_the_ranks_that_wait_for_it(gone_age: float, first: Reason) -> None:
+    """0 and 1 are in tp and dp in opposite orders; 2 waits in dp and was killed meanwhile."""
+    scene = Scene(3).group("tp", [0, 1]).group("dp", range(3))
+    scene.waits("dp", 1, [0], 12).waits("tp", 1, [0], 11.5)
+    scene.waits("tp", 1, [1], 12).waits("dp", 1, [1], 11.5).waits("dp", 1, [2], 12)
+    scene.rank(2, state=RankState.EXITED, state_age=gone_age, as_of_age=gone_age)
+    assert set(named(scene.only()).values()) == {first}
 
 
 def test_a_device_that_stands_still_is_named_although_a_rank_is_unknown() -> None:

@@ -192,6 +192,19 @@ def test_watermarks_tell_of_the_clock_between_pings() -> None:
     assert agent.error < 6 * MS
 
 
+def test_a_clock_that_was_set_back_is_bounded_again_soon() -> None:
+    """Right after it was set back by 1.7 s its times may be of before or after, so nothing bounds
+    them; once it shows later ones than ever, what is in use says so."""
+    world = World()
+    agent = Agent(world)
+    agent.pings(10)
+    agent.ahead -= 1700 * MS
+    agent.pings(1)
+    assert claim_ns(agent.clock.used) is None
+    agent.pings(5)
+    assert claim_ns(agent.clock.used) is not None
+
+
 def test_what_is_claimed_of_a_silent_clock_grows() -> None:
     """Pings stop: the claim stays true without them, until nothing is claimed any more."""
     world = World()

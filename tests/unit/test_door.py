@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from frd.errors import ConfigError
+from frd.errors import ConfigError, ServiceUnavailable
 from frd.rpc import open_clock
 from frd.service.access import Tokens
 from frd.service.app import RealTime
@@ -92,6 +92,19 @@ def test_an_agent_follows_no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             return first, heard
 
     assert asyncio.run(call()) == (b"PRI * HTTP/2.0", [])
+
+
+def test_an_empty_token_file_is_no_licence_to_go_without(tmp_path: Path) -> None:
+    """A mount that is not filled yet: the agent says so and tries again, and sends no stream."""
+    token = tmp_path / "token"
+    token.write_bytes(b"")
+
+    async def call() -> None:
+        async with Service("127.0.0.1:1", token_file=token).connect():
+            raise AssertionError("a line was opened")
+
+    with pytest.raises(ServiceUnavailable, match="token: no token: write it on the first line"):
+        asyncio.run(call())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.alignment import ClockState, Segment
+from frd.engine.alignment import Alignment, ClockState, Segment
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
+from frd.engine.waits import Waits
 from frd.errors import FrdError, WireError
 from frd.model import (
     AlignedNs,
@@ -123,6 +124,18 @@ class Stream:
             as_of_ns=np.full(2, self.node_now(), np.int64),
         )
         self.send(Watermarks(0, columns, self.node_now()))
+
+    def channel(self, since: NodeNs) -> None:
+        """The rank of stream index 0 sends to rank 1."""
+        columns = ChannelColumns(
+            rank=0,
+            group=np.array([0], np.uint32),
+            peer=np.array([1], np.int32),
+            is_send=np.array([1], np.uint8),
+            in_flight=np.array([1], np.uint32),
+            head_created_ns=np.array([since], np.int64),
+        )
+        self.send(columns)
 
 
 def entries(first_revision: int, seqs: range, *, rank: int = 0, group: int = 0) -> EntryColumns:
@@ -321,19 +334,111 @@ def test_an_alignment_counts_from_then_on() -> None:
     assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
 
 
+def bounded(offset: int, steps: int = 0) -> Alignment:
+    """The node's clock is `offset` behind, after so many steps."""
+    segment = Segment(NOW - OFFSET - steps, NOW, True, ((NOW - OFFSET, offset, 1000),))
+    return guess(NodeNs(NOW - offset), AlignedNs(NOW))._replace(
+        state=ClockState.SYNCHRONIZED,
+        reason="",
+        segments=(segment,),
+        now_ns=AlignedNs(NOW + 10 * S),
+    )
+
+
+def test_what_waits_is_aligned_again_when_more_is_known() -> None:
+    """A rank waits for 3 s in a collective and for 2 s in a send, both told by a first guess that
+    was a second off; between the two the clock became known. Their order is that of the node."""
+    service = Service()
+    stream = service.stream()
+    service.now += 10 * S
+    now = NodeNs(service.now - OFFSET)
+    stream.watermarks(7, 6, NodeNs(now - 3 * S))
+    stream.channel(NodeNs(now - 2 * S))
+    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+    stream.session.align(bounded(OFFSET - 5 * S))
+    assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
+    picture = service.engine.attempt(KEY, 4, AlignedNs(NOW)).picture(AlignedNs(service.now))
+    since = [op.since for op in Waits(picture).ops(0)]
+    assert [service.now - at for at in since] == [8 * S, 7 * S]
+    stream.session.align(bounded(OFFSET + 9 * S))
+    assert service.rank(0).waiting_s == 0  # nobody waits since the future
+
+
+def test_times_of_before_a_step_stay_as_they_were_aligned() -> None:
+    """The node's clock is set: what it showed before says nothing of the new one."""
+    service = Service()
+    stream = service.stream()
+    service.now += 10 * S
+    stream.session.align(bounded(OFFSET))
+    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    stream.channel(NodeNs(service.now - OFFSET - 2 * S))
+    stepped = bounded(OFFSET + 9 * S, steps=1)
+    for alignment in (stepped, stepped._replace(line_ns=OFFSET + 8 * S)):
+        stream.session.align(alignment)
+        assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 12 * S))
+    assert service.rank(0).waiting_s == pytest.approx(4.0, abs=0.01)
+
+
+def test_a_step_and_what_is_learned_after_it_in_one_tick() -> None:
+    """The node's clock is set, and a ping tells more of it before anything was applied."""
+    service = Service()
+    stream = service.stream()
+    service.now += 10 * S
+    stream.session.align(bounded(OFFSET))
+    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    stepped = bounded(OFFSET + 9 * S, steps=1)
+    stream.session.align(stepped)
+    stream.session.align(stepped._replace(line_ns=OFFSET + 8 * S))
+    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_clock_aligns_its_own_ranks_only() -> None:
+    """Another agent has taken the ranks over, under another clock; the first still has a stream."""
+    service = Service()
+    first = service.stream("a")
+    second = service.stream("b")
+    service.now += 10 * S
+    second.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    first.session.align(bounded(OFFSET - 5 * S))
+    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+    second.session.align(bounded(OFFSET - 5 * S))
+    assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
+
+
+def test_a_row_that_comes_after_its_watermark_changes_no_head() -> None:
+    """The agent tells that the rank waits in 7, then the rows up to 7, then its clock is known."""
+    service = Service()
+    stream = service.stream()
+    stream.send(entries(1, range(6, 7)))
+    service.now += 10 * S
+    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+    joined = replace(entries(2, range(7, 8)), flags=np.full(1, 1, np.uint8))
+    stream.send(joined)
+    stream.session.align(bounded(OFFSET - 5 * S))
+    assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
+
+
+def test_an_unknown_clock_aligns_nothing_again() -> None:
+    """A clock that was known is lost: what was aligned by it is as good as it can be."""
+    service = Service()
+    stream = service.stream()
+    stream.session.align(bounded(OFFSET))
+    service.now += 10 * S
+    stream.watermarks(7, 6, NodeNs(service.now - OFFSET - 3 * S))
+    lost = guess(NodeNs(service.now - OFFSET - 2 * S), AlignedNs(service.now))
+    stream.session.align(lost)
+    assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
+
+
 def test_the_engine_hears_how_good_a_clock_is_now() -> None:
     """A ping bounds a clock that nothing had bounded: to a few milliseconds."""
     service = Service()
     stream = service.stream()
     attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
     assert attempt.picture(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns is None
-    knots = ((NOW - OFFSET, OFFSET, 1000),)
-    bounded = guess(NodeNs(NOW - OFFSET), AlignedNs(NOW))._replace(
-        state=ClockState.SYNCHRONIZED,
-        reason="",
-        segments=(Segment(NOW - OFFSET, NOW, True, knots),),
-    )
-    stream.session.align(bounded)
+    stream.session.align(bounded(OFFSET)._replace(now_ns=AlignedNs(NOW)))
     told = attempt.picture(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns
     assert told is not None
     assert 1000 <= told < 10_000_000
@@ -441,3 +546,27 @@ def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:
     assert last.applied == 998
     assert ledger.progress(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
     assert ledger.ranks(KEY) == {0}
+
+
+def test_what_no_agent_read_is_counted_when_another_takes_over() -> None:
+    """An agent dies, the next one comes in time; then the ring forgets 8 to 10 before a third."""
+    service = Service()
+    service.stream("a").send(entries(1, range(5)))
+    second = service.stream("b")
+    second.send(entries(1, range(3, 5)))
+    assert service.view().gap_entries == 0
+    second.send(entries(3, range(6, 8)))  # its own losses it tells itself
+    assert service.view().gap_entries == 0
+    third = service.stream("c")
+    third.send(entries(1, range(11, 14)))
+    assert service.view().gap_entries == 3
+
+
+def test_groups_that_are_not_counted_each_by_itself_have_no_gaps() -> None:
+    """torchcomms numbers the ops of all groups together, so a group's numbers have holes."""
+    service = Service()
+    service.stream("a").send(entries(1, range(5)))
+    second = service.stream("b")
+    second.send(replace(entries(1, range(8, 10)), seq=np.array([8, 11])))
+    second.send(entries(3, range(15, 16)))
+    assert service.view().gap_entries == 0
