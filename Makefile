@@ -9,7 +9,7 @@ PARALLEL := tests/unit tests/property tests/helm tests/sim
 # A machine that others use too may stall any process for seconds. What fails once with real processes
 # is tried again, once, and said in the summary (RERUN): two in a row are a failure.
 REAL := --reruns 1 -rR
-# Worlds of `make sim`: a second of a core each.
+# Worlds of `make sim`: one or two seconds of a core each.
 SEEDS := 1000
 BENCHES := ingest overhead analyze clock memory
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 
@@ -38,6 +39,7 @@ def main(
 ) -> None:
     """Simulate clusters by their seeds; exit 1 when one breaks a promise."""
     quiet()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no worker is left
     if seed is None:
         sys.exit(_many(range(first, first + seeds), jobs))
     numbers = None if only is None else [int(number) for number in only.split(",") if number]

@@ -3,7 +3,8 @@
 A wait that is long enough is evidence by itself. Lateness is none before chance can be ruled out,
 and memory none before it is short or has gone on rising for a while; both take a stretch of time in
 which nothing that was told is missing. And what hangs in a job that hung already, or has lost
-a rank, cannot be told from what that does.
+a rank, cannot be told from what that does. Nor can what only the entries of a recorder show, when
+that was reset before anybody read them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 _LOSSES: Final = frozenset({FaultKind.CRASH, FaultKind.CRASH_RECORDED, FaultKind.OOM})
 _MEMORY: Final = frozenset({FaultKind.MEMORY_SPIKE, FaultKind.LEAK, FaultKind.OOM})
+_HANGS: Final = frozenset(FaultKind) - {
+    *_LOSSES, *_MEMORY, FaultKind.STRAGGLER, FaultKind.NEW_GROUP, FaultKind.RECORDER_RESET
+}  # fmt: skip
+_SEEN_BY_PEERS: Final = frozenset(
+    {FaultKind.DEVICE_STUCK, FaultKind.IN_COLLECTIVE_ALONE, FaultKind.ORDER, FaultKind.P2P_STUCK}
+)
+"""It takes peers that come to the same and go on, and not peers that something else holds."""
+_SEEN_IN_ENTRIES: Final = _SEEN_BY_PEERS | {FaultKind.MISMATCH}
 _LOOKS: Final = 5 * S
 """From when a wait is long enough until telemetry has confirmed that; and until clocks are known
 once wire and machines are well."""
@@ -84,7 +93,9 @@ class Evidence:
             case FaultKind.OOM:
                 return self._is_told_of(injected, run) and not _is_linked(injected, run)
             case _:
-                return not _is_eclipsed(injected, run)
+                is_loss = injected.fault.kind in _LOSSES
+                hidden = _is_eclipsed(injected, run) or _is_erased(injected, run)
+                return not hidden and (is_loss or _somebody_waits(run))
 
     def _clear_since(self, began: int) -> int:
         """Since it began, and machines and wire were well, every row has come."""
@@ -157,12 +168,30 @@ def _is_linked(injected: Injected, run: Run) -> bool:
 
 def _is_eclipsed(injected: Injected, run: Run) -> bool:
     """A rank was lost, and not by this, before anybody could tell that something hangs: from then
-    on all wait for that rank."""
+    on all wait for that rank. Or its peers hang in something else."""
     assert injected.began is not None
     is_loss = injected.fault.kind in _LOSSES
     known_at = injected.began + (0 if is_loss else round(POLICY.stall_after_s * S) + _LOOKS)
+    hides = _LOSSES | _HANGS if injected.fault.kind in _SEEN_BY_PEERS else _LOSSES
     return any(
-        other.fault.kind in _LOSSES and other.began is not None and other.began < known_at
+        other.fault.kind in hides and other.began is not None and other.began < known_at
         for other in run.job.injected
         if other is not injected
+    )
+
+
+def _somebody_waits(run: Run) -> bool:
+    """Visibly: Gloo's recorder tells nothing of sends and receives."""
+    ops = [record.op for rank in run.job.ranks for record in rank.queue]
+    return any(op.dst < 0 for op in ops) or not run.job.plan.hides_p2p
+
+
+def _is_erased(injected: Injected, run: Run) -> bool:
+    """Recorders were reset about when it began."""
+    assert injected.began is not None
+    return injected.fault.kind in _SEEN_IN_ENTRIES and any(
+        other.fault.kind is FaultKind.RECORDER_RESET
+        and other.began is not None
+        and abs(other.began - injected.began) < _LOOKS
+        for other in run.job.injected
     )

@@ -8,7 +8,6 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -74,17 +73,9 @@ def attempt_all(seeds: Iterable[int], jobs: int) -> Iterator[Summary | Failure]:
     if jobs <= 1:
         yield from map(attempt, seeds)
         return
-    pool = ProcessPoolExecutor(
-        jobs,
-        mp_context=get_context("spawn"),
-        initializer=quiet,
-        max_tasks_per_child=_SEEDS_A_PROCESS,
-    )
-    try:
-        for future in as_completed([pool.submit(attempt, seed) for seed in seeds]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    # Not a ProcessPoolExecutor: that of Python 3.11 hangs once its workers have had their tasks.
+    with get_context("spawn").Pool(jobs, quiet, maxtasksperchild=_SEEDS_A_PROCESS) as pool:
+        yield from pool.imap_unordered(attempt, seeds)
 
 
 def shrink(seed: int, world: int | None = None) -> list[int]:

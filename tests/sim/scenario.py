@@ -30,6 +30,11 @@ POLICY: Final = Policy(
     memory_leak_window_s=30.0,
 )
 """As the default, but what takes minutes takes seconds: a world lives for two minutes."""
+_SMALL: Final = 8
+_USUAL: Final = 64
+_SMALLER: Final = 0.75
+"""So many of the larger worlds are small ones instead: those find as much, and more of them live in
+an hour. Those beyond the usual are rare as they are."""
 WARM: Final = 10 * S
 LAST: Final = 45 * S
 """Nothing begins later, and what troubles machines and wire ends in time."""
@@ -107,6 +112,11 @@ def draw(seed: int, world: int | None = None) -> Scenario:
     """The world of a seed; `world` overrides the number of ranks."""
     dice = random.Random(f"{seed}/scenario")
     plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
+    if world is None and _SMALL < plan.world <= _USUAL:
+        size = random.Random(f"{seed}/size")
+        if size.random() < _SMALLER:
+            world = size.choice((_SMALL // 2, _SMALL))
+            plan = draw_plan(random.Random(f"{seed}/plan"), world=world)
     limits = Limits(
         outbox_rows=dice.choice((400_000, 400_000, 100, 1_000)),
         memory_bytes=dice.choice((8 << 20, 8 << 20, 1 << 16)),

@@ -100,6 +100,8 @@ class Watched:
         self._published_mono_ns: int = agent.mono_ns()
         self._published: tuple[dict[RawKey, Status], int, int] | None = None
         self._publish_at = agent.kernel.now
+        self._shown = (0, 0, 0)
+        self._is_exact = False
         self._state, self._since_ns = RankState.LIVE, agent.wall_ns()
         self._silent = False
         self._errors = 0
@@ -154,13 +156,12 @@ class Watched:
         self._watch.see(self._raw, age_s, exact=exact, now=now_s)
 
     def _show(self) -> bool:
-        board, rings = self._agent.board, self._recorders.rings
-        standing = stand(rings, self._raw, self._published_at_ns)
-        for group, marks in standing.marks:
-            board.set_marks(self.number, group, marks)
-        if standing.as_of_ns:
-            board.set_as_of(self.number, standing.as_of_ns)
-        return standing.exact and bool(rings)
+        shown = (self._recorders.revision, self._published_mono_ns, self._published_at_ns)
+        if shown != self._shown:
+            standing = stand(self._recorders.rings, self._raw, self._published_at_ns)
+            self._agent.board.set_standing(self.number, standing)
+            self._shown, self._is_exact = shown, standing.exact
+        return self._is_exact
 
     def _judge(self) -> None:
         since = self._published_at_ns or self._agent.wall_ns()
