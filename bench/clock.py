@@ -43,6 +43,7 @@ DRIFT_PPB: Final = 20_000
 AGENTS: Final = 2_048
 COSTED: Final = 64
 """Of the agents, so many are simulated to reckon the cost of all."""
+WARM_S: Final = 20
 RUNS: Final = 3
 """Of which the least costly counts: others on the machine make none cheaper."""
 
@@ -171,14 +172,14 @@ class Job:
 
 
 def simulated(name: str, network: Any, seconds: int) -> dict[str, float]:
-    """Over all pairs of hosts, once in ten seconds, after the first twenty."""
+    """Over all pairs of hosts, once in ten seconds, after `WARM_S`."""
     errors: list[float] = []
     bounds: list[float] = []
     for seed in range(SEEDS):
         job = Job(network, seed)
         for second in range(seconds):
             off, claimed = job.second()
-            if second >= 20 and second % 10 == 0:
+            if second >= WARM_S and second % 10 == 0:
                 pairs = list(itertools.combinations(range(HOSTS), 2))
                 errors += [(off[a] - off[b]) / 1e3 for a, b in pairs]
                 bounds += [(claimed[a] + claimed[b]) / 1e3 for a, b in pairs]
@@ -293,6 +294,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--seconds", type=int, default=120, help="simulated, and half of it real")
     options = parser.parse_args()
+    if options.seconds <= WARM_S:
+        parser.error(f"--seconds: {options.seconds}: the first {WARM_S} do not count: give more")
     result = {
         **loopback(options.seconds / 2),
         **simulated("lan", lan, options.seconds),

@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -35,9 +36,7 @@ from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import World, until
 from tests.proxy import Proxy
 
-RATE: Final = 20.0
-"""Steps a second."""
-RING: Final = 600
+RING: Final = 200
 """Entries: longer than an agent is ever away."""
 AGENT_EVERY_S: Final = 6.0
 SERVICE_EVERY_S: Final = 60.0
@@ -242,16 +241,28 @@ def broken(report: dict[str, Any]) -> list[str]:
 
 
 @contextlib.contextmanager
+def kept_on_failure() -> Iterator[str]:
+    """A temporary directory; what went wrong is in its logs."""
+    folder = tempfile.mkdtemp(prefix="frd-bench-")
+    try:
+        yield folder
+    except Exception:
+        print(f"soak: logs and journal are in {folder}", file=sys.stderr)
+        raise
+    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
 def scene(options: argparse.Namespace) -> Iterator[Soak]:
     """The daemons and the ranks, all of them up."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frd-bench-")))
+        folder = Path(stack.enter_context(kept_on_failure()))
         room = {"FRD_STORE__JOURNAL_BYTES": str(16 * 1024**3), "FRD_LOG__LEVEL": "warning"}
         world = stack.enter_context(World(folder, environment=room))
         proxy = stack.enter_context(Proxy(world.grpc)) if options.partition else None
         run_dirs: Sequence[Path] = [world.run_dir(number) for number in range(options.agents)]
         training = stack.enter_context(
-            Training(run_dirs, each=options.ranks, rate=RATE, ring=RING, job="soak")
+            Training(run_dirs, each=options.ranks, rate=options.rate, ring=RING, job="soak")
         )
         for number in range(options.agents):
             world.start_agent(proxy.address if proxy is not None and number % 2 else "")
@@ -265,6 +276,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=2, help="of each agent")
+    parser.add_argument("--rate", type=float, default=5.0, help="steps a second")
     parser.add_argument("--partition", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
