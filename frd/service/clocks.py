@@ -120,7 +120,7 @@ class AgentClock:
         node_ns = first.now_ns - first.line_ns
         self._newest = Newest(first.reason, first.now_ns, node_ns, first.line_ns, 0, 0.0, 0.0)
         self._stream = 0
-        self._tell: Callable[[Alignment], None]
+        self._tell: Callable[[Alignment], None] | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -133,7 +133,7 @@ class AgentClock:
 
     def disconnected(self, stream: int, now: AlignedNs) -> None:
         if stream == self._stream:  # else a newer stream of the session has taken its place
-            self._stream = 0
+            self._stream, self._tell = 0, None  # which would keep the stream and all its ranks
             self.gone_at = now
 
     def is_older(self, now: AlignedNs, age_ns: int) -> bool:
@@ -150,7 +150,7 @@ class AgentClock:
             return
         self.used = self.learned.alignment(raw, table)
         self._claim_ns = claim_ns(self.used)
-        if self.is_connected:
+        if self._tell is not None:
             self._tell(self.used)
 
     def _serves(self, newest: Newest) -> bool:

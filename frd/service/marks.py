@@ -71,13 +71,8 @@ class Marks:
             return
         batches, self._batches = self._batches, {}
         for batch in batches.values():
-            if not batch.messages:
-                pass
-            elif _distinct(batch.messages):
-                self._apply(batch.attempt, batch.messages, now)
-            else:
-                for message in batch.messages:
-                    self._apply(batch.attempt, [message], now)
+            for messages in _calls(batch.messages):
+                self._apply(batch.attempt, messages, now)
             for handles, ranks, alignment in batch.realigned.values():
                 _realign(handles, ranks, alignment, now)
 
@@ -127,13 +122,15 @@ def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
     return aligned
 
 
-def _distinct(messages: list[_Message]) -> bool:
-    """No row occurs twice, as when an agent has spoken twice since the last flush: the engine
-    takes a row once in a call."""
+def _calls(messages: list[_Message]) -> list[list[_Message]]:
+    """All in one call; one by one where a row occurs twice, as when an agent has spoken twice
+    since the last flush: the engine takes a row once in a call."""
+    if not messages:
+        return []
     pair = np.concatenate([message.pair for message in messages])
     if not len(pair):
-        return True
+        return [messages]
     order = np.arange(len(pair))
     last = np.empty(int(pair.max()) + 1, np.int64)
     last[pair] = order
-    return bool((last[pair] == order).all())
+    return [messages] if (last[pair] == order).all() else [[message] for message in messages]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -252,6 +255,20 @@ def test_a_session_that_comes_back_is_known() -> None:
     assert agent.state == (ClockState.SYNCHRONIZED, "")
     agent.clock.disconnected(1, world.now())
     assert world.clocks.find(agent.key) is agent.clock, "its newer stream is there"
+
+
+def test_a_stream_that_is_gone_is_not_kept() -> None:
+    """Its clock is, for a while; whom the clock told of changes, with all the ranks, is not."""
+    world = World()
+    agent = Agent(world)
+    tell = partial(agent.told.append)
+    kept = weakref.ref(tell)
+    world.clocks.connected(agent.key, "node", guess(agent.wall(), world.now()), 2, tell)
+    del tell
+    assert kept() is not None
+    agent.clock.disconnected(2, world.now())
+    assert kept() is None
+    agent.pings(20)
 
 
 def test_sessions_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
