@@ -15,7 +15,7 @@ import numpy as np
 
 from frd.flight import Entry, Name
 from frd.model import ChannelColumns
-from frd_agent.rows import LATEST_NS
+from frd_agent.rows import LATEST_NS, is_done
 
 NO_RECORD: Final = -1
 
@@ -39,7 +39,7 @@ class Channels:
         self._ops: dict[Channel, list[_Op]] = {}
         """Oldest first."""
 
-    def begin(self, entry: Entry, name: Name, group: int, members: Sequence[int]) -> None:
+    def read(self, entry: Entry, name: Name, group: int, members: Sequence[int]) -> None:
         """A new entry of a send or receive; one that names no peer cannot be paired."""
         is_send = name.op.endswith("send")
         local = name.dst if is_send else name.src
@@ -47,8 +47,12 @@ class Channels:
             return
         if local is not None and local >= len(members):
             return
-        peer = -1 if local is None else members[local]
-        self._ops.setdefault((group, peer, is_send), []).append(
+        channel = group, -1 if local is None else members[local], is_send
+        if is_done(entry):
+            if local is not None:  # any source may end before another
+                self._ops.pop(channel, None)  # those before it, whose entries may be gone
+            return
+        self._ops.setdefault(channel, []).append(
             _Op(entry.record_id, entry.time_created_ns, (entry.pg_id, entry.p2p_seq_id))
         )
 

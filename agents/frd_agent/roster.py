@@ -19,7 +19,8 @@ from frd.model import AttemptKey, NodeNs
 from frd_agent.rank import Rank, Shared
 from frd_agent.taps import SocketDir, TapFile, TapIdentity, scan
 
-_FILES_STAY_S: Final = 5.0
+_FILES_STAY_S: Final = 60.0
+"""Beyond the keepalive of the stream: what was told into a connection that is dead was not told."""
 _FILES_STAY_UNTOLD_S: Final = 3600.0
 _NEWS_S: Final = 60.0
 _REMEMBERED_S: Final = 900.0

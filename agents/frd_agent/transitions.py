@@ -344,8 +344,8 @@ class Ring:
             seq = entry.collective_seq_id
             if entry.is_p2p or name.is_p2p_kind:
                 progress.has_p2p = True
-                if name.is_p2p_kind and not is_done(entry):
-                    self.channels.begin(entry, name, progress.group, names.members(progress.group))
+                if name.is_p2p_kind:
+                    self.channels.read(entry, name, progress.group, names.members(progress.group))
             elif progress.joined < seq < MAX_SEQ:
                 signature = names.signature((entry,))
                 number = number_of(progress.backend, entry)

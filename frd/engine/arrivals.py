@@ -48,8 +48,8 @@ class GroupClocks:
     def comparable(self, closed: Closed) -> Bools:
         """The collectives whose arrivals can be held against each other."""
         group = closed.group
-        known = (self.bound_ns < UNKNOWN_NS)[group] & (closed.first_created >= self.since[group])
-        return ~self.spans[group] | known
+        known = (self.bound_ns < UNKNOWN_NS)[group] | ~self.spans[group]
+        return known & (closed.first_created >= self.since[group])
 
     @classmethod
     def of(cls, groups: int, ranks: Ranks, pairs: Pairs) -> GroupClocks:

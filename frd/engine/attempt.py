@@ -29,6 +29,7 @@ from frd.engine.straggler import Roll
 from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
 from frd.errors import WireError
 from frd.model import (
+    UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
     GroupInfo,
@@ -212,6 +213,7 @@ class Attempt:
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
         if told is not None:
             self._count_unread(rank, told, teller, now)
+        pairs.told_by[pair] = self._ranks.node.item(rank)
         as_of = self._ranks.as_of.item(rank)
         if completed is not None and marks.complete(pairs, completed, as_of, now):
             self._ranks.moved_at[rank] = now
@@ -275,10 +277,13 @@ class Attempt:
             head_known = (head_created_ns > 0) | (enqueued <= completed)
             newest = (enqueued >= was_enqueued) & (completed >= was_completed) & head_known
             rank = pairs.rank[pair]
+            is_told = enqueued > UNKNOWN_SEQ
+            pairs.told_by[pair[is_told]] = ranks.node[rank[is_told]]
+            is_inside = enqueued > np.maximum(completed, was_completed)
             enqueued = np.maximum(enqueued, was_enqueued)
             completed = np.maximum(completed, was_completed)
             head = np.where(newest, head_created_ns, pairs.head[pair])
-            head[(head == 0) & (enqueued > completed)] = now  # at the latest: nobody told when
+            head[(head == 0) & is_inside] = now  # at the latest: nobody told when
             pairs.head[pair] = head
             told = 0 if head_node_ns is None else head_node_ns
             pairs.head_node[pair] = np.where(newest, told, pairs.head_node[pair])
@@ -290,9 +295,21 @@ class Attempt:
             pairs.done_at[pair[advanced]] = now
             ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
         if len(seen_rank):
+            self._forget_untold(seen_rank[ranks.told_by[seen_rank] != ranks.node[seen_rank]])
             as_of = np.maximum(ranks.as_of[seen_rank], as_of_ns)
             ranks.as_of[seen_rank] = np.minimum(as_of, now)
         self.revision += 1
+
+    def _forget_untold(self, rank: Int32s) -> None:
+        """Another agent session has told all that it knows of these ranks: what it has not told of
+        them, rings have forgotten since."""
+        if not len(rank):
+            return
+        ranks, pairs, n = self._ranks, self._pairs, self._pairs.count
+        ranks.told_by[rank] = ranks.node[rank]
+        theirs = np.flatnonzero(np.isin(pairs.rank[:n], rank))
+        untold = theirs[pairs.told_by[theirs] != ranks.node[pairs.rank[theirs]]]
+        pairs.head[untold] = pairs.head_node[untold] = 0
 
     def observe_channels(
         self,
@@ -363,14 +380,16 @@ class Attempt:
         self._ranks.connected[np.asarray(ranks, np.int64)] = connected
         self.revision += 1
 
-    def clock(self, ranks: Sequence[int], node: int, uncertainty_ns: int | None) -> None:
+    def clock(
+        self, ranks: Sequence[int], node: int, uncertainty_ns: int | None, now: AlignedNs
+    ) -> None:
         """How well the clock that these ranks share is known; None while it is unsynchronized.
 
         `node` is any number that ranks of one clock, and no others, have in common. To be told
         again when a rank is declared again, which makes all clocks forget it.
         """
         bound = UNKNOWN_NS if uncertainty_ns is None else uncertainty_ns
-        self._ranks.set_clock(np.asarray(ranks, np.int64), node, bound)
+        self._ranks.set_clock(np.asarray(ranks, np.int64), node, bound, now)
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -502,11 +521,12 @@ class Attempt:
     def picture(self, now: AlignedNs) -> Picture:
         """Where every rank stands; nothing in it changes afterwards."""
         self._collectives.settle(now)
+        ops, ends_early = self._collectives.ops(), self._collectives.ends_early
         return Picture(
             key=self.key,
             now=now,
             world_size=self.world_size,
-            groups=cut.groups(self._groups, self._pairs, self._collectives.ops()),
+            groups=cut.groups(self._groups, self._pairs, ops, self._ranks, ends_early, now),
             channels=self._channels.picture(),
             mismatches=self._collectives.facts(),
             **cut.ranks(self._ranks),

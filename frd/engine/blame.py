@@ -79,7 +79,8 @@ def _end(rank: int) -> str:
 
 
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Blame:
-    """High when the rank is provably in no collective, and was absent for long, not just now."""
+    """High when the rank is provably in no collective, and was absent for long, not just now: one
+    that was in something else all that time may have come out of it a moment ago."""
     began = _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     row = graph.waits.row(rank)
@@ -88,8 +89,9 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         confidence = Confidence.MEDIUM
     else:
         threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
-        seen_absent_s = (int(graph.picture.as_of[row]) - began.at) / 1e9
-        proven = seen_absent_s >= threshold_s / 2
+        as_of = int(graph.picture.as_of[row])
+        seen_absent_s, rested_s = (as_of - began.at) / 1e9, (as_of - graph.moved_at(rank)) / 1e9
+        proven = seen_absent_s >= threshold_s / 2 and rested_s >= threshold_s
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
     if graph.picture.detail[row]:
         words.append(summary.clean(graph.picture.detail[row]))
@@ -138,7 +140,8 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
 
 
 def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame]:
-    """High for a minority: when most are left behind, what they share may be at fault."""
+    """High for a minority: when most are left behind, what they share may be at fault. And on the
+    word of more than another agent, or of their own: one alone may tell what is not."""
     those = graph.waits.attendance(instance)
     what = describe(graph, instance)
     if ending is Ending.ALONE:
@@ -152,9 +155,12 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
         words = (
             f"joined {what}, but its device never started it; {summary.ranks(ahead.tolist())} did"
         )
-    confidence = Confidence.HIGH if len(stuck) <= len(ahead) else Confidence.MEDIUM
+    witnesses = graph.agents_of(ahead)
     blames = []
     for rank in stuck:
+        confirmed = len(witnesses) > 1 or witnesses == graph.agents_of([rank])
+        certain = confirmed and len(stuck) <= len(ahead)
+        confidence = Confidence.HIGH if certain else Confidence.MEDIUM
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.picture.moment(rank, since)
         blames.append(Blame(rank, reason, confidence, words, began))

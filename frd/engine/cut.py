@@ -7,7 +7,7 @@ stay cheap: one contiguous pass drops all that is young, and what is left is usu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypedDict
+from typing import Final, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from frd.engine.tables import EXITED, STATES, Groups, Pairs, Ranks
 from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
+_RESTS_NS: Final = 2_000_000_000
+"""By then all members of a group have told how far they came: what moves is not looked at."""
+
+EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
+"""Of groups and seqs: whether a member may complete the op before all have come to it."""
 
 
 def stalls(
@@ -26,7 +31,7 @@ def stalls(
     pairs: Pairs,
     channels: Channels,
     latest: AlignedNs,
-    ends_early: Callable[[Int32s, Int64s], Bools],
+    ends_early: EndsEarly,
 ) -> StallTable:
     """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
 
@@ -43,7 +48,8 @@ def stalls(
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
     stuck = np.flatnonzero(_confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since))
     if len(stuck):
-        stuck = stuck[_is_possible(ranks, groups, pairs, row[stuck], ends_early)]
+        limit = _limits(ranks, groups, pairs, row[stuck], ends_early)
+        stuck = stuck[completed(groups, pairs, row[stuck]) <= limit]
     row = row[stuck]
     p2p = channels.waiting_before(latest)
     late = _confirmed(ranks, groups, p2p.rank, p2p.group, p2p.since)
@@ -60,27 +66,23 @@ def _confirmed(ranks: Ranks, groups: Groups, rank: Int32s, group: Int32s, since:
     return there & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
 
 
-def _is_possible(
-    ranks: Ranks,
-    groups: Groups,
-    pairs: Pairs,
-    row: Int64s,
-    ends_early: Callable[[Int32s, Int64s], Bools],
-) -> Bools:
-    """Nobody completes what another member, who has told of a later time, has not come to."""
+def _limits(
+    ranks: Ranks, groups: Groups, pairs: Pairs, row: Int64s, ends_early: EndsEarly
+) -> Int64s:
+    """What each may have completed at most: nothing that another member, who has told of a later
+    time, has not come to."""
     group, done = pairs.group[row], completed(groups, pairs, row)
     layout = pairs.layout()
     come = pairs.enqueued[layout.order]
     least = np.zeros(groups.count, np.int64)
     least[layout.groups] = np.minimum.reduceat(np.where(come < 0, _FAR, come), layout.starts)
-    odd = done > least[group]
-    if odd.any():
-        odd[odd] = ~ends_early(group[odd], done[odd])
-        for of in np.unique(group[odd]).tolist():
-            mine = np.flatnonzero(odd & (group == of))
-            told = _least_told(ranks, pairs, groups.rows(of), pairs.done_at[row[mine]])
-            odd[mine] = done[mine] > told
-    return ~odd
+    odd = np.flatnonzero(done > least[group])
+    odd = odd[~ends_early(group[odd], done[odd])]
+    limit = np.full(len(row), _FAR, np.int64)
+    for of in np.unique(group[odd]).tolist():
+        mine = odd[group[odd] == of]
+        limit[mine] = _least_told(ranks, pairs, groups.rows(of), pairs.done_at[row[mine]])
+    return limit
 
 
 def _least_told(ranks: Ranks, pairs: Pairs, members: slice | list[int], after: Int64s) -> Int64s:
@@ -132,12 +134,45 @@ def ranks(table: Ranks) -> RankColumns:
     )
 
 
-def groups(table: Groups, pairs: Pairs, ops: Sequence[Callable[[int], str]]) -> list[GroupPicture]:
-    """One picture per group, its place in the list being the group's handle."""
+def _unheard(
+    table: Groups, pairs: Pairs, order: Int64s, done: Int64s, ends_early: EndsEarly
+) -> Bools:
+    """Members of whom nothing is known where others are done with what takes all: they came, too,
+    before anybody could tell."""
+    group = pairs.group[order]
+    none = pairs.enqueued[order] == UNKNOWN_SEQ
+    some = np.zeros(table.count, np.bool_)
+    some[group[none]] = True
+    row = np.flatnonzero(some[group] & (done >= table.first_seq[group]))
+    row = row[~ends_early(group[row], done[row])]
+    some[:] = False
+    some[group[row]] = True
+    unheard: Bools = none & some[group]
+    return unheard
+
+
+def groups(
+    table: Groups,
+    pairs: Pairs,
+    ops: Sequence[Callable[[int], str]],
+    ranks: Ranks,
+    ends_early: EndsEarly,
+    now: AlignedNs,
+) -> list[GroupPicture]:
+    """One picture per group, its place in the list being the group's handle. Who tells of more than
+    can be is not believed to have come further than it can have."""
     layout = pairs.layout()
     order = layout.order
     members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
     done, head, moved = completed(table, pairs, order), pairs.head[order], pairs.moved_at[order]
+    rests = np.flatnonzero(pairs.done_at[order] < now - _RESTS_NS)
+    limit = _limits(ranks, table, pairs, order[rests], ends_early)
+    false = done[rests] > limit
+    odd, most = rests[false], limit[false]
+    enqueued[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
+    hidden = _unheard(table, pairs, order, done, ends_early)
+    hidden[odd] = True
+    forgotten = (enqueued > done) & (head == 0)
     bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
     return [
         GroupPicture(
@@ -148,6 +183,8 @@ def groups(table: Groups, pairs: Pairs, ops: Sequence[Callable[[int], str]]) -> 
             done[start:end],
             head[start:end],
             op,
+            hidden=hidden[start:end],
+            forgotten=forgotten[start:end],
             moved_at=moved[start:end],
         )
         for info, start, end, op in zip(table.infos, bounds, bounds[1:], ops, strict=False)

@@ -145,9 +145,11 @@ class Graph:
         return self._outlasting(node, targets), ending
 
     def _expand_member(self, rank: int) -> tuple[tuple[Node, ...], Ending | None]:
-        if self.is_gone(rank):
-            return (), Ending.GONE
         head = self.waits.head(rank)
+        if self.is_gone(rank):
+            if head is not None and self._hung_with(rank, head):
+                return (wait_of(rank, head),), None
+            return (), Ending.GONE
         if head is None:
             return (), Ending.MOVING if self._moved_lately(rank) else Ending.IDLE
         if head.since > 0 and self._is_fresh(rank, head.instance.group, head.since):
@@ -229,6 +231,15 @@ class Graph:
             return True
         return started.issuperset(n.rank for n in silent) and bool(self.stuck_devices(those))
 
+    def _hung_with(self, rank: int, head: Op) -> bool:
+        """It went when it had long been waiting for others, who have not come yet: they are why
+        anybody waits for it."""
+        wait = wait_of(rank, head)
+        ripe_at = head.since + round(self.rules.threshold_s(head.instance.group) * 1e9)
+        if head.since <= 0 or self._gone_at(rank) <= ripe_at:
+            return False
+        return any(isinstance(absentee, Member) for absentee in self._absent_from(wait))
+
     def _silent_inside(self, those: Attendance) -> list[Member | Doubt]:
         """Who is in it and provably gone; else who is not heard of while others are."""
         gone = [rank for rank in those.inside.tolist() if self.is_gone(rank)]
@@ -295,7 +306,7 @@ class Graph:
         """The other end of a channel, which holds `wait` up by where it stands. No number tells
         whether it has still to come: if it has moved since the rank that waits was heard of, it may
         have come, and both be beyond this by now."""
-        if isinstance(peer, Member) and not self._is_told(wait.rank, self._moved_at(peer.rank)):
+        if isinstance(peer, Member) and not self._is_told(wait.rank, self.moved_at(peer.rank)):
             return Doubt(peer.rank, Why.UNPROVEN)
         return peer
 
@@ -352,6 +363,11 @@ class Graph:
             last = self.waits.attendance(wait.instance).last_since
         return last + round(self.rules.threshold_s(wait.instance.group) * 1e9)
 
+    def agents_of(self, ranks: Iterable[int] | Int32s) -> set[int]:
+        """Numbers of the agents that tell of them; one where nobody keeps agents apart."""
+        clocks = self.picture.clocks
+        return {int(clocks.node[self.waits.row(int(r))]) if clocks else -1 for r in ranks}
+
     def is_gone(self, rank: int) -> bool:
         return rank in self._gone
 
@@ -379,14 +395,14 @@ class Graph:
         age_ns = int(self.picture.as_of[self.waits.row(rank)]) - since
         return age_ns < max(0.5, self.rules.threshold_s(group) / 4) * 1e9
 
-    def _moved_at(self, rank: int) -> int:
+    def moved_at(self, rank: int) -> int:
         """When it was last seen to move, 0 when it never was or nobody kept track."""
         moved_at = self.picture.moved_at
         return 0 if moved_at is None else int(moved_at[self.waits.row(rank)])
 
     def _moved_lately(self, rank: int) -> bool:
         """By its own telemetry, which tells nothing of the time since."""
-        moved_at = self._moved_at(rank)
+        moved_at = self.moved_at(rank)
         as_of = int(self.picture.as_of[self.waits.row(rank)])
         return moved_at > 0 and as_of - moved_at < _MOVED_LATELY_S * 1e9
 

@@ -89,13 +89,17 @@ def first_lost(picture: Picture, policy: Policy) -> list[Exit]:
         return []  # all blame a peer, and no agent has told of that one yet
     likely = [one for one in early if one.culpability == least]
     first = [one for one in likely if not likely[0].seen.is_before(one.seen, TOGETHER_NS)]
-    return first if _hurts_others(picture, found, first, grace_ns) else []
+    return first if _hurts_others(picture, found, first, policy) else []
 
 
-def _hurts_others(picture: Picture, found: list[Exit], first: list[Exit], grace_ns: int) -> bool:
-    """Somebody ran on after it, or died of it; ranks that end together just ended."""
+def _hurts_others(picture: Picture, found: list[Exit], first: list[Exit], policy: Policy) -> bool:
+    """Somebody ran on after it, or died of it; ranks that end together just ended. An agent that is
+    there would have told of an end by and by, even if nothing shows what the rank does."""
     running = np.array([state is RankState.LIVE for state in picture.state], np.bool_)
-    seen_since = picture.as_of >= found[0].at + grace_ns
+    seen_since = picture.as_of >= found[0].at + round(policy.loss_grace_s * 1e9)
+    patience_s = judged_after_s(policy) + policy.telemetry_late_s
+    if picture.now - found[0].at >= patience_s * 1e9:
+        seen_since |= picture.connected
     if bool(np.any(running & seen_since)):
         return True
     gone = (RankState.EXITED, RankState.FINISHED)

@@ -52,6 +52,9 @@ class GroupPicture:
     hidden: Bools | None = None
     """Members that may have come further than their marks say (a dump file may have lost all it
     knew of a group): their absence proves nothing. None for nobody."""
+    forgotten: Bools | None = None
+    """Members of whom nobody can tell whether they are over with what they were in: the agent that
+    told of it is gone, and so are the entries. They wait in nothing. None for nobody."""
     moved_at: Int64s | None = None
     """Aligned ns by which the member had come as far as `started` and `completed` say; 0, or None
     for all, when nobody kept track."""

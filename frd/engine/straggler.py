@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Final, NamedTuple, TypeAlias
 
@@ -98,6 +98,8 @@ class Straggler:
     lates: tuple[Late, ...]
     sends: bool = False
     """It may be late because it waits in sends and receives."""
+    is_held_up: bool = False
+    """A node that is late in another group for others, which may be the same time again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,11 @@ def judge(window: Window, roll: Roll, policy: Policy) -> Judgement:
     if not lates:
         return Judgement((), frozenset())
     ends = _ends(lates, window, roll)
-    stragglers = _stragglers([late for late in lates if late in ends], roll)
+    nodes = {late.culprit for late in lates if late.culprit < 0 and late not in ends}
+    stragglers = [
+        replace(one, is_held_up=one.culprit in nodes)
+        for one in _stragglers([late for late in lates if late in ends], roll)
+    ]
     named = {rank for one in stragglers for rank in one.ranks}
     held_up = {late.culprit for late in lates if late.culprit >= 0} - named
     return Judgement(tuple(stragglers), frozenset(held_up))

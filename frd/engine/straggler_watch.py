@@ -172,7 +172,8 @@ def _finding(
     picture: Picture,
     policy: Policy,
 ) -> Finding:
-    sure = straggler.lates[0].nats >= 2 * CHANCE_NATS and not straggler.sends
+    may_wait = straggler.sends or straggler.is_held_up
+    sure = straggler.lates[0].nats >= 2 * CHANCE_NATS and not may_wait
     confidence = Confidence.HIGH if sure else Confidence.MEDIUM
     groups = {late.group: picture.groups[late.group] for late in straggler.lates}
     labels = tuple(dict.fromkeys(summary.clean(g.info.label) for g in groups.values()))
@@ -214,6 +215,7 @@ def _evidence(
     )
     others = [other for other in labels if other != label]
     words += f"; and late in {', '.join(others)}" if others else ""
+    words += "; in other groups it is held up" * straggler.is_held_up
     return words + ("; what it waits for in sends and receives is not known" * straggler.sends)
 
 

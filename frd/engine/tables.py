@@ -19,6 +19,7 @@ from frd.engine.moment import UNKNOWN_NS
 from frd.engine.picture import Bools
 from frd.model import (
     UNKNOWN_SEQ,
+    AlignedNs,
     GroupInfo,
     Int32s,
     Int64s,
@@ -69,6 +70,7 @@ class Ranks(Columns):
         "state_since": (np.int64, 0),
         "connected": (np.bool_, 0),
         "node": (np.int32, -1),
+        "told_by": (np.int32, -1),
         "uncertainty_ns": (np.int64, UNKNOWN_NS),
         "clock_since": (np.int64, 0),
     }
@@ -82,11 +84,13 @@ class Ranks(Columns):
     state_since: Int64s
     connected: Bools
     node: Int32s
-    """Ranks of one number share one clock; -1 until somebody tells."""
+    """The agent session of the rank, whose ranks share one clock; -1 until somebody tells."""
+    told_by: Int32s
+    """The one that told of `as_of` last."""
     uncertainty_ns: Int64s
     """How far aligned times of the rank may be off; `UNKNOWN_NS` while unsynchronized."""
     clock_since: Int64s
-    """What the rank told of before this was aligned by what is not believed of its clock now."""
+    """What the rank told before this was aligned by what is not believed of its clock now."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,14 +111,15 @@ class Ranks(Columns):
         self.clock_revision += 1
         self._sorted = None
 
-    def set_clock(self, rank: Int64s, node: int, uncertainty_ns: int) -> None:
-        """These ranks share a clock that is as good as that."""
+    def set_clock(self, rank: Int64s, node: int, uncertainty_ns: int, now: AlignedNs) -> None:
+        """These ranks share a clock that is as good as that. One that is unknown is another with
+        every guess at it."""
         was = self.uncertainty_ns[rank]
-        if (was == uncertainty_ns).all() and (self.node[rank] == node).all():
+        is_same = (was == uncertainty_ns).all() and (self.node[rank] == node).all()
+        if is_same and uncertainty_ns < UNKNOWN_NS:
             return
-        self.clock_since[rank] = np.where(
-            was < UNKNOWN_NS, self.clock_since[rank], self.as_of[rank]
-        )
+        moved = (was == UNKNOWN_NS) & (self.node[rank] >= 0)
+        self.clock_since[rank] = np.where(moved, now, self.clock_since[rank])
         self.node[rank] = node
         self.uncertainty_ns[rank] = uncertainty_ns
         self.clock_revision += 1
@@ -220,6 +225,7 @@ class Pairs(Columns):
         "moved_at": (np.int64, 0),
         "done_at": (np.int64, 0),
         "teller": (np.int32, -1),
+        "told_by": (np.int32, -1),
         "joined_row": (np.int64, UNKNOWN_SEQ),
         "completed_row": (np.int64, UNKNOWN_SEQ),
     }
@@ -229,7 +235,8 @@ class Pairs(Columns):
     started: Int64s
     completed: Int64s
     head: Int64s
-    """Aligned ns at which the oldest outstanding collective was enqueued, 0 for none."""
+    """Aligned ns at which the oldest outstanding collective was enqueued; 0 for none, or when it
+    may be over by now: who told of it is gone, and who came after cannot tell its end."""
     head_node: Int64s
     """The same on the node's clock, 0 while nobody told."""
     idle_until: Int64s
@@ -241,6 +248,8 @@ class Pairs(Columns):
     """When `completed` was last told to be higher."""
     teller: Int32s
     """The agent session that tells rows of it, if it is not the first one."""
+    told_by: Int32s
+    """The one that told something of it last."""
     joined_row: Int64s
     """Highest seq whose joined row was applied: what makes a replay harmless."""
     completed_row: Int64s

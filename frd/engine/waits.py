@@ -60,7 +60,7 @@ class Attendance:
     absent: Int32s
     """Never joined, as far as is known."""
     hidden: Int32s
-    """Those of `absent` of whom nothing is known in this group."""
+    """Those of `absent` who may have come: nothing is known of them in this group, or no more."""
     behind: Int32s
     """Joined, but are still inside an earlier collective of the same group."""
     inside: Int32s
@@ -105,11 +105,14 @@ class Waits:
         self._completed = _column(groups, [g.completed for g in groups])
         self._since = _column(groups, [g.head_since for g in groups])
         self._hidden = np.zeros(len(self._rank), np.bool_)
+        self._forgotten = np.zeros(len(self._rank), np.bool_)
         self._moved_at = np.zeros(len(self._rank), np.int64)
         for at, group in enumerate(groups):
             rows = slice(self._first[at], self._first[at + 1])
             if group.hidden is not None:
                 self._hidden[rows] = group.hidden
+            if group.forgotten is not None:
+                self._forgotten[rows] = group.forgotten
             if group.moved_at is not None:
                 self._moved_at[rows] = group.moved_at
         self._index_ops()
@@ -119,7 +122,7 @@ class Waits:
     def _index_ops(self) -> None:
         """Sort all ops in flight by rank, oldest first; an op is a row of the pair arrays or,
         counted on from their end, a row of the channels."""
-        pairs = np.flatnonzero(self._enqueued > self._completed)
+        pairs = np.flatnonzero((self._enqueued > self._completed) & ~self._forgotten)
         channels = self.picture.channels
         flying = np.flatnonzero(channels.in_flight > 0)
         rank = np.concatenate([self._rank[pairs], channels.rank[flying].astype(np.int64)])
@@ -198,15 +201,17 @@ class Waits:
         enqueued, started = self._enqueued[rows], self._started[rows]
         completed, since = self._completed[rows], self._since[rows]
         done = completed >= seq
-        absent = (enqueued < seq) & ~done
-        joined = (enqueued >= seq) & ~done
+        came = (enqueued >= seq) & ~done
+        lost = came & self._forgotten[rows]
+        absent = ~done & ~came | lost
+        joined = came & ~lost
         inside = joined & (completed + 1 == seq)
         known = np.flatnonzero(inside & (since > 0))
         told = since[known]
         moved_at, begun = self._moved_at[rows], started >= seq
         return Attendance(
             absent=rank[absent],
-            hidden=rank[absent & self._hidden[rows]],
+            hidden=rank[absent & self._hidden[rows] | lost],
             behind=rank[joined & ~inside],
             inside=rank[inside],
             done=rank[done],

@@ -152,7 +152,8 @@ class Session:
         self._uncertainty_ns = claim_ns(alignment)
         for handles in self._attempts:
             if ranks := handles.attempt.of_clock(handles.ranks, self._clock_number):
-                handles.attempt.clock(ranks, self._clock_number, self._uncertainty_ns)
+                attempt, number = handles.attempt, self._clock_number
+                attempt.clock(ranks, number, self._uncertainty_ns, alignment.now_ns)
                 if is_better:
                     self._marks.realign(handles, ranks, alignment)
                 else:
@@ -209,7 +210,7 @@ class Session:
         self.ranks.append(DeclaredRank(key, declared.info, handles, handle, row, progress))
         self._rank_row.append(row)
         self._rank_handle.append(handle)
-        handles.attempt.clock([handle], self._clock_number, self._uncertainty_ns)
+        handles.attempt.clock([handle], self._clock_number, self._uncertainty_ns, now)
         self._engine.connection(handles.attempt, [handle], True, now)
 
     def _declare_group(self, declared: GroupDecl) -> None:

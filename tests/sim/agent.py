@@ -154,7 +154,7 @@ class SimAgent:
         now = self.kernel.now
         lives = {process.key for process in self._processes if process.rank.alive}
         for process in self._processes:
-            if process.info.pid in self.watched or not process.has_files(now):
+            if process.info.pid in self.watched or not process.has_files:
                 continue
             is_news = process.died_at is not None and now - process.died_at < _NEWS
             if process.rank.alive or is_news or process.key in lives:
@@ -164,8 +164,8 @@ class SimAgent:
         for watched in self.watched.values():
             process = watched.process
             told = self._welcome and self.board.is_told(watched.number)
-            if watched.is_over and told and process.told_at is None:
-                process.told_at = self.kernel.now
+            if watched.is_over and told:
+                process.forget_files(self.kernel.now)
 
     def _sample(self) -> None:
         begin = self.wall_ns()

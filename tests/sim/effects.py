@@ -170,8 +170,9 @@ class Effects:
     # -- when the device comes to an op, or an op ends -----------------------------------------
 
     def blocks(self, rank: SimRank, record: Record) -> bool:
-        """A kernel before the op does not end."""
-        if record.op.is_p2p or record.op.size < 2:
+        """A kernel before the op does not end; Gloo has none."""
+        op = record.op
+        if op.is_p2p or op.size < 2 or op.group.backend == "gloo":
             return False
         for injected in rank.snares:
             if injected.fault.kind is FaultKind.DEVICE_STUCK:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.clocks import S
 from tests.sim.faults import FaultKind, Injected
-from tests.sim.scenario import POLICY
+from tests.sim.scenario import POLICY, Trouble
 
 if TYPE_CHECKING:
     from tests.sim.world import Run, World
@@ -110,14 +110,19 @@ class Evidence:
 
     def _saw(self, injected: Injected, run: Run) -> bool:
         """Agent and service had seen what is usual of the rank's memory when it began to rise, and
-        looked on."""
+        looked on until it rose no more: to hear of it when that is long over is no use."""
         (number,) = injected.fault.ranks
         rank = run.job.ranks[number]
         agent = self._world.nodes[rank.node].agent
         if agent is None or agent.samples.dropped:
             return False
         since = max(agent.born, self._served_since, run.began)
-        return rank.alive and injected.at >= since + _WARMS_UP
+        over = injected.at + injected.lasts_ns
+        heard_late = any(
+            event.trouble is Trouble.PARTITION and event.at < over < event.until
+            for event in self._world.scenario.events
+        )
+        return rank.alive and injected.at >= since + _WARMS_UP and not heard_late
 
 
 def _beyond_chance(injected: Injected, since: int) -> bool:

@@ -269,13 +269,16 @@ class Oracle:
     def check_closed(self) -> None:
         """Nothing is left open. But who comes last to a group that spans pipeline stages, step
         after step, because its stage is the last to be done, looks like a straggler to everybody
-        who cannot see the sends; so it may be called one, with less than high confidence."""
+        who cannot see the sends; so it may be called one, with less than high confidence. And that
+        a rank waits is never taken back by an agent that has lied so."""
         has_stages = self._world.scenario.plan.pipeline > 1
+        has_liars = bool(self._world.troubles.liars)
         still_open = [
             f
             for f in self.findings.values()
             if f.state is FindingState.OPEN
             and not (has_stages and f.kind is Kind.STRAGGLER and not _is_certain(f))
+            and not (has_liars and f.kind is Kind.STALL)
         ]
         if still_open:
             raise Violation("still open", f"{[(f.kind, f.summary) for f in still_open]}")

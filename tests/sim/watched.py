@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _PUBLISH: Final = S
 _DUMP_S: Final = 3.0
 _STOPPED_S: Final = 1.5
-_FILES_STAY: Final = 5 * S
+_FILES_STAY: Final = 60 * S
 
 
 @dataclass(slots=True)
@@ -51,11 +51,12 @@ class Process:
     rank: SimRank
     info: RankInfo
     died_at: int | None = None
-    told_at: int | None = None
-    """True time since when its end is told; its files go soon after."""
+    has_files: bool = True
+    """They go some time after its end, once that is told."""
 
-    def has_files(self, now: int) -> bool:
-        return self.told_at is None or now < self.told_at + _FILES_STAY
+    def forget_files(self, now: int) -> None:
+        if self.died_at is not None and now > self.died_at + _FILES_STAY:
+            self.has_files = False
 
 
 class _Socket:

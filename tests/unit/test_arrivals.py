@@ -24,7 +24,7 @@ def ranks(uncertainty_ms: tuple[float, ...] = (0, 0, 0, 0)) -> Ranks:
     made = Ranks()
     for rank, ms in enumerate(uncertainty_ms):
         made.declare(RankInfo(rank, 4, f"node{rank // 2}", f"boot{rank // 2}", 100 + rank))
-        made.set_clock(np.array([rank]), rank // 2, round(ms * MS))
+        made.set_clock(np.array([rank]), rank // 2, round(ms * MS), AlignedNs(T))
     return made
 
 
@@ -102,7 +102,7 @@ def test_the_worst_clock_of_a_group_counts() -> None:
 def test_a_group_on_one_node_needs_no_clock() -> None:
     """Nothing bounds the clock that all members share, and nothing has to."""
     of = ranks((0, 0, 0, 0))
-    of.set_clock(np.array([2, 3]), 1, UNKNOWN_NS)
+    of.set_clock(np.array([2, 3]), 1, UNKNOWN_NS, AlignedNs(0))
     inside, across = clocks(of, (2, 3)), clocks(of)
     one = closed({2: 0, 3: 5})
     assert inside.comparable(one).tolist() == [True]

@@ -172,10 +172,11 @@ def test_an_absence_that_has_only_begun_is_not_stuck_for_sure() -> None:
 
 
 def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
-    """Rank 2 has nothing outstanding, but one of its watermarks rose a moment ago."""
+    """Rank 2 has nothing outstanding, but one of its watermarks rose a moment ago, or less than a
+    stall's time before its last word."""
     assert missing_two(moved_age=0.5).only().suspects[0].confidence is Confidence.MEDIUM
-    assert missing_two(moved_age=4, as_of_age=3).only().suspects[0].confidence is Confidence.MEDIUM
-    assert missing_two(moved_age=4, as_of_age=1).only().suspects[0].confidence is Confidence.HIGH
+    assert missing_two(moved_age=7, as_of_age=3).only().suspects[0].confidence is Confidence.MEDIUM
+    assert missing_two(moved_age=7, as_of_age=1).only().suspects[0].confidence is Confidence.HIGH
 
 
 def test_a_mover_is_not_named_beside_a_rank_that_is_stuck() -> None:

@@ -44,3 +44,21 @@ def test_a_rank_that_cannot_be_looked_at_is_not_dead(tmp_path: Path) -> None:
     (rank,) = roster.update(now_ns)
     assert rank.has_process
     roster.close()
+
+
+def test_files_stay_until_what_was_told_of_an_end_must_have_come_through(tmp_path: Path) -> None:
+    """The stream may be dead without the agent knowing, and the next agent has only the files."""
+    path = tmp_path / f"{TOKEN}.json"
+    path.write_text(json.dumps(identity(pid=2**22 + 1, socket=None)))
+    common = shared()
+    common.stats.connected = True
+    roster, now_ns = Roster(tmp_path, common), time.time_ns()
+    (rank,) = roster.update(NodeNs(now_ns))
+    roster.end(rank, NodeNs(now_ns))
+    while common.board.next_statuses() is not None:
+        pass
+    roster.clear(NodeNs(now_ns + 45 * 10**9))
+    assert path.exists()
+    roster.clear(NodeNs(now_ns + 61 * 10**9))
+    assert not path.exists()
+    roster.close()
