@@ -68,6 +68,8 @@ class Scene:
     standings: dict[int, Standing] = field(default_factory=dict)
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """(group, rank) whose marks are not known."""
+    forgotten: set[tuple[str, int]] = field(default_factory=set)
+    """(group, rank) that may be over with what they were in."""
 
     def __post_init__(self) -> None:
         for rank in range(self.world):
@@ -161,6 +163,7 @@ class Scene:
             head_since=np.array([mark.since for mark in marks], np.int64),
             ops=lambda seq: self.ops.get((name, seq), "all_reduce"),
             hidden=np.array([(name, rank) in self.hidden for rank in self.groups[name]]),
+            forgotten=np.array([(name, rank) in self.forgotten for rank in self.groups[name]]),
             moved_at=np.array([mark.moved for mark in marks], np.int64),
         )
 

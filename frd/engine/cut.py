@@ -168,7 +168,7 @@ def groups(
     rests = np.flatnonzero(pairs.done_at[order] < now - _RESTS_NS)
     limit = _limits(ranks, table, pairs, order[rests], ends_early)
     false = done[rests] > limit
-    odd, most = rests[false], limit[false]
+    odd, most = rests[false], limit[false] - 1  # nor to be done with what the others are in
     enqueued[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
     hidden = _unheard(table, pairs, order, done, ends_early)
     hidden[odd] = True

@@ -111,8 +111,8 @@ MUTANTS = (
     Mutant(
         "marks-twice-in-a-call",
         _MARKS,
-        "return bool((last[pair] == order).all())",
-        "return bool((last[pair] >= order).all())",
+        "if (last[pair] == order).all() else",
+        "if (last[pair] >= order).all() else",
         "a row that two messages name is applied at once, where only one of them counts",
     ),
     Mutant(

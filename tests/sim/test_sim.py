@@ -27,6 +27,16 @@ REGRESSIONS: dict[int, str] = {
     1076: "first causes: who was stopped while others waited in a circle took its place",
     762: "stragglers: a pipeline stage that is the last by its place was late for certain",
     2052: "first causes: the one of a circle that has an order of its own was not among those told",
+    2478: "takeovers: what only the agent before had told of was waited for for ever",
+    2551: "first causes: who was stopped in a circle took its place",
+    2618: "liars: one agent's word convicted a rank of another",
+    3290: "agents: what was told of an exit into a dead connection was lost with its agent",
+    3618: "losses: not told while nothing shows what the other ranks do",
+    3886: "liars: a rank that is said to be where nobody can be closed a circle",
+    5220: "stragglers: ranks of one node, told under two guesses at its clock",
+    5250: "stragglers: a node that is held up by one of its ranks",
+    5634: "confidence: a rank that had just come out of something else was stuck for sure",
+    7220: "channels: sends that were over when they were read ended none before them",
 }
 """Seeds that found something, and what."""
 

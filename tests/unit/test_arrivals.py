@@ -141,3 +141,13 @@ def test_what_a_hint_says_of_a_clock_allows_for_the_other() -> None:
     be 3 ms off; and the other at least 2 ms late, for the one may be 2 ms off."""
     assert hint(-4).early_least_ns == 1 * MS
     assert hint(-4).late_most_ns == -2 * MS
+
+
+def test_what_was_told_under_another_guess_at_the_clock_is_not_compared() -> None:
+    """Two ranks of one node, whose clock is guessed at anew between what one and the other tell."""
+    of = ranks()
+    for at in (0, 1000 * MS):
+        of.set_clock(np.array([0, 1]), 0, UNKNOWN_NS, AlignedNs(T + at))
+    both = closed({0: 0.0, 1: 50.0})
+    assert not clocks(of, (0, 1)).comparable(both).any()
+    assert clocks(of, (2, 3)).comparable(both).all()

@@ -300,6 +300,54 @@ def test_a_member_still_in_an_earlier_collective_holds_up_the_later_one() -> Non
 # -- wrong order -----------------------------------------------------------------------------
 
 
+def circle(**rank_zero: object) -> Scene:
+    """Rank 2 waits in all for everybody, and everybody in dp for rank 2, for 20 s; 0 is no more."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 20)
+    scene.group("all", range(4)).passed("all", 4, [0, 1, 3]).waits("all", 5, [2], 20)
+    return scene.rank(0, state=RankState.SILENT, detail="process is stopped (state T)", **rank_zero)
+
+
+def test_who_is_stopped_in_a_circle_is_not_what_closed_it() -> None:
+    """Rank 0 was stopped when the circle had stood for 17 s."""
+    verdict = circle(state_age=3, as_of_age=3).only()
+    assert verdict.kind is Kind.ORDER
+    sure = [blame.rank for blame in verdict.suspects if blame.confidence is Confidence.HIGH]
+    assert sure == [2]
+
+
+def test_who_is_stopped_before_anything_hangs_is_the_first_cause() -> None:
+    """Rank 0 was stopped three seconds after it had come to dp, which is nothing long yet."""
+    assert named(circle(state_age=17, as_of_age=17).only()) == {0: Reason.UNREACHABLE}
+
+
+def test_a_victim_that_is_killed_is_no_cause() -> None:
+    """Rank 2 never came; its peers waited for 20 s, then a watchdog killed rank 0, for whom 3 waits
+    elsewhere."""
+    scene = Scene(4).group("dp", range(3)).passed("dp", 6, [2]).waits("dp", 7, [0, 1], 20)
+    scene.group("pair", [0, 3]).passed("pair", 1, [0]).waits("pair", 2, [3], 18)
+    scene.rank(0, state=RankState.EXITED, state_age=2, as_of_age=2)
+    assert named(scene.only()) == {2: Reason.CPU_STUCK}
+
+
+# -- what nobody can tell any more -----------------------------------------------------------
+
+
+def test_who_may_be_over_with_it_waits_in_nothing() -> None:
+    """The agent that saw rank 1 in seq 7 is gone, and its successor found no trace of it."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [1], 100).passed("dp", 6, [0, 2, 3])
+    scene.forgotten.add(("dp", 1))
+    assert scene.find() == []
+
+
+def test_who_may_have_come_is_not_absent() -> None:
+    """Ranks 0, 2 and 3 are still in seq 7, and nothing tells whether 1 is."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4), 100)
+    scene.forgotten.add(("dp", 1))
+    verdict = scene.only()
+    assert verdict.suspects == ()
+    assert verdict.unknown == (1,)
+
+
 def test_two_ranks_in_opposite_order_are_a_cycle() -> None:
     """0 entered a before b, and 1 entered b before a; 2 waits in a too and is a victim."""
     scene = Scene(3).group("a", [0, 1, 2], s3="broadcast").group("b", [0, 1])

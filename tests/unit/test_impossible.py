@@ -36,6 +36,46 @@ def test_a_stall_is_found_beside_an_impossible_one() -> None:
     assert [s.rank for s in job.only().suspects] == [3]
 
 
+def test_who_is_said_to_be_beyond_all_others_closes_no_circle() -> None:
+    """Rank 0 is said to be in seq 2^40; 1, 2 and 3 wait in seq 4, and have no part in that."""
+    job = running()
+    job.marks["dp", 0] = [1 << 40, -1, (1 << 40) - 1, job.now - 600_000_000_000]
+    job.join("dp", [1, 2, 3], 4)
+    job.run(8)
+    assert job.only().suspects == ()
+    assert job.only().unknown == (0,)
+
+
+def test_of_whom_nothing_is_known_came_to_what_others_are_done_with() -> None:
+    """Nothing was ever read of rank 3 in the group, and the others are done with what takes all
+    four: it came, and may have come to seq 4, too."""
+    job = Job(4).group("dp", range(4))
+    for seq in range(4):
+        job.join("dp", [0, 1, 2], seq).complete("dp", [0, 1, 2], seq)
+    job.run(3)
+    job.join("dp", [0, 1, 2], 4)
+    job.run(8)
+    assert job.only().suspects == ()
+
+
+def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
+    """Rank 0 came to seq 4 when its agent died; the next one, which finds nothing of the group in
+    the ring, does not tell. What it does tell counts."""
+    job = running()
+    job.attempt.clock([0, 1], 1, 0, job.now)
+    job.attempt.clock([2, 3], 2, 0, job.now)
+    job.run(1)
+    job.join("dp", [0], 4)
+    job.run(1)
+    job.attempt.clock([0, 1], 3, 0, job.now)
+    told, job.marks["dp", 0] = job.marks["dp", 0], [-1, -1, -1, 0]
+    job.run(30)
+    assert job.findings() == []
+    job.marks["dp", 0] = told
+    job.run(1)
+    assert job.only().suspects
+
+
 def test_the_root_of_a_broadcast_may_be_done_before_all_have_come() -> None:
     """Rank 0 has sent seq 4 and waits in seq 5 for everybody; rank 3 came to neither."""
     job = running()

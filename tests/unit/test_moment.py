@@ -16,7 +16,7 @@ from frd.engine.picture import Picture
 from frd.engine.policy import Policy
 from frd.engine.waits import Waits
 from frd.forms import finding_from_json, finding_json
-from frd.model import AlignedNs, Finding, FindingState, Kind, RankState
+from frd.model import AlignedNs, Confidence, Finding, FindingState, Kind, RankState, Reason
 from tests.scenes import NOW, Scene, ago
 
 MS = 1_000_000
@@ -153,3 +153,36 @@ def test_when_not_all_can_be_named_the_surest_are() -> None:
         (0, "medium"),
         (3, "high"),
     ]
+
+
+# -- whose word it is ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("agents", "confidence"),
+    [
+        ([0, 0, 0, 0], Confidence.HIGH),
+        ([0, 0, 1, 1], Confidence.HIGH),
+        ([0, 0, 0, 1], Confidence.MEDIUM),
+    ],
+)
+def test_one_agent_alone_does_not_convict_a_rank_of_another(
+    agents: list[int], confidence: Confidence
+) -> None:
+    """Rank 3 is inside what all others are done with, as the agents of these say."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
+    (verdict,) = find(under(scene.picture(), agents, [0.0] * 4), scene.stalls())
+    (blame,) = verdict.suspects
+    assert (blame.rank, blame.reason) == (3, Reason.IN_COLLECTIVE_ALONE)
+    assert blame.confidence is confidence
+
+
+@pytest.mark.parametrize(("connected", "lost"), [(True, [0]), (False, [])])
+def test_a_loss_is_told_although_nothing_shows_what_the_others_do(
+    connected: bool, lost: list[int]
+) -> None:
+    """Rank 0 ended a minute ago; of rank 1 nothing was read since before, though its agent would
+    have told of an end."""
+    scene = Scene(2).rank(0, state=RankState.EXITED, state_age=60, detail="RuntimeError: CUDA")
+    scene.rank(1, as_of_age=70, connected=connected)
+    assert [one.rank for one in first_lost(scene.picture(), Policy())] == lost

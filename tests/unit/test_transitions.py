@@ -430,6 +430,16 @@ def test_p2p_ops_become_channels() -> None:
     assert ring.channels.columns(9).in_flight.tolist() == [1, 1, 1]
 
 
+def test_a_send_that_is_over_ends_those_before_it() -> None:
+    """The ring has forgotten the first, and the second was over when it was read."""
+    ring, names = Ring(), naming()
+    send: dict[str, Any] = {"is_p2p": True, "profiling_name": "nccl:send 0->3"}
+    ring.apply(dump([nccl(0, 0, "scheduled", **send), nccl(1, 1)]), LATER, names)
+    assert ring.is_waiting
+    ring.apply(dump([nccl(7, 7), nccl(8, 0, "completed", **send)]), LATER, names)
+    assert not ring.is_waiting
+
+
 def test_a_send_in_flight_outlives_a_reset() -> None:
     """No entry will tell its end: it is in flight until the counters move, and then it may be, as
     long as they are not even."""
