@@ -295,21 +295,22 @@ class Attempt:
             pairs.done_at[pair[advanced]] = now
             ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
         if len(seen_rank):
-            self._forget_untold(seen_rank[ranks.told_by[seen_rank] != ranks.node[seen_rank]])
+            if (other := ranks.told_by[seen_rank] != ranks.node[seen_rank]).any():
+                self._taken_over(seen_rank[other])
             as_of = np.maximum(ranks.as_of[seen_rank], as_of_ns)
             ranks.as_of[seen_rank] = np.minimum(as_of, now)
         self.revision += 1
 
-    def _forget_untold(self, rank: Int32s) -> None:
-        """Another agent session has told all that it knows of these ranks: what it has not told of
-        them, rings have forgotten since."""
-        if not len(rank):
-            return
+    def _taken_over(self, rank: Int32s) -> None:
+        """Another agent session than before, if there was one, has told all that it knows of these
+        ranks: what it has not told of them, rings have forgotten since."""
         ranks, pairs, n = self._ranks, self._pairs, self._pairs.count
+        known = rank[ranks.told_by[rank] >= 0]
         ranks.told_by[rank] = ranks.node[rank]
-        theirs = np.flatnonzero(np.isin(pairs.rank[:n], rank))
-        untold = theirs[pairs.told_by[theirs] != ranks.node[pairs.rank[theirs]]]
-        pairs.head[untold] = pairs.head_node[untold] = 0
+        if len(known):
+            theirs = np.flatnonzero(np.isin(pairs.rank[:n], known))
+            untold = theirs[pairs.told_by[theirs] != ranks.node[pairs.rank[theirs]]]
+            pairs.head[untold] = pairs.head_node[untold] = 0
 
     def observe_channels(
         self,
