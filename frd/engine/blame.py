@@ -92,6 +92,7 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         as_of = int(graph.picture.as_of[row])
         seen_absent_s, rested_s = (as_of - began.at) / 1e9, (as_of - graph.moved_at(rank)) / 1e9
         proven = seen_absent_s >= threshold_s / 2 and rested_s >= threshold_s
+        proven = proven and not graph.waits.has_forgotten(rank)
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
     if graph.picture.detail[row]:
         words.append(summary.clean(graph.picture.detail[row]))

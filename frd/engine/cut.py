@@ -14,7 +14,7 @@ import numpy as np
 from frd.engine.channels import Channels
 from frd.engine.moment import RankClocks
 from frd.engine.picture import Bools, GroupPicture, StallTable
-from frd.engine.tables import EXITED, STATES, Groups, Pairs, Ranks
+from frd.engine.tables import EXITED, LIVE, STATES, Groups, Pairs, Ranks
 from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
@@ -78,10 +78,11 @@ def _limits(
     least[layout.groups] = np.minimum.reduceat(np.where(come < 0, _FAR, come), layout.starts)
     odd = np.flatnonzero(done > least[group])
     odd = odd[~ends_early(group[odd], done[odd])]
+    odd = odd[np.argsort(group[odd], kind="stable")]
     limit = np.full(len(row), _FAR, np.int64)
-    for of in np.unique(group[odd]).tolist():
-        mine = odd[group[odd] == of]
-        limit[mine] = _least_told(ranks, pairs, groups.rows(of), pairs.done_at[row[mine]])
+    for mine in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
+        members = groups.rows(int(group[mine[0]]))
+        limit[mine] = _least_told(ranks, pairs, members, pairs.done_at[row[mine]])
     return limit
 
 
@@ -89,6 +90,7 @@ def _least_told(ranks: Ranks, pairs: Pairs, members: slice | list[int], after: I
     """The least that members have come to who have told of a time after each of these."""
     rank, come = pairs.rank[members], pairs.enqueued[members]
     told = ranks.knows(rank) & (come > UNKNOWN_SEQ)
+    told[told] = pairs.told_by[members][told] == ranks.node[rank[told]]  # not by an agent before
     as_of, come = ranks.as_of[rank[told]], come[told]
     order = np.argsort(-as_of, kind="stable")
     least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
@@ -143,6 +145,7 @@ def _unheard(
     none = pairs.enqueued[order] == UNKNOWN_SEQ
     some = np.zeros(table.count, np.bool_)
     some[group[none]] = True
+    some[group[~none & (done < table.first_seq[group])]] = False  # the first op may be open yet
     row = np.flatnonzero(some[group] & (done >= table.first_seq[group]))
     row = row[~ends_early(group[row], done[row])]
     some[:] = False
@@ -166,6 +169,8 @@ def groups(
     members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
     done, head, moved = completed(table, pairs, order), pairs.head[order], pairs.moved_at[order]
     rests = np.flatnonzero(pairs.done_at[order] < now - _RESTS_NS)
+    rests = rests[ranks.knows(members[rests])]
+    rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
     limit = _limits(ranks, table, pairs, order[rests], ends_early)
     false = done[rests] > limit
     odd, most = rests[false], limit[false] - 1  # nor to be done with what the others are in

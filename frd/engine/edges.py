@@ -100,6 +100,8 @@ class Graph:
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
     """Of every node without edges."""
+    _held_up: dict[Wait, bool] = field(default_factory=dict)
+    """Whether a wait is for somebody who provably has not come."""
     _gone: frozenset[int] = field(init=False)
     _finished_at: dict[int, int] = field(init=False)
     """Of ranks that finished cleanly."""
@@ -232,13 +234,20 @@ class Graph:
         return started.issuperset(n.rank for n in silent) and bool(self.stuck_devices(those))
 
     def _hung_with(self, rank: int, head: Op) -> bool:
-        """It went when it had long been waiting for others, who have not come yet: they are why
-        anybody waits for it."""
-        wait = wait_of(rank, head)
-        ripe_at = head.since + round(self.rules.threshold_s(head.instance.group) * 1e9)
-        if head.since <= 0 or self._gone_at(rank) <= ripe_at:
+        """It went when it had long been waiting for others, and doing nothing else, and they have
+        not come yet: they are why anybody waits for it."""
+        gone_at, moved_at = self._gone_at(rank), self.moved_at(rank)
+        if moved_at >= gone_at:  # heard of afterwards: when it moved is not known
+            moved_at = 0
+        since = max(head.since, moved_at)
+        ripe_at = since + round(self.rules.threshold_s(head.instance.group) * 1e9)
+        if head.since <= 0 or gone_at <= ripe_at or (head.instance.is_p2p and not moved_at):
             return False
-        return any(isinstance(absentee, Member) for absentee in self._absent_from(wait))
+        wait = wait_of(rank, head)
+        if wait not in self._held_up:
+            absent = self._absent_from(wait)
+            self._held_up[wait] = any(isinstance(absentee, Member) for absentee in absent)
+        return self._held_up[wait]
 
     def _silent_inside(self, those: Attendance) -> list[Member | Doubt]:
         """Who is in it and provably gone; else who is not heard of while others are."""

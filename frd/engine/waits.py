@@ -115,6 +115,7 @@ class Waits:
                 self._forgotten[rows] = group.forgotten
             if group.moved_at is not None:
                 self._moved_at[rows] = group.moved_at
+        self._forgetting = frozenset(self._rank[self._forgotten].tolist())
         self._index_ops()
         timed_ranks = np.unique(self._rank[self._started > UNKNOWN_SEQ])
         self._timed = np.isin(self._rank, timed_ranks)
@@ -241,6 +242,10 @@ class Waits:
         if at == len(members) or members[at] != rank:
             return UNKNOWN_SEQ
         return int(self._enqueued[int(self._first[group]) + at])
+
+    def has_forgotten(self, rank: int) -> bool:
+        """Nobody can tell whether the rank is over with something that it was in."""
+        return rank in self._forgetting
 
     def row(self, rank: int) -> int:
         """The row of a rank in the picture's rank arrays, -1 when it was never declared."""

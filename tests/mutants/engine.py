@@ -234,8 +234,8 @@ MUTANTS = (
     Mutant(
         "edges-late-victim",
         _EDGES,
-        "if head.since <= 0 or self._gone_at(rank) <= ripe_at:",
-        "if head.since <= 0 or self._gone_at(rank) > ripe_at:",
+        "if head.since <= 0 or gone_at <= ripe_at or",
+        "if head.since <= 0 or gone_at > ripe_at or",
         "who went before anything hung is followed to what it was in",
     ),
     Mutant(

@@ -329,6 +329,15 @@ def test_a_victim_that_is_killed_is_no_cause() -> None:
     assert named(scene.only()) == {2: Reason.CPU_STUCK}
 
 
+def test_who_has_posted_a_receive_long_ahead_is_not_hung() -> None:
+    """Rank 0 ran until it was killed, with a receive from 1 in flight for 45 s; now all wait for
+    it."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 4, [0]).waits("dp", 5, [1, 2, 3], 15)
+    scene.flying(0, "dp", 1, send=False, age=60)
+    scene.rank(0, state=RankState.EXITED, state_age=15.5, as_of_age=16, moved_age=16)
+    assert named(scene.only()) == {0: Reason.EXITED}
+
+
 # -- what nobody can tell any more -----------------------------------------------------------
 
 
@@ -337,6 +346,16 @@ def test_who_may_be_over_with_it_waits_in_nothing() -> None:
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [1], 100).passed("dp", 6, [0, 2, 3])
     scene.forgotten.add(("dp", 1))
     assert scene.find() == []
+
+
+def test_who_may_be_in_something_is_not_stuck_for_sure() -> None:
+    """All wait for 0 and 1, and 0 may be in what it was in when its agent went, which waits for
+    1."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 2, [2, 3], 30).passed("dp", 1, [0, 1])
+    scene.group("sub", [0, 1]).waits("sub", 1, [0], 40)
+    scene.forgotten.add(("sub", 0))
+    sure = {blame.rank: blame.confidence for blame in scene.only().suspects}
+    assert sure == {0: Confidence.MEDIUM, 1: Confidence.HIGH}
 
 
 def test_who_may_have_come_is_not_absent() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from frd.model import RankInfo, RankState, SeriesInfo, SeriesKind
+import pytest
+
+from frd.engine.cause import find
+from frd.model import Confidence, RankInfo, RankState, SeriesInfo, SeriesKind
 from tests.jobs import Job
 
 
@@ -56,6 +59,48 @@ def test_of_whom_nothing_is_known_came_to_what_others_are_done_with() -> None:
     job.join("dp", [0, 1, 2], 4)
     job.run(8)
     assert job.only().suspects == ()
+
+
+@pytest.mark.parametrize("seq", [0, 4])
+def test_a_timeout_that_ends_a_rank_convicts_nobody(seq: int) -> None:
+    """Rank 3 never came; the watchdogs of 0 and 1 call the op completed and end their ranks."""
+    job = Job(4).group("dp", range(4))
+    for done in range(seq):
+        job.all_reduce("dp", done)
+        job.run(1)
+    job.join("dp", [0, 1, 2], seq)
+    job.run(30)
+    job.complete("dp", [0, 1], seq)
+    for rank in (0, 1):
+        job.status(rank, RankState.EXITED, "RuntimeError: Timed out")
+    job.run(10)
+    assert [suspect.rank for suspect in job.only().suspects] == [3]
+    picture, stalls = job.attempt.picture(job.now), job.attempt.stalls(job.now)
+    (verdict,) = find(picture, stalls, threshold_s=job.attempt.threshold_s)
+    assert [(b.rank, b.confidence) for b in verdict.suspects] == [(3, Confidence.HIGH)]
+
+
+def test_what_only_an_agent_before_has_told_disproves_nothing() -> None:
+    """The agent of rank 3 was away while dp went on, and the next one finds nothing of it; then 3
+    does not come any more."""
+    job = Job(4).group("dp", range(4)).group("tp", [2, 3])
+    for seq in range(4):
+        job.all_reduce("dp", seq)
+    for number, ranks in enumerate(([0, 1], [2], [3])):
+        job.attempt.clock(ranks, number, 0, job.now)
+    job.run(1)
+    job.reporting.discard(3)
+    for seq in range(4, 30):
+        job.join("dp", [0, 1, 2], seq).complete("dp", [0, 1, 2], seq)
+        job.run(0.5)
+    job.attempt.clock([3], 7, 0, job.now)
+    job.reporting.add(3)
+    job.marks["dp", 3] = [-1, -1, -1, 0]
+    job.all_reduce("tp", 3000)
+    job.run(5)
+    job.join("dp", [0, 1, 2], 30)
+    job.run(20)
+    assert [suspect.rank for suspect in job.only().suspects] == [3]
 
 
 def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
