@@ -320,12 +320,13 @@ def test_who_is_stopped_before_anything_hangs_is_the_first_cause() -> None:
     assert named(circle(state_age=17, as_of_age=17).only()) == {0: Reason.UNREACHABLE}
 
 
-def test_a_victim_that_is_killed_is_no_cause() -> None:
-    """Rank 2 never came; its peers waited for 20 s, then a watchdog killed rank 0, for whom 3 waits
+def test_victims_that_are_killed_are_no_cause() -> None:
+    """Rank 2 never came; 0 and 1 waited for 20 s, then watchdogs killed them, for whom 3 waits
     elsewhere."""
     scene = Scene(4).group("dp", range(3)).passed("dp", 6, [2]).waits("dp", 7, [0, 1], 20)
-    scene.group("pair", [0, 3]).passed("pair", 1, [0]).waits("pair", 2, [3], 18)
-    scene.rank(0, state=RankState.EXITED, state_age=2, as_of_age=2)
+    scene.group("tp", [0, 1, 3]).passed("tp", 1, [0, 1]).waits("tp", 2, [3], 18)
+    for rank in (0, 1):
+        scene.rank(rank, state=RankState.EXITED, state_age=2, as_of_age=2)
     assert named(scene.only()) == {2: Reason.CPU_STUCK}
 
 
