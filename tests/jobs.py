@@ -56,6 +56,8 @@ class Job:
         """(group, rank) -> enqueued, started, completed, head created."""
         self.statuses: dict[int, RankStatus] = {}
         self.reporting = set(range(world))
+        self.teller = -1
+        """The agent session that tells rows."""
         self._declare(range(world))
 
     # -- declarations ------------------------------------------------------------------------
@@ -136,6 +138,7 @@ class Job:
             zeros,
             zeros,
             replay=False,
+            teller=self.teller,
             now=self.now,
         )
 

@@ -199,8 +199,8 @@ class Attempt:
     ) -> Applied:
         """Transitions of one rank, in recording order; all of them or, on an error, none.
 
-        With `replay`, rows that were applied before are passed over: `teller` is the number of an
-        agent session that has taken the rank over.
+        `teller` is the number of the agent session (see `clock`). With `replay`, as when it has
+        taken the rank over, rows that were applied before are passed over.
 
         Raises:
             WireError: when the seqs of a group do not rise, or a row is of no member.
@@ -213,7 +213,7 @@ class Attempt:
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
         if told is not None:
             self._count_unread(rank, told, teller, now)
-        pairs.told_by[pair] = self._ranks.node.item(rank)
+        pairs.told_by[pair] = teller
         as_of = self._ranks.as_of.item(rank)
         if completed is not None and marks.complete(pairs, completed, as_of, now):
             self._ranks.moved_at[rank] = now

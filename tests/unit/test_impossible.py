@@ -121,6 +121,20 @@ def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
     assert job.only().suspects
 
 
+def test_what_comes_late_of_an_agent_before_is_not_of_the_next_one() -> None:
+    """A row of the old stream, that rank 0 came to seq 4, arrives when the new one is there."""
+    job = running()
+    job.attempt.clock([0, 1], 1, 0, job.now)
+    job.attempt.clock([2, 3], 2, 0, job.now)
+    job.run(1)
+    job.attempt.clock([0, 1], 3, 0, job.now)
+    job.teller = 1
+    job.join("dp", [0], 4)
+    job.marks["dp", 0] = [-1, -1, -1, 0]
+    job.run(30)
+    assert job.findings() == []
+
+
 def test_the_root_of_a_broadcast_may_be_done_before_all_have_come() -> None:
     """Rank 0 has sent seq 4 and waits in seq 5 for everybody; rank 3 came to neither."""
     job = running()
