@@ -68,6 +68,22 @@ def span_text(ns: int) -> str:
     return f"{ns} ns"
 
 
+def duration_text(seconds: float) -> str:
+    """A duration as people say it: ``0.4 s``, ``34 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"
+
+
 def fold_ranks(ranks: Iterable[int]) -> str:
     """Rank set for people: ``0-11,13,15``."""
     parts: list[str] = []

@@ -7,24 +7,42 @@ of the snapshot, so that one answer is consistent in itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterable
+from typing import Any, Final, TypeAlias
 
 from frd.forms import finding_json, utc_text
 from frd.model import AlignedNs, Finding
 from frd.service.clock_view import clock_json
 from frd.service.memory_rows import memory_json
 from frd.service.view import NodeView, ServiceState
+from frd.service.watching import watching_json
 from frd.views import AttemptView, GroupView, RankView
 
 Json: TypeAlias = dict[str, Any]
+API_VERSION: Final = 1
+"""Of the JSON forms; docs/api.md says what may change without a new number."""
 
 
-def jobs_json(state: ServiceState) -> Json:
-    """Every job by name, its newest attempt only."""
+def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
+    """Every job by name, its newest attempt only; `stale` says why that is out of date."""
     latest = sorted(state.latest_attempts().items())
     opened = Counter(finding.job for finding in state.open_findings())
-    return {"jobs": [_job_line(state, view, opened[job]) for job, view in latest]}
+    return {
+        "api_version": API_VERSION,
+        "jobs": [_job_line(state, view, opened[job]) for job, view in latest],
+        "watching": watching_json(state, stale=stale),
+    }
+
+
+def findings_json(
+    state: ServiceState, found: Iterable[Finding], stale: str | None = None, job: str | None = None
+) -> Json:
+    """`found`, and what is watched, of all jobs or of one."""
+    return {
+        "api_version": API_VERSION,
+        "findings": [finding_json(finding) for finding in found],
+        "watching": watching_json(state, stale=stale, job=job),
+    }
 
 
 def job_json(
@@ -33,6 +51,7 @@ def job_json(
     """All that is known of one attempt; of memory the worst, or all of the ranks `memory_of`."""
     at = state.snapshot.at
     return {
+        "api_version": API_VERSION,
         "job": view.key.job,
         "attempt": view.key.attempt,
         "world_size": view.world_size,
@@ -55,6 +74,7 @@ def job_json(
 
 def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Json:
     ranks = Counter(rank.status.state.value for rank in view.ranks)
+    heard = [rank.as_of for rank in view.ranks if rank.as_of]
     return {
         "job": view.key.job,
         "attempt": view.key.attempt,
@@ -62,6 +82,7 @@ def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Jso
         "ended": view.ended,
         "ranks": dict(sorted(ranks.items())),
         "open_findings": open_findings,
+        "last_heard_s": _age_s(max(heard, default=AlignedNs(0)), state.snapshot.at),
         "agents": sum(node.connected and view.key in node.ranks for node in state.nodes),
     }
 

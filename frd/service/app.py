@@ -233,7 +233,7 @@ class App:
     def not_ready(self) -> str | None:
         evaluated_at = self._evaluator.state.evaluated_at or 0
         if self._now() - evaluated_at > _STALE_AFTER_S * 1e9:
-            return "the last evaluation is stale: see the log"
+            return "the last evaluation is stale: see the service's log"
         return None
 
     def findings(

@@ -26,7 +26,7 @@ from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json, unfold_ranks, utc_ns
 from frd.model import AlignedNs, FindingState
 from frd.service import metrics, runbooks
-from frd.service.api import job_json, jobs_json
+from frd.service.api import API_VERSION, findings_json, job_json, jobs_json
 from frd.service.view import ServiceState, ServiceView
 from frd.store.findings import Place
 from frd.views import AttemptView
@@ -97,8 +97,8 @@ class _Api:
         return PlainTextResponse("frd is ready\n")
 
     async def jobs(self, _: Request) -> Response:
-        state = self._view.state()
-        return await _json(lambda: jobs_json(state))
+        state, stale = self._view.state(), self._view.not_ready()
+        return await _json(lambda: jobs_json(state, stale))
 
     async def job(self, request: Request) -> Response:
         state = self._view.state()
@@ -113,11 +113,13 @@ class _Api:
             _refuse(400, f"state: {state!r}: write open or closed, or leave it out")
         limit = _number(request, "limit", low=1, high=MAX_FINDINGS)
         wanted = FindingState(state) if state else None
-        job = request.query_params.get("job")
+        job, since = request.query_params.get("job"), _time(request, "since")
+        now, stale = self._view.state(), self._view.not_ready()
 
         def answer() -> object:
             found = self._view.findings(state=wanted, job=job, limit=limit or DEFAULT_FINDINGS)
-            return {"findings": [finding_json(finding) for finding in found]}
+            lasted = [f for f in found if f.closed_at is None or f.closed_at >= (since or 0)]
+            return findings_json(now, lasted, stale, job)
 
         return await _json(answer)
 
@@ -134,6 +136,7 @@ class _Api:
             )
             last = found[-1] if len(found) == limit else None
             return {
+                "api_version": API_VERSION,
                 "findings": [finding_json(finding) for finding in found],
                 "next": last and f"{last.opened_at}.{last.id}",
             }

@@ -270,6 +270,7 @@ def test_jobs(client: Client) -> None:
         "ended": False,
         "ranks": {"live": 1, "silent": 1},
         "open_findings": 2,
+        "last_heard_s": 1.0,
         "agents": 1,
     }
 
@@ -375,6 +376,33 @@ def test_history(client: Client) -> None:
     assert pages(f"until={at}") == [[first]]
 
 
+def test_what_is_watched(client: Client) -> None:
+    """Jobs and findings carry the version of their form and what is watched, of all jobs or one."""
+    client.service.told = dataclasses.replace(client.service.told, evaluated_at=NOW)
+    told = client.get("/api/v1/findings").json
+    assert told["api_version"] == 1
+    assert told["watching"] == {
+        "jobs": 4,
+        "ranks": 8,
+        "agents": 1,
+        "last_heard_s": 0.5,
+        "blind": [],
+    }
+    assert client.get("/api/v1/jobs").json["watching"] == told["watching"]
+    assert client.get("/api/v1/findings", "job=train").json["watching"]["ranks"] == 2
+    client.service.why_not_ready = "the last evaluation is stale"
+    told = client.get("/api/v1/jobs").json
+    assert told["watching"]["blind"] == ["the last evaluation is stale"]
+
+
+def test_findings_since(client: Client) -> None:
+    """`since` keeps what is open, and what closed then or later."""
+    for second, wanted in ((9, [3, 2, 1]), (10, [2, 1])):
+        since = utc_text(AlignedNs(NOW + second * SECOND))
+        found = client.get("/api/v1/findings", f"since={since}").json["findings"]
+        assert [int(item["id"], 16) for item in found] == wanted
+
+
 def test_findings(client: Client) -> None:
     """Findings come newest first, filtered by state and job, and one by one by id."""
 
@@ -470,6 +498,7 @@ def test_agents_that_are_gone(client: Client) -> None:
         ("/api/v1/history", f"after={'0' * 20}{'9' * 20}.x", 400),
         ("/api/v1/history", f"after={'0' * 5000}.x", 400),
         ("/api/v1/history", "since=soon", 400),
+        ("/api/v1/findings", "since=soon", 400),
         ("/api/v1/history", "until=9999-12-31T23:59:59-23:59", 400),
         ("/api/v1/findings", "limit=9999999999999999999999", 400),
     ],

@@ -1,0 +1,133 @@
+"""What is watched is counted, and every reason why a hang could go unnoticed is a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from frd.forms import duration_text
+from frd.model import AlignedNs, AttemptKey, NodeNs, RankInfo, RankState, RankStatus
+from frd.service.clocks import AgentClock, guess
+from frd.service.view import NodeView, ServiceState
+from frd.service.watching import watching_json
+from frd.views import AttemptView, RankView, Snapshot
+
+SECOND = 1_000_000_000
+NOW = AlignedNs(1_800_000_000 * SECOND)
+TRAIN = AttemptKey("train", 0)
+
+
+def attempt(
+    states: Sequence[RankState], *, key: AttemptKey = TRAIN, world: int | None = None
+) -> AttemptView:
+    ranks = [
+        RankView(
+            RankInfo(rank, len(states), "n", "b", 100 + rank),
+            RankStatus(rank, state, NodeNs(NOW), ""),
+            NOW,
+            "",
+            0.0,
+        )
+        for rank, state in enumerate(states)
+    ]
+    over = all(state in (RankState.EXITED, RankState.FINISHED) for state in states)
+    return AttemptView(key, len(states) if world is None else world, over, ranks, [])
+
+
+def node(
+    name: str, ranks: tuple[int, ...], *, up: bool = True, heard_s: float = 0.4, late: bool = False
+) -> NodeView:
+    clock = AgentClock("", guess(NodeNs(NOW), NOW)).view(NOW)
+    heard = AlignedNs(NOW - round(heard_s * SECOND))
+    hosts = {TRAIN: ranks} if ranks else {}
+    return NodeView(name, f"boot-{name}", up, up and not late, heard, clock, hosts)
+
+
+def state(
+    attempts: Sequence[AttemptView] = (), nodes: Sequence[NodeView] = (), **others: object
+) -> ServiceState:
+    made = ServiceState(Snapshot(NOW, attempts, ()), nodes, evaluated_at=NOW)
+    return replace(made, **others)  # type: ignore[arg-type]
+
+
+def blind(of: ServiceState, job: str | None = None) -> list[str]:
+    found: list[str] = watching_json(of, job=job)["blind"]
+    return found
+
+
+LIVE, FINISHED = RankState.LIVE, RankState.FINISHED
+
+
+def test_a_watched_job_is_counted() -> None:
+    """Two agents, three ranks of which one has finished: nothing is blind."""
+    job = attempt([LIVE, RankState.SILENT, FINISHED])
+    told = watching_json(state([job], [node("a", (0, 2)), node("b", (1,), heard_s=2.0)]))
+    assert told == {"jobs": 1, "ranks": 2, "agents": 2, "last_heard_s": 0.4, "blind": []}
+
+
+def test_no_agent_at_all() -> None:
+    """Before the first agent, after the last one, and a service that has evaluated nothing."""
+    (text,) = blind(state())
+    assert text.startswith("no agent has connected since the service started: start `frd-agent")
+    (text,) = blind(state([attempt([FINISHED])], [node("a", (0,), up=False)]))
+    assert text.startswith("no agent is connected: start `frd-agent run`")
+    assert blind(state([attempt([FINISHED])], [node("a", (0,), up=False)]), "train") == []
+    assert "evaluated nothing yet" in blind(state(evaluated_at=None))[0]
+
+
+def test_an_agent_is_gone_under_ranks_that_had_not_ended() -> None:
+    """The sentence names job, node, age and ranks; ranks that finished are not missed."""
+    job = attempt([LIVE, LIVE, LIVE, FINISHED])
+    nodes = [node("a", (0,)), node("b", (1, 2, 3), up=False, heard_s=185.0)]
+    told = watching_json(state([job], nodes))
+    assert told["blind"] == [
+        "train: the agent on b is gone, last heard 3 min ago, nobody watches ranks 1-2: "
+        "start `frd-agent run` there"
+    ]
+    assert (told["jobs"], told["ranks"], told["agents"]) == (1, 1, 1)
+
+
+def test_many_agents_are_one_sentence() -> None:
+    """Six agents gone: the first three are named."""
+    nodes = [node(f"n{rank}", (rank,), up=False) for rank in range(6)]
+    (text,) = blind(state([attempt([LIVE] * 6)], nodes))
+    assert text.startswith("train: 6 agents on n0, n1, n2 and 3 more are gone, last heard 0.4 s")
+    assert "nobody watches ranks 0-5" in text
+
+
+def test_an_agent_that_is_silent_or_expected() -> None:
+    """Connected but not heard of; configured but never seen; of a job that ended neither counts."""
+    nodes = [node("a", (0,)), node("b", (1,), late=True, heard_s=15.0)]
+    (text,) = blind(state([attempt([LIVE, LIVE])], nodes))
+    assert "the agent on b is silent, last heard 15 s ago, nobody watches rank 1: see" in text
+    expected = {"train": 3, "never started": 1}
+    told = blind(state([attempt([LIVE])], [node("a", (0,))], expected_agents=expected))
+    assert told == [
+        "train: 1 of 3 expected agents have been seen: start `frd-agent run` there",
+    ]
+    over = state([attempt([FINISHED])], [node("a", (0,))], expected_agents=expected)
+    assert blind(over) == []
+
+
+def test_ranks_that_nobody_has_seen() -> None:
+    """Half of a job starts without frd: what is seen of the other half is not the whole."""
+    (text,) = blind(state([attempt([LIVE, LIVE], world=4)], [node("a", (0, 1))]))
+    assert text.startswith("train: ranks 2-3 of 4 have not been seen: do they start with")
+
+
+def test_one_job_only() -> None:
+    """Another job's gone agent does not concern who asks for this one."""
+    other = attempt([LIVE], key=AttemptKey("other", 0))
+    nodes = [node("a", (0,)), replace(node("b", (), up=False), ranks={other.key: (0,)})]
+    seen = state([attempt([LIVE]), other], nodes)
+    assert blind(seen, "train") == []
+    assert len(blind(seen)) == len(blind(seen, "other")) == 1
+    told = watching_json(seen, job="train")
+    assert (told["jobs"], told["ranks"], told["agents"]) == (1, 1, 1)
+
+
+def test_durations_are_what_people_say() -> None:
+    """Two units at most, and none that is nought."""
+    said = {-1: "0.0 s", 0.44: "0.4 s", 9.96: "10 s", 59: "59 s", 59.7: "1 min", 3570: "1 h"}
+    said |= {7500: "2 h 5 min", 86_399: "1 d", 273_600: "3 d 4 h", 200: "3 min"}
+    assert {seconds: duration_text(seconds) for seconds in said} == said
