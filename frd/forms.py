@@ -6,6 +6,7 @@ so that there is one spelling of each.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,6 +15,8 @@ from frd.model import (
     AlignedNs,
     CollectiveRef,
     Confidence,
+    ExitInfo,
+    ExitKind,
     Finding,
     FindingState,
     Kind,
@@ -58,6 +61,34 @@ def bytes_text(count: float) -> str:
         size /= 1024
     digits = 1 if unit != "B" and size < 99.95 else 0
     return f"{size:.{digits}f} {unit}"
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; a number without a name is ``signal 40``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_text(how: ExitInfo) -> str:
+    """How a process ended, for people: ``RuntimeError: bad batch (train.py:88 load_batch)``.
+    Empty for a clean exit of which there is no more to say."""
+    raised = f"{how.exception} ({how.where})" if how.where else how.exception
+    killed = f"killed by {signal_name(how.signal)}" if how.signal and how.status is None else ""
+    status = f"exited with status {how.status}" if how.status else ""
+    if status and how.signal:
+        status += f" (128 + {signal_name(how.signal)})"
+    match how.kind:
+        case ExitKind.CLEAN:
+            words = f"exited with status 0 after it had printed {raised}" if raised else ""
+        case ExitKind.EXCEPTION if killed:
+            words = f"{raised}, then {killed}"
+        case ExitKind.UNKNOWN:
+            words = "no exit record, and its exit status is not known"
+        case _:
+            words = raised or killed or status
+    return "; ".join(filter(None, (words, how.note)))
 
 
 def span_text(ns: int) -> str:

@@ -112,9 +112,44 @@ class RankState(StrEnum):
     SILENT = "silent"
     """The process exists, but its recorder's socket does not answer (stopped, swapped, dying)."""
     EXITED = "exited"
-    """The process is gone and left no record of a clean exit: killed, crashed, or an exception."""
+    """The process is gone and did not end well: `RankStatus.exit` says how."""
     FINISHED = "finished"
-    """The process is gone after a clean exit of its interpreter."""
+    """The process is gone after a clean exit."""
+
+
+class ExitKind(StrEnum):
+    """How a process ended."""
+
+    CLEAN = "clean"
+    """By itself, with status 0 as far as the status is known."""
+    EXCEPTION = "exception"
+    """Of an exception that nobody caught."""
+    INTERRUPT = "interrupt"
+    """By Ctrl-C: KeyboardInterrupt, SIGINT, or status 130."""
+    STATUS = "status"
+    """By itself, with a status other than 0 and without an exception: `sys.exit(1)`."""
+    SIGNAL = "signal"
+    """Killed by a signal."""
+    UNKNOWN = "unknown"
+    """The process left no record, and nobody saw its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitInfo:
+    """How a rank's process ended: its own record, and what the kernel says of it."""
+
+    kind: ExitKind
+    signal: int = 0
+    """The signal that killed it, whatever `kind` is; or the one that status 128 + n names, which is
+    how a handler passes on its signal. 0: none."""
+    status: int | None = None
+    """Exit status, 0 to 255; None when it is not known, or a signal killed the process."""
+    exception: str = ""
+    """``RuntimeError: bad batch``, first line only."""
+    where: str = ""
+    """The user's own innermost frame of its traceback: ``train.py:88 load_batch``."""
+    note: str = ""
+    """More evidence for people, such as what the kernel's counter of out-of-memory kills says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +161,13 @@ class RankStatus:
     at_ns: NodeNs
     """When the state began, on the node's clock."""
     detail: str = ""
-    """Evidence for people, e.g. ``process 4711 is stopped (state T)``."""
+    """Evidence for people, e.g. ``process 4711 is stopped (state T)``; of a process that is gone,
+    `frd.forms.exit_text` of `exit`."""
     gap_entries: int = 0
     """Entries known to be lost to overruns and resets of recorders and full outboxes, cumulative
     for this process."""
+    exit: ExitInfo | None = None
+    """None while the process lives, and from agents of version 0.1."""
 
 
 # -- what a rank recorded ------------------------------------------------------------------

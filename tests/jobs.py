@@ -17,6 +17,7 @@ from frd.model import (
     AlignedNs,
     AttemptKey,
     Change,
+    ExitInfo,
     Finding,
     FindingEvent,
     FindingState,
@@ -112,11 +113,18 @@ class Job:
         )  # fmt: skip
         return self
 
-    def status(self, rank: int, state: RankState, detail: str = "", gap: int = 0) -> Job:
+    def status(
+        self,
+        rank: int,
+        state: RankState,
+        detail: str = "",
+        gap: int = 0,
+        how: ExitInfo | None = None,
+    ) -> Job:
         """The rank's agent says so, of now; who is not live does not report any more."""
         if state is not RankState.LIVE:
             self.reporting.discard(rank)
-        self.statuses[rank] = RankStatus(rank, state, NodeNs(self.now), detail, gap)
+        self.statuses[rank] = RankStatus(rank, state, NodeNs(self.now), detail, gap, how)
         self._tell(self.statuses[rank])
         return self
 

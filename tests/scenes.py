@@ -18,6 +18,7 @@ from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
+    ExitInfo,
     GroupInfo,
     RankInfo,
     RankState,
@@ -54,6 +55,7 @@ class Standing:
     gap: bool = False
     moved_age: float = 60.0
     declared: bool = True
+    exit: ExitInfo | None = None
 
 
 @dataclass
@@ -149,6 +151,7 @@ class Scene:
             channels=self._channel_picture(names),
             mismatches=self.facts,
             moved_at=np.array([ago(s.moved_age) for s in seen], np.int64),
+            exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},
         )
 
     def _group_picture(self, name: str) -> GroupPicture:

@@ -17,10 +17,12 @@ from typing import Final
 
 from frd.errors import ServiceUnavailable
 from frd.flight import Status
-from frd.model import EntryColumns, NodeNs, RankState, RankStatus
+from frd.forms import exit_text
+from frd.model import EntryColumns, ExitInfo, NodeNs, RankState, RankStatus
 from frd_agent import tap
 from frd_agent.board import Board
 from frd_agent.dictionary import Dictionary
+from frd_agent.exits import exit_info, state_after
 from frd_agent.handlers import HandlerFailed, Handlers, Silent
 from frd_agent.memory import Target
 from frd_agent.naming import KnownGroup, Naming, Signatures
@@ -261,7 +263,9 @@ class Rank:
         else:
             self._tell(RankState.LIVE, now_ns, self._note if self._watch.is_stale else "")
 
-    def _tell(self, state: RankState, since_ns: NodeNs, detail: str) -> None:
+    def _tell(
+        self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
+    ) -> None:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
             log.log(
@@ -269,20 +273,17 @@ class Rank:
                 "%s: %s%s", self, state.value, f": {detail}" if detail else "",
             )  # fmt: skip
         gap = self._lost + self._shared.outbox.dropped.get(self.number, 0)
-        status = RankStatus(self.number, self._state, self._since_ns, detail, gap)
+        status = RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
         self._shared.board.set_status(status)
 
     def end(self, now_ns: NodeNs) -> None:
         """The process is gone; what its counters said last still counts."""
         self._show()
         self.gone_at_ns = now_ns
-        match self.identity.exit:
-            case None:
-                self._tell(RankState.EXITED, now_ns, "killed: no exit record")
-            case record if record.kind == "clean":
-                self._tell(RankState.FINISHED, record.at_ns, record.detail)
-            case record:
-                self._tell(RankState.EXITED, record.at_ns, record.detail)
+        record = self.identity.exit
+        how = exit_info(record, None)
+        at_ns = now_ns if record is None else record.at_ns
+        self._tell(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self._shared.wake()
 

@@ -15,7 +15,7 @@ from frd.engine.channels import Channels
 from frd.engine.moment import RankClocks
 from frd.engine.picture import Bools, GroupPicture, StallTable
 from frd.engine.tables import EXITED, LIVE, STATES, Groups, Pairs, Ranks
-from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s, RankInfo, RankState
+from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
 _RESTS_NS: Final = 2_000_000_000
@@ -117,6 +117,7 @@ class RankColumns(TypedDict):
     info: dict[int, RankInfo]
     moved_at: Int64s
     clocks: RankClocks
+    exits: dict[int, ExitInfo]
 
 
 def ranks(table: Ranks) -> RankColumns:
@@ -133,6 +134,7 @@ def ranks(table: Ranks) -> RankColumns:
         info=dict(table.infos),
         moved_at=table.moved_at[rank],
         clocks=RankClocks(table.node[rank], table.uncertainty_ns[rank]),
+        exits={r: status.exit for r, status in known.items() if status.exit is not None},
     )
 
 

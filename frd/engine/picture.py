@@ -19,6 +19,7 @@ from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
+    ExitInfo,
     GroupInfo,
     Int32s,
     Int64s,
@@ -120,6 +121,8 @@ class Picture:
     moved_at: Int64s | None = None
     """Aligned ns at which a watermark of the rank last advanced, 0 when it never did; None when
     nobody kept track (a dump file tells no history)."""
+    exits: Mapping[int, ExitInfo] = field(default_factory=dict)
+    """How processes that are gone ended, by rank, as far as their agents can tell."""
 
     def moment(self, rank: int, at: AlignedNs) -> Moment:
         """A time as the clock of `rank` tells it; of one nobody knows, nothing bounds it."""

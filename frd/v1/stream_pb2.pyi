@@ -24,6 +24,15 @@ class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATE_EXITED: _ClassVar[State]
     STATE_FINISHED: _ClassVar[State]
 
+class ExitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXIT_KIND_UNSPECIFIED: _ClassVar[ExitKind]
+    EXIT_KIND_CLEAN: _ClassVar[ExitKind]
+    EXIT_KIND_EXCEPTION: _ClassVar[ExitKind]
+    EXIT_KIND_INTERRUPT: _ClassVar[ExitKind]
+    EXIT_KIND_STATUS: _ClassVar[ExitKind]
+    EXIT_KIND_SIGNAL: _ClassVar[ExitKind]
+
 class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PART_UNSPECIFIED: _ClassVar[Part]
@@ -49,6 +58,12 @@ STATE_LIVE: State
 STATE_SILENT: State
 STATE_EXITED: State
 STATE_FINISHED: State
+EXIT_KIND_UNSPECIFIED: ExitKind
+EXIT_KIND_CLEAN: ExitKind
+EXIT_KIND_EXCEPTION: ExitKind
+EXIT_KIND_INTERRUPT: ExitKind
+EXIT_KIND_STATUS: ExitKind
+EXIT_KIND_SIGNAL: ExitKind
 PART_UNSPECIFIED: Part
 PART_DUMP: Part
 PART_IDENTITY: Part
@@ -273,18 +288,36 @@ class StatusBatch(_message.Message):
     def __init__(self, statuses: _Optional[_Iterable[_Union[Status, _Mapping]]] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries")
+    __slots__ = ("rank_index", "state", "at_ns", "detail", "gap_entries", "exit")
     RANK_INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     GAP_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    EXIT_FIELD_NUMBER: _ClassVar[int]
     rank_index: int
     state: State
     at_ns: int
     detail: str
     gap_entries: int
-    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ...) -> None: ...
+    exit: Exit
+    def __init__(self, rank_index: _Optional[int] = ..., state: _Optional[_Union[State, str]] = ..., at_ns: _Optional[int] = ..., detail: _Optional[str] = ..., gap_entries: _Optional[int] = ..., exit: _Optional[_Union[Exit, _Mapping]] = ...) -> None: ...
+
+class Exit(_message.Message):
+    __slots__ = ("kind", "signal", "status", "exception", "where", "note")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    kind: ExitKind
+    signal: int
+    status: int
+    exception: str
+    where: str
+    note: str
+    def __init__(self, kind: _Optional[_Union[ExitKind, str]] = ..., signal: _Optional[int] = ..., status: _Optional[int] = ..., exception: _Optional[str] = ..., where: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class ResponsePart(_message.Message):
     __slots__ = ("request_id", "rank_index", "part", "data", "last", "source", "error")

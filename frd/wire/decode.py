@@ -20,6 +20,8 @@ from frd.model import (
     UNKNOWN_SEQ,
     ChannelColumns,
     EntryColumns,
+    ExitInfo,
+    ExitKind,
     NodeNs,
     NodeRawNs,
     RankStatus,
@@ -41,7 +43,7 @@ from frd.wire.columns import (
     column,
 )
 from frd.wire.dictionary import Dictionary, check_text
-from frd.wire.encode import PARTS, STATES
+from frd.wire.encode import EXIT_KINDS, PARTS, STATES
 from frd.wire.memory import MemoryReader
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
@@ -69,7 +71,26 @@ _BYTES_PER_DECLARE: Final = 256
 """What keeping a message costs beside its bytes."""
 _ALL_FLAGS: Final = 15
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
+_EXIT_KIND_OF: Final = {number: kind for kind, number in EXIT_KINDS.items()}
+_MAX_SIGNAL: Final = 64
+_MAX_EXIT_STATUS: Final = 255
 _PART_OF: Final = {number: part for part, number in PARTS.items()}
+
+
+def _exit(m: pb.Exit) -> ExitInfo:
+    if m.signal > _MAX_SIGNAL:
+        raise WireError("statuses.exit.signal", "range", f"{m.signal}: send 0 to {_MAX_SIGNAL}")
+    if m.status > _MAX_EXIT_STATUS:
+        told = f"{m.status}: send 0 to {_MAX_EXIT_STATUS}"
+        raise WireError("statuses.exit.status", "range", told)
+    return ExitInfo(
+        kind=_EXIT_KIND_OF.get(m.kind, ExitKind.UNKNOWN),
+        signal=m.signal,
+        status=m.status if m.HasField("status") else None,
+        exception=check_text("statuses.exit.exception", m.exception),
+        where=check_text("statuses.exit.where", m.where),
+        note=check_text("statuses.exit.note", m.note),
+    )
 
 
 def _parse(message: type[Any], data: bytes) -> Any:
@@ -253,6 +274,7 @@ class Decoder:
                     at_ns=NodeNs(status.at_ns),
                     detail=detail,
                     gap_entries=status.gap_entries,
+                    exit=_exit(status.exit) if status.HasField("exit") else None,
                 )
             )
         return Statuses(tuple(statuses))

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from frd.model import (
     ChannelColumns,
     EntryColumns,
+    ExitInfo,
+    ExitKind,
     MemoryColumns,
     MemoryEventKind,
     RankState,
@@ -48,6 +50,14 @@ STATES: Final = {
     RankState.SILENT: pb.STATE_SILENT,
     RankState.EXITED: pb.STATE_EXITED,
     RankState.FINISHED: pb.STATE_FINISHED,
+}
+EXIT_KINDS: Final = {
+    ExitKind.UNKNOWN: pb.EXIT_KIND_UNSPECIFIED,
+    ExitKind.CLEAN: pb.EXIT_KIND_CLEAN,
+    ExitKind.EXCEPTION: pb.EXIT_KIND_EXCEPTION,
+    ExitKind.INTERRUPT: pb.EXIT_KIND_INTERRUPT,
+    ExitKind.STATUS: pb.EXIT_KIND_STATUS,
+    ExitKind.SIGNAL: pb.EXIT_KIND_SIGNAL,
 }
 PARTS: Final = {
     Part.DUMP: pb.PART_DUMP,
@@ -116,6 +126,7 @@ def encode_agent(event: AgentEvent) -> bytes:
                     at_ns=status.at_ns,
                     detail=text(status.detail),
                     gap_entries=status.gap_entries,
+                    exit=_exit(status.exit),
                 )
         case MemoryColumns():
             _memory(m.memory, event)
@@ -136,6 +147,19 @@ def encode_agent(event: AgentEvent) -> bytes:
         case _:
             assert_never(event)
     return m.SerializeToString()
+
+
+def _exit(how: ExitInfo | None) -> pb.Exit | None:
+    if how is None:
+        return None
+    return pb.Exit(
+        kind=EXIT_KINDS[how.kind],
+        signal=how.signal,
+        status=how.status,
+        exception=text(how.exception),
+        where=text(how.where),
+        note=text(how.note),
+    )
 
 
 def _entries(m: pb.EntryBatch, event: EntryColumns) -> None:

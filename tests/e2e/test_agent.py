@@ -250,7 +250,7 @@ def test_a_hanging_job_is_told_as_it_is(tmp_path: Path) -> None:
             assert (identity["job"], identity["rank"]) == ("j", 1)
             os.kill(service.ranks[1].pid, signal.SIGKILL)
             await until(lambda: service.state(1) is RankState.EXITED, "the death", 3)
-            assert service.statuses[1].detail == "killed: no exit record"
+            assert service.statuses[1].detail == "no exit record, and its exit status is not known"
             await service.ask(1)
             assert "kept from" in service.parts[1, Part.DUMP].source
             process.terminate()

@@ -14,6 +14,8 @@ from frd.model import (
     AttemptKey,
     ChannelColumns,
     EntryColumns,
+    ExitInfo,
+    ExitKind,
     GroupInfo,
     MemoryColumns,
     MemoryEvent,
@@ -173,6 +175,16 @@ statuses = st.lists(
         TIMES.map(NodeNs),
         TEXTS,
         st.integers(0, 2**62),
+        st.none()
+        | st.builds(
+            ExitInfo,
+            st.sampled_from(ExitKind),
+            st.integers(0, 64),
+            st.none() | st.integers(0, 255),
+            TEXTS,
+            TEXTS,
+            TEXTS,
+        ),
     ),
     max_size=3,
 ).map(lambda items: Statuses(tuple(items)))

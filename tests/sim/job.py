@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -111,9 +112,13 @@ class Job:
 
     def die(self, rank: SimRank, last_words: tuple[Any, str] | None) -> None:
         """Its device dies with it, in the middle of whatever it is at."""
-        if last_words is not None:
+        rank.ended_ns = NodeNs(self.wall_ns(rank.node))
+        if last_words is None:
+            rank.wait_status = signal.SIGKILL
+        else:
             kind, detail = last_words
-            rank.exit = ExitRecord(kind, detail, NodeNs(self.wall_ns(rank.node)))
+            rank.wait_status = 1 << 8 if kind == "exception" else 0
+            rank.exit = ExitRecord(kind, detail, rank.ended_ns)
         rank.alive = False
         if rank.head is not None and rank.head.meeting is not None:
             rank.head.meeting.is_broken = True

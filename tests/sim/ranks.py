@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from frd.flight import Status
+from frd.model import NodeNs
 from frd_agent import tap
 from frd_agent.taps import ExitRecord
 from frd_agent.watch import RawKey
@@ -64,6 +65,10 @@ class SimRank:
         """By SIGSTOP: neither tap nor socket answer."""
         self.exit: ExitRecord | None = None
         """None while it lives, and after SIGKILL."""
+        self.wait_status: int | None = None
+        """As `os.waitpid` would return it; None while it lives."""
+        self.ended_ns = NodeNs(0)
+        """On its node's clock."""
         self.gil_held = False
         """The tap's thread stands still; the socket answers."""
         self.groups: tuple[GroupOfRank, ...] = ()

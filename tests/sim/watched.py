@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frd.errors import ServiceUnavailable
 from frd.flight import Status
+from frd.forms import exit_text
 from frd.model import (
     AttemptKey,
     EntryColumns,
+    ExitInfo,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -24,6 +26,7 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
+from frd_agent.exits import exit_info, state_after
 from frd_agent.handlers import Refused, Silent
 from frd_agent.memory.target import Reading
 from frd_agent.naming import KnownGroup, Naming
@@ -104,6 +107,8 @@ class Watched:
         self._shown = (0, 0, 0)
         self._is_exact = False
         self._state, self._since_ns = RankState.LIVE, agent.wall_ns()
+        self._saw_it_alive = process.rank.alive
+        """If so, it learns of the end at once and from the kernel, as by a pidfd."""
         self._silent = False
         self._errors = 0
         self.is_over = False
@@ -174,12 +179,14 @@ class Watched:
             note = "its tap's heartbeat is old: the GIL may be held" if self._watch.is_stale else ""
             self._tell(RankState.LIVE, self._agent.wall_ns(), note)
 
-    def _tell(self, state: RankState, since_ns: NodeNs, detail: str) -> None:
+    def _tell(
+        self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
+    ) -> None:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
         gap = self.lost + self._agent.outbox.dropped.get(self.number, 0)
         self._agent.board.set_status(
-            RankStatus(self.number, self._state, self._since_ns, detail, gap)
+            RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
         )
 
     def _ask(self) -> None:
@@ -204,13 +211,13 @@ class Watched:
     def _end(self) -> None:
         self.is_over = True
         self._show()
-        record, now_ns = self.process.rank.exit, self._agent.wall_ns()
-        if record is None:
-            self._tell(RankState.EXITED, now_ns, "killed: no exit record")
-        elif record.kind == "clean":
-            self._tell(RankState.FINISHED, record.at_ns, record.detail)
+        rank = self.process.rank
+        how = exit_info(rank.exit, rank.wait_status if self._saw_it_alive else None)
+        if rank.exit is not None:
+            at_ns = rank.exit.at_ns
         else:
-            self._tell(RankState.EXITED, record.at_ns, record.detail)
+            at_ns = rank.ended_ns if self._saw_it_alive else self._agent.wall_ns()
+        self._tell(state_after(how), at_ns, exit_text(how), how)
 
     def _learn_groups(self) -> None:
         if self.process.rank.groups == self._groups:

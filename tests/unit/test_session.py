@@ -18,6 +18,8 @@ from frd.model import (
     AttemptKey,
     ChannelColumns,
     EntryColumns,
+    ExitInfo,
+    ExitKind,
     GroupInfo,
     NodeNs,
     RankInfo,
@@ -53,6 +55,7 @@ NOW = 1_790_000_000 * S
 OFFSET = 100 * S
 """The node's clock is a hundred seconds behind the service's."""
 KEY = AttemptKey("job", 0)
+KILLED = ExitInfo(ExitKind.SIGNAL, 9)
 GROUPS = (
     GroupDecl(0, 0, GroupInfo("0", "default_pg", (0, 1, 2, 3))),
     GroupDecl(1, 0, GroupInfo("7", "TENSOR", (0, 1))),
@@ -495,10 +498,11 @@ def test_statuses_and_channels_reach_the_engine() -> None:
             head_created_ns=np.array([stream.node_now()], np.int64),
         )
     )
-    status = RankStatus(1, RankState.EXITED, stream.node_now(), "killed by signal 9")
+    status = RankStatus(1, RankState.EXITED, stream.node_now(), "killed", 0, KILLED)
     stream.send(Statuses((status,)))
     shown = service.rank(3).status
-    assert (shown.state, shown.detail) == (RankState.EXITED, "killed by signal 9")
+    assert (shown.state, shown.detail) == (RankState.EXITED, "killed")
+    assert shown.exit == KILLED
     assert shown.rank == 3
 
 

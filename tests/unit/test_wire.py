@@ -12,6 +12,8 @@ from frd.model import (
     AttemptKey,
     ChannelColumns,
     EntryColumns,
+    ExitInfo,
+    ExitKind,
     GroupInfo,
     NodeNs,
     RankInfo,
@@ -108,6 +110,11 @@ def channels(**changes: object) -> ChannelColumns:
     return replace(columns, **changes)  # type: ignore[arg-type]
 
 
+def exited(signal: int = 0, status: int | None = None) -> Statuses:
+    how = ExitInfo(ExitKind.UNKNOWN, signal, status)
+    return Statuses((RankStatus(0, RankState.EXITED, NodeNs(NOW), exit=how),))
+
+
 def declared() -> Decoder:
     decoder = Decoder()
     decoder.decode(encode_agent(HELLO))
@@ -190,6 +197,8 @@ def test_hello_without_identity(name: str) -> None:
             "statuses.rank_index",
             "unknown_index",
         ),
+        (exited(signal=65), "statuses.exit.signal", "range"),
+        (exited(status=256), "statuses.exit.status", "range"),
         (ResponsePart(1, 9, Part.DUMP, b"", True), "response.rank_index", "unknown_index"),
         (
             ResponsePart(1, 0, Part.DUMP, bytes(PART_BYTES + 1), True),

@@ -23,6 +23,8 @@ from frd.model import (
     AlignedNs,
     AttemptKey,
     EntryColumns,
+    ExitInfo,
+    ExitKind,
     Flags,
     GroupInfo,
     NodeNs,
@@ -111,6 +113,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
     rows["seq"] += np.arange(3)
     rows["flags"] += np.uint8(Flags.JOINED | Flags.COMPLETED)
     rows["created_ns"] += NOW
+    how = ExitInfo(ExitKind.SIGNAL, 9)
     for event in (
         Hello(PROTOCOL, "0", "n", "boot", "s", NodeNs(NOW)),
         Declare(
@@ -119,6 +122,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
             groups=(GroupDecl(0, 0, GroupInfo("0", "default_pg", (0,))),),
             signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
         ),
+        Statuses((RankStatus(0, RankState.EXITED, NodeNs(NOW), "killed", exit=how),)),
         Statuses((RankStatus(0, RankState.LIVE, NodeNs(NOW)),)),
         EntryColumns(rank=0, first_revision=1, **rows),
     ):

@@ -1,0 +1,68 @@
+"""How a rank's process ended: its own record and the kernel's status, put together.
+
+Neither is enough alone. The record of the tap knows the exception and its traceback, but nothing of
+`sys.exit(1)`, `os._exit` and signals; the status, as `os.waitpid` returns it, knows those and no
+words. The status can be missing as well: the parent had collected it before the agent could look.
+Pure.
+"""
+
+from __future__ import annotations
+
+import os
+from signal import SIGINT, valid_signals
+from typing import Final
+
+from frd.model import ExitInfo, ExitKind, RankState
+from frd_agent.taps import ExitRecord
+
+_BY_SIGNAL: Final = 128
+"""A handler or a shell that ends the process because of signal n exits with 128 + n."""
+_INTERRUPT: Final = "KeyboardInterrupt"
+
+
+def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
+    """`wait_status` is in the kernel's encoding, None when nobody saw it."""
+    killed_by, status = _decoded(wait_status)
+    exception = record.detail if record is not None and record.kind == "exception" else ""
+    return ExitInfo(
+        kind=_kind(record, exception, killed_by, status),
+        signal=killed_by or _passed_on(status),
+        status=status,
+        exception=exception,
+    )
+
+
+def state_after(how: ExitInfo) -> RankState:
+    return RankState.FINISHED if how.kind is ExitKind.CLEAN else RankState.EXITED
+
+
+def _decoded(wait_status: int | None) -> tuple[int, int | None]:
+    """The signal that killed the process (0: none), and the status that it exited with."""
+    if wait_status is None:
+        return 0, None
+    if os.WIFSIGNALED(wait_status):
+        return os.WTERMSIG(wait_status), None
+    return 0, os.WEXITSTATUS(wait_status)
+
+
+def _passed_on(status: int | None) -> int:
+    number = (status or 0) - _BY_SIGNAL
+    return number if number in valid_signals() else 0
+
+
+def _kind(
+    record: ExitRecord | None, exception: str, killed_by: int, status: int | None
+) -> ExitKind:
+    if status == 0:
+        # An exception on record was printed and survived, as an interactive interpreter does.
+        return ExitKind.CLEAN
+    if exception:
+        interrupted = exception.partition(":")[0] == _INTERRUPT
+        return ExitKind.INTERRUPT if interrupted else ExitKind.EXCEPTION
+    if SIGINT in (killed_by, _passed_on(status)):
+        return ExitKind.INTERRUPT
+    if killed_by:
+        return ExitKind.SIGNAL
+    if status:
+        return ExitKind.STATUS
+    return ExitKind.UNKNOWN if record is None else ExitKind.CLEAN

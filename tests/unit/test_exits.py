@@ -1,0 +1,71 @@
+"""How a process ended, of its own record and of the kernel's status."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.forms import exit_text
+from frd.model import ExitInfo, ExitKind, NodeNs, RankState
+from frd_agent.exits import exit_info, state_after
+from frd_agent.taps import ExitRecord
+
+CLEAN = ExitRecord("clean", "", NodeNs(7))
+RAISED = ExitRecord("exception", "RuntimeError: bad batch", NodeNs(7))
+CTRL_C = ExitRecord("exception", "KeyboardInterrupt", NodeNs(7))
+FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
+
+
+@pytest.mark.parametrize(
+    ("record", "wait_status", "kind", "text"),
+    [
+        (CLEAN, 0, ExitKind.CLEAN, ""),
+        (CLEAN, None, ExitKind.CLEAN, ""),
+        (None, 0, ExitKind.CLEAN, ""),
+        (CLEAN, 1 << 8, ExitKind.STATUS, "exited with status 1"),
+        (None, 3 << 8, ExitKind.STATUS, "exited with status 3"),
+        (CLEAN, 143 << 8, ExitKind.STATUS, "exited with status 143 (128 + SIGTERM)"),
+        (CLEAN, 255 << 8, ExitKind.STATUS, "exited with status 255"),
+        (RAISED, 1 << 8, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
+        (RAISED, None, ExitKind.EXCEPTION, "RuntimeError: bad batch"),
+        (RAISED, 6, ExitKind.EXCEPTION, "RuntimeError: bad batch, then killed by SIGABRT"),
+        (RAISED, 2, ExitKind.EXCEPTION, "RuntimeError: bad batch, then killed by SIGINT"),
+        (RAISED, 0, ExitKind.CLEAN, "exited with status 0 after it had printed "
+         "RuntimeError: bad batch"),
+        (CTRL_C, 2, ExitKind.INTERRUPT, "KeyboardInterrupt"),
+        (CTRL_C, 1 << 8, ExitKind.INTERRUPT, "KeyboardInterrupt"),
+        (CTRL_C, None, ExitKind.INTERRUPT, "KeyboardInterrupt"),
+        (FAILED, None, ExitKind.EXCEPTION, "KeyboardInterruptError: no"),
+        (None, 2, ExitKind.INTERRUPT, "killed by SIGINT"),
+        (CLEAN, 130 << 8, ExitKind.INTERRUPT, "exited with status 130 (128 + SIGINT)"),
+        (None, 9, ExitKind.SIGNAL, "killed by SIGKILL"),
+        (None, 15, ExitKind.SIGNAL, "killed by SIGTERM"),
+        (CLEAN, 15, ExitKind.SIGNAL, "killed by SIGTERM"),
+        (None, 11 | 0x80, ExitKind.SIGNAL, "killed by SIGSEGV"),
+        (None, 40, ExitKind.SIGNAL, "killed by signal 40"),
+        (None, None, ExitKind.UNKNOWN, "no exit record, and its exit status is not known"),
+    ],
+)  # fmt: skip
+def test_record_and_status(
+    record: ExitRecord | None, wait_status: int | None, kind: ExitKind, text: str
+) -> None:
+    """Either may be missing; together they name the kind, the signal, and what to tell people."""
+    how = exit_info(record, wait_status)
+    assert (how.kind, exit_text(how)) == (kind, text)
+    assert state_after(how) is (RankState.FINISHED if kind is ExitKind.CLEAN else RankState.EXITED)
+
+
+def test_the_signal_that_a_status_passes_on() -> None:
+    """A handler that ends the process with 128 + n passes on signal n; that of a core dump counts
+    without the flag; a status that is no such sum names none."""
+    assert exit_info(CLEAN, 143 << 8) == ExitInfo(ExitKind.STATUS, signal=15, status=143)
+    assert exit_info(None, 11 | 0x80) == ExitInfo(ExitKind.SIGNAL, signal=11)
+    assert exit_info(CLEAN, 255 << 8) == ExitInfo(ExitKind.STATUS, status=255)
+    assert exit_info(CLEAN, 128 << 8) == ExitInfo(ExitKind.STATUS, status=128)
+
+
+def test_the_place_and_the_note_are_told() -> None:
+    """An exception comes with the line that raised it, and any end with a note."""
+    how = ExitInfo(ExitKind.EXCEPTION, 0, 1, "RuntimeError: bad batch", "train.py:88 load_batch")
+    assert exit_text(how) == "RuntimeError: bad batch (train.py:88 load_batch)"
+    noted = ExitInfo(ExitKind.SIGNAL, 9, note="no process was killed for want of memory")
+    assert exit_text(noted) == "killed by SIGKILL; no process was killed for want of memory"
