@@ -9,10 +9,11 @@ so that a hanging job of 16,384 ranks does not take the processor from those who
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from frd.engine import compose
 from frd.engine.attempt import Attempt
 from frd.engine.board import Board
 from frd.engine.cause import find
@@ -23,7 +24,15 @@ from frd.engine.memory.watch import MemoryWatcher
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
 from frd.engine.straggler_watch import StragglerWatcher
-from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, Kind
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Change,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Kind,
+)
 from frd.views import AttemptView
 
 _LOOK_AGAIN_NS = 1_000_000_000
@@ -74,6 +83,9 @@ class Case:
         self._policy = policy
         self._looked_at = AlignedNs(0)
         self._looked_revision = -1
+        self._dismissed: set[str] = set()
+        """Ids of findings that somebody closed by hand. Their boards go on with them, so that the
+        same incident opens no other finding, but nobody hears of them again."""
         self._facts: dict[tuple[int, int], AlignedNs] = {}
         """(group, seq) of the mismatches that are known, and since when."""
 
@@ -115,17 +127,39 @@ class Case:
         return sum(map(len, self._boards))
 
     def findings(self, now: AlignedNs) -> list[Finding]:
-        return [finding for board in self._boards for finding in board.findings(now)]
+        found = [finding for board in self._boards for finding in board.findings(now)]
+        return [finding for finding in found if finding.id not in self._dismissed]
+
+    def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> FindingEvent | None:
+        """Close a finding because somebody says so; None when it is not open here."""
+        found = next((f for f in self.findings(now) if f.id == finding_id), None)
+        if found is None:
+            return None
+        self._dismissed.add(finding_id)
+        closed = replace(found, state=FindingState.CLOSED, closed_at=now, close_reason=reason)
+        return FindingEvent(Change.CLOSED, compose.finished(closed))
 
     def close_all(
         self, now: AlignedNs, reason: str, *, but: Collection[Kind] = ()
     ) -> list[FindingEvent]:
-        return [e for board in self._boards for e in board.close_all(now, reason, but=but)]
+        closed = [e for board in self._boards for e in board.close_all(now, reason, but=but)]
+        return self._audible(closed)
 
     def expire(self, now: AlignedNs) -> list[FindingEvent]:
         """Close what has not been seen for long."""
         after_s = self._policy.lost_close_after_s
-        return [event for board in self._boards for event in board.expire(now, after_s)]
+        closed = [event for board in self._boards for event in board.expire(now, after_s)]
+        return self._audible(closed)
+
+    def _audible(self, events: Iterable[FindingEvent]) -> list[FindingEvent]:
+        """All events but those of dismissed findings, which are forgotten once they are over."""
+        audible = []
+        for event in events:
+            if event.finding.id not in self._dismissed:
+                audible.append(event)
+            elif event.change is Change.CLOSED:
+                self._dismissed.discard(event.finding.id)
+        return audible
 
     def restore(self, finding: Finding, now: AlignedNs) -> None:
         """Go on with a finding of an earlier process of the service."""
@@ -141,7 +175,9 @@ class Case:
         note: str,
         dump: str | None,
     ) -> list[FindingEvent] | None:
-        """Better evidence for a finding; None when it is not open here."""
+        """Better evidence for a finding; None when it is not open here, or was dismissed."""
+        if finding_id in self._dismissed:
+            return None
         for board in self._boards:
             events = board.attach(finding_id, rank=rank, stack=stack, note=note, dump=dump)
             if events is not None:
@@ -155,6 +191,10 @@ class Case:
 
         Events come as they happen: when a watcher fails, those of the others are known already.
         """
+        for event in self._look(now, room):
+            yield from self._audible([event])
+
+    def _look(self, now: AlignedNs, room: int) -> Iterator[FindingEvent]:
         attempt = self.attempt
         if attempt is None or self.superseded_at is not None:
             return

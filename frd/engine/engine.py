@@ -293,6 +293,17 @@ class Engine:
         self._closed[finding_id] = claim.finding
         return events
 
+    def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> list[FindingEvent]:
+        """Close an open finding because somebody says so; nothing when it is not open.
+
+        The same incident opens no other finding while it lasts.
+        """
+        for case in self._cases.values():
+            if (event := case.dismiss(finding_id, now, reason)) is not None:
+                self._remember([event])
+                return [event]
+        return []
+
     def restore(self, findings: Sequence[Finding], now: AlignedNs) -> None:
         """Go on with the open findings of an earlier process of the service."""
         for finding in findings:

@@ -36,7 +36,7 @@ class Role(StrEnum):
     READER = "reader"
     """May read metrics, jobs and findings."""
     OPERATOR = "operator"
-    """May also take dumps and fetch them, which hold the program's stack frames."""
+    """May also close findings, and take and fetch dumps, which hold the program's stack frames."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,12 @@ from starlette.types import ASGIApp
 from frd import __version__
 from frd.config import Config, StoreLimits, changed_keys, needs_restart
 from frd.engine.engine import Engine
-from frd.errors import StoreError
+from frd.errors import ServiceUnavailable, StoreError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
 from frd.service.access import Tokens
 from frd.service.certificates import Certificates
 from frd.service.clocks import Clocks
+from frd.service.dismissal import Dismissal
 from frd.service.door import Door, Handshakes
 from frd.service.dumps import Dumper
 from frd.service.evaluator import Evaluator
@@ -265,6 +266,15 @@ class App:
     def finding(self, finding_id: str) -> Finding | None:
         kept_back = (f for f in self._evaluator.kept_back() if f.id == finding_id)
         return next(kept_back, None) or self._findings.get(finding_id)
+
+    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
+        try:
+            return await self._evaluator.dismiss(dismissal)
+        except TimeoutError:
+            raise ServiceUnavailable(
+                f"finding: {dismissal.finding}: not closed: the service does not get to it: "
+                "see its log, and try again"
+            ) from None
 
     async def take_dump(
         self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float

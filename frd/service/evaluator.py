@@ -18,6 +18,7 @@ from typing import Final
 
 from frd.engine.engine import Engine
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.service.dismissal import Dismissal
 from frd.service.marks import Marks
 from frd.service.recorder import Recorder
 from frd.service.view import ServiceState
@@ -29,6 +30,8 @@ PUBLISH_EVERY_S: Final = 1.0
 """Without news; news is published at once."""
 SAVE_WITHIN_S: Final = 3.0
 """How long an alert waits for the disk."""
+DISMISS_WITHIN_S: Final = 10.0
+"""How long closing a finding by hand may take: an evaluation, and the disk."""
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,8 @@ class Evaluator:
         self._project = project
         self._publish = publish
         self._evidence: list[_Evidence] = []
+        self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
+        """Not applied yet, each with whom to tell."""
         self._unsaved: dict[str, FindingEvent] = {}
         """By finding; what the store has not taken yet."""
         self._saving: asyncio.Task[None] | None = None
@@ -90,6 +95,19 @@ class Evaluator:
         """Put evidence into an open finding, soon."""
         self._evidence.append(_Evidence(finding_id, rank, stack, dump))
         self._wake.set()
+
+    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
+        """Close a finding by hand; the closed finding once everybody can see it, None when no such
+        finding is open.
+
+        Raises:
+            TimeoutError: the evaluation does not get to it.
+        """
+        closed: asyncio.Future[Finding | None] = asyncio.get_running_loop().create_future()
+        self._dismissals.append((dismissal, closed))
+        self._wake.set()
+        async with asyncio.timeout(DISMISS_WITHIN_S):
+            return await closed
 
     async def run(self) -> None:
         """Evaluate until `stop`. A fault of the engine is told, shows as staleness, and does
@@ -124,6 +142,9 @@ class Evaluator:
             events += self._engine.attach(
                 item.finding_id, rank=item.rank, stack=item.stack, dump=item.dump
             )
+        dismissals, self._dismissals = self._dismissals, []
+        dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
+        events += [event for _, closing in dismissed for event in closing]
         self._marks.flush(now)
         events += self._engine.advance(now)
         self._recorder.tick(now)
@@ -137,8 +158,17 @@ class Evaluator:
             state = self._project(snapshot)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
         self._publish(events)
+        for done, closing in dismissed:
+            if not done.done():
+                done.set_result(closing[0].finding if closing else None)
         if faults:
             raise faults[0]
+
+    def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> list[FindingEvent]:
+        closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
+        if closing:
+            self._recorder.dismissed(now, dismissal.encode())
+        return closing
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:
         for event in events:

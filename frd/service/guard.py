@@ -53,7 +53,10 @@ def _is_open(path: str) -> bool:
 
 
 def _role(method: str, path: str) -> Role:
-    """Dumps hold the stack frames of the user's program: reading one is not just reading."""
+    """Reading wants a reader; changing anything (taking a dump, closing a finding) an operator.
+
+    So does reading a dump, which holds the stack frames of the user's program.
+    """
     harmless = method in ("GET", "HEAD") and not path.startswith("/api/v1/dumps")
     return Role.READER if harmless else Role.OPERATOR
 

@@ -2,9 +2,9 @@
 
 Routes, checks of what came in, and the form of errors; what an answer means is decided elsewhere.
 Every error is ``{"error": "what: which: what to do"}``. Whatever is large or touches the disk is
-made in a worker thread: the event loop belongs to ingest. The API reads and takes dumps; it can
-change nothing, and a browser on another site cannot make it take a dump, because only a JSON
-content type is accepted.
+made in a worker thread: the event loop belongs to ingest. The API reads, takes dumps and closes
+findings; it can change nothing else, and a browser on another site cannot make it do either,
+because only a JSON content type is accepted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -27,6 +27,7 @@ from frd.forms import finding_json, unfold_ranks, utc_ns
 from frd.model import AlignedNs, FindingState
 from frd.service import metrics, runbooks
 from frd.service.api import API_VERSION, findings_json, job_json, jobs_json
+from frd.service.dismissal import MAX_REASON_CHARS, Dismissal
 from frd.service.view import ServiceState, ServiceView
 from frd.store.findings import Place
 from frd.views import AttemptView
@@ -35,12 +36,17 @@ MAX_BODY_BYTES: Final = 64 * 1024
 MAX_FINDINGS: Final = 10_000
 DEFAULT_FINDINGS: Final = 1_000
 MAX_DUMP_TIMEOUT_S: Final = 300.0
+_Form = TypeVar("_Form")
 
 
 class _DumpRequest(msgspec.Struct, forbid_unknown_fields=True):
     ranks: str | None = None
     stacks: bool = False
     timeout_s: float = 10.0
+
+
+class _CloseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    because: str
 
 
 class _Anything(PathConvertor):
@@ -64,6 +70,7 @@ def create_app(view: ServiceView) -> Starlette:
         Route("/api/v1/jobs/{job:anything}", api.job),
         Route("/api/v1/findings", api.findings),
         Route("/api/v1/history", api.history),
+        Route("/api/v1/findings/{id:anything}/close", api.close, methods=["POST"]),
         Route("/api/v1/findings/{id:anything}", api.finding),
         Route("/api/v1/dumps/{id:anything}", api.dump),
         Route(runbooks.PREFIX + "{name:anything}", api.runbook),
@@ -150,6 +157,20 @@ class _Api:
             _refuse(404, f"finding: {finding_id!r}: unknown here: see /api/v1/findings")
         return await _json(lambda: finding_json(found))
 
+    async def close(self, request: Request) -> Response:
+        """Close an open finding by hand; the same incident opens no other one while it lasts."""
+        finding_id = request.path_params["id"]
+        because = " ".join((await _body(request, _CloseRequest, "send because")).because.split())
+        if not 0 < len(because) <= MAX_REASON_CHARS:
+            _refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
+        closed = await self._view.dismiss(Dismissal(finding_id, because))
+        if closed is None:
+            known = await asyncio.to_thread(self._view.finding, finding_id)
+            if known is None:
+                _refuse(404, f"finding: {finding_id!r}: unknown here: see /api/v1/findings")
+            _refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
+        return await _json(lambda: finding_json(closed))
+
     async def take_dump(self, request: Request) -> Response:
         view = _attempt(self._view.state(), request.path_params["job"], None)
         wanted = await _dump_request(request)
@@ -218,18 +239,23 @@ def _place(text: str | None) -> Place:
     return int(opened_ns), finding_id
 
 
-async def _dump_request(request: Request) -> _DumpRequest:
+async def _body(request: Request, form: type[_Form], say: str) -> _Form:
+    """The JSON object that was sent; a browser on another site can send none."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         _refuse(400, "content-type: not application/json: send a JSON object")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            _refuse(413, f"body: over {MAX_BODY_BYTES} bytes: name fewer ranks")
+            _refuse(413, f"body: over {MAX_BODY_BYTES} bytes: {say}")
     try:
-        wanted = msgspec.json.decode(bytes(body), type=_DumpRequest)
+        return msgspec.json.decode(bytes(body), type=form)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        _refuse(400, f"body: {error}: send ranks, stacks and timeout_s")
+        _refuse(400, f"body: {error}: {say}")
+
+
+async def _dump_request(request: Request) -> _DumpRequest:
+    wanted = await _body(request, _DumpRequest, "send ranks (0-3,7), stacks and timeout_s")
     if not 0 < wanted.timeout_s <= MAX_DUMP_TIMEOUT_S:
         _refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {MAX_DUMP_TIMEOUT_S:g} seconds")
     return wanted

@@ -105,6 +105,10 @@ class Recorder:
     def closed(self, stream: int, at: AlignedNs) -> None:
         self._put(Record(RecordKind.CLOSED, at, stream, b""))
 
+    def dismissed(self, at: AlignedNs, dismissal: bytes) -> None:
+        """A finding was closed by hand."""
+        self._put(Record(RecordKind.DISMISSED, at, 0, dismissal))
+
     def tick(self, at: AlignedNs) -> None:
         """The engine advanced; hand everything to the thread."""
         self._put(Record(RecordKind.TICK, at, 0, b""))

@@ -14,6 +14,7 @@ from frd.engine.engine import Engine
 from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks import decode
+from frd.service.dismissal import Dismissal
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
@@ -76,10 +77,20 @@ class _Player:
                 self._engine.adopt(Settings.decode(record.payload).policy)
             case RecordKind.START:
                 self._begin(Settings.decode(record.payload), record.at)
+            case RecordKind.DISMISSED:
+                self._dismiss(Dismissal.decode(record.payload), record.at)
 
     def advance(self, now: AlignedNs) -> None:
         self._marks.flush(now)
         self._keep(self._engine.advance(now))
+
+    def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:
+        closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
+        self._keep(closing)
+        if not closing:  # it opened before the journal begins, so here it has another id, or none
+            self._warn(
+                f"finding {dismissal.finding} was closed by hand, but is not open in this journal"
+            )
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         self._engine = Engine(settings.policy)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
 from frd.service.clock_view import ClockView
+from frd.service.dismissal import Dismissal
 from frd.store.findings import Place
 from frd.views import AttemptView, Snapshot
 
@@ -99,7 +100,7 @@ class DumpResult:
 
 
 class ServiceView(Protocol):
-    """All that HTTP may ask. Only `take_dump` may take time, and that is bounded."""
+    """All that HTTP may ask. Only `take_dump` and `dismiss` may take time, and it is bounded."""
 
     def state(self) -> ServiceState: ...
 
@@ -124,6 +125,13 @@ class ServiceView(Protocol):
 
     def finding(self, finding_id: str) -> Finding | None:
         """Called from a worker thread."""
+
+    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
+        """Close a finding by hand: the closed finding, or None when no such finding is open.
+
+        Raises:
+            ServiceUnavailable: when the evaluation does not get to it.
+        """
 
     async def take_dump(
         self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float

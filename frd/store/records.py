@@ -37,6 +37,8 @@ class RecordKind(IntEnum):
     """The times of a stream's later messages are aligned like this."""
     SETTINGS = 7
     """The service took up other settings, JSON; all that is live goes on."""
+    DISMISSED = 8
+    """Somebody closed a finding by hand. Payload: which one and why, JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from frd.model import (
     Suspect,
 )
 from frd.service.clocks import AgentClock, guess
+from frd.service.dismissal import Dismissal
 from frd.service.http import create_app
 from frd.service.view import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
@@ -127,6 +128,16 @@ class Service:
 
     def finding(self, finding_id: str) -> Finding | None:
         return self.store.get(finding_id)
+
+    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
+        found = self.store.get(dismissal.finding)
+        if found is None or found.state is FindingState.CLOSED:
+            return None
+        closed = dataclasses.replace(
+            found, state=FindingState.CLOSED, closed_at=NOW, close_reason=dismissal.close_reason
+        )
+        self.store.save([FindingEvent(Change.CLOSED, closed)])
+        return closed
 
     async def take_dump(
         self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
@@ -416,6 +427,27 @@ def test_findings(client: Client) -> None:
     assert ids("job=train&limit=1") == [3]
     assert ids("job=other") == []
     assert client.get(f"/api/v1/findings/{finding(1).id}").json == finding_json(finding(1))
+
+
+def test_closing_by_hand(client: Client) -> None:
+    """With a reason, once; what is unknown or closed already, and no reason, are errors."""
+    path = f"/api/v1/findings/{finding(1).id}/close"
+    for body, says in (({}, "because"), ({"because": " "}, "say why"), ({"because": 1}, "because")):
+        answer = client.post(path, body)
+        assert answer.status == 400
+        assert says in answer.json["error"]
+    assert client.post(path, {"because": "x" * 1001}).status == 400
+    assert client.post(path, {"because": "x"}, content_type="text/plain").status == 400
+    closed = client.post(path, {"because": "a known\n pause"})
+    assert closed.status == 200
+    assert closed.json["state"] == "closed"
+    assert closed.json["close_reason"] == "closed by hand: a known pause"
+    again = client.post(path, {"because": "x"})
+    assert (again.status, again.json["error"]) == (
+        409,
+        f"finding: {finding(1).id}: closed already: closed by hand: a known pause",
+    )
+    assert client.post("/api/v1/findings/nothing/close", {"because": "x"}).status == 404
 
 
 def test_taking_and_fetching_a_dump(client: Client) -> None:

@@ -96,7 +96,7 @@ async def fetch(
 
 
 def test_tokens_on_http(tmp_path: Path) -> None:
-    """Health and runbooks are open; the rest wants a token, and dumps the operator's."""
+    """Health and runbooks are open; the rest wants a token; dumps and closing the operator's."""
     path = tmp_path / "tokens"
     path.write_text(f"{TOKEN}\n{READER} role=reader\n")
     refused: Counter[str] = Counter()
@@ -111,12 +111,13 @@ def test_tokens_on_http(tmp_path: Path) -> None:
                 await fetch(where, token=READER),
                 await fetch(where, "/api/v1/dumps/x", token=READER),
                 await fetch(where, "/api/v1/jobs/x/dumps", method="POST", token=READER),
+                await fetch(where, "/api/v1/findings/x/close", method="POST", token=READER),
                 await fetch(where, "/api/v1/dumps/x", token=TOKEN),
                 await fetch(where, "/api/v1/jobs/x/dumps", method="POST", token=TOKEN),
             ]
 
-    assert asyncio.run(ask()) == [200, 200, 401, 200, 403, 403, 200, 200]
-    assert refused == {"token": 1, "role": 2}
+    assert asyncio.run(ask()) == [200, 200, 401, 200, 403, 403, 403, 200, 200]
+    assert refused == {"token": 1, "role": 3}
 
 
 def test_certificates_on_http_are_read_again(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""A finding closed by hand: gone for people and alerts, not forgotten by the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from frd.model import AlignedNs, Change, FindingState, Kind, RankState
+from frd.service.dismissal import Dismissal
+from frd.service.replay import replay
+from frd.store.journal import read
+from frd.store.records import Record, RecordKind
+from tests.jobs import Job
+from tests.unit.test_evaluator import Bench
+from tests.unit.test_replay import SECOND, START, incident, recorded
+
+
+def hanging() -> Job:
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    return job.join("dp", [0, 1, 3], 1)
+
+
+def test_the_same_incident_does_not_come_back() -> None:
+    """Dismissed while it lasts: no event for a minute, its end is none either; a new hang is."""
+    job = hanging()
+    job.run(7)
+    found = job.only()
+    (event,) = job.engine.dismiss(found.id, job.now, "closed by hand: a known pause")
+    assert event.change is Change.CLOSED
+    assert (event.finding.state, event.finding.closed_at) == (FindingState.CLOSED, job.now)
+    assert event.finding.close_reason == "closed by hand: a known pause"
+    assert job.open() == []
+    assert job.run(60) == []
+    assert [(f.id, f.state) for f in job.findings()] == [(found.id, FindingState.CLOSED)]
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    assert job.run(10) == []
+    job.join("dp", [0, 1, 3], 2)
+    job.run(7)
+    assert job.only().id != found.id
+
+
+def test_only_an_open_finding_can_be_closed() -> None:
+    """Twice, or an id that nobody knows: nothing happens."""
+    job = hanging()
+    job.run(7)
+    found = job.only()
+    assert job.engine.dismiss("nothing", job.now, "x") == []
+    assert len(job.engine.dismiss(found.id, job.now, "x")) == 1
+    assert job.engine.dismiss(found.id, job.now, "y") == []
+
+
+def test_other_findings_of_the_job_are_heard() -> None:
+    """Two separate hangs: closing one by hand leaves the other open and changing."""
+    job = Job(4).group("a", [0, 1]).group("b", [2, 3])
+    job.all_reduce("a", 0).all_reduce("b", 0).run(1)
+    job.join("a", [0], 1).join("b", [2], 1)
+    job.run(8)
+    one, other = job.open()
+    job.engine.dismiss(one.id, job.now, "x")
+    assert [f.id for f in job.open()] == [other.id]
+    job.join("b", [3], 1).complete("b", [2, 3], 1)
+    assert [(e.finding.id, e.change) for e in job.run(10)] == [(other.id, Change.CLOSED)]
+
+
+def test_evidence_that_comes_later_is_kept_with_the_closed_finding() -> None:
+    """A dump under way when somebody closes the finding is named by it all the same."""
+    job = hanging()
+    job.run(7)
+    found = job.only()
+    job.engine.dismiss(found.id, job.now, "x")
+    job.engine.attach(found.id, dump="d-1")
+    assert [f.dump for f in job.findings()] == ["d-1"]
+
+
+def test_a_lost_rank_can_be_dismissed() -> None:
+    """A killed rank, closed by hand: its peers' wait for it is the same incident."""
+    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(2)
+    job.status(2, RankState.EXITED, "signal 9").join("dp", [0, 1, 3], 1)
+    job.run(20)
+    (found,) = [f for f in job.open() if f.kind is Kind.RANK_LOST]
+    job.engine.dismiss(found.id, job.now, "x")
+    assert [e.change for e in job.run(30) if e.change is Change.OPENED] == []
+
+
+def test_it_is_stored_and_in_the_journal(tmp_path: Path) -> None:
+    """Whoever closes it gets the closed finding once it is published and stored."""
+    bench = Bench(tmp_path)
+
+    async def scene() -> None:
+        bench.hang()
+        await bench.evaluate()
+        (opened,) = bench.published
+        asking = asyncio.create_task(
+            bench.evaluator.dismiss(Dismissal(opened.finding.id, "a known pause"))
+        )
+        unknown = asyncio.create_task(bench.evaluator.dismiss(Dismissal("nothing", "x")))
+        await asyncio.sleep(0)
+        bench.pass_s(1)
+        await bench.evaluate()
+        closed = await asking
+        assert closed is not None
+        assert closed.close_reason == "closed by hand: a known pause"
+        assert bench.evaluator.state.open_findings() == []
+        assert bench.store.get(closed.id) == closed
+        assert await unknown is None
+
+    try:
+        asyncio.run(scene())
+    finally:
+        bench.close()
+    records = list(read(tmp_path / "journal", pytest.fail))
+    (record,) = [r for r in records if r.kind is RecordKind.DISMISSED]
+    assert Dismissal.decode(record.payload).because == "a known pause"
+
+
+def test_a_replay_closes_it_too(tmp_path: Path) -> None:
+    """Closed by hand in second 7 of 20: the replay has one finding, closed then for that reason."""
+    (opened,) = replay(recorded_until(tmp_path / "a", 8), pytest.fail).findings
+    at = AlignedNs(START + 7 * SECOND)
+    dismissal = Dismissal(opened.id, "known").encode()
+    records = list(incident(20))
+    cut = next(n for n, r in enumerate(records) if r.at > at)
+    records.insert(cut, Record(RecordKind.DISMISSED, at, 0, dismissal))
+    result = replay(read(recorded(tmp_path / "b", records), pytest.fail), pytest.fail)
+    (found,) = result.findings
+    assert (found.id, found.closed_at, found.close_reason) == (
+        opened.id,
+        at,
+        "closed by hand: known",
+    )
+
+
+def test_a_replay_that_does_not_know_the_finding_says_so(tmp_path: Path) -> None:
+    """The journal reaches back less far than the finding: a warning names it."""
+    strange = Record(
+        RecordKind.DISMISSED, AlignedNs(START + SECOND), 0, Dismissal("ab12", "x").encode()
+    )
+    warnings: list[str] = []
+    replay(read(recorded(tmp_path, [strange]), pytest.fail), warnings.append)
+    assert warnings == ["finding ab12 was closed by hand, but is not open in this journal"]
+
+
+def recorded_until(folder: Path, second: int) -> list[Record]:
+    return list(read(recorded(folder, list(incident(second))), pytest.fail))
