@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import socket
 import time
@@ -19,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from frd.errors import DumpError
+from frd.errors import DumpError, FrdError
 from frd.model import AttemptKey, EntryColumns, NodeNs
 from frd.wire import PROTOCOL, ClockHello, Hello, Request
 from frd_agent.answers import answer
@@ -37,6 +38,7 @@ from frd_agent.naming import Signatures
 from frd_agent.outbox import Outbox
 from frd_agent.rank import Rank, Shared
 from frd_agent.roster import Roster
+from frd_agent.run_lock import Holder, RunLock, make_default
 from frd_agent.stats import Stats
 from frd_agent.stream import Stream
 from frd_agent.watch import WatchPolicy
@@ -47,6 +49,7 @@ _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
 _FILES_EVERY_S: Final = 1.0
 _FILES_A_RANK: Final = 4
+_LOCK_EVERY_S: Final = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +87,8 @@ class Agent:
             stamp=self._clock.stamp,
             beside=self._clock.ping,
         )
+        me = Holder(os.getpid(), self._node, config.service, time.time())
+        self._lock = RunLock(config.run_dir, me)
         self._roster = Roster(config.run_dir, self._shared, config.node)
         folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
         self._dump_files = DumpFiles(folders)
@@ -104,19 +109,14 @@ class Agent:
         """Until `stop`.
 
         Raises:
-            FrdError: the metrics address cannot be listened on.
+            FrdError: another agent watches the run directory.
         """
         with ExitStack() as stack:
-            if self._config.metrics != "off":
-                collector = AgentCollector(
-                    self._stats,
-                    self._shared.outbox,
-                    self._samples,
-                    self._memory_view,
-                    self._shared.dictionary.who,
-                    _version(),
-                )
-                stack.enter_context(MetricsServer(self._config.metrics, collector))
+            stack.callback(self._lock.close)
+            make_default(self._config.run_dir, os.environ)
+            await self._take_lock()
+            if (server := self._serve_metrics()) is not None:
+                stack.enter_context(server)
             stack.callback(self._roster.close)
             if self._config.memory_hz:
                 self._memory = stack.enter_context(self._watch_memory())
@@ -150,6 +150,36 @@ class Agent:
     def stop(self) -> None:
         self._stop.set()
         self._turn.set()
+
+    def _serve_metrics(self) -> MetricsServer | None:
+        """Ranks are watched without /metrics too, as by a second agent on the node."""
+        if self._config.metrics == "off":
+            return None
+        collector = AgentCollector(
+            self._stats,
+            self._shared.outbox,
+            self._samples,
+            self._memory_view,
+            self._shared.dictionary.who,
+            _version(),
+        )
+        try:
+            return MetricsServer(self._config.metrics, collector)
+        except FrdError as error:
+            log.warning("%s", error)
+            return None
+
+    async def _take_lock(self) -> None:
+        """Touch nothing while another agent, which may be about to end, watches the directory.
+
+        Raises:
+            RunDirBusy: it goes on.
+        """
+        while not self._lock.keep(time.monotonic()) and self._lock.is_busy:
+            if self._stop.is_set():
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _LOCK_EVERY_S)
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -188,6 +218,7 @@ class Agent:
         for rank in self._roster.update(now_ns):
             self._follow_process(rank)
         now_s = time.monotonic()
+        self._lock.keep(now_s)
         living = (rank for rank in self._roster if not rank.is_gone)
         if vanished := [rank for rank in living if not self._poll(rank, now_s, now_ns)]:
             # What a rank wrote just before it went may be newer than what was read above.

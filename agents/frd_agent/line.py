@@ -74,6 +74,27 @@ class Service:
         return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
 
 
+def advice(details: str) -> str:
+    """What to do about a service that gRPC could not reach, by gRPC's own words."""
+    why = details.rpartition("last error: ")[2]
+    told = why.lower()
+    if "http1" in told or "http2 header with status" in told:
+        return (
+            "what listens there is no gRPC server: name the address of `frd serve --grpc` "
+            "(by default port 9373), not that of --http, and no proxy for HTTP/1"
+        )
+    if "handshake" in told or "ssl" in told:
+        return (
+            f"TLS: {why}: does the service speak TLS (tls.cert_file), and is the agent's "
+            "tls_ca_file that of its certificate?"
+        )
+    if "resolv" in told or "lookup" in told:
+        return f"the name cannot be resolved ({why}): check --service"
+    if "refused" in told:
+        return "nothing listens there: is `frd serve` running, and is --service its --grpc address?"
+    return f"{why}: is `frd serve` running there, and may this node reach it?"
+
+
 def read(path: Path | None) -> bytes | None:
     """
     Raises:

@@ -116,7 +116,8 @@ class MetricsServer:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise FrdError(
-                f"metrics: {address}: {error.strerror}: choose another --metrics, or off"
+                f"metrics: {address}: {error.strerror}: this agent serves no /metrics: "
+                "give it another --metrics HOST:PORT, or off"
             ) from None
         self.port: int = self._server.server_port
 

@@ -39,7 +39,7 @@ from frd.wire import (
     encode_agent,
 )
 from frd_agent.dispatch import Dispatch
-from frd_agent.line import Line, Service
+from frd_agent.line import Line, Service, advice
 from frd_agent.outbox import Outbox
 from frd_agent.stats import Stats
 
@@ -261,6 +261,8 @@ class Stream:
     def _ended(self, code: grpc.StatusCode, details: str | None) -> _Lost:
         if code is grpc.StatusCode.INVALID_ARGUMENT:  # outran the Refusal that says the same
             return self._refused(Refusal("status", details or "no reason given"))
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
+            return _Lost(advice(details))
         return _Lost(f"{code.name.lower()}: {details}" if details else "the service closed it")
 
     def _refused(self, refusal: Refusal) -> _Lost:
@@ -280,5 +282,11 @@ class Stream:
     def _say_lost(self, error: ServiceUnavailable) -> None:
         """One line when the stream goes, and one when the service cannot be reached at first."""
         if self.stats.connected or not self._unreachable:
-            log.warning("service %s: lost: %s", self.service, error)
+            log.warning(
+                "service %s: %s: %s: the agent keeps trying, and keeps %d rows until then",
+                self.service,
+                "connection lost" if self.stats.connected else "not reachable",
+                error,
+                self.outbox.rows,
+            )
         self._unreachable = True
