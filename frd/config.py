@@ -131,6 +131,7 @@ class Config:
 _BOUNDS: dict[str, dict[str, Any]] = {
     "policy.stall_after_s": {"ge": 1},
     "policy.stall_tail_factor": {"ge": 1},
+    "policy.critical_after_s": {"ge": 0},
     "policy.memory_warmup_s": {"ge": 0},
     "policy.straggler_share": {"gt": 0, "le": 1},
     "policy.memory_min_rise_share": {"gt": 0, "le": 1},

@@ -21,6 +21,7 @@ from frd.model import (
     FindingState,
     Kind,
     Reason,
+    Severity,
     Suspect,
     Witness,
 )
@@ -162,6 +163,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "opened_at": utc_text(finding.opened_at),
         "closed_at": utc_text(finding.closed_at) if finding.closed_at is not None else None,
     }
+    if finding.severity is not None:
+        out["severity"] = finding.severity.value
     if (c := finding.collective) is not None:
         out["collective"] = {
             "group": c.group,
@@ -268,6 +271,7 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
         else None,
         lost_s=data.get("lost_s"),
         dump=data.get("dump"),
+        severity=Severity(data["severity"]) if data.get("severity") else None,
         close_reason=data.get("close_reason", ""),
         summary=data.get("summary", ""),
     )

@@ -351,6 +351,13 @@ class Confidence(StrEnum):
     LOW = "low"
 
 
+class Severity(StrEnum):
+    """How urgent a finding is; an open finding only ever becomes more urgent."""
+
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
 class FindingState(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
@@ -422,6 +429,8 @@ class Finding:
     """How long a straggler has kept its peers waiting, all in all."""
     dump: str | None = None
     """Id of the dump that the service took when the finding opened."""
+    severity: Severity | None = None
+    """None where nobody watched it over time, as in a folder of dumps."""
     summary: str = ""
     close_reason: str = ""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from types import TracebackType
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -111,6 +111,7 @@ class MetricsServer:
         """Raises: FrdError when the address cannot be listened on."""
         registry = CollectorRegistry()
         registry.register(collector)
+        ProcessCollector(registry=registry)
         host, port = split_address(address)
         try:
             self._server, self._thread = start_http_server(port, host, registry)

@@ -28,7 +28,7 @@ _SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """With what a cell begins that a spreadsheet executes, or cuts off before it does."""
 _COLUMNS = (
-    *("id", "job", "attempt", "kind", "state", "opened_at", "closed_at", "reason"),
+    *("id", "job", "attempt", "kind", "state", "severity", "opened_at", "closed_at", "reason"),
     *("suspects", "nodes", "victims", "lost_s", "dump", "close_reason", "summary"),
 )
 

@@ -25,19 +25,21 @@ MAX_GROUPS = 6
 def finding_panel(finding: Mapping[str, Any]) -> RenderableType:
     """A panel around one finding; open ones stand out."""
     is_open = finding["state"] == "open"
+    style = "yellow" if finding.get("severity") == "warning" else "red"
+    title = [finding["kind"], finding["state"], finding.get("severity"), plain(finding["job"])]
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     for label, value in _facts(finding):
         facts.add_row(label, value)
-    verdict = Text(plain(finding["summary"]), style="bold red" if is_open else "bold")
+    verdict = Text(plain(finding["summary"]), style=f"bold {style}" if is_open else "bold")
     return Panel(
         Group(verdict, Text(), facts),
-        title=Text(f"{finding['kind']} · {finding['state']} · {plain(finding['job'])}"),
+        title=Text(" · ".join(filter(None, title))),
         title_align="left",
         subtitle=Text(f"{finding['id']} · {_when(finding)}"),
         subtitle_align="right",
-        border_style="red" if is_open else "dim",
+        border_style=style if is_open else "dim",
     )
 
 

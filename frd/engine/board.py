@@ -9,11 +9,13 @@ Stalls have lives of their own (`frd.engine.incident`): their subjects merge and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 
 from frd.engine import compose
 from frd.engine.compose import Attachments
+from frd.engine.severity import severity_of
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -64,12 +66,13 @@ class Board:
     # -- changes -----------------------------------------------------------------------------
 
     def put(self, claim: Finding, now: AlignedNs, *, quiet: bool = False) -> list[FindingEvent]:
-        """What is seen of a subject now; its `id` and `opened_at` are the board's to set.
+        """What is seen of a subject now; `id`, `opened_at` and `severity` are the board's to set.
 
         With `quiet`, only an opening is an event: what has changed is told when somebody asks.
         """
         subject = self._subject_of(claim)
         told = self._open.get(subject)
+        claim = replace(claim, severity=severity_of(claim.kind, 0.0, math.inf))
         if told is None:
             key = AttemptKey(claim.job, claim.attempt)
             finding_id = compose.finding_id(key, claim.kind, repr(subject), now)

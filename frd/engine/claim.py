@@ -16,6 +16,7 @@ from frd.engine.compose import Attachments, Key
 from frd.engine.lost import Exit
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
+from frd.engine.severity import severity_of
 from frd.forms import fold_ranks
 from frd.model import (
     AlignedNs,
@@ -26,6 +27,7 @@ from frd.model import (
     FindingState,
     Kind,
     Reason,
+    Severity,
     Suspect,
 )
 
@@ -81,6 +83,7 @@ class Claim:
             suspects=bare,
             victims=verdict.victims,
             unknown=verdict.unknown,
+            severity=severity_of(verdict.kind, 0.0, policy.critical_after_s),
         )
         return cls(compose.finished(finding), bare, keys, verdict.since, now)
 
@@ -101,11 +104,13 @@ class Claim:
             opened_at=now,
             suspects=bare,
             victims=tuple(sorted(others)),
+            severity=severity_of(Kind.RANK_LOST, 0.0, policy.critical_after_s),
         )
         return cls(compose.finished(finding), bare, set(), lost[0].at, now)
 
     @classmethod
     def restored(cls, finding: Finding, now: AlignedNs) -> Claim:
+        finding = replace(finding, severity=finding.severity or Severity.WARNING)
         ref = finding.collective
         keys = {compose.key_of(ref)} if ref is not None else set()
         extras = Attachments.of(finding)
@@ -185,6 +190,20 @@ class Claim:
         """Better evidence: of a suspect, or of a victim, who may become the witness."""
         self.extras.add(rank=rank, stack=stack, note=note, dump=dump)
         return self._tell(self.finding, self.seen)
+
+    def confirm_loss(self, gone: set[int]) -> None:
+        """These ranks are seen to be gone, by this process of the service too."""
+        if self.finding.kind is Kind.RANK_LOST and self.named & gone:
+            self.restored_at = None
+
+    def escalated(self, now: AlignedNs, policy: Policy) -> list[FindingEvent]:
+        """It becomes critical when it has lasted. A finding of an earlier process of the service
+        has to be seen again first: the job may have moved on while nobody watched."""
+        lasted_s = (now - self.finding.opened_at) / 1e9
+        severity = severity_of(self.finding.kind, lasted_s, policy.critical_after_s)
+        if self.restored_at is not None or severity in (self.finding.severity, Severity.WARNING):
+            return []
+        return self._tell(replace(self.finding, severity=severity), now)
 
     def closed(self, now: AlignedNs, reason: str) -> FindingEvent:
         finding = replace(

@@ -130,7 +130,12 @@ class Incidents:
         if gone and room > 0:
             events += self._lose(picture, old_news)
         self._see(picture, stalled, taken)
-        return events + self._close_passed(picture, {e.rank for e in gone})
+        lost = {e.rank for e in gone}
+        events += self._close_passed(picture, lost)
+        for claim in self._open.values():
+            claim.confirm_loss(lost)
+            events += claim.escalated(picture.now, self._policy)
+        return events
 
     # -- opening -----------------------------------------------------------------------------
 

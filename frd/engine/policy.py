@@ -15,6 +15,9 @@ class Policy:
     """Ceiling of the adaptive stall threshold."""
     stall_tail_factor: float = 5.0
     """The threshold is this many times the group's slow tail of arrival skew."""
+    critical_after_s: float = 60.0
+    """A finding about ranks that wait or are gone is a warning, and critical once it has been open
+    for this long."""
     close_after_s: float = 1.0
     """A finding closes when nothing of it has been stuck for this long."""
     mismatch_grace_s: float = 1.0

@@ -158,6 +158,7 @@ def _finding(rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks) -> 
     ]
     finding = replace(
         claim.finding,
+        severity=None,
         suspects=_with_onsets(suspects, verdict, clocks),
         witness=_witness(rows, of, seq, claim.finding),
     )

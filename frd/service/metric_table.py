@@ -63,6 +63,14 @@ METRICS: Final[dict[str, Spec]] = {
         ("job", "kind", "finding", "rank", "node", "reason"),
         f"1 for each first cause named by an open finding, at most {MAX_SUSPECTS} a finding.",
     ),
+    "frd_finding_opened_timestamp_seconds": Spec(
+        _GAUGE, ("job", "kind", "finding"), "When each open finding was opened, Unix time."
+    ),
+    "frd_finding_critical": Spec(
+        _GAUGE,
+        ("job", "kind", "finding"),
+        "1 for each open finding that is critical, 0 for one that is a warning so far.",
+    ),
     "frd_collectives_matched_total": Spec(
         _COUNTER, ("job", "group"), "Collectives completed by every member of the group."
     ),

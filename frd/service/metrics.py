@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from prometheus_client import CollectorRegistry, exposition
+from prometheus_client import CollectorRegistry, ProcessCollector, exposition
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -22,7 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from frd.model import Kind, RankState
+from frd.model import Kind, RankState, Severity
 from frd.service.metric_table import MAX_SUSPECTS, METRICS
 from frd.service.pings import REASONS as CLOCK_REASONS
 from frd.service.view import NodeView, ServiceState
@@ -43,6 +43,9 @@ EVICTED: Final = (
 )
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps")
+
+_PROCESS: Final = ProcessCollector(registry=None)
+"""The ``process_*`` metrics of this very process."""
 
 Samples: TypeAlias = Mapping[tuple[str, ...], float]
 
@@ -69,6 +72,7 @@ def render(state: ServiceState) -> bytes:
     """The text that a scrape of `state` gets."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StateCollector(lambda: state))
+    registry.register(_PROCESS)
     return exposition.generate_latest(registry)
 
 
@@ -140,6 +144,8 @@ def _findings(state: ServiceState, jobs: Iterable[str]) -> Iterator[Metric]:
     opened: Counter[tuple[str, ...]] = Counter()
     total: Counter[tuple[str, ...]] = Counter()
     suspects: dict[tuple[str, ...], float] = {}
+    since: dict[tuple[str, ...], float] = {}
+    critical: dict[tuple[str, ...], float] = {}
     for name in jobs:
         for kind in Kind:
             opened[label(name), kind.value] += 0
@@ -147,12 +153,16 @@ def _findings(state: ServiceState, jobs: Iterable[str]) -> Iterator[Metric]:
     for finding in state.open_findings():
         job, kind = label(finding.job), finding.kind
         opened[job, kind.value] += 1
+        since[job, kind.value, finding.id] = finding.opened_at / 1e9
+        critical[job, kind.value, finding.id] = finding.severity is Severity.CRITICAL
         for suspect in finding.suspects[:MAX_SUSPECTS]:
             node, reason = label(suspect.node), suspect.reason.value
             suspects[job, kind.value, finding.id, str(suspect.rank), node, reason] = 1
     yield _family("frd_findings_open", opened)
     yield _family("frd_findings_total", total)
     yield _family("frd_suspect", suspects)
+    yield _family("frd_finding_opened_timestamp_seconds", since)
+    yield _family("frd_finding_critical", critical)
 
 
 def _clocks(nodes: Iterable[NodeView]) -> Iterator[Metric]:

@@ -372,6 +372,7 @@ def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> None:
             said = await asyncio.to_thread(scrape, metrics)
             assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in said
             assert "frd_agent_connected 1.0" in said
+            assert "process_resident_memory_bytes" in said
             await until(
                 lambda: bool(service.statuses) and service.statuses[0].gap_entries == 1,
                 "a status that counts what was dropped",

@@ -58,7 +58,7 @@ def test_a_hang_is_told_with_the_suspect_and_so_is_its_end(stage: Stage, tmp_pat
         (firing,) = told["alerts"]
         labels, says = firing["labels"], firing["annotations"]
         assert (labels["job"], labels["rank"], labels["reason"]) == (stage.job, "1", "cpu_stuck")
-        assert labels["severity"] == "critical"
+        assert labels["severity"] == "warning"
         assert says["summary"] == f"Job {stage.job} hangs: rank 1 is the first cause"
         assert "collective of group default_pg has waited" in says["description"]
         with urllib.request.urlopen(says["runbook_url"]) as page:

@@ -22,6 +22,7 @@ from frd.model import (
     RankState,
     RankStatus,
     Reason,
+    Severity,
     Suspect,
 )
 from frd.service.clocks import AgentClock, guess
@@ -43,6 +44,8 @@ PROMISED = {
     "frd_findings_open": ("job", "kind"),
     "frd_findings_total": ("job", "kind"),
     "frd_suspect": ("job", "kind", "finding", "rank", "node", "reason"),
+    "frd_finding_opened_timestamp_seconds": ("job", "kind", "finding"),
+    "frd_finding_critical": ("job", "kind", "finding"),
     "frd_collectives_matched_total": ("job", "group"),
     "frd_collective_skew_seconds": ("job", "op"),
     "frd_collective_duration_seconds": ("job", "op"),
@@ -189,7 +192,9 @@ def test_promised_names_and_labels() -> None:
     exported = {
         line.split()[2] for line in render(full_state()).decode().splitlines() if "# TYPE" in line
     }
-    assert exported == set(METRICS)
+    own = {name for name in exported if name.startswith("process_")}
+    assert exported - own == set(METRICS)
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= own
 
 
 def test_values_of_a_stalled_job() -> None:
@@ -255,11 +260,22 @@ def test_known_series_start_at_zero() -> None:
 
 
 def test_suspect_series_ends_with_the_finding() -> None:
-    """A closed finding has no suspect series and is not open, but its job's zeros stay."""
+    """A closed finding has no series of its own and is not open, but its job's zeros stay."""
     closed = dataclasses.replace(stall(), state=FindingState.CLOSED, closed_at=NOW)
     got = scraped(service_state(findings=[closed]))
-    assert not [key for key in got if key[0] == "frd_suspect"]
+    assert not [key for key in got if "finding" in dict(key[1])]
     assert value(got, "frd_findings_open", job="train", kind="stall") == 0
+
+
+def test_a_finding_says_since_when_it_is_open_and_whether_it_is_critical() -> None:
+    """One finding is a warning so far, another is critical; one without suspects shows as well."""
+    warning = dataclasses.replace(stall(1, suspects=0), severity=Severity.WARNING)
+    critical = dataclasses.replace(stall(2), severity=Severity.CRITICAL)
+    got = scraped(service_state(findings=[warning, critical]))
+    for finding, is_critical in ((warning, 0), (critical, 1)):
+        labels = {"job": "train", "kind": "stall", "finding": finding.id}
+        assert value(got, "frd_finding_critical", **labels) == is_critical
+        assert value(got, "frd_finding_opened_timestamp_seconds", **labels) == NOW / 1e9
 
 
 def test_groups_of_one_label_share_a_series() -> None:

@@ -52,6 +52,15 @@ def drawn(finding: dict[str, Any], *, terminal: bool = False) -> str:
     return out.getvalue()
 
 
+def test_the_title_says_how_severe_it_is() -> None:
+    """A warning is told apart from a critical finding, and has another color."""
+    warning, critical = ({**STALL, "severity": severity} for severity in ("warning", "critical"))
+    assert "stall · open · warning · train" in drawn(warning)
+    assert "stall · open · critical · train" in drawn(critical)
+    assert "[33m" in drawn(warning, terminal=True)
+    assert "[31m" in drawn(critical, terminal=True)
+
+
 def test_a_stall_says_who_why_and_who_waits() -> None:
     """The verdict comes first; suspect, reason, evidence, stack and folded victims follow."""
     text = drawn(STALL)

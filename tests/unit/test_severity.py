@@ -1,0 +1,126 @@
+"""A finding that waits or misses ranks is a warning, and critical once it has lasted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.engine.severity import severity_of
+from frd.forms import finding_from_json, finding_json
+from frd.model import Change, Finding, Kind, RankState, Severity
+from tests.jobs import Job, changes
+
+OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
+WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
+POLICY = Policy(stall_after_s=5.0, critical_after_s=20.0)
+
+
+def hanging(policy: Policy = POLICY, engine: Engine | None = None) -> Job:
+    """Four ranks; rank 2 does not come to seq 1. The finding opens within 7 s."""
+    job = Job(4, policy, engine=engine).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    return job.join("dp", [0, 1, 3], 1)
+
+
+def severities(job: Job) -> list[tuple[Change, Severity | None]]:
+    return [(event.change, event.finding.severity) for event in job.events]
+
+
+def again(finding: Finding) -> Finding:
+    """As the store gives it back."""
+    return finding_from_json(finding_json(finding))
+
+
+def test_a_stall_becomes_critical_once_and_stays_so() -> None:
+    """It opens as a warning, is told again 20 s later as critical, and closes as critical."""
+    job = hanging()
+    job.run(7)
+    assert severities(job) == [(OPENED, WARNING)]
+    opened_at = job.only().opened_at
+    job.run(40)
+    assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
+    assert job.only().severity is CRITICAL
+    job.engine.adopt(replace(POLICY, critical_after_s=1000.0))
+    job.run(2)
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    job.run(3)
+    assert severities(job)[2:] == [(CLOSED, CRITICAL)]
+    assert job.events[1].finding.opened_at == opened_at
+
+
+def test_a_stall_that_passes_was_a_warning() -> None:
+    """Rank 2 comes after 20 s, 15 s after the finding opened: nothing critical is ever told."""
+    job = hanging()
+    job.run(20)
+    job.join("dp", [2], 1).complete("dp", range(4), 1)
+    job.run(60)
+    assert severities(job) == [(OPENED, WARNING), (CLOSED, WARNING)]
+
+
+def test_critical_from_the_first_moment_if_the_policy_says_so() -> None:
+    """With `critical_after_s` 0 there is no first stage."""
+    job = hanging(replace(POLICY, critical_after_s=0.0))
+    job.run(7)
+    assert severities(job) == [(OPENED, CRITICAL)]
+
+
+def test_a_hang_goes_on_over_a_restart_of_the_service() -> None:
+    """The restored finding counts from when it opened, as soon as it has been seen again."""
+    job = hanging()
+    job.run(10)
+    before = job.only()
+    job.restart_service()
+    job.run(40)
+    assert job.only().severity is WARNING, "nobody has seen it since"
+    job.reconnect(range(4))
+    job.run(2)
+    assert (job.only().id, job.only().severity) == (before.id, CRITICAL)
+
+
+def test_what_ended_while_the_service_was_down_does_not_become_critical() -> None:
+    """The job went on meanwhile: the restored finding closes as a warning, however old it is."""
+    job = hanging()
+    job.run(10)
+    job.restart_service()
+    job.run(40)
+    job.marks.update({("dp", rank): [5, -1, 5, 0] for rank in range(4)})
+    job.reconnect(range(4))
+    job.run(5)
+    assert severities(job) == [(OPENED, WARNING), (CLOSED, WARNING)]
+
+
+def test_a_lost_rank_becomes_critical_while_the_others_run_on() -> None:
+    """Rank 2 is killed and never comes back; 20 s later that is critical, after a restart too."""
+    job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    job.status(2, RankState.EXITED, "killed: no exit record")
+    job.run(10)
+    assert (job.only().kind, job.only().severity) == (Kind.RANK_LOST, WARNING)
+    job.restart_service()
+    job.run(40)
+    assert changes(job.events) == [OPENED], "nobody has seen since that it is gone"
+    job.reconnect(range(4))
+    job.run(2)
+    assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_has_its_stages(kind: Kind) -> None:
+    """Who waits or is gone has two stages, failed memory is critical, the rest stays a warning."""
+    staged = kind in (Kind.STALL, Kind.ORDER, Kind.MISMATCH, Kind.RANK_LOST)
+    failed = kind is Kind.OOM
+    assert severity_of(kind, 19.9, 20.0) is (CRITICAL if failed else WARNING)
+    assert severity_of(kind, 20.0, 20.0) is (CRITICAL if failed or staged else WARNING)
+
+
+def test_findings_of_an_earlier_version_have_a_severity_when_they_are_restored() -> None:
+    """What was stored without one is a warning, and becomes critical like any other."""
+    before = hanging()
+    before.run(10)
+    stored = {key: v for key, v in finding_json(before.only()).items() if key != "severity"}
+    engine = Engine(POLICY)
+    engine.restore([finding_from_json(stored)], before.now)
+    assert [f.severity for f in engine.snapshot(before.now).findings] == [WARNING]
