@@ -6,6 +6,8 @@ now and then in the first half; a quarter of the agents, and the service of the 
 on so that growth of their memory can be seen. With ``--partition`` half of the agents are cut off
 for so long in the middle. What must hold: no rank is ever blamed, every row that a rank recorded is
 accounted for, memory does not grow, and all are told of again after a cut. Exit status 1 if not.
+
+With ``--quiet`` something else, an hour of ordinary life: see `bench.quiet`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any, Final
 # As `bench.ingest`, whether this file is run or imported.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench import quiet
 from bench.ingest import _rss_bytes as rss_bytes
 from tests.e2e.faults.account import Account
 from tests.e2e.faults.job import Training
@@ -273,13 +276,23 @@ def scene(options: argparse.Namespace) -> Iterator[Soak]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, help="30, or 60 with --quiet")
+    parser.add_argument(
+        "--quiet", action="store_true", help="an hour of healthy jobs and of the shipped alerts"
+    )
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=2, help="of each agent")
     parser.add_argument("--rate", type=float, default=5.0, help="steps a second")
     parser.add_argument("--partition", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    options.minutes = options.minutes or (60.0 if options.quiet else 30.0)
+    if options.quiet:
+        with kept_on_failure() as folder:
+            report = quiet.live(Path(folder), options.minutes)
+        report["broken"] = quiet.broken(report)
+        print(json.dumps(report)) if options.json else quiet.show(report)
+        sys.exit(bool(report["broken"]))
     with scene(options) as soak:
         half_s = options.minutes * 30
         soak.run(time.monotonic() + half_s, kill_service=True)

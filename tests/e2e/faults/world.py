@@ -118,7 +118,7 @@ class World:
     def run_dir(self, number: int) -> Path:
         return self.folder / f"run{number}"
 
-    def start_agent(self, through: str = "") -> Daemon:
+    def start_agent(self, through: str = "", *, samples_memory: bool = False) -> Daemon:
         """The next one; `through` is where it finds the service, if not where that is."""
         number = len(self.agents)
         self._metrics_of.append(f"127.0.0.1:{free_port()}")
@@ -127,7 +127,8 @@ class World:
         daemon = Daemon(
             command,
             self.folder / f"agent{number}.log",
-            {"FRD_AGENT_NODE": f"node{number}", "FRD_AGENT_MEMORY_HZ": "0"},
+            {"FRD_AGENT_NODE": f"node{number}"}
+            | ({} if samples_memory else {"FRD_AGENT_MEMORY_HZ": "0"}),
         )
         self.agents.append(daemon)
         daemon.start()
