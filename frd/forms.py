@@ -165,6 +165,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     }
     if finding.severity is not None:
         out["severity"] = finding.severity.value
+    if finding.critical_at is not None:
+        out["critical_at"] = utc_text(finding.critical_at)
     if (c := finding.collective) is not None:
         out["collective"] = {
             "group": c.group,
@@ -272,6 +274,7 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
         lost_s=data.get("lost_s"),
         dump=data.get("dump"),
         severity=Severity(data["severity"]) if data.get("severity") else None,
+        critical_at=_ns(data["critical_at"]) if data.get("critical_at") else None,
         close_reason=data.get("close_reason", ""),
         summary=data.get("summary", ""),
     )

@@ -431,6 +431,8 @@ class Finding:
     """Id of the dump that the service took when the finding opened."""
     severity: Severity | None = None
     """None where nobody watched it over time, as in a folder of dumps."""
+    critical_at: AlignedNs | None = None
+    """When it became critical, if it was not so from its opening."""
     summary: str = ""
     close_reason: str = ""
 

@@ -7,14 +7,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from frd import __version__
 from frd.errors import ConfigError, FrdError
+from frd.usage import examples, usage_error
 
 if TYPE_CHECKING:
     from frd_agent.agent import Agent
@@ -22,12 +24,31 @@ if TYPE_CHECKING:
 _USAGE = 2
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def cli() -> None:
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "frd-agent run --service frd.example:9373",
+        "frd-agent exec -- torchrun --nproc-per-node 2 train.py",
+    ),
+)
+@click.version_option(__version__, prog_name="frd-agent", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> int:
     """Watch the ranks of one node for frd."""
+    if context.invoked_subcommand is not None:
+        return 0
+    click.echo(context.get_help(), err=True)
+    return _USAGE
 
 
-@cli.command()
+@cli.command(
+    epilog=examples(
+        "frd-agent run --service frd.example:9373",
+        "frd-agent run --service 127.0.0.1:9373 --run-dir /tmp/frd --metrics off",
+        "frd-agent run --config agent.toml",
+    )
+)
 @click.option("--service", metavar="HOST:PORT", help="Where the service listens.")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Where the taps of this node publish."
@@ -86,7 +107,13 @@ def _reload(agent: Agent, path: Path | None, flags: Mapping[str, object]) -> Non
 
 
 @cli.command(
-    "exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    "exec",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=examples(
+        "frd-agent exec -- torchrun --nproc-per-node 2 train.py",
+        "frd-agent exec --job pretrain-7b -- python train.py",
+        "srun frd-agent exec -- python train.py",
+    ),
 )
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the taps publish.")
 @click.option("--job", help="Name of the job; default: torchrun's or Slurm's id.")
@@ -101,19 +128,24 @@ def exec_(run_dir: Path | None, job: str | None, timing: bool, command: tuple[st
 
 def main() -> None:
     """The console script: one line on stderr, exit code 1 for failures and 2 for usage."""
+    sys.exit(run_cli(sys.argv[1:]))
+
+
+def run_cli(arguments: Sequence[str]) -> int:
+    """Run one command line; its exit code."""
     try:
-        cli(standalone_mode=False)
-    except click.UsageError as error:
-        error.show()
-        sys.exit(_USAGE)
+        code = cli.main(list(arguments), prog_name="frd-agent", standalone_mode=False)
+    except click.ClickException as error:
+        return _said(usage_error(error, "frd-agent", arguments), _USAGE)
     except click.Abort:
-        sys.exit(1)
+        return 1
     except ConfigError as error:
-        sys.exit(_said(error, _USAGE))
+        return _said(str(error), _USAGE)
     except FrdError as error:
-        sys.exit(_said(error, 1))
+        return _said(str(error), 1)
+    return code if isinstance(code, int) else 0
 
 
-def _said(error: FrdError, code: int) -> int:
-    click.echo(f"frd: error: {error}", err=True)
+def _said(message: str, code: int) -> int:
+    click.echo(f"frd: error: {' '.join(message.split())}", err=True)
     return code

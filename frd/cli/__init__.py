@@ -1,7 +1,8 @@
 """The `frd` command: a table of commands, each a file of its own that is imported when it is run.
 
 This module knows how every command ends and none of what it does: 0 fine, 1 failed, 2 wrong
-usage or configuration, 3 findings present, one `frd: error:` line on stderr for what went wrong.
+usage or configuration, 3 findings present, 4 none but frd is blind; one `frd: error:` line on
+stderr for what went wrong.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import click
 
 from frd import __version__
 from frd.errors import ConfigError, FrdError
+from frd.usage import examples, usage_error
 
-FAILED, USAGE, FINDINGS_PRESENT, INTERRUPTED = 1, 2, 3, 130
+FAILED, USAGE, FINDINGS_PRESENT, BLIND, INTERRUPTED = 1, 2, 3, 4, 130
 
 COMMANDS = {
     "serve": "Run the central service.",
@@ -29,6 +31,7 @@ COMMANDS = {
     "analyze": "Say who is the first cause in a folder of dumps, with no service.",
     "replay": "Give the findings of a journal, offline.",
     "check": "Validate a configuration and print what is in effect.",
+    "completion": "Print what makes a shell complete frd's commands and options.",
 }
 
 
@@ -47,12 +50,19 @@ class _Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        with formatter.section("Exit codes"):
+            formatter.write_text("0 fine, 1 failed, 2 usage, 3 findings present, 4 blind")
 
 
 @click.group(
     cls=_Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "frd demo                 # see it find the culprit of a job that hangs",
+        "frd up                   # service and agent on this machine",
+        "frd findings --watch     # what is wrong, redrawn live",
+    ),
 )
 @click.version_option(__version__, prog_name="frd", message="%(prog)s %(version)s")
 @click.pass_context
@@ -69,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = cli.main(list(arguments), prog_name="frd", standalone_mode=False)
     except click.ClickException as error:
-        return _complain(_told(error), USAGE)
+        return _complain(usage_error(error, "frd", arguments), USAGE)
     except ConfigError as error:
         return _complain(str(error), USAGE)
     except FrdError as error:
@@ -86,14 +96,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
-
-
-def _told(error: click.ClickException) -> str:
-    """Click's words, with the way to the help of the command that was meant."""
-    words = " ".join(error.format_message().split()).rstrip(".?")
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    path = context.command_path if context is not None else "frd"
-    return f"{words[:1].lower()}{words[1:]}: see `{path} --help`"
 
 
 def _complain(message: str, code: int) -> int:

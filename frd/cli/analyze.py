@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import console, json_option, print_json
 from frd.forms import unfold_ranks
+from frd.usage import examples
 
 if TYPE_CHECKING:
     from frd.offline.analysis import Analysis
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
 _Step = Callable[[int, int], None]
 
 
-@click.command("analyze")
+@click.command(
+    "analyze",
+    epilog=examples(
+        "frd analyze dumps                         # the verdict",
+        "frd analyze dumps --entries --ranks 2     # what rank 2 recorded",
+        "frd analyze dumps --timeline t.pftrace.gz",
+        "frd analyze --memory rank_0.jsonl rank_1.jsonl",
+    ),
+)
 @click.argument(
     "paths",
     metavar="DIR | --memory FILE..",

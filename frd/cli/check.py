@@ -7,9 +7,16 @@ from pathlib import Path
 import click
 
 from frd.cli.options import json_option, print_json
+from frd.usage import examples
 
 
-@click.command("check")
+@click.command(
+    "check",
+    epilog=examples(
+        "frd check --config frd.toml",
+        "frd check --config frd.toml --json",
+    ),
+)
 @click.option(
     "--config",
     "path",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import shutil
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,7 @@ from frd.errors import ConfigError, FrdError, ServiceUnavailable
 
 TIMEOUT_S = 10.0
 _MAX_JSON_BYTES = 256 * 1024 * 1024
+_MAX_NAMES = 10
 
 
 class Client:
@@ -179,6 +180,14 @@ def token_in(path: Path) -> str:
     if not (token := tokens.token_in(data)):
         raise ConfigError(f"--token-file: {path}: holds no token: write one on the first line")
     return token
+
+
+def unknown_job(job: str, known: Sequence[str]) -> FrdError:
+    """``job: 'x': unknown: ...`` with the jobs that there are."""
+    names = ", ".join(repr(name) for name in sorted(known)[:_MAX_NAMES])
+    more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
+    told = f"it knows {names}{more}" if known else "it has seen no job yet"
+    return FrdError(f"job: {job!r}: unknown to this service: {told}")
 
 
 def _target(path: str, query: Mapping[str, str | None] | None = None) -> str:

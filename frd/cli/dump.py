@@ -20,6 +20,7 @@ from frd.cli import FAILED
 from frd.cli.options import service_options
 from frd.errors import FrdError, StoreError
 from frd.forms import fold_ranks, unfold_ranks
+from frd.usage import examples
 
 if TYPE_CHECKING:
     from frd.cli.client import Client
@@ -28,7 +29,14 @@ _PATIENCE_S = 15.0
 """The service answers within the ranks' time limit plus what it needs itself."""
 
 
-@click.command("dump")
+@click.command(
+    "dump",
+    epilog=examples(
+        "frd dump --stacks -o dumps                       # every rank, now",
+        "frd dump --ranks 0-3 -o four",
+        "frd dump --finding 5f0c6a2e91d3b784 -o opened     # as taken when it opened",
+    ),
+)
 @click.option("--job", metavar="J", help="The job; may be left out when there is only one.")
 @click.option("--ranks", metavar="0-3,7", help="Only these ranks.")
 @click.option("--stacks", is_flag=True, help="Python stacks as well.")

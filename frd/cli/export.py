@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -18,13 +16,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from frd.cli.options import service_options
+from frd.cli.options import moment, service_options
+from frd.usage import examples
 
 if TYPE_CHECKING:
     from frd.cli.client import Client
 
 _PAGE = 500
-_SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """With what a cell begins that a spreadsheet executes, or cuts off before it does."""
 _COLUMNS = (
@@ -33,7 +31,14 @@ _COLUMNS = (
 )
 
 
-@click.command("export")
+@click.command(
+    "export",
+    epilog=examples(
+        "frd findings export -o all.jsonl",
+        "frd findings export --since 7d --format csv > week.csv",
+        "frd findings export --job train --since 2026-11-20 --until 2026-11-21",
+    ),
+)
 @click.option("--job", metavar="J", help="Only findings of this job.")
 @click.option("--since", metavar="WHEN", help="Opened then or later: 7d, 12h, 30m ago, or a time.")
 @click.option("--until", metavar="WHEN", help="Opened before then.")
@@ -62,7 +67,7 @@ def export(
     output: Path | None,
 ) -> int:
     """Export all stored findings, oldest first: what opened when, who was the first cause."""
-    query = {"job": job, "since": _when("--since", since), "until": _when("--until", until)}
+    query = {"job": job, "since": moment("--since", since), "until": moment("--until", until)}
     write = _write_csv if form == "csv" else _write_json
     findings = _pages(client, query)
     first = next(findings, None)  # a wrong address is an error before there is a file
@@ -76,20 +81,6 @@ def export(
     except BrokenPipeError:  # as `| head` ends it; nothing is left to be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _when(option: str, text: str | None) -> str | None:
-    """A time as the service takes it; of how long ago, by this machine's clock."""
-    from frd.forms import utc_ns, utc_text
-
-    if text is None:
-        return None
-    if ago := re.fullmatch(r"(\d{1,6})([mhd])", text):
-        return utc_text(time.time_ns() - int(ago[1]) * _SPANS_S[ago[2]] * 1_000_000_000)
-    try:
-        return utc_text(utc_ns(text))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from None
 
 
 def _pages(client: Client, query: Mapping[str, str | None]) -> Iterator[Mapping[str, Any]]:

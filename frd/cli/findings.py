@@ -1,8 +1,13 @@
-"""`frd findings`: what the service has found, once or redrawn while it happens; or all of it,
-exported."""
+"""`frd findings`: what the service has found, once or redrawn while it happens.
+
+`frd findings ID` shows one finding, `close` closes one, `export` writes them all for other tools.
+Every answer ends in a line of what is watched: no findings in a job that nobody watches mean
+nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,21 +15,55 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from frd.cli import FINDINGS_PRESENT
+from frd.cli import BLIND, FINDINGS_PRESENT
 from frd.cli.export import export
-from frd.cli.options import console, json_option, print_json, service_options
+from frd.cli.finding import close, show
+from frd.cli.options import console, json_option, moment, print_json, service_options
+from frd.usage import examples
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from frd.cli.client import Client
+    from frd.cli.live import Picture
 
-_WATCH_EVERY_S = 1.0
+_Query = Mapping[str, str | None]
 
 
-@click.group("findings", invoke_without_command=True)
+class _Findings(click.Group):
+    """A word that is no subcommand is the id of a finding: ``frd findings ID`` shows it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = parser.ignore_unknown_options = True
+        try:
+            _, words, _ = parser.parse_args(list(args))
+        except click.UsageError:
+            words = []  # the parser proper says what is wrong
+        # Options that are unknown here are among the words: those of a subcommand, behind its name.
+        if words and words[0] not in self.commands and not words[0].startswith("-"):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    "findings",
+    cls=_Findings,
+    invoke_without_command=True,
+    subcommand_metavar="[ID | COMMAND ...]",
+    epilog=examples(
+        "frd findings                    # open findings; exit code 3 if there are any",
+        "frd findings --watch            # the same, redrawn every second",
+        "frd findings --since 12h        # what was open in the last 12 hours",
+        "frd findings 5f0c6a2e91d3b784   # one finding: evidence, stacks, history",
+        'frd findings close 5f0c6a2e --because "the file server was restarted"',
+    ),
+)
 @click.option("--job", metavar="J", help="Only findings of this job.")
 @click.option("--all", "closed_too", is_flag=True, help="Closed findings as well.")
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Findings that were open then or later: 7d, 12h, 30m ago, or a time.",
+)
 @click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
 @json_option
 @service_options
@@ -34,26 +73,39 @@ def command(
     client: Client,
     job: str | None,
     closed_too: bool,
+    since: str | None,
     watch: bool,
     as_json: bool,
 ) -> int:
-    """List what frd has found: open findings, newest first.
+    """List what frd has found: open findings, and what it watches.
 
-    Exit code 3 when there are any. With --watch, --json prints each finding as one line whenever
-    it changes.
+    The newest finding is last on a terminal, first in a pipe. With an ID, show that finding.
+
+    Exit code 3 when there are findings, 4 when there are none but frd is blind: something that it
+    should watch is not watched, as the output says. With --watch, --json prints each finding as one
+    line whenever it changes.
     """
     if context.invoked_subcommand is not None:
         _refuse_options(context)
         return 0
-    query = {"job": job, "state": None if closed_too else "open"}
+    state = None if closed_too or since is not None else "open"
+    query = {"job": job, "state": state, "since": moment("--since", since)}
+    answer = _ask(client, query)  # a wrong address is an error now, a restart later is not
+    if job is not None and not answer["findings"]:
+        _require_job(client, job)
     if watch:
         return _watch(client, query, as_json)
-    found = _ask(client, query)
     if as_json:
-        print_json({"findings": found})
+        print_json(answer)
     else:
-        console().print(_picture(found))
-    return FINDINGS_PRESENT if found else 0
+        screen = console()
+        screen.print(_picture(answer, newest_last=screen.is_terminal))
+    return _exit_code(answer)
+
+
+command.add_command(show)
+command.add_command(close)
+command.add_command(export)
 
 
 def _refuse_options(context: click.Context) -> None:
@@ -65,76 +117,115 @@ def _refuse_options(context: click.Context) -> None:
             )
 
 
-command.add_command(export)
+def _ask(client: Client, query: _Query) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = client.get("/api/v1/findings", query)
+    return answer
 
 
-def _ask(client: Client, query: Mapping[str, str | None]) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = client.get("/api/v1/findings", query)["findings"]
-    return found
+def _exit_code(answer: Mapping[str, Any]) -> int:
+    """Whether there are findings; if there are none, whether frd sees what it should."""
+    if answer["findings"]:
+        return FINDINGS_PRESENT
+    return BLIND if _blind(answer) else 0
 
 
-def _picture(found: Sequence[Mapping[str, Any]]) -> RenderableType:
-    from rich.console import Group
+def _blind(answer: Mapping[str, Any]) -> Sequence[str]:
+    """Why frd does not see all that it should; a service of an older version does not say."""
+    texts: Sequence[str] = answer.get("watching", {}).get("blind", ())
+    return texts
+
+
+def _require_job(client: Client, job: str) -> None:
+    """No findings of a job that was never seen would read as if all were well.
+
+    Raises:
+        FrdError: neither does it run nor is there a finding of it.
+    """
+    from frd.cli.client import unknown_job
+
+    known = [line["job"] for line in client.get("/api/v1/jobs")["jobs"]]
+    if job not in known and not _ask(client, {"job": job, "limit": "1"})["findings"]:
+        raise unknown_job(job, known)
+
+
+def _picture(answer: Mapping[str, Any], *, newest_last: bool) -> Picture:
+    """The service gives the newest first."""
     from rich.text import Text
 
+    from frd.cli.live import Picture
     from frd.cli.render import finding_panel
+    from frd.cli.watching import last_lines
 
-    return Group(*map(finding_panel, found)) if found else Text("no findings", style="green")
+    found = answer["findings"]
+    body = [finding_panel(one) for one in (reversed(found) if newest_last else found)]
+    last = list(last_lines(answer))
+    if not found and _blind(answer):
+        last.insert(0, Text("no findings, but frd does not see everything", style="yellow"))
+    elif not found:
+        last.insert(0, Text("no findings", style="green"))
+    return Picture(body, last, keep_end=newest_last)
 
 
-def _watch(client: Client, query: Mapping[str, str | None], as_json: bool) -> int:
-    """Until interrupted, which is how a watch ends well."""
-    found = _ask(client, query)  # a wrong address is an error now, a restart later is not
+def _watch(client: Client, query: _Query, as_json: bool) -> int:
     screen = console()
-    try:
-        if as_json or not screen.is_terminal:
-            _follow(client, query, as_json)
-        else:
-            _redraw(client, query, found)
-    except KeyboardInterrupt:
-        pass
+    if screen.is_terminal and not as_json:
+        from frd.cli.live import watch
+
+        watch(screen, lambda: _picture(_ask(client, query), newest_last=True))
+        return 0
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(client, query, as_json)
     return 0
 
 
-def _redraw(
-    client: Client, query: Mapping[str, str | None], found: Sequence[Mapping[str, Any]]
-) -> None:
-    from rich.console import Group
-    from rich.live import Live
-    from rich.text import Text
-
-    from frd.errors import ServiceUnavailable
-
-    with Live(_picture(found), console=console(), auto_refresh=False) as live:
-        while True:
-            try:
-                found = _ask(client, query)
-                live.update(_picture(found), refresh=True)
-            except ServiceUnavailable as error:
-                stale = Text(f"{error}; what is shown is old", style="yellow")
-                live.update(Group(_picture(found), stale), refresh=True)
-            time.sleep(_WATCH_EVERY_S)
-
-
-def _follow(client: Client, query: Mapping[str, str | None], as_json: bool) -> None:
-    """For a pipe: each finding when it is new or has changed."""
-    import msgspec
-
-    from frd.cli.render import finding_panel
+def _follow(client: Client, query: _Query, as_json: bool) -> None:
+    """For a pipe: each finding when it is new or has changed, and what is watched when frd goes
+    blind or sees again."""
     from frd.errors import ServiceUnavailable
 
     shown: dict[str, Mapping[str, Any]] = {}
+    blind: Sequence[str] | None = [] if as_json else None
+    silent = False
     while True:
         try:
-            found = _ask(client, {**query, "state": None})
-        except ServiceUnavailable:
-            found = ()
-        for finding in reversed(found):
+            answer = _ask(client, {**query, "state": None})
+            silent = False
+        except ServiceUnavailable as error:
+            if not silent:
+                click.echo(f"frd: warning: {error}", err=True)
+            silent = True
+            time.sleep(1.0)
+            continue
+        for finding in reversed(answer["findings"]):
             is_news = finding["id"] in shown or query["state"] in (None, finding["state"])
             if is_news and shown.get(finding["id"]) != finding:
                 shown[finding["id"]] = finding
-                if as_json:
-                    click.echo(msgspec.json.encode(finding).decode("utf-8"))
-                else:
-                    console().print(finding_panel(finding))
-        time.sleep(_WATCH_EVERY_S)
+                _tell(finding, as_json)
+        if (seen := list(_blind(answer))) != blind:
+            blind = seen
+            _tell_watching(answer, as_json)
+        time.sleep(1.0)
+
+
+def _tell(finding: Mapping[str, Any], as_json: bool) -> None:
+    from frd.cli.render import finding_panel
+
+    if as_json:
+        _print_line(finding)
+    else:
+        console().print(finding_panel(finding))
+
+
+def _tell_watching(answer: Mapping[str, Any], as_json: bool) -> None:
+    from frd.cli.watching import last_lines
+
+    if as_json:
+        _print_line({"watching": answer["watching"]})
+    else:
+        console().print(*last_lines(answer), sep="\n")
+
+
+def _print_line(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.encode(value).decode("utf-8"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +21,7 @@ DEFAULT_HTTP = "127.0.0.1:9374"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+_SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _SERVICE = (
     click.option(
@@ -35,24 +38,24 @@ _SERVICE = (
         type=_PATH,
         metavar="FILE",
         envvar="FRD_TLS_CA_FILE",
-        help="It does, and these authorities sign its certificate.",
+        help="Use TLS, and verify the service with this CA bundle (PEM).",
     ),
     click.option(
         "--tls-cert-file",
         type=_PATH,
         metavar="FILE",
         envvar="FRD_TLS_CERT_FILE",
-        help="Certificate to show, with its key behind it.",
+        help="Client certificate (PEM), followed by its key.",
     ),
     click.option(
         "--token-file",
         type=_PATH,
         metavar="FILE",
         envvar="FRD_TOKEN_FILE",
-        help="Bearer token to show: the first word of the file.",
+        help="Send the first word of this file as bearer token.",
     ),
     click.option(
-        "--insecure", is_flag=True, help="Send the token unencrypted beyond this machine."
+        "--insecure", is_flag=True, help="Send the token even without TLS beyond this machine."
     ),
 )
 
@@ -107,6 +110,20 @@ def _client(
 
 def json_option(function: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
+
+
+def moment(option: str, text: str | None) -> str | None:
+    """A time as the service takes it; of how long ago, by this machine's clock."""
+    from frd.forms import utc_ns, utc_text
+
+    if text is None:
+        return None
+    if ago := re.fullmatch(r"(\d{1,6})([mhd])", text):
+        return utc_text(time.time_ns() - int(ago[1]) * _SPANS_S[ago[2]] * 1_000_000_000)
+    try:
+        return utc_text(utc_ns(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, or 7d, 12h, 30m", param_hint=option) from None
 
 
 def print_json(value: object) -> None:

@@ -16,21 +16,21 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from frd.forms import fold_ranks
+from frd.forms import duration_text, fold_ranks
 
 MAX_STACK_LINES = 8
 MAX_GROUPS = 6
 
 
-def finding_panel(finding: Mapping[str, Any]) -> RenderableType:
-    """A panel around one finding; open ones stand out."""
+def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> RenderableType:
+    """A panel around one finding; open ones stand out. `whole`: nothing is cut short."""
     is_open = finding["state"] == "open"
     style = "yellow" if finding.get("severity") == "warning" else "red"
     title = [finding["kind"], finding["state"], finding.get("severity"), plain(finding["job"])]
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    for label, value in _facts(finding):
+    for label, value in _facts(finding, whole):
         facts.add_row(label, value)
     verdict = Text(plain(finding["summary"]), style=f"bold {style}" if is_open else "bold")
     return Panel(
@@ -58,11 +58,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{fold_ranks(ranks)} ({len(ranks)} ranks)"
 
 
-def _facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, RenderableType]]:
+def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, RenderableType]]:
     suspects = finding["suspects"]
     for number, suspect in enumerate(suspects):
         label = "suspects" if len(suspects) > 1 else "suspect"
-        yield label if number == 0 else "", _suspect(suspect)
+        yield label if number == 0 else "", _suspect(suspect, whole)
     if any(suspect.get("tied") for suspect in suspects):
         yield "order", Text("not known: they began closer together than clocks can tell")
     if not suspects:
@@ -77,36 +77,63 @@ def _facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         unknown = finding.get("unknown_ranks", [])
         yield from _collective(collective, finding["victims"], ranks, unknown)
     if (witness := finding.get("witness")) is not None:
-        yield "witness", _witness(witness)
+        yield "witness", _witness(witness, whole)
     held_up = finding.get("groups_held_up", ())
     if len(held_up) > 1:
-        yield "holds up", Text(_groups(held_up))
+        yield "holds up", Text(_groups(held_up, len(held_up) if whole else MAX_GROUPS))
     if finding.get("unknown_ranks"):
         yield "unknown", Text(f"{ranks_text(finding['unknown_ranks'])}, whose telemetry is missing")
     if finding.get("dump"):
         yield "dump", Text(f"frd dump --finding {finding['id']} -o DIR")
+    if finding.get("ended_by"):
+        yield "ended", Text(plain(finding["ended_by"]))
     if finding.get("close_reason"):
         yield "closed", Text(plain(finding["close_reason"]))
+    if whole:
+        yield "history", _history(finding)
 
 
-def _suspect(suspect: Mapping[str, Any]) -> Text:
+def _history(finding: Mapping[str, Any]) -> Text:
+    """When it opened, became critical, closed, each with how long that took."""
+    opened = datetime.fromisoformat(finding["opened_at"])
+    steps = [f"{_moment(opened)}  opened"]
+    for key, word in (("critical_at", "critical"), ("closed_at", "closed")):
+        if finding.get(key):
+            at = datetime.fromisoformat(finding[key])
+            after = duration_text((at - opened).total_seconds())
+            steps.append(f"{_moment(at)}  {word} after {after}")
+    return Text("\n".join(steps))
+
+
+def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
     text = Text(f"rank {suspect['rank']}", style="bold")
     where = f" on {plain(suspect['node'])}" if suspect["node"] else ""
     text.append(f"{where}: {suspect['reason']}, {suspect['confidence']} confidence", style="")
     if suspect["evidence"]:
         text.append(f"\n{plain(suspect['evidence'])}", style="not bold")
-    stack = suspect["stack"]
-    for line in stack[:MAX_STACK_LINES]:
-        text.append(f"\n  {plain(line)}", style="not bold cyan")
-    if len(stack) > MAX_STACK_LINES:
-        text.append(f"\n  … {len(stack) - MAX_STACK_LINES} more frames", style="not bold dim")
+    if suspect.get("doing"):
+        text.append(f"\n{plain(suspect['doing'])}", style="not bold")
+    _append_stack(text, suspect["stack"], whole)
+    for worker in suspect.get("workers", ()):
+        text.append(f"\nprocess {worker['pid']}, {plain(worker['name'])}", style="not bold")
+        _append_stack(text, worker["stack"], whole)
     return text
 
 
-def _witness(witness: Mapping[str, Any]) -> Text:
+def _append_stack(text: Text, stack: Sequence[str], whole: bool) -> None:
+    most = len(stack) if whole else MAX_STACK_LINES
+    for line in stack[:most]:
+        text.append(f"\n  {plain(line)}", style="not bold cyan")
+    if len(stack) > most:
+        text.append(f"\n  … {len(stack) - most} more frames", style="not bold dim")
+
+
+def _witness(witness: Mapping[str, Any], whole: bool) -> Text:
     """One of those who wait, and the line from which it entered the collective."""
     text = Text(f"rank {witness['rank']} waits at ")
-    return text.append(plain(witness["stack"][0]), style="cyan")
+    text.append(plain(witness["stack"][0]), style="cyan")
+    _append_stack(text, witness["stack"][1:] if whole else (), whole)
+    return text
 
 
 def _collective(
@@ -127,16 +154,20 @@ def _collective(
         yield "missing", Text(ranks_text(collective["missing_ranks"]))
 
 
-def _groups(labels: Sequence[str]) -> str:
-    shown = ", ".join(plain(label) for label in labels[:MAX_GROUPS])
-    more = len(labels) - MAX_GROUPS
+def _groups(labels: Sequence[str], most: int) -> str:
+    shown = ", ".join(plain(label) for label in labels[:most])
+    more = len(labels) - most
     return f"{shown} and {more} more group{'s' * (more > 1)}" if more > 0 else shown
 
 
 def _when(finding: Mapping[str, Any]) -> str:
     opened = datetime.fromisoformat(finding["opened_at"])
-    text = f"opened {opened:%Y-%m-%d %H:%M:%S} UTC"
+    text = f"opened {_moment(opened)}"
     if finding["closed_at"] is not None:
         lasted = (datetime.fromisoformat(finding["closed_at"]) - opened).total_seconds()
-        text += f", lasted {lasted:.1f} s"
+        text += f", lasted {duration_text(lasted)}"
     return text
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"

@@ -10,12 +10,19 @@ import click
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import console, json_option, print_json
+from frd.usage import examples
 
 if TYPE_CHECKING:
     from frd.service.replay import Replayed
 
 
-@click.command("replay")
+@click.command(
+    "replay",
+    epilog=examples(
+        "frd replay ~/.local/state/frd/journal",
+        "frd replay journal/00000007.frdj --json",
+    ),
+)
 @click.argument("journal", type=click.Path(path_type=Path))
 @json_option
 def command(journal: Path, as_json: bool) -> int:

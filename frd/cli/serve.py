@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from frd.usage import examples
+
 if TYPE_CHECKING:
     from frd.config import Config
     from frd.service.app import App
 
 
-@click.command("serve")
+@click.command(
+    "serve",
+    epilog=examples(
+        "frd serve                                  # on this machine only",
+        "frd serve --config frd.toml",
+        "frd serve --grpc 127.0.0.1:0 --http 127.0.0.1:0 --data-dir data",
+    ),
+)
 @click.option(
     "--config",
     "path",

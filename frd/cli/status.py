@@ -2,58 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from frd.cli.options import console, json_option, print_json, service_options
+from frd.usage import examples
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
     from rich.text import Text
 
     from frd.cli.client import Client
+    from frd.cli.live import Picture
 
-MAX_ROWS = 20
+MAX_ENDED = 20
 
 
-@click.command("status")
+@click.command(
+    "status",
+    epilog=examples(
+        "frd status --watch          # redrawn every second",
+        "frd status --job train",
+        "frd status --ranks 0-3,7    # these ranks, with all of their memory",
+        "frd status --all            # jobs that ended in full, too",
+        "frd status --json | jq '.jobs[].ranks'",
+    ),
+)
 @click.option("--job", metavar="J", help="Only this job.")
+@click.option("--all", "unfolded", is_flag=True, help="Show jobs that ended in full as well.")
+@click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
 @click.option("--memory", is_flag=True, help="Memory of all ranks, not of the worst few.")
 @click.option("--ranks", metavar="0-3,7", help="Only these ranks, with all of their memory.")
 @json_option
 @service_options
 def command(
-    client: Client, job: str | None, memory: bool, ranks: str | None, as_json: bool
+    client: Client,
+    job: str | None,
+    unfolded: bool,
+    watch: bool,
+    memory: bool,
+    ranks: str | None,
+    as_json: bool,
 ) -> None:
-    """Show jobs, groups, ranks, memory and clocks, and what is open now."""
-    from frd.cli.client import job_path
+    """Show jobs, groups, ranks, memory and clocks, and what is open now.
 
-    wanted = None if ranks is None else _checked(ranks)
-    names = (
-        [job] if job is not None else [known["job"] for known in client.get("/api/v1/jobs")["jobs"]]
+    Open findings come first, and the ranks that they suspect come first among the ranks. A job that
+    has ended is one line.
+    """
+    wanted = _Wanted(
+        job, unfolded or as_json, "all" if memory else ranks, None if ranks is None else _set(ranks)
     )
-    query = {"memory": ranks if ranks is not None else "all" if memory else None}
-    jobs = [client.get(job_path(name), query) for name in names]
-    if wanted is not None:
-        jobs = [
-            {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in wanted]}
-            for job in jobs
-        ]
+    if as_json and watch:
+        raise click.UsageError("--watch: draws for people: leave out --json")
     if as_json:
-        print_json({"jobs": jobs})
-        return
-    screen = console()
-    if not jobs:
-        screen.print("no jobs: no agent has connected yet")
-    for detail in jobs:
-        for part in _job(detail):
-            screen.print(part)
+        seen = _look(client, wanted)
+        others = {key: value for key, value in seen.findings.items() if key != "findings"}
+        print_json({**others, "jobs": seen.jobs})
+    elif watch:
+        from frd.cli import live
+
+        live.watch(console(), lambda: _picture(_look(client, wanted)))
+    else:
+        console().print(_picture(_look(client, wanted)))
 
 
-def _checked(ranks: str) -> Collection[int]:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    job: str | None
+    unfolded: bool
+    memory: str | None
+    ranks: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    findings: Mapping[str, Any]
+    """The answer with the open findings, which says what is watched, too."""
+    jobs: Sequence[Mapping[str, Any]]
+    """In full."""
+    ended: Sequence[Mapping[str, Any]]
+    """A line of the list of jobs each."""
+
+
+def _look(client: Client, wanted: _Wanted) -> _Seen:
+    from frd.cli.client import job_path, unknown_job
+
+    known = client.get("/api/v1/jobs")["jobs"]
+    lines = [line for line in known if wanted.job in (None, line["job"])]
+    if wanted.job is not None and not lines:
+        raise unknown_job(wanted.job, [line["job"] for line in known])
+    folded = [
+        line
+        for line in lines
+        if line["ended"] and not line["open_findings"] and wanted.job is None
+        if not wanted.unfolded
+    ]
+    jobs = [
+        _with_ranks(client.get(job_path(line["job"]), {"memory": wanted.memory}), wanted.ranks)
+        for line in lines
+        if line not in folded
+    ]
+    findings = client.get("/api/v1/findings", {"job": wanted.job, "state": "open"})
+    return _Seen(findings, jobs, folded)
+
+
+def _with_ranks(job: Mapping[str, Any], ranks: frozenset[int] | None) -> Mapping[str, Any]:
+    if ranks is None:
+        return job
+    return {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in ranks]}
+
+
+def _picture(seen: _Seen) -> Picture:
+    """Open findings first, then each job; last what frd watches."""
+    from frd.cli.live import Picture
+    from frd.cli.watching import last_lines
+
+    # By the service's clock, as all times that it gives; a service of an older version is silent.
+    at = seen.findings.get("at")
+    now = datetime.fromisoformat(at) if at else datetime.now(UTC)
+    body: list[RenderableType] = [*_findings(seen.findings["findings"], now)]
+    for job in seen.jobs:
+        body += ("", *_job(job))
+    body += [_ended(line) for line in seen.ended[:MAX_ENDED]]
+    if len(seen.ended) > MAX_ENDED:
+        body.append(f"and {len(seen.ended) - MAX_ENDED} more that ended: --all")
+    if not seen.jobs and not seen.ended:
+        body.append("no jobs: no rank has been seen yet")
+    return Picture(body, ["", *last_lines(seen.findings)])
+
+
+def _ended(line: Mapping[str, Any]) -> Text:
+    """``train  attempt 0 ended, 4 ranks (3 finished, 1 exited), last heard 2 h 5 min ago``."""
+    from rich.text import Text
+
+    from frd.cli.render import plain
+    from frd.cli.watching import age_text
+
+    states = ", ".join(f"{count} {state}" for state, count in line["ranks"].items())
+    size = line["world_size"] or sum(line["ranks"].values())
+    text = Text(plain(line["job"]), style="dim")
+    return text.append(
+        f"  attempt {line['attempt']} ended, {size} ranks ({states}), "
+        f"last heard {age_text(line.get('last_heard_s'))}"
+    )
+
+
+def _set(ranks: str) -> frozenset[int]:
     from frd.forms import unfold_ranks
 
     try:
@@ -63,16 +161,29 @@ def _checked(ranks: str) -> Collection[int]:
 
 
 def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
+    from frd.cli.job_tables import clocks_table, groups_table, nodes_table, ranks_table
     from frd.cli.memory import memory_table
 
-    parts: list[RenderableType] = [_title(job), _ranks(job["ranks"])]
+    parts: list[RenderableType] = [
+        _title(job),
+        ranks_table(job["ranks"], _suspects(job["findings"])),
+    ]
     if job["memory"]["series"]:
         parts.append(memory_table(job["memory"]))
     if job["groups"]:
-        parts.append(_groups(job["groups"]))
+        parts.append(groups_table(job["groups"]))
     if job["nodes"]:
-        parts += (_nodes(job["nodes"]), _clocks(job["nodes"]))
-    return [*parts, *_findings(job["findings"]), ""]
+        parts += (nodes_table(job["nodes"]), clocks_table(job["nodes"]))
+    return parts
+
+
+def _suspects(findings: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
+    """By rank: which open finding suspects it."""
+    return {
+        suspect["rank"]: f"suspect in {finding['id'][:8]}"
+        for finding in findings
+        for suspect in finding["suspects"]
+    }
 
 
 def _title(job: Mapping[str, Any]) -> Text:
@@ -86,118 +197,21 @@ def _title(job: Mapping[str, Any]) -> Text:
     return text.append(f"  attempt {job['attempt']}{ended}, {size} ranks", style="not bold")
 
 
-def _ranks(ranks: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for all ranks of one state that wait in the same place."""
-    from rich.text import Text
-
-    from frd.cli.render import plain, ranks_text
-
-    alike: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for rank in ranks:
-        alike.setdefault((rank["state"], rank["detail"], rank["waiting_in"]), []).append(rank)
-    table = _table("ranks", "state", "waiting in", "for", "heard")
-    for (state, detail, waiting_in), rows in sorted(alike.items(), key=lambda item: -len(item[1])):
-        waited = max(row["waiting_s"] for row in rows)
-        ages = [row["age_s"] for row in rows if row["age_s"] is not None]
-        table.add_row(
-            ranks_text([row["rank"] for row in rows]),
-            Text(plain(f"{state}: {detail}" if detail else state), style=_STYLES.get(state, "")),
-            Text(plain(waiting_in)),
-            f"{waited:.1f} s" if waiting_in else "",
-            f"{max(ages):.1f} s ago" if ages else "never",
-        )
-    return _cut(table, len(alike))
-
-
-_STYLES = {"live": "green", "silent": "yellow", "exited": "red", "finished": "dim"}
-
-
-def _groups(groups: Sequence[Mapping[str, Any]]) -> Table:
+def _findings(findings: Sequence[Mapping[str, Any]], now: datetime) -> Sequence[Text]:
+    """A line each, the newest last, and how to see all of one."""
     from rich.text import Text
 
     from frd.cli.render import plain
+    from frd.cli.watching import age_text
 
-    worst = sorted(groups, key=lambda g: (-g["stall_s"], -g["open"], -g["size"], g["group"]))
-    table = _table("group", "size", "enqueued", "completed", "matched", "open", "stalled")
-    for group in worst[:MAX_ROWS]:
-        stalled = f"{group['stalled']}, {group['stall_s']:.1f} s" if group["stalled"] else ""
-        table.add_row(
-            Text(plain(group["group"])),
-            *(str(group[key]) for key in ("size", "enqueued", "completed", "matched", "open")),
-            Text(stalled, style="red"),
-        )
-    return _cut(table, len(groups))
-
-
-def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    from rich.text import Text
-
-    from frd.cli.render import plain, ranks_text
-
-    worst = sorted(nodes, key=lambda n: (n["connected"], -(n["last_message_age_s"] or 0.0)))
-    table = _table("node", "agent", "ranks", "last message")
-    for node in worst[:MAX_ROWS]:
-        age = node["last_message_age_s"]
-        table.add_row(
-            Text(plain(node["node"])),
-            Text("connected", style="green") if node["connected"] else Text("gone", style="red"),
-            ranks_text(node["ranks"]),
-            f"{age:.1f} s ago" if age is not None else "never",
-        )
-    return _cut(table, len(nodes))
-
-
-def _clocks(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    """What is to be added to a node's times, those known worst first; or why it is not known."""
-    from rich.text import Text
-
-    from frd.cli.render import plain
-
-    unknown = float("inf")
-    worst = sorted(
-        nodes,
-        key=lambda n: -(unknown if n["clock_uncertainty_s"] is None else n["clock_uncertainty_s"]),
-    )
-    table = _table("node", "clock", "offset in ms", "drift in ppm", "steps", "age in s")
-    for node in worst[:MAX_ROWS]:
-        reason, age_s = node["clock_reason"], node["clock_age_s"]
-        table.add_row(
-            Text(plain(node["node"])),
-            Text(plain(reason or node["clock_state"]), style="yellow" if reason else "green"),
-            _offset(node["clock_offset_s"], node["clock_uncertainty_s"]),
-            "" if age_s is None else f"{node['clock_drift_ppm']:+.1f}",
-            str(node["clock_steps"]),
-            "" if age_s is None else f"{age_s:.1f}",
-        )
-    return _cut(table, len(nodes))
-
-
-def _offset(offset_s: float, uncertainty_s: float | None) -> str:
-    text = f"{offset_s * 1e3:+.3f}"
-    return f"{text} ± {uncertainty_s * 1e3:.3f}" if uncertainty_s is not None else text
-
-
-def _findings(findings: Sequence[Mapping[str, Any]]) -> Sequence[Text]:
-    from rich.text import Text
-
-    from frd.cli.render import plain
-
-    if not findings:
-        return [Text("no open findings", style="green")]
-    return [Text(f"{f['id']}  {f['kind']}: {plain(f['summary'])}", style="red") for f in findings]
-
-
-def _table(*columns: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", caption_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _cut(table: Table, wanted: int) -> Table:
-    if wanted > table.row_count:
-        table.caption = f"{wanted - table.row_count} more"
-    return table
+    lines = []
+    for one in sorted(findings, key=lambda finding: str(finding["opened_at"])):
+        opened = datetime.fromisoformat(one["opened_at"])
+        age = age_text((now - opened).total_seconds())
+        style = "yellow" if one.get("severity") == "warning" else "red"
+        text = Text(f"{one['id']}  {one['kind']} in {plain(one['job'])}", style=f"bold {style}")
+        text.append(f", opened {age}: {plain(one['summary'])}", style=f"not bold {style}")
+        lines.append(text)
+    if lines:
+        lines.append(Text("`frd findings ID` shows one of them whole", style="dim"))
+    return lines or [Text("no open findings", style="green")]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from frd.usage import examples
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -21,7 +23,13 @@ _STOP_WITHIN_S = 10.0
 _PATH = click.Path(path_type=Path)
 
 
-@click.command("up")
+@click.command(
+    "up",
+    epilog=examples(
+        "frd up",
+        "frd up --data-dir data --stall-after 20",
+    ),
+)
 @click.option(
     "--config", type=_PATH, metavar="FILE", help="The service's TOML file; see `frd check`."
 )

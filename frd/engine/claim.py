@@ -203,7 +203,7 @@ class Claim:
         severity = severity_of(self.finding.kind, lasted_s, policy.critical_after_s)
         if self.restored_at is not None or severity in (self.finding.severity, Severity.WARNING):
             return []
-        return self._tell(replace(self.finding, severity=severity), now)
+        return self._tell(replace(self.finding, severity=severity, critical_at=now), now)
 
     def closed(self, now: AlignedNs, reason: str) -> FindingEvent:
         finding = replace(

@@ -28,7 +28,7 @@ def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
     latest = sorted(state.latest_attempts().items())
     opened = Counter(finding.job for finding in state.open_findings())
     return {
-        "api_version": API_VERSION,
+        **_head(state),
         "jobs": [_job_line(state, view, opened[job]) for job, view in latest],
         "watching": watching_json(state, stale=stale),
     }
@@ -39,10 +39,15 @@ def findings_json(
 ) -> Json:
     """`found`, and what is watched, of all jobs or of one."""
     return {
-        "api_version": API_VERSION,
+        **_head(state),
         "findings": [finding_json(finding) for finding in found],
         "watching": watching_json(state, stale=stale, job=job),
     }
+
+
+def _head(state: ServiceState) -> Json:
+    """The version of the form, and of when it is: ages are counted to then."""
+    return {"api_version": API_VERSION, "at": utc_text(state.snapshot.at)}
 
 
 def job_json(
@@ -51,7 +56,7 @@ def job_json(
     """All that is known of one attempt; of memory the worst, or all of the ranks `memory_of`."""
     at = state.snapshot.at
     return {
-        "api_version": API_VERSION,
+        **_head(state),
         "job": view.key.job,
         "attempt": view.key.attempt,
         "world_size": view.world_size,

@@ -249,7 +249,9 @@ class App:
                 for f in self._evaluator.kept_back()
                 if job in (None, f.job) and state in (None, f.state)
             ]
-            found = list({f.id: f for f in (*stored, *kept_back)}.values())
+            shown = {f.id: f for f in (*stored, *kept_back)}
+            still_open = {f.id: f for f in self.state().open_findings() if f.id in shown}
+            found = list((shown | still_open).values())
         return sorted(found, key=lambda f: (-f.opened_at, f.id))[:limit]
 
     def history(
@@ -264,8 +266,10 @@ class App:
         return self._findings.page(after=after, since=since, until=until, job=job, limit=limit)
 
     def finding(self, finding_id: str) -> Finding | None:
-        kept_back = (f for f in self._evaluator.kept_back() if f.id == finding_id)
-        return next(kept_back, None) or self._findings.get(finding_id)
+        # An open one as it is now: the store has it as it was when something of it changed last.
+        known = (*self.state().open_findings(), *self._evaluator.kept_back())
+        live = next((f for f in known if f.id == finding_id), None)
+        return live or self._findings.get(finding_id)
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         try:

@@ -287,7 +287,8 @@ def _ranks(text: str | None, view: AttemptView) -> tuple[int, ...] | None:
 
 async def _json(make: Callable[[], object], status: int = 200) -> Response:
     content = await asyncio.to_thread(lambda: _encoded(make()))
-    return Response(content, status, media_type="application/json")
+    headers = {"frd-api-version": str(API_VERSION)}
+    return Response(content, status, headers, media_type="application/json")
 
 
 def _encoded(value: object) -> bytes:

@@ -30,20 +30,20 @@ def watching_json(
         for name, view in state.latest_attempts().items()
         if job in (None, name) and not view.ended
     ]
-    agents = [node for node in state.nodes if node.connected and _concerns(node, running, job)]
+    concerned = [node for node in state.nodes if job is None or _hosts_any(node, running)]
     watched = [_watched(view, state.nodes) for view in running]
-    heard = max((node.last_message_at for node in agents), default=AlignedNs(0))
+    heard = max((node.last_message_at for node in concerned), default=AlignedNs(0))
     return {
         "jobs": sum(map(bool, watched)),
         "ranks": sum(map(len, watched)),
-        "agents": len(agents),
+        "agents": sum(node.connected for node in concerned),
         "last_heard_s": max(0, state.snapshot.at - heard) / 1e9 if heard else None,
         "blind": list(_blind(state, running, stale, job)),
     }
 
 
-def _concerns(node: NodeView, running: Sequence[AttemptView], job: str | None) -> bool:
-    return job is None or any(view.key in node.ranks for view in running)
+def _hosts_any(node: NodeView, running: Sequence[AttemptView]) -> bool:
+    return any(view.key in node.ranks for view in running)
 
 
 def _watched(view: AttemptView, nodes: Iterable[NodeView]) -> set[int]:

@@ -5,114 +5,33 @@ from __future__ import annotations
 import csv
 import io
 import json
-import signal
 import socket
 import subprocess
 import sys
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.cli import FAILED, USAGE, run
 from frd.cli.client import Client
 from frd.errors import FrdError, ServiceUnavailable
+from tests.cli_service import (
+    FINDING,
+    Service,
+    error_of,
+    frd,
+    serving,
+)
 
-FINDING = {
-    "id": "ab12",
-    "kind": "stall",
-    "state": "open",
-    "job": "train",
-    "attempt": 0,
-    "opened_at": "2026-11-20T10:00:00.123456Z",
-    "closed_at": None,
-    "suspects": [],
-    "victims": [0, 1],
-    "summary": "it hangs",
-    "dump": "20261120-1",
-}
-JOB = {
-    "job": "a/b",
-    "attempt": 1,
-    "world_size": 4,
-    "ended": False,
-    "groups": [
-        {
-            "group_id": "g",
-            "group": "default_pg",
-            "size": 4,
-            "open": 1,
-            "stalled": 1,
-            "stall_s": 12.0,
-            "matched": 6,
-            "enqueued": 7,
-            "completed": 6,
-        }
-    ],
-    "ranks": [
-        {
-            "rank": rank,
-            "node": "node7",
-            "pid": 100 + rank,
-            "state": "live",
-            "detail": "",
-            "as_of": "2026-11-20T10:00:00.123456Z",
-            "age_s": 0.5,
-            "waiting_in": "" if rank == 2 else "all_reduce #7 on default_pg",
-            "waiting_s": 0.0 if rank == 2 else 12.0,
-        }
-        for rank in range(4)
-    ],
-    "memory": {
-        "ranks": 4,
-        "recent_every_s": 2.0,
-        "series": [
-            {
-                "rank": 2,
-                "kind": "host_used",
-                "device": "",
-                "used_bytes": 12 << 30,
-                "capacity_bytes": 16 << 30,
-                "recent_bytes": [None, 4 << 30, 8 << 30, 12 << 30],
-            }
-        ],
-    },
-    "nodes": [
-        {
-            "node": "node7",
-            "boot_id": "b",
-            "connected": True,
-            "clock_state": "synchronized",
-            "clock_reason": "",
-            "clock_offset_s": -2.5,
-            "clock_uncertainty_s": 0.00032,
-            "clock_drift_ppm": 12.34,
-            "clock_age_s": 0.7,
-            "clock_steps": 1,
-            "last_message_age_s": 0.4,
-            "ranks": [0, 1],
-        },
-        {
-            "node": "node8",
-            "boot_id": "c",
-            "connected": True,
-            "clock_state": "unsynchronized",
-            "clock_reason": "no exchange yet",
-            "clock_offset_s": 0.0002,
-            "clock_uncertainty_s": None,
-            "clock_drift_ppm": 0.0,
-            "clock_age_s": None,
-            "clock_steps": 0,
-            "last_message_age_s": 0.4,
-            "ranks": [2, 3],
-        },
-    ],
-    "findings": [FINDING],
-}
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
 
 
 def tar_of(files: Mapping[str, bytes]) -> bytes:
@@ -130,63 +49,6 @@ DUMP = {
     "train/rank_0": b"pickle",
     "train/rank_0.json": b"{}",
 }
-
-
-class Service:
-    """Answers by path; remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, bytes]] = {}
-        self.asked: list[tuple[str, bytes]] = []
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.reply(b"")
-
-            def do_POST(self) -> None:
-                self.reply(self.rfile.read(int(self.headers["Content-Length"])))
-
-            def reply(self, body: bytes) -> None:
-                service.asked.append((self.path, body))
-                missing = json.dumps({"error": "path: unknown: look elsewhere"}).encode()
-                status, data = service.answers.get(self.path, (404, missing))
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Silence: the tests look at `asked`."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self.server.server_port}"
-
-    def says(self, path: str, value: object, status: int = 200) -> None:
-        data = value if isinstance(value, bytes) else json.dumps(value).encode()
-        self.answers[path] = (status, data)
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
-    service = Service()
-    thread = threading.Thread(target=service.server.serve_forever, args=(0.01,))
-    thread.start()
-    yield service
-    service.server.shutdown()
-    service.server.server_close()
-    thread.join()
-
-
-def frd(service: Service, *arguments: str) -> int:
-    return run([*arguments, "--http", service.address])
-
-
-def error_of(capsys: pytest.CaptureFixture[str]) -> str:
-    error = capsys.readouterr().err
-    assert error.startswith("frd: error: ")
-    assert error.count("\n") == 1
-    return error
 
 
 # -- how commands end --------------------------------------------------------------------------
@@ -298,25 +160,6 @@ def test_a_server_that_speaks_something_else_is_given_up() -> None:
 # -- commands ----------------------------------------------------------------------------------
 
 
-def test_findings_present_is_exit_3(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script can tell by the exit code alone."""
-    service.says("/api/v1/findings?state=open", {"findings": []})
-    assert frd(service, "findings") == 0
-    assert "no findings" in capsys.readouterr().out
-    service.says("/api/v1/findings?state=open", {"findings": [FINDING]})
-    assert frd(service, "findings") == FINDINGS_PRESENT
-    assert "it hangs" in capsys.readouterr().out
-
-
-def test_findings_as_json_are_the_services_own(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """--all asks for closed ones too, --job is passed on, and nothing is reshaped."""
-    service.says("/api/v1/findings?job=a%2Fb", {"findings": [FINDING]})
-    assert frd(service, "findings", "--all", "--job", "a/b", "--json") == FINDINGS_PRESENT
-    assert json.loads(capsys.readouterr().out) == {"findings": [FINDING]}
-
-
 def says_history(service: Service) -> None:
     """Two pages of one finding each, as asked for since one moment."""
     since = "since=2026-11-20T00%3A00%3A00.000000Z&limit=500"
@@ -369,78 +212,6 @@ def test_options_of_export_stand_behind_it(
     assert "write it behind export" in capsys.readouterr().err
     assert frd(service, "findings", "export", "--since", "soon") == USAGE
     assert "write a time such as" in capsys.readouterr().err
-
-
-def test_status_folds_ranks_that_stand_alike(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Three ranks that wait in one collective are one row; clocks and the finding are told."""
-    service.says("/api/v1/jobs", {"jobs": [{"job": "a/b"}]})
-    service.says("/api/v1/jobs/a%2Fb", JOB)
-    assert frd(service, "status") == 0
-    text = capsys.readouterr().out
-    row = next(line for line in text.splitlines() if "all_reduce #7" in line)
-    assert row.split()[:3] == ["0-1,3", "(3", "ranks)"]
-    assert "ab12" in text
-    rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert rows.index("node8 no exchange yet +0.200 0") < rows.index(
-        "node7 synchronized -2500.000 ± 0.320 +12.3 1 0.7"
-    )
-
-
-def test_status_shows_the_worst_memory(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One rank rises by 2 GiB a second: its row has use, capacity, share, bars and trend."""
-    service.says("/api/v1/jobs/a%2Fb", JOB)
-    assert frd(service, "status", "--job", "a/b") == 0
-    text = capsys.readouterr().out
-    row = next(line for line in text.splitlines() if "host" in line)
-    assert " ".join(row.split()) == "2 host 12.0 GiB 16.0 GiB, 75% ▁▄█ +2.0 GiB/s"
-    assert "3 more ranks: --memory" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "query"), [(["--memory"], "all"), (["--ranks", "2-3"], "2-3")], ids=str
-)
-def test_status_asks_for_the_memory_of_ranks(
-    service: Service, capsys: pytest.CaptureFixture[str], options: list[str], query: str
-) -> None:
-    """--memory shows all, --ranks those named; these are then the only ones in the tables."""
-    service.says(f"/api/v1/jobs/a%2Fb?memory={query}", JOB)
-    assert frd(service, "status", "--job", "a/b", "--json", *options) == 0
-    (job,) = json.loads(capsys.readouterr().out)["jobs"]
-    ranks = [rank["rank"] for rank in job["ranks"]]
-    assert ranks == ([2, 3] if "--ranks" in options else [0, 1, 2, 3])
-
-
-def test_status_as_json_holds_every_job(
-    service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The details of all jobs in one object."""
-    service.says("/api/v1/jobs/a%2Fb", JOB)
-    assert frd(service, "status", "--job", "a/b", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"jobs": [JOB]}
-
-
-def test_a_watch_into_a_pipe_tells_each_change_once(service: Service) -> None:
-    """A new finding is a line, its closing another; an interrupt ends the watch well."""
-    service.says("/api/v1/findings?state=open", {"findings": []})
-    old = {**FINDING, "id": "old", "state": "closed"}
-    service.says("/api/v1/findings", {"findings": [FINDING, old]})
-    watch = subprocess.Popen(
-        [sys.executable, "-m", "frd", "findings", "--watch", "--json", "--http", service.address],
-        stdout=subprocess.PIPE,
-    )
-    with watch:
-        assert watch.stdout is not None
-        assert json.loads(watch.stdout.readline()) == FINDING
-        closed = {**FINDING, "state": "closed"}
-        service.says("/api/v1/findings", {"findings": [closed, old]})
-        assert json.loads(watch.stdout.readline()) == closed
-        watch.send_signal(signal.SIGINT)
-        assert watch.wait(10) == 0
-        assert watch.stdout.read() == b""
 
 
 # -- dumps -------------------------------------------------------------------------------------

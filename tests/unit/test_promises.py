@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 import sys
@@ -13,11 +14,13 @@ from typing import Any
 
 import click
 import pytest
+from starlette.routing import Route
 
 from frd import config
-from frd.cli import cli
+from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.model import Confidence, Kind, Reason, SeriesInfo, SeriesKind
+from frd.service.http import create_app
 from frd.service.metric_table import METRICS
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
@@ -121,6 +124,15 @@ def shell_lines() -> Iterator[tuple[str, list[str]]]:
                     yield page.name, words
 
 
+def unknown_options(words: list[str]) -> set[str]:
+    """Of a line that begins with one of our programs: options that no such command has."""
+    name, sub, *rest = words
+    own = rest[: rest.index("--")] if "--" in rest else rest
+    typed = " ".join((Path(name).name, sub, *own, ""))
+    called = max((of for of in LINES if typed.startswith(f"{of} ")), key=len)
+    return {word for word in own if word.startswith("-")} - options(command(called)) - {"--help"}
+
+
 def test_every_shell_line_of_the_docs_could_be_typed() -> None:
     """frd commands and their options exist, and so do the targets and variables of make."""
     makefile = text(ROOT / "Makefile")
@@ -130,12 +142,8 @@ def test_every_shell_line_of_the_docs_could_be_typed() -> None:
     for page, (program, *words) in shell_lines():
         line = f"{page}: {program} {' '.join(words)}"
         match Path(program).name, words:
-            case ("frd" | "frd-agent") as name, [sub, *rest]:
-                own = rest[: rest.index("--")] if "--" in rest else rest
-                typed = " ".join((name, sub, *own, ""))
-                called = max((of for of in LINES if typed.startswith(f"{of} ")), key=len)
-                allowed = options(command(called)) | {"--help"}
-                assert {word for word in own if word.startswith("-")} <= allowed, line
+            case (("frd" | "frd-agent"), [_, *_]):
+                assert not unknown_options([program, *words]), line
             case "make", [target, *settings]:
                 assert target in targets, line
                 assert {setting.partition("=")[0] for setting in settings} <= variables, line
@@ -145,6 +153,63 @@ def test_every_shell_line_of_the_docs_could_be_typed() -> None:
                 pytest.fail(f"{line}: nobody checks this line")
         checked += 1
     assert checked > 15
+
+
+def examples_of(line: str) -> list[str]:
+    """The command lines below "Examples:" of a command's help."""
+    _, _, below = (command(line).epilog or "").partition("Examples:\n")
+    return [example.strip() for example in below.splitlines()]
+
+
+@pytest.mark.parametrize("line", [*PROGRAMS, *LINES])
+def test_every_help_ends_in_examples_that_could_be_typed(line: str) -> None:
+    """One at least is of this command; what else it takes to type one is the shell's."""
+    found = examples_of(line)
+    assert any(example.startswith(line.removesuffix(" show")) for example in found) or (
+        f"$({line}" in " ".join(found)
+    )
+    for example in found:
+        words = shlex.split(example, comments=True)
+        while words and Path(words[0]).name not in PROGRAMS:
+            words.pop(0)
+        if len(words) > 1:
+            own = words[: words.index("|")] if "|" in words else words
+            assert not unknown_options(own), example
+
+
+# -- the API -----------------------------------------------------------------------------------
+
+
+def routes() -> dict[str, Route]:
+    """What the service answers, as its documentation's headings spell it."""
+    app = create_app(None)  # type: ignore[arg-type]
+    found = [route for route in app.routes if isinstance(route, Route)]
+    return {
+        f"{method} {re.sub(r':[a-z]+}', '}', route.path)}": route
+        for route in found
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+
+
+def test_every_endpoint_is_documented() -> None:
+    """docs/api.md has a section for each route and for nothing else."""
+    assert set(sections(DOCS / "api.md")) - {"Compatibility"} == set(routes())
+
+
+def test_every_parameter_of_an_endpoint_is_documented() -> None:
+    """The table of a section names what the route reads from the query, and no more."""
+    told = sections(DOCS / "api.md")
+    read = re.compile(r"""(?:query_params\.get\(|_(?:number|time)\(request, )"(\w+)\"""")
+    for heading, route in routes().items():
+        _, _, table = told[heading].partition("| parameter | |")
+        documented = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
+        assert set(documented) == set(read.findall(inspect.getsource(route.endpoint))), heading
+
+
+def test_every_exit_code_is_documented() -> None:
+    """docs/commands.md begins with a table of them."""
+    codes = re.findall(r"^\| (\d+) \|", text(DOCS / "commands.md"), re.MULTILINE)
+    assert [int(code) for code in codes] == [0, FAILED, USAGE, FINDINGS_PRESENT, BLIND]
 
 
 # -- configuration -----------------------------------------------------------------------------

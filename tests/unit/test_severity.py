@@ -49,6 +49,10 @@ def test_a_stall_becomes_critical_once_and_stays_so() -> None:
     job.run(3)
     assert severities(job)[2:] == [(CLOSED, CRITICAL)]
     assert job.events[1].finding.opened_at == opened_at
+    critical_at = job.events[1].finding.critical_at
+    assert critical_at is not None
+    assert 20 <= (critical_at - opened_at) / 1e9 <= 22
+    assert again(job.events[2].finding).critical_at == critical_at
 
 
 def test_a_stall_that_passes_was_a_warning() -> None:

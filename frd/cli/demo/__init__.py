@@ -18,11 +18,19 @@ from frd.cli.memory import memory_table
 from frd.cli.options import json_option, print_json
 from frd.cli.render import finding_panel
 from frd.errors import FrdError
+from frd.usage import examples
 
 _STATE_STYLE = {"live": "green", "silent": "yellow", "exited": "red", "finished": "dim"}
 
 
-@click.command("demo")
+@click.command(
+    "demo",
+    epilog=examples(
+        "frd demo",
+        "frd demo --scenario gil",
+        "frd demo --scenario straggler --ranks 8 --scripted",
+    ),
+)
 @click.option(
     "--scenario",
     type=click.Choice(list(SCENARIOS)),

@@ -1,0 +1,95 @@
+"""`--watch`: one picture, drawn again every second until Ctrl-C.
+
+On a terminal it is redrawn in place and cut to the height of the window, so that its last lines
+stay in sight. Into a pipe a picture is printed when it differs from the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+from rich.text import Text
+
+from frd.errors import ServiceUnavailable
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What is shown: `body` gives way where the window is too low, `last` never does."""
+
+    body: Sequence[RenderableType]
+    last: Sequence[RenderableType]
+    keep_end: bool = False
+    """Of a body that is too long the end is shown, not the beginning."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.body
+        yield from self.last
+
+    def cut(self, console: Console) -> RenderableType:
+        """As much of it as the window has room for."""
+        body = console.render_lines(Group(*self.body), pad=False)
+        last = console.render_lines(Group(*self.last), pad=False)
+        room = max(1, console.height - len(last) - 1)
+        if len(body) > room:
+            more = Text(f"… {len(body) - room + 1} more lines: make the window higher", style="dim")
+            note = console.render_lines(more, pad=False)[:1]
+            shown = body[1 - room :] if self.keep_end else body[: room - 1]
+            body = [*note, *shown] if self.keep_end else [*shown, *note]
+        return _Lines([*body, *last])
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    lines: Sequence[Sequence[Segment]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self.lines:
+            yield from line
+            yield Segment.line()
+
+
+def watch(screen: Console, draw: Callable[[], Picture]) -> None:
+    """Show what `draw` gives until interrupted, which is how a watch ends well.
+
+    A service that does not answer at the beginning is an error. Later it is shown as such, beside
+    the last picture, because services restart.
+    """
+    picture = draw()
+    try:
+        if screen.is_terminal:
+            _redraw(screen, draw, picture)
+        else:
+            _reprint(screen, draw, picture)
+    except KeyboardInterrupt:
+        pass
+
+
+def _redraw(screen: Console, draw: Callable[[], Picture], picture: Picture) -> None:
+    with Live(picture.cut(screen), console=screen, auto_refresh=False) as live:
+        while True:
+            time.sleep(EVERY_S)
+            try:
+                picture = draw()
+                shown = picture
+            except ServiceUnavailable as error:
+                stale = Text(f"{error}; what is shown is old", style="bold yellow")
+                shown = Picture(picture.body, [*picture.last, stale], picture.keep_end)
+            live.update(shown.cut(screen), refresh=True)
+
+
+def _reprint(screen: Console, draw: Callable[[], Picture], picture: Picture) -> None:
+    while True:
+        screen.print(picture)
+        time.sleep(EVERY_S)
+        try:
+            picture = draw()
+        except ServiceUnavailable as error:
+            picture = Picture((), [Text(str(error))])

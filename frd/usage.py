@@ -1,0 +1,64 @@
+"""What the command lines of both programs, `frd` and `frd-agent`, have in common: usage errors of
+one line, and examples below the options of every `--help`.
+
+Knows click and nothing of any command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+_NO_COMMAND = re.compile(r"No such command '?(.*?)'?\.")
+_EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command: command lines that can be typed, each perhaps with a comment."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def usage_error(error: click.ClickException, program: str, arguments: Sequence[str]) -> str:
+    """``what: which: what to do`` of an error that click found in `arguments`."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context is not None else _path(program, arguments)
+    words = " ".join(_words(error).split()).rstrip(".?")
+    return f"{words}: see `{path} --help`"
+
+
+def _words(error: click.ClickException) -> str:
+    match error:
+        case click.NoSuchOption():
+            return f"{error.option_name}: no such option{_guess(error.possibilities)}"
+        case click.MissingParameter(param=param) if param is not None:
+            return f"{_name(param)}: missing"
+        case click.BadParameter(param_hint=str(hint)):
+            return f"{hint}: {error.message}"
+        case click.BadParameter(param=param) if param is not None:
+            return f"{_name(param)}: {error.message}"
+        case click.BadOptionUsage():
+            return f"{error.option_name}: needs a value"
+    text = error.format_message()
+    if found := _NO_COMMAND.match(text):
+        return f"{found[1]}: no such command{_guess(getattr(error, 'possibilities', None))}"
+    if found := _EXTRA.match(text):
+        return f"{found[1]}: unexpected argument"
+    return text
+
+
+def _guess(possibilities: Sequence[str] | None) -> str:
+    return f", did you mean {' or '.join(possibilities)}" if possibilities else ""
+
+
+def _name(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Option):
+        return " / ".join(sorted(parameter.opts, key=len))
+    return parameter.make_metavar(click.Context(click.Command(None)))
+
+
+def _path(program: str, arguments: Sequence[str]) -> str:
+    """As far as one can tell: the parser does not say in which command it stumbled."""
+    named = arguments[:1] if arguments and not arguments[0].startswith("-") else ()
+    return " ".join((program, *named))

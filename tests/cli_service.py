@@ -1,0 +1,207 @@
+"""A little HTTP server that speaks as the service does, for tests of the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from frd.cli import run
+
+FINDING = {
+    "id": "ab12",
+    "kind": "stall",
+    "state": "open",
+    "job": "train",
+    "attempt": 0,
+    "opened_at": "2026-11-20T10:00:00.123456Z",
+    "closed_at": None,
+    "suspects": [],
+    "victims": [0, 1],
+    "summary": "it hangs",
+    "dump": "20261120-1",
+}
+JOB = {
+    "job": "a/b",
+    "attempt": 1,
+    "world_size": 4,
+    "ended": False,
+    "groups": [
+        {
+            "group_id": "g",
+            "group": "default_pg",
+            "size": 4,
+            "open": 1,
+            "stalled": 1,
+            "stall_s": 12.0,
+            "matched": 6,
+            "enqueued": 7,
+            "completed": 6,
+        }
+    ],
+    "ranks": [
+        {
+            "rank": rank,
+            "node": "node7",
+            "pid": 100 + rank,
+            "state": "live",
+            "detail": "",
+            "as_of": "2026-11-20T10:00:00.123456Z",
+            "age_s": 0.5,
+            "waiting_in": "" if rank == 2 else "all_reduce #7 on default_pg",
+            "waiting_s": 0.0 if rank == 2 else 12.0,
+        }
+        for rank in range(4)
+    ],
+    "memory": {
+        "ranks": 4,
+        "recent_every_s": 2.0,
+        "series": [
+            {
+                "rank": 2,
+                "kind": "host_used",
+                "device": "",
+                "used_bytes": 12 << 30,
+                "capacity_bytes": 16 << 30,
+                "recent_bytes": [None, 4 << 30, 8 << 30, 12 << 30],
+            }
+        ],
+    },
+    "nodes": [
+        {
+            "node": "node7",
+            "boot_id": "b",
+            "connected": True,
+            "clock_state": "synchronized",
+            "clock_reason": "",
+            "clock_offset_s": -2.5,
+            "clock_uncertainty_s": 0.00032,
+            "clock_drift_ppm": 12.34,
+            "clock_age_s": 0.7,
+            "clock_steps": 1,
+            "last_message_age_s": 0.4,
+            "ranks": [0, 1],
+        },
+        {
+            "node": "node8",
+            "boot_id": "c",
+            "connected": True,
+            "clock_state": "unsynchronized",
+            "clock_reason": "no exchange yet",
+            "clock_offset_s": 0.0002,
+            "clock_uncertainty_s": None,
+            "clock_drift_ppm": 0.0,
+            "clock_age_s": None,
+            "clock_steps": 0,
+            "last_message_age_s": 0.4,
+            "ranks": [2, 3],
+        },
+    ],
+    "findings": [FINDING],
+}
+
+
+WATCHING = {"jobs": 1, "ranks": 4, "agents": 2, "last_heard_s": 0.4, "blind": []}
+GONE = "a/b: the agent on node8 is gone: start `frd-agent run` there"
+BLIND_NOW = {**WATCHING, "ranks": 2, "agents": 1, "blind": [GONE]}
+LINE = {
+    "job": "a/b",
+    "attempt": 1,
+    "world_size": 4,
+    "ended": False,
+    "ranks": {"live": 4},
+    "open_findings": 1,
+    "last_heard_s": 0.5,
+    "agents": 2,
+}
+ENDED = {
+    **LINE,
+    "job": "old",
+    "ended": True,
+    "ranks": {"exited": 1, "finished": 3},
+    "open_findings": 0,
+    "last_heard_s": 7500.0,
+}
+
+
+def answer(*findings: Any, watching: Any = WATCHING, **others: Any) -> dict[str, Any]:
+    """As `/api/v1/findings` gives it."""
+    at = "2026-11-20T10:03:10.000000Z"
+    return {
+        "api_version": 1,
+        "at": at,
+        "findings": list(findings),
+        "watching": watching,
+        **others,
+    }
+
+
+def says_status(service: Service, *ended: Any, findings: Any = (FINDING,)) -> None:
+    """One job that runs, and those that ended."""
+    jobs = [LINE, *ended]
+    service.says("/api/v1/jobs", {"api_version": 1, "jobs": jobs, "watching": WATCHING})
+    service.says("/api/v1/jobs/a%2Fb", JOB)
+    for query in ("state=open", "job=a%2Fb&state=open"):
+        service.says(f"/api/v1/findings?{query}", answer(*findings))
+
+
+class Service:
+    """Answers by path; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.asked: list[tuple[str, bytes]] = []
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply(b"")
+
+            def do_POST(self) -> None:
+                self.reply(self.rfile.read(int(self.headers["Content-Length"])))
+
+            def reply(self, body: bytes) -> None:
+                service.asked.append((self.path, body))
+                missing = json.dumps({"error": "path: unknown: look elsewhere"}).encode()
+                status, data = service.answers.get(self.path, (404, missing))
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Silence: the tests look at `asked`."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+
+    def says(self, path: str, value: object, status: int = 200) -> None:
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.answers[path] = (status, data)
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Service]:
+    service = Service()
+    thread = threading.Thread(target=service.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield service
+    service.server.shutdown()
+    service.server.server_close()
+    thread.join()
+
+
+def frd(service: Service, *arguments: str) -> int:
+    return run([*arguments, "--http", service.address])
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.startswith("frd: error: ")
+    assert error.count("\n") == 1
+    return error

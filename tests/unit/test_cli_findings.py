@@ -1,0 +1,239 @@
+"""`frd findings`: exit codes, what is watched, one finding, closing by hand, terminals, pipes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+
+import pytest
+
+from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, run
+from tests.cli_service import (
+    BLIND_NOW,
+    ENDED,
+    FINDING,
+    GONE,
+    Service,
+    answer,
+    error_of,
+    frd,
+    says_status,
+    serving,
+)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+def test_findings_present_is_exit_3(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script can tell by the exit code alone; the last line says what is watched."""
+    service.says("/api/v1/findings?state=open", answer())
+    assert frd(service, "findings") == 0
+    said = "no findings\nwatching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago\n"
+    assert capsys.readouterr().out == said
+    service.says("/api/v1/findings?state=open", answer(FINDING, watching=BLIND_NOW))
+    assert frd(service, "findings") == FINDINGS_PRESENT
+    text = capsys.readouterr().out
+    assert "it hangs" in text
+    assert text.splitlines()[-2:] == [
+        f"blind: {GONE}",
+        "watching 1 job, 2 ranks, 1 agent; last heard 0.4 s ago",
+    ]
+
+
+def test_blind_is_exit_4(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """No findings while an agent is gone: the output says why, and so does the code."""
+    service.says("/api/v1/findings?state=open", answer(watching=BLIND_NOW))
+    assert frd(service, "findings") == BLIND
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "no findings, but frd does not see everything",
+        f"blind: {GONE}",
+    ]
+    assert frd(service, "findings", "--json") == BLIND
+    assert json.loads(capsys.readouterr().out)["watching"]["blind"] == [GONE]
+
+
+def test_warnings_are_shown(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the service warns of comes before what it watches; it is no finding."""
+    warning = {"job": "train", "text": "two running jobs on vm are called train"}
+    service.says("/api/v1/findings?state=open", answer(warnings=[warning]))
+    assert frd(service, "findings") == 0
+    assert "\nwarning: two running jobs on vm are called train\nwatching" in capsys.readouterr().out
+
+
+def test_an_older_service_says_less(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """A service that does not know of watching: the findings alone, as then."""
+    service.says("/api/v1/findings?state=open", {"findings": []})
+    assert frd(service, "findings") == 0
+    assert capsys.readouterr().out == "no findings\n"
+
+
+def test_an_unknown_job_is_an_error(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typo must not read as all is well; a job of which only old findings are left is known."""
+    says_status(service, ENDED)
+    for name in ("typo", "gone"):
+        service.says(f"/api/v1/findings?job={name}&state=open", answer())
+    service.says("/api/v1/findings?job=typo&limit=1", answer())
+    service.says("/api/v1/findings?job=gone&limit=1", answer({**FINDING, "job": "gone"}))
+    for command in ("findings", "status"):
+        assert frd(service, command, "--job", "typo") == FAILED
+        assert "job: 'typo': unknown to this service: it knows 'a/b', 'old'" in error_of(capsys)
+    assert frd(service, "findings", "--job", "gone") == 0
+    service.says("/api/v1/jobs", {"jobs": []})
+    assert frd(service, "findings", "--job", "typo") == FAILED
+    assert "it has seen no job yet" in capsys.readouterr().err
+
+
+def test_findings_as_json_are_the_services_own(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--all asks for closed ones too, --job is passed on, and nothing is reshaped."""
+    service.says("/api/v1/findings?job=a%2Fb", answer(FINDING))
+    assert frd(service, "findings", "--all", "--job", "a/b", "--json") == FINDINGS_PRESENT
+    assert json.loads(capsys.readouterr().out) == answer(FINDING)
+
+
+def test_findings_since(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """Closed ones too; a moment that is none is refused in one line."""
+    since = "since=2026-11-20T00%3A00%3A00.000000Z"
+    service.says(f"/api/v1/findings?{since}", answer({**FINDING, "state": "closed"}))
+    assert frd(service, "findings", "--since", "2026-11-20") == FINDINGS_PRESENT
+    capsys.readouterr()
+    assert frd(service, "findings", "--since", "soon") == USAGE
+    assert "write a time such as 2026-11-20T10:00:00Z, or 7d, 12h, 30m: see" in error_of(capsys)
+
+
+def test_one_finding_by_id(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """The id or the beginning of it, options before or behind; exit 3 while it is open."""
+    service.says("/api/v1/findings/ab12", FINDING)
+    for words in (("ab12",), ("show", "ab12")):
+        assert frd(service, "findings", *words) == FINDINGS_PRESENT
+        text = capsys.readouterr().out
+        assert "it hangs" in text
+        assert "2026-11-20 10:00:00 UTC  opened" in text
+    assert run(["findings", "--http", service.address, "ab12", "--json"]) == FINDINGS_PRESENT
+    assert json.loads(capsys.readouterr().out) == FINDING
+    long = {**FINDING, "id": "ab12cd34ef567890", "state": "closed"}
+    service.says(
+        "/api/v1/findings?limit=10000", answer(long, {**FINDING, "id": "ab99cd34ef567890"})
+    )
+    assert frd(service, "findings", "ab12c", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == long
+    for unknown in ("ab1", "zzzzz"):
+        assert frd(service, "findings", unknown) == FAILED
+        assert "path: unknown: look elsewhere" in error_of(capsys)
+
+
+def test_the_beginning_of_an_id_must_be_of_one_only(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two findings begin alike: both are named, and none is closed."""
+    twins = [{**FINDING, "id": f"abcd{n}"} for n in range(2)]
+    service.says("/api/v1/findings?limit=10000", answer(*twins))
+    assert frd(service, "findings", "close", "abcd", "--because", "x") == FAILED
+    assert "finding: abcd: 2 begin like this: write more of it: abcd0, abcd1" in error_of(capsys)
+
+
+def test_closing_by_hand(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reason is sent; without one nothing is."""
+    service.says("/api/v1/findings/ab12", FINDING)
+    service.says("/api/v1/findings/ab12/close", {**FINDING, "state": "closed"})
+    assert frd(service, "findings", "close", "ab12") == USAGE
+    assert "--because: missing" in error_of(capsys)
+    assert frd(service, "findings", "close", "ab12", "--because", "a known pause") == 0
+    assert service.asked[-1] == ("/api/v1/findings/ab12/close", b'{"because":"a known pause"}')
+    assert capsys.readouterr().out == "closed ab12: it hangs\n"
+
+
+def test_a_watch_into_a_pipe_tells_each_change_once(service: Service) -> None:
+    """A new finding is a line, its closing another, going blind a third; an interrupt ends the
+    watch well."""
+    service.says("/api/v1/findings?state=open", answer(FINDING))
+    old = {**FINDING, "id": "old", "state": "closed"}
+    service.says("/api/v1/findings", answer(FINDING, old))
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "frd", "findings", "--watch", "--json", "--http", service.address],
+        stdout=subprocess.PIPE,
+    )
+    with watch:
+        assert watch.stdout is not None
+        assert json.loads(watch.stdout.readline()) == FINDING
+        closed = {**FINDING, "state": "closed"}
+        service.says("/api/v1/findings", answer(closed, old, watching=BLIND_NOW))
+        assert json.loads(watch.stdout.readline()) == closed
+        assert json.loads(watch.stdout.readline()) == {"watching": BLIND_NOW}
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(10) == 0
+        assert watch.stdout.read() == b""
+
+
+def on_a_terminal(service: Service, rows: int, *words: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A command in a window of 100 columns; what it shows is read from the descriptor."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 100, 0, 0))
+    command = [sys.executable, "-m", "frd", *words, "--http", service.address]
+    environment = os.environ | {"TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    return process, ours
+
+
+def shown(terminal: int, until: bytes) -> str:
+    """All that came up to `until`."""
+    got = b""
+    while until not in got:
+        got += os.read(terminal, 65536)
+    return got.decode()
+
+
+def test_a_terminal_shows_the_newest_last(service: Service) -> None:
+    """In colour, the newest finding next to the prompt; in a pipe it comes first."""
+    newer = {**FINDING, "id": "cd34", "opened_at": "2026-11-20T10:02:00.000000Z"}
+    service.says("/api/v1/findings?state=open", answer(newer, FINDING))
+    process, terminal = on_a_terminal(service, 50, "findings")
+    text = shown(terminal, b"last heard 0.4 s ago")
+    assert process.wait(20) == FINDINGS_PRESENT
+    os.close(terminal)
+    assert text.index("ab12") < text.index("cd34")
+    assert "\x1b[1;31m" in text
+    piped = subprocess.run(
+        [sys.executable, "-m", "frd", "findings", "--http", service.address],
+        capture_output=True,
+        check=False,
+        text=True,
+    ).stdout
+    assert piped.index("cd34") < piped.index("ab12")
+    assert "\x1b" not in piped
+
+
+@pytest.mark.parametrize("command", ["findings", "status"])
+def test_a_live_picture_keeps_its_last_line(service: Service, command: str) -> None:
+    """A low window cuts what is long and says so, but never the line of what is watched; when the
+    service goes away the picture stays, and says that it is old."""
+    says_status(service)
+    process, terminal = on_a_terminal(service, 8, command, "--watch")
+    try:
+        text = shown(terminal, b"last heard 0.4 s ago")
+        assert "more lines: make the window higher" in text
+        assert len(text.splitlines()) <= 8
+        service.answers.clear()
+        service.server.shutdown()
+        service.server.server_close()
+        assert "nothing listens there" in shown(terminal, b"is old")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
