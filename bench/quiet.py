@@ -192,7 +192,7 @@ def quiet(folder: Path) -> Iterator[Quiet]:
         prometheus = stack.enter_context(Prometheus(folder, world.http))
         runs = [Run(name, folder, world.run_dir(0)) for name in PROGRAMS]
         for run in runs:
-            stack.callback(run.wait, 0.0)
+            stack.callback(run.end, "sigterm")
             run.start()
         until(
             lambda: len(world.get("/api/v1/jobs")["jobs"]) == len(runs),
