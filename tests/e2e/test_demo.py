@@ -50,6 +50,7 @@ def test_missing_rank_shows_the_line(tmp_path: Path) -> None:
     assert "rank 2" in result.stdout
     assert "in load_batch" in result.stdout
     assert "frd_suspect{" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("next: `frd up` here, and in another")
 
 
 def test_nothing_is_left_behind() -> None:

@@ -20,6 +20,10 @@ from frd.cli.render import finding_panel
 from frd.errors import FrdError
 from frd.usage import examples
 
+_NEXT = (
+    "next: `frd up` here, and in another terminal "
+    "`frd-agent exec -- torchrun --nproc-per-node 2 train.py`"
+)
 _STATE_STYLE = {"live": "green", "silent": "yellow", "exited": "red", "finished": "dim"}
 
 
@@ -88,6 +92,8 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
         _print_outcome(Console(), outcome)
     if outcome.problems:
         raise FrdError(f"demo: {scenario}: {'; '.join(outcome.problems)}")
+    if not as_json:
+        click.echo(_NEXT)
 
 
 def _watch_live(stage: Stage, scenes: Iterator[Scene | Outcome]) -> Outcome:

@@ -1,0 +1,105 @@
+"""No findings means nothing where nobody watches: `frd findings` says so, on real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+from tests.real import until
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytest.importorskip("torch")
+
+WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
+
+
+def frd(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "frd", *words],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_an_agent_is_killed_under_a_healthy_job() -> None:
+    """Before the agent comes, while it watches, after it is killed, and when it is back: four
+    answers of `frd findings` about one healthy job. Then one of its ranks is stopped, and somebody
+    who knows why closes the finding by hand: it does not come back, and a replay agrees."""
+    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
+        addresses = stage.start_service()
+        client, asked = Client(addresses.http), ("findings", "--http", addresses.http)
+
+        def watching() -> dict[str, Any]:
+            seen: dict[str, Any] = client.get("/api/v1/findings")["watching"]
+            return seen
+
+        before = frd(*asked)
+        assert before.returncode == BLIND
+        assert "blind: no agent has connected since the service started" in before.stdout
+        stage.start_agent(addresses)
+        stage.start_job()
+
+        until(lambda: watching()["ranks"] == 2 and not watching()["blind"], str(watching()))
+        well = frd(*asked)
+        assert well.returncode == 0
+        assert well.stdout.startswith(f"no findings\n{WATCHING}")
+        typo = frd(*asked, "--job", "TYPO")
+        assert (typo.returncode, typo.stdout) == (FAILED, "")
+        assert typo.stderr == (
+            "frd: error: job: 'TYPO': unknown to this service: it knows 'demo-healthy'\n"
+        )
+
+        assert stage.agent is not None
+        stage.agent.kill()
+        stage.agent.wait()
+        until(lambda: watching()["blind"])
+        blind = frd(*asked)
+        assert blind.returncode == BLIND
+        said = " ".join(blind.stdout.split())
+        assert "no findings, but frd does not see everything blind: demo-healthy: " in said
+        assert "is gone, last heard" in said
+        assert "nobody watches ranks 0-1" in said
+        assert "blind: demo-healthy" in frd("status", "--http", addresses.http).stdout
+
+        stage.start_agent(addresses)
+        until(lambda: watching()["ranks"] == 2 and not watching()["blind"])
+        assert frd(*asked).returncode == 0
+
+        _close_by_hand(stage, client)
+
+
+def _close_by_hand(stage: Stage, client: Client) -> None:
+    http = client.address
+    stage.ranks[1].send_signal(signal.SIGSTOP)
+    (finding,) = until(lambda: client.get("/api/v1/findings")["findings"])
+    whole = frd("findings", finding["id"][:8], "--http", http)
+    assert whole.returncode == FINDINGS_PRESENT
+    assert "UTC  opened" in whole.stdout
+    closed = frd("findings", "close", finding["id"], "--because", "I stopped it", "--http", http)
+    assert closed.returncode == 0, closed.stderr
+    at = _waited_s(client)
+    until(lambda: _waited_s(client) > at + 4)
+    assert frd("findings", "--http", http).stdout.startswith("no findings\n")  # it stands still
+    stage.ranks[1].send_signal(signal.SIGCONT)
+    replayed = frd("replay", str(stage.folder / "data" / "journal"), "--json")
+    found: list[dict[str, Any]] = json.loads(replayed.stdout)["findings"]
+    assert [(f["id"], f["close_reason"]) for f in found] == [
+        (finding["id"], "closed by hand: I stopped it")
+    ]
+
+
+def _waited_s(client: Client) -> float:
+    """How long the rank that runs has waited for the other one."""
+    ranks = client.get("/api/v1/jobs/demo-healthy")["ranks"]
+    return float(max(rank["waiting_s"] for rank in ranks))

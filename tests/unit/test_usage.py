@@ -1,0 +1,93 @@
+"""What is mistyped is one line that names what, which, and where to read on; what can be typed is
+completed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frd.cli import USAGE, run
+from frd_agent.cli import run_cli
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("frd bogus", "bogus: no such command: see `frd --help`"),
+        ("frd statsu", "statsu: no such command, did you mean status: see `frd --help`"),
+        ("frd findings --wach", "--wach: no such option, did you mean --watch: see `frd findings"),
+        ("frd findings export --format x", "--format: 'x' is not one of 'json', 'csv': see `frd"),
+        ("frd findings ab12 --bogus", "--bogus: no such option: see `frd findings show --help`"),
+        ("frd findings close ab12", "--because: missing: see `frd findings close --help`"),
+        ("frd dump", "-o / --output: missing: see `frd dump --help`"),
+        ("frd analyze --ranks", "--ranks: needs a value: see `frd analyze --help`"),
+        ("frd status x", "x: unexpected argument: see `frd status --help`"),
+        ("frd status --watch --json", "--watch: draws for people: leave out --json: see `frd st"),
+        ("frd-agent bogus", "bogus: no such command: see `frd-agent --help`"),
+        ("frd-agent run --x", "--x: no such option: see `frd-agent run --help`"),
+        ("frd-agent run --log-format xml", "--log-format: 'xml' is not one of 'text', 'json': see"),
+        ("frd-agent exec", "COMMAND...: missing: see `frd-agent exec --help`"),
+    ],
+)
+def test_a_usage_error_is_one_line(
+    typed: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``frd: error: what: which: what to do``, exit code 2, for both programs."""
+    program, *words = typed.split()
+    assert (run if program == "frd" else run_cli)(words) == USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("frd: error: ")
+    assert err.count("\n") == 1
+    if "did you mean" not in err:  # older releases of click do not guess
+        says = says.replace(", did you mean status", "")
+    assert says in err
+
+
+def test_a_program_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither does anything by itself: its help, on stderr, and exit code 2."""
+    for start, program in ((run, "frd"), (run_cli, "frd-agent")):
+        assert start([]) == USAGE
+        out, err = capsys.readouterr()
+        assert (out, err.splitlines()[0][: len(program) + 7]) == ("", f"Usage: {program}")
+
+
+def test_bash_completes_commands_and_options() -> None:
+    """A real bash with the script of `frd completion bash`: both programs, subcommands, options."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    script = """
+        eval "$(frd completion bash)"
+        complete_it() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+                        "_$(tr - _ <<< "$1")_completion" "$1"; echo "${COMPREPLY[*]}"; }
+        complete_it frd st
+        complete_it frd findings --si
+        complete_it frd findings cl
+        complete_it frd completion ''
+        complete_it frd-agent ex
+    """
+    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [bash, "-c", script], capture_output=True, check=False, text=True, env=environment
+    )
+    said = [line.strip() for line in done.stdout.splitlines()]
+    assert said == ["status", "--since", "close", "bash zsh fish", "exec"], done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_for_both_programs(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each script names both, and the variables by which click is asked."""
+    assert run(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    for word in (f"_FRD_COMPLETE={shell}_complete", f"_FRD_AGENT_COMPLETE={shell}_complete"):
+        assert word in out
