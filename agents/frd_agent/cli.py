@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frd import __version__
 from frd.errors import ConfigError, FrdError
 from frd.usage import examples, usage_error
 
@@ -32,7 +31,9 @@ _USAGE = 2
         "frd-agent exec -- torchrun --nproc-per-node 2 train.py",
     ),
 )
-@click.version_option(__version__, prog_name="frd-agent", message="%(prog)s %(version)s")
+@click.version_option(
+    package_name="frd-daemon", prog_name="frd-agent", message="%(prog)s %(version)s"
+)
 @click.pass_context
 def cli(context: click.Context) -> int:
     """Watch the ranks of one node for frd."""
