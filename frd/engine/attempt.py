@@ -10,8 +10,9 @@ metrics. What a stall means, whose fault it is and when to tell people is decide
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from frd.engine.collectives import Collectives
 from frd.engine.lateness import Lateness
 from frd.engine.memory import Memory
 from frd.engine.moment import UNKNOWN_NS
+from frd.engine.pauses import Sort, Wait
 from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.engine.rows import Batch, Runs, is_empty
@@ -60,7 +62,15 @@ class Applied:
 class Attempt:
     """One attempt of one job. Handles are ints; a rank's handle is its global rank."""
 
-    def __init__(self, key: AttemptKey, world_size: int, policy: Policy, now: AlignedNs) -> None:
+    def __init__(
+        self,
+        key: AttemptKey,
+        world_size: int,
+        policy: Policy,
+        now: AlignedNs,
+        pauses: Mapping[Sort, Sequence[Wait]] = MappingProxyType({}),
+    ) -> None:
+        """`pauses` are long waits of earlier attempts of the job."""
         self.key = key
         self.world_size = world_size
         self.created_at = now
@@ -74,7 +84,7 @@ class Attempt:
         self._groups = Groups()
         self._pairs = Pairs()
         self._channels = Channels()
-        self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs)
+        self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs, pauses, now)
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
@@ -151,7 +161,9 @@ class Attempt:
         floor_ns = round(self._policy.stall_after_s * 1e9)
         first_pair = self._pairs.add(self._groups.count, info.ranks)
         self._collectives.rings.windows.reserve(self._groups.count + 1)
-        return self._groups.declare(info, first_pair, floor_ns)
+        handle = self._groups.declare(info, first_pair, floor_ns)
+        self._collectives.add_group(handle)
+        return handle
 
     def signature(self, signature: Signature) -> int:
         """The handle of a signature.
@@ -496,6 +508,10 @@ class Attempt:
     def threshold_s(self, group: int) -> float:
         """How long a wait in this group may take before it is a stall."""
         return float(self._groups.threshold_ns[group]) / 1e9
+
+    def take_waits(self, now: AlignedNs) -> Mapping[Sort, Sequence[Wait]] | None:
+        """See `Collectives.take_waits`."""
+        return self._collectives.take_waits(now)
 
     @property
     def evicted(self) -> dict[str, int]:

@@ -9,7 +9,7 @@ missing from an open one is none of this module's business: watermarks tell that
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,16 +19,18 @@ from frd.engine.histogram import OpHistograms
 from frd.engine.lateness import Lateness
 from frd.engine.match import Signatures
 from frd.engine.mismatch import Mismatches
+from frd.engine.pauses import SlowTail, Sort, Wait
 from frd.engine.picture import Bools, MismatchFact
 from frd.engine.policy import Policy
 from frd.engine.ring import Closed, Rings
 from frd.engine.rows import Places, Runs
 from frd.engine.tables import Groups, Pairs, Ranks
-from frd.engine.tail import SlowTail
 from frd.model import AlignedNs, Int32s, Int64s
 
 _EXPIRY_NS: Final = 60_000_000_000
 """How often tails are asked whether they have forgotten something."""
+_TELL_AGAIN_NS: Final = 600_000_000_000
+"""How often waits are told that change no threshold: they show that a pause is usual still."""
 _MOST_RETIRED: Final = 8_192
 """Collectives that wait to be learnt from all at once."""
 _MOST_HINTS: Final = 1_024
@@ -39,7 +41,16 @@ class Collectives:
     """Accumulators and statistics over the tables of one attempt, which it reads and, for what
     concerns groups (`matched`, `threshold_ns`), writes."""
 
-    def __init__(self, policy: Policy, ranks: Ranks, groups: Groups, pairs: Pairs) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        ranks: Ranks,
+        groups: Groups,
+        pairs: Pairs,
+        known: Mapping[Sort, Sequence[Wait]],
+        now: AlignedNs,
+    ) -> None:
+        """`known` is what earlier attempts of the job have shown."""
         self._policy = policy
         self._ranks = ranks
         self._groups = groups
@@ -56,8 +67,18 @@ class Collectives:
         self._clocks = GroupClocks.of(0, ranks, pairs)
         self._clocks_as_of = (-1, -1, -1)
         self._mismatches = Mismatches()
-        self._tails: dict[int, SlowTail] = {}
+        self._began_at = now
+        self._tails = {sort: SlowTail(now, waits) for sort, waits in known.items()}
         self._tails_asked_at = AlignedNs(0)
+        self._of_sort: dict[Sort, list[int]] = {}
+        """Groups that pause alike."""
+        self._went_on_at = 0
+        """When the first member came to a collective that all have joined: the newest of these."""
+        self._raised_at = 0
+        """End of the wait that raised a threshold, until that is told; else 0."""
+        self._waited = False
+        """There are waits that were not told."""
+        self._told_at = now
         self._unsettled = False
         self._retired: list[Closed] = []
         """Out of the ring, and not learnt from yet."""
@@ -74,6 +95,17 @@ class Collectives:
             self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
         self._groups.threshold_ns[: self._groups.count] = round(policy.stall_after_s * 1e9)
         self._tails_asked_at = AlignedNs(0)  # what is usual is asked again before anything stalls
+
+    def add_group(self, group: int) -> None:
+        """Its threshold is that of its sort."""
+        info = self._groups.infos[group]
+        sort = info.label, len(info.ranks)
+        alike = self._of_sort.setdefault(sort, [])
+        alike.append(group)
+        if alike[:-1]:
+            self._groups.threshold_ns[group] = self._groups.threshold_ns[alike[0]]
+        elif sort in self._tails:
+            self._adapt([sort], self._began_at)
 
     # -- rows --------------------------------------------------------------------------------
 
@@ -208,6 +240,8 @@ class Collectives:
         groups, ops = self._groups, self.signatures.op[closed.signature]
         groups.matched[: groups.count] += np.bincount(closed.group, minlength=groups.count)
         full = closed.joined == groups.size[closed.group]
+        if full.any():
+            self._went_on_at = max(self._went_on_at, int(closed.first_created[full].max()))
         clocks = self._group_clocks()
         fair = full & clocks.comparable(closed)
         skew = closed.last_created - closed.first_created
@@ -245,17 +279,40 @@ class Collectives:
 
     def _remember(self, closed: Closed, slow: Int64s, now: AlignedNs) -> None:
         """Waits that were long enough to move their group's threshold."""
+        sorts: set[Sort] = set()
         for at in slow.tolist():
-            tail = self._tails.setdefault(int(closed.group[at]), SlowTail())
-            tail.add(int(closed.first_created[at]), int(closed.last_created[at]))
-        self._adapt({int(group) for group in closed.group[slow]}, now)
+            info = self._groups.infos[closed.group.item(at)]
+            sort = info.label, len(info.ranks)
+            tail = self._tails.setdefault(sort, SlowTail(self._began_at))
+            tail.add(closed.first_created.item(at), closed.last_created.item(at))
+            sorts.add(sort)
+        self._waited = True
+        if self._adapt(sorts, now):
+            self._raised_at = closed.last_created[slow].max().item()
 
-    def _adapt(self, groups: Iterable[int], now: AlignedNs) -> None:
-        policy = self._policy
-        for group in groups:
-            usual_s = self._tails[group].usual_ns(now) * policy.stall_tail_factor / 1e9
-            threshold_s = max(policy.stall_after_s, min(usual_s, policy.stall_after_max_s))
-            self._groups.threshold_ns[group] = round(threshold_s * 1e9)
+    def _adapt(self, sorts: Iterable[Sort], now: AlignedNs) -> bool:
+        """Whether a threshold is higher than before."""
+        raised = False
+        for sort in sorts:
+            if alike := self._of_sort.get(sort):
+                threshold_ns = self._tails[sort].threshold_ns(self._policy, now)
+                raised |= threshold_ns > self._groups.threshold_ns[alike[0]]
+                self._groups.threshold_ns[alike] = threshold_ns
+        return raised
+
+    def take_waits(self, now: AlignedNs) -> dict[Sort, list[Wait]] | None:
+        """Long waits after which the job went on; None while there is nothing new to tell."""
+        is_raised = 0 < self._raised_at <= self._went_on_at
+        if not is_raised and not (self._waited and now - self._told_at >= _TELL_AGAIN_NS):
+            return None
+        self._told_at, self._waited = now, False
+        if is_raised:
+            self._raised_at = 0
+        survived = {
+            sort: [wait for wait in tail.waits if wait.end <= self._went_on_at]
+            for sort, tail in self._tails.items()
+        }
+        return {sort: waits for sort, waits in survived.items() if waits}
 
     # -- answers -----------------------------------------------------------------------------
 

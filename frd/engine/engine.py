@@ -14,6 +14,7 @@ from frd.engine.arrivals import ClockHint
 from frd.engine.attempt import Applied, Attempt
 from frd.engine.case import Case
 from frd.engine.claim import Claim
+from frd.engine.pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
@@ -39,6 +40,7 @@ class Engine:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._cases: dict[AttemptKey, Case] = {}
+        self._learned = LearnedPauses()
         self._closed: dict[str, Finding] = {}
         """Remembered, oldest first."""
         self._pending: list[FindingEvent] = []
@@ -62,7 +64,7 @@ class Engine:
             known.attempt.world_size = known.attempt.world_size or world_size
             return known.attempt
         self._make_room(now)
-        attempt = Attempt(key, world_size, self.policy, now)
+        attempt = Attempt(key, world_size, self.policy, now, self._learned.of(key.job, now))
         self._case(key).attempt = attempt
         self._supersede(key, now)
         return attempt
@@ -246,9 +248,28 @@ class Engine:
                     events.append(event)
             except Exception as error:
                 self.faults.append(error)
+        self._learn(now)
         self._remember(events)
         self._forget(now)
         return events
+
+    def _learn(self, now: AlignedNs) -> None:
+        for key, case in self._cases.items():
+            if case.attempt is not None and (waits := case.attempt.take_waits(now)) is not None:
+                self._learned.learn(key.job, waits, now)
+
+    @property
+    def learned(self) -> list[JobPauses]:
+        """The pauses of all jobs that are known; see `recall`."""
+        return self._learned.all()
+
+    def take_learned(self) -> list[JobPauses]:
+        """Those of jobs that have learned something since the last call."""
+        return self._learned.take_news()
+
+    def recall(self, pauses: Sequence[JobPauses]) -> None:
+        """What an earlier process of the service learned of jobs; attempts begin with that."""
+        self._learned.recall(pauses)
 
     def _room(self) -> int:
         return self.policy.max_findings - sum(map(len, self._cases.values()))
@@ -330,6 +351,7 @@ class Engine:
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """An immutable picture of all that is known, for metrics and HTTP."""
         evicted = Counter(self._evicted)
+        evicted["pauses"] = self._learned.evicted
         for case in self._cases.values():
             if case.attempt is not None:
                 evicted.update(case.attempt.evicted)

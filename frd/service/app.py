@@ -168,7 +168,7 @@ class App:
 
     async def start(self) -> None:
         """Take up what an earlier process found, listen, and evaluate from then on."""
-        self._engine.restore(self._findings.open_findings(), self._now())
+        self._evaluator.take_up()
         await self._evaluator.evaluate()
         self.http = await self._http.start()
         self.grpc = await self._grpc.start()

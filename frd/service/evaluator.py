@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.engine.engine import Engine
+from frd.engine.pauses import JobPauses
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.dismissal import Dismissal
 from frd.service.marks import Marks
+from frd.service.pauses import encode_pauses
 from frd.service.recorder import Recorder
 from frd.service.view import ServiceState
 from frd.store.findings import FindingStore
@@ -73,6 +75,8 @@ class Evaluator:
         """Not applied yet, each with whom to tell."""
         self._unsaved: dict[str, FindingEvent] = {}
         """By finding; what the store has not taken yet."""
+        self._unsaved_pauses: dict[str, JobPauses] = {}
+        """The same, by job."""
         self._saving: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = False
@@ -108,6 +112,18 @@ class Evaluator:
         self._wake.set()
         async with asyncio.timeout(DISMISS_WITHIN_S):
             return await closed
+
+    def take_up(self) -> None:
+        """Go on with what an earlier process of the service found and learned.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        now = self._now()
+        self._engine.restore(self._store.open_findings(), now)
+        self._engine.recall(self._store.pauses())
+        if learned := self._engine.learned:
+            self._recorder.learned(now, encode_pauses(learned))
 
     async def run(self) -> None:
         """Evaluate until `stop`. A fault of the engine is told, shows as staleness, and does
@@ -148,8 +164,11 @@ class Evaluator:
         self._marks.flush(now)
         events += self._engine.advance(now)
         self._recorder.tick(now)
+        if learned := self._engine.take_learned():
+            self._unsaved_pauses |= {one.job: one for one in learned}
+            self._recorder.learned(now, encode_pauses(self._engine.learned))
         faults = self._engine.faults
-        if not events and now - self.state.snapshot.at < PUBLISH_EVERY_S * 1e9:
+        if not (events or learned) and now - self.state.snapshot.at < PUBLISH_EVERY_S * 1e9:
             state = self.state
         else:
             snapshot = self._engine.snapshot(now)
@@ -179,21 +198,28 @@ class Evaluator:
             self._unsaved[event.finding.id] = FindingEvent(change, event.finding)
         if self._saving is not None and not self._saving.done():
             return  # the disk still does not answer: alerts do not wait for it again
-        if self._unsaved:
-            self._saving = asyncio.create_task(self._store_all(dict(self._unsaved)))
+        if self._unsaved or self._unsaved_pauses:
+            saving = self._store_all(dict(self._unsaved), dict(self._unsaved_pauses))
+            self._saving = asyncio.create_task(saving)
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
             if not self._saving.done():
                 self._tell_store_error(f"findings database: no answer within {SAVE_WITHIN_S:g} s")
 
-    async def _store_all(self, unsaved: Mapping[str, FindingEvent]) -> None:
+    async def _store_all(
+        self, unsaved: Mapping[str, FindingEvent], pauses: Mapping[str, JobPauses]
+    ) -> None:
         try:
             await asyncio.to_thread(self._store.save, list(unsaved.values()))
+            await asyncio.to_thread(self._store.save_pauses, list(pauses.values()))
         except Exception as error:  # of whatever kind: it must not keep a finding back
             self._tell_store_error(str(error) or repr(error))
             return
         for finding_id, event in unsaved.items():
             if self._unsaved.get(finding_id) is event:
                 del self._unsaved[finding_id]
+        for job, learned in pauses.items():
+            if self._unsaved_pauses.get(job) is learned:
+                del self._unsaved_pauses[job]
 
     def _tell_store_error(self, why: str) -> None:
         if not self.store_errors:

@@ -38,7 +38,15 @@ MAX_LABEL_CHARS: Final = 128
 OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
 EVICTED: Final = (
-    *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series"),  # engine
+    *(
+        "collectives",
+        "rows",
+        "mismatches",
+        "attempts",
+        "findings",
+        "memory_series",
+        "pauses",
+    ),  # engine
     *("dumps", "journal_segments", "stored_findings"),
 )
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")

@@ -58,6 +58,7 @@ class Recorder:
         self._live: dict[int, list[Record]] = {}
         self._aligned: dict[int, Record] = {}
         """By stream: only the last one counts."""
+        self._learned: Record | None = None
         self._journal = Journal(
             folder, settings=settings, preamble=self._preamble, now=now, limits=limits
         )
@@ -108,6 +109,10 @@ class Recorder:
     def dismissed(self, at: AlignedNs, dismissal: bytes) -> None:
         """A finding was closed by hand."""
         self._put(Record(RecordKind.DISMISSED, at, 0, dismissal))
+
+    def learned(self, at: AlignedNs, pauses: bytes) -> None:
+        """The pauses of jobs that new attempts begin with from now on."""
+        self._put(Record(RecordKind.LEARNED, at, 0, pauses))
 
     def tick(self, at: AlignedNs) -> None:
         """The engine advanced; hand everything to the thread."""
@@ -184,11 +189,15 @@ class Recorder:
             self._live.setdefault(record.stream, []).append(record)
         elif record.kind is RecordKind.ALIGNED:
             self._aligned[record.stream] = record
+        elif record.kind is RecordKind.LEARNED:
+            self._learned = record
         elif record.kind is RecordKind.CLOSED:
             self._live.pop(record.stream, None)
             self._aligned.pop(record.stream, None)
 
     def _preamble(self) -> Iterator[Record]:
+        if self._learned is not None:
+            yield self._learned
         for records in self._live.values():
             yield from records
         yield from self._aligned.values()

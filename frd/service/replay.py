@@ -18,6 +18,7 @@ from frd.service.dismissal import Dismissal
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
+from frd.service.pauses import decode_pauses
 from frd.service.session import Session
 from frd.service.settings import Settings
 from frd.store.records import Record, RecordKind
@@ -79,6 +80,8 @@ class _Player:
                 self._begin(Settings.decode(record.payload), record.at)
             case RecordKind.DISMISSED:
                 self._dismiss(Dismissal.decode(record.payload), record.at)
+            case RecordKind.LEARNED:
+                self._engine.recall(decode_pauses(record.payload))
 
     def advance(self, now: AlignedNs) -> None:
         self._marks.flush(now)

@@ -1,10 +1,13 @@
-"""Findings that outlive the service: one SQLite file, one row per finding.
+"""What outlives the service: findings, and the pauses of jobs, in one SQLite file.
 
 A finding is stored before anything shows it, so that what a person or an alert has seen is still
 there after a crash. Opening and closing are synced to the disk; updates between them are not,
 because the next one replaces them. The row keeps the finding as the JSON of `finding_json`, the
 same form that people see, plus the columns that queries need. The store knows neither why a
 finding exists nor whether it is still true.
+
+What the engine has learned of the pauses of a job is a row of another table. It is not synced to
+the disk, because a crash loses little with it.
 
 One thread writes; any thread may read (WAL readers do not wait for the writer's disk sync).
 """
@@ -21,13 +24,13 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeAlias
 
+from frd.engine.pauses import KEPT_JOBS, KEPT_NS, JobPauses
 from frd.errors import StoreError
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Change, Finding, FindingEvent, FindingState
 
-SCHEMA_VERSION = 1
-
-_SCHEMA = """
+_STEPS = (
+    """
 CREATE TABLE findings (
     id        TEXT PRIMARY KEY,
     job       TEXT NOT NULL,
@@ -38,7 +41,17 @@ CREATE TABLE findings (
 ) WITHOUT ROWID;
 CREATE INDEX findings_by_time ON findings (opened_ns);
 CREATE INDEX findings_by_state ON findings (state, opened_ns);
-"""
+""",
+    """
+CREATE TABLE pauses (
+    job        TEXT PRIMARY KEY,
+    learned_ns INTEGER NOT NULL,
+    body       TEXT NOT NULL
+) WITHOUT ROWID;
+""",
+)
+"""What leads from each version of the schema to the next, beginning with none."""
+SCHEMA_VERSION = len(_STEPS)
 
 _UPSERT = """
 INSERT INTO findings (id, job, state, opened_ns, closed_ns, body) VALUES (?, ?, ?, ?, ?, ?)
@@ -130,6 +143,29 @@ class FindingStore:
         found = self._select("WHERE id = ?", (_storable(finding_id),))
         return found[0] if found else None
 
+    def save_pauses(self, jobs: Sequence[JobPauses]) -> None:
+        """Insert or replace what is known of these jobs; what is old, or too much, goes."""
+        if not jobs:
+            return
+        rows = [(_storable(one.job), int(one.learned_at), one.encode()) for one in jobs]
+        newest = max(learned for _, learned, _ in rows)
+        with self._clear_errors(), self._write_lock:
+            self._writer.execute("PRAGMA synchronous = NORMAL")
+            with self._writer:
+                self._writer.execute("BEGIN IMMEDIATE")
+                self._writer.executemany("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", rows)
+                self._writer.execute(
+                    "DELETE FROM pauses WHERE learned_ns < ?1 OR job NOT IN"
+                    " (SELECT job FROM pauses ORDER BY learned_ns DESC LIMIT ?2)",
+                    (newest - KEPT_NS, KEPT_JOBS),
+                )
+
+    def pauses(self) -> list[JobPauses]:
+        """What is known of all jobs, those that learned last at the end."""
+        with self._clear_errors(), self._read_lock:
+            rows = self._reader.execute("SELECT body FROM pauses ORDER BY learned_ns, job")
+            return [JobPauses.decode(body) for (body,) in rows.fetchall()]
+
     def prune(self, *, max_count: int, max_age_s: float, now: AlignedNs) -> int:
         """Forget closed findings that closed `max_age_s` ago, then the oldest beyond `max_count`.
 
@@ -161,7 +197,7 @@ class FindingStore:
             raise StoreError(f"findings database: {self.path}: {error}: {_advice(error)}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(
-                f"findings database: {self.path}: a stored finding cannot be read ({error!r}): "
+                f"findings database: {self.path}: a stored row cannot be read ({error!r}): "
                 "move the file away and start again"
             ) from None
 
@@ -185,7 +221,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         # One statement by one: executescript would commit before it begins.
         with db:
             db.execute("BEGIN IMMEDIATE")
-            for statement in filter(str.strip, _SCHEMA.split(";")):
+            for statement in filter(str.strip, "".join(_STEPS[version:]).split(";")):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("BEGIN IMMEDIATE")  # a read-only file is found out now, not at the first finding

@@ -39,6 +39,8 @@ class RecordKind(IntEnum):
     """The service took up other settings, JSON; all that is live goes on."""
     DISMISSED = 8
     """Somebody closed a finding by hand. Payload: which one and why, JSON."""
+    LEARNED = 9
+    """The pauses that are known of jobs from here on, all of them. Payload: JSON lines."""
 
 
 @dataclass(frozen=True, slots=True)

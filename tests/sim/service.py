@@ -115,7 +115,7 @@ class Service:
             self.engine, self._marks, self.findings, self._recorder,
             now=self.now, project=self._project, publish=self._publish,
         )  # fmt: skip
-        self.engine.restore(self.findings.open_findings(), self.now())
+        self.evaluator.take_up()
         self.evaluate()
 
     def raw(self) -> ServiceRawNs:

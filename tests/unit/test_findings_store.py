@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from frd.engine.pauses import JobPauses
 from frd.errors import StoreError
 from frd.model import (
     AlignedNs,
@@ -247,6 +248,25 @@ def test_newer_schema(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=rf"schema version {SCHEMA_VERSION + 1}"):
         FindingStore(path)
     assert path.read_bytes() == before
+
+
+def test_a_database_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """A file of schema version 1 keeps its findings, and takes what is new."""
+    path = tmp_path / "db"
+    stored = finding()
+    with closing(FindingStore(path)) as store:
+        store.save([opened(stored)])
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TABLE pauses")  # what version 2 added
+        db.execute("PRAGMA user_version = 1")
+    with closing(FindingStore(path)) as store:
+        assert store.open_findings() == [stored]
+        store.save_pauses([JobPauses("train", AlignedNs(START))])
+    with closing(FindingStore(path)) as store:
+        assert [one.job for one in store.pauses()] == ["train"]
+        assert store.query() == [stored]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_damaged_row(store: FindingStore) -> None:

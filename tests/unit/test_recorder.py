@@ -85,7 +85,8 @@ def test_the_order_of_a_batch_stays(tmp_path: Path) -> None:
 
 
 def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
-    """The journal fills several segments; each one alone tells what the live streams declared."""
+    """The journal fills several segments; each alone tells what the live streams declared, and what
+    was known of jobs."""
     journal = start(tmp_path, segment_bytes=40_000, total_bytes=1_000_000)
     for stream in (1, 2):
         journal.opened(stream, AlignedNs(2))
@@ -93,14 +94,17 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
         journal.message(stream, AlignedNs(3), b"declare %d" % stream, Declare())
         journal.aligned(stream, AlignedNs(3), b"at first")
         journal.aligned(stream, AlignedNs(4), b"later")
+    journal.learned(AlignedNs(4), b"a pause")
+    journal.learned(AlignedNs(4), b"two pauses")
     journal.closed(1, AlignedNs(4))
     for at in range(5, 25):
         journal.message(2, AlignedNs(at), bytes(17_000), Statuses(()))
     journal.tick(AlignedNs(200))
     journal.close()
     last = segments(tmp_path)[-1]
-    told = [(r.kind, r.stream, r.payload) for r in records(last)][1:5]
+    told = [(r.kind, r.stream, r.payload) for r in records(last)][1:6]
     assert told == [
+        (RecordKind.LEARNED, 0, b"two pauses"),
         (RecordKind.OPENED, 2, b""),
         (RecordKind.MESSAGE, 2, b"hello 2"),
         (RecordKind.MESSAGE, 2, b"declare 2"),

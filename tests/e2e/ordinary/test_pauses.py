@@ -1,0 +1,90 @@
+"""A job that pauses for checkpoints, over three starts: told of once, and never critical."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Addresses, Stage
+from tests.real import free_port, until
+
+JOB = Path(__file__).parents[1] / "jobs/checkpoints.py"
+STALL_AFTER_S = 2.0
+CHECKPOINT_S = 5.0
+CRITICAL_AFTER_S = 12.0
+"""A machine that is very busy may stretch a checkpoint."""
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    pytest.importorskip("torch")
+    scenario = replace(
+        SCENARIOS["slow"], script=str(JOB), policy={"critical_after_s": CRITICAL_AFTER_S}
+    )
+    with Stage(scenario, 2, STALL_AFTER_S, []) as stage:
+        yield stage
+
+
+def ask(http: str, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{http}{path}", timeout=30) as reply:
+        return json.load(reply)
+
+
+def findings(http: str) -> list[dict[str, Any]]:
+    """Oldest first."""
+    found: list[dict[str, Any]] = ask(http, "/api/v1/findings")["findings"]
+    return found[::-1]
+
+
+def run_job(stage: Stage, *arguments: str) -> None:
+    """Start the job once more, under the same name."""
+    stage.ranks.clear()
+    stage._arguments = list(arguments)
+    stage.start_job()
+
+
+def run_to_end(stage: Stage, http: str, *arguments: str) -> None:
+    run_job(stage, *arguments)
+    for number, rank in enumerate(stage.ranks):
+        assert rank.wait(120) == 0, stage.log(f"rank{number}")
+    until(lambda: all(f["state"] == "closed" for f in findings(http)), "the end of every finding")
+
+
+def test_checkpoints_over_three_starts_and_a_restart_of_the_service(stage: Stage) -> None:
+    """Checkpoints of 5 s with a threshold of 2 s: the very first one is a warning, the next ones
+    nothing, in later starts too, though the service is restarted between. In the end the job hangs
+    for real: that is found, as a warning first, and becomes critical."""
+    ports = Addresses(f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}")
+    http = stage.start_service(ports).http
+    stage.start_agent(ports)
+    run_to_end(stage, http, "2", f"{CHECKPOINT_S}")
+    first = findings(http)
+    assert len(first) <= 1
+    assert {(f["kind"], f["severity"]) for f in first} <= {("stall", "warning")}
+
+    assert stage.service is not None
+    stage.service.send_signal(signal.SIGTERM)
+    stage.service.wait(30)
+    stage.start_service(ports)
+    run_to_end(stage, http, "1", f"{CHECKPOINT_S}")
+    assert [f["id"] for f in findings(http)] == [f["id"] for f in first]
+
+    run_job(stage, "1", f"{CHECKPOINT_S}", "hang")
+    hang = until(lambda: findings(http)[len(first) :], "the hang", 90)
+    assert [(f["kind"], f["severity"]) for f in hang] == [("stall", "warning")]
+    assert hang[0]["collective"]["waiting_s"] > CHECKPOINT_S, "a checkpoint is no hang"
+    until(lambda: findings(http)[-1]["severity"] == "critical", "its second stage", 90)
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as reply:
+        said = reply.read().decode()
+    labels = f'finding="{hang[0]["id"]}",job="{stage.job}",kind="stall"'
+    lines = [line for line in said.splitlines() if line.startswith("frd_finding_critical{")]
+    assert [line.split() for line in lines] == [[f"frd_finding_critical{{{labels}}}", "1.0"]]

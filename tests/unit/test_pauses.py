@@ -1,0 +1,286 @@
+"""What a job has learned of its own pauses: kept by its name, over attempts and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from frd.engine import pauses
+from frd.engine.engine import Engine
+from frd.engine.pauses import JobPauses, LearnedPauses, Wait, united
+from frd.engine.policy import Policy
+from frd.errors import StoreError
+from frd.model import AlignedNs, Change, RankState, Severity
+from frd.service.evaluator import Evaluator
+from frd.service.marks import Marks
+from frd.service.pauses import decode_pauses, encode_pauses
+from frd.service.recorder import Recorder
+from frd.service.replay import replay
+from frd.service.settings import Settings
+from frd.service.view import ServiceState
+from frd.store.findings import FindingStore
+from frd.store.journal import JournalLimits, read
+from frd.store.records import Record, RecordKind
+from tests.jobs import START, Job
+from tests.unit.test_replay import incident, recorded
+
+S = 1_000_000_000
+POLICY = Policy(stall_after_s=10.0)
+DAY = 24 * 3600 * S
+
+
+def trained(job: Job, checkpoints: int = 3, seconds: float = 25) -> Job:
+    """Steps, and again and again a checkpoint on rank 0 while all others wait."""
+    seq = 0
+    for _ in range(checkpoints):
+        for _ in range(4):
+            job.all_reduce("dp", seq).run(1)
+            seq += 1
+        job.join("dp", [1, 2, 3], seq).run(seconds)
+        job.join("dp", [0], seq).complete("dp", range(4), seq).run(3)
+        seq += 1
+    job.all_reduce("dp", seq).run(1)
+    return job
+
+
+def started(engine: Engine, attempt: int, now: AlignedNs = START, name: str = "job") -> Job:
+    """A new attempt: other processes, the same groups."""
+    pid = 100 * (attempt + 1)
+    job = Job(4, engine=engine, attempt=attempt, now=now, name=name, first_pid=pid)
+    return job.group("dp", range(4))
+
+
+def told(job: Job) -> list[tuple[Change, Severity | None]]:
+    return [(event.change, event.finding.severity) for event in job.events]
+
+
+def threshold_s(job: Job) -> float:
+    return job.attempt.threshold_s(job.handles["dp"])
+
+
+def later(engine: Engine, pauses: Sequence[JobPauses] | None = None) -> Engine:
+    """The next process of the service, with what the store gave back."""
+    after = Engine(engine.policy)
+    kept = engine.learned if pauses is None else pauses
+    after.recall([JobPauses.decode(one.encode()) for one in kept])
+    return after
+
+
+ONE_WARNING = [(Change.OPENED, Severity.WARNING), (Change.CLOSED, Severity.WARNING)]
+
+
+# -- runs of a job -----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_told_of_once_in_the_life_of_a_job() -> None:
+    """Checkpoints of 25 s over three starts and a restart: one warning, at the very first one."""
+    first = trained(started(Engine(POLICY), 0))
+    assert told(first) == ONE_WARNING
+    second = trained(started(first.engine, 1, first.now))
+    assert told(second) == []
+    third = trained(started(later(second.engine), 0, AlignedNs(second.now + DAY)))
+    assert told(third) == []
+
+
+def test_a_hang_is_still_found_in_a_job_that_pauses() -> None:
+    """Twice the only pause that was seen, or five times a usual one: no longer is it silent."""
+    for checkpoints, within_s in ((1, 50), (3, 125)):
+        job = trained(started(Engine(POLICY), 0), checkpoints)
+        again = started(later(job.engine), 1, job.now).all_reduce("dp", 0)
+        again.run(1)
+        again.join("dp", [1, 2, 3], 1)
+        again.run(within_s - 2)
+        assert again.events == []
+        again.run(5)
+        assert [s.rank for s in again.only().suspects] == [0]
+
+
+def test_other_jobs_have_pauses_of_their_own() -> None:
+    """What one job does says nothing of a job with another name."""
+    job = trained(started(Engine(POLICY), 0))
+    assert threshold_s(started(job.engine, 0, job.now, name="other")) == 10
+
+
+def test_a_hang_that_ends_with_the_job_teaches_nothing() -> None:
+    """Rank 0 hangs until everybody is killed: the next attempt is watched as closely as before."""
+    job = started(Engine(POLICY), 0)
+    job.all_reduce("dp", 0).run(1)
+    job.join("dp", [1, 2, 3], 1).run(40)
+    for rank in range(4):
+        job.status(rank, RankState.EXITED, "killed: no exit record")
+    job.run(10)
+    assert job.engine.learned == []
+    assert threshold_s(started(job.engine, 1, job.now)) == 10
+
+
+def test_a_wait_that_all_ranks_end_to_leave_teaches_nothing() -> None:
+    """An interrupt frees rank 0, which comes to the collective before everybody exits."""
+    job = started(Engine(POLICY), 0)
+    job.all_reduce("dp", 0).run(1)
+    job.join("dp", [1, 2, 3], 1).run(40)
+    job.join("dp", [0], 1).complete("dp", range(4), 1).run(1)
+    for rank in range(4):
+        job.status(rank, RankState.EXITED, "KeyboardInterrupt")
+    job.run(10)
+    assert job.engine.learned == []
+
+
+def test_a_service_that_restarts_in_a_run_does_not_count_a_wait_twice() -> None:
+    """The agents tell the new process of the wait again: it is still one that was seen once."""
+    job = started(Engine(POLICY), 0)
+    job.all_reduce("dp", 0).run(1)
+    job.join("dp", [1, 2, 3], 1).run(25)
+    arrived = job.now
+    job.join("dp", [0], 1).complete("dp", range(4), 1).run(1)
+    job.all_reduce("dp", 2).run(1)
+    again = started(later(job.engine), 0, AlignedNs(arrived - 25 * S))
+    assert threshold_s(again) == pytest.approx(50, abs=2)
+    again.all_reduce("dp", 0).join("dp", [1, 2, 3], 1)
+    again.now = arrived
+    again.join("dp", [0], 1).complete("dp", range(4), 1).run(1)
+    assert threshold_s(again) == pytest.approx(50, abs=2)
+
+
+def test_what_was_learned_has_the_ceiling_of_the_policy() -> None:
+    """An hour, twice, raises the threshold no further than `stall_after_max_s`."""
+    waits = [Wait(START, START + 3600 * S), Wait(START + 7200 * S, START + 10800 * S)]
+    engine = Engine(Policy(stall_after_max_s=600.0))
+    engine.recall([JobPauses("job", START, {("dp", 4): waits})])
+    assert threshold_s(started(engine, 0, AlignedNs(START + DAY))) == 600
+
+
+def test_what_is_told_is_news() -> None:
+    """A pause that is usual is not told each time: the store and the journal are spared."""
+    job = trained(started(Engine(POLICY), 0), 2)
+    assert [one.job for one in job.engine.take_learned()] == ["job"]
+    trained(started(job.engine, 1, job.now), 8)
+    assert job.engine.take_learned() == []
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+def test_waits_unite_in_any_order() -> None:
+    """Overlapping waits are one, whichever is learned first; those that touch nothing stay."""
+    waits = [Wait(0, 10), Wait(5, 12), Wait(12, 13), Wait(100, 130), Wait(20, 21)]
+    for order in permutations(waits):
+        assert united(order, 8) == [Wait(0, 13), Wait(20, 21), Wait(100, 130)]
+    assert united(waits, 2) == [Wait(0, 13), Wait(100, 130)]
+
+
+def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many jobs, groups and waits the most telling stay; after two weeks nothing does."""
+    monkeypatch.setattr(pauses, "KEPT_JOBS", 3)
+    known = LearnedPauses()
+    for number in range(5):
+        waits = {
+            (f"g{group}", 4): [Wait(at * 100 * S, (at * 100 + 3 + group) * S) for at in range(20)]
+            for group in range(40)
+        }
+        known.learn(f"job{number}", waits, AlignedNs(2000 * S + number))
+    assert [one.job for one in known.all()] == ["job2", "job3", "job4"]
+    assert known.evicted == 2
+    kept = known.of("job4", AlignedNs(2000 * S))
+    assert set(kept) == {(f"g{group}", 4) for group in range(24, 40)}
+    assert {len(waits) for waits in kept.values()} == {pauses.KEPT_WAITS}
+    assert known.of("job4", AlignedNs(15 * DAY)) == {}
+    assert known.of("nobody", AlignedNs(0)) == {}
+
+
+@pytest.mark.parametrize("name", ["train", "ü\n\ud800", ""])
+def test_any_name_is_kept(name: str, tmp_path: Path) -> None:
+    """Names of jobs and groups come back as they were, from the store and from the journal."""
+    one = JobPauses(name, START, {(name, 4): [Wait(1, 2)]})
+    assert decode_pauses(encode_pauses([one, one])) == [one, one]
+    store = FindingStore(tmp_path / "db")
+    store.save_pauses([one])
+    store.save_pauses([one])
+    assert store.pauses() == [one]
+    store.close()
+
+
+def test_foreign_pauses_are_an_error() -> None:
+    """What is no record of pauses is said to be none."""
+    for garbage in (b"x", b"[]", b"{}", b'{"job": 1, "learned_at": "x", "groups": []}', b"\xff"):
+        with pytest.raises(StoreError, match="journal: pauses of a job"):
+            decode_pauses(garbage)
+
+
+def test_the_store_keeps_the_newest_jobs(tmp_path: Path) -> None:
+    """More jobs than are kept, and some from long ago: what learned last stays."""
+    store = FindingStore(tmp_path / "db")
+    old = [JobPauses(f"old{n}", AlignedNs(START - 15 * DAY)) for n in range(3)]
+    store.save_pauses(old)
+    assert store.pauses() == old
+    new = [JobPauses(f"new{n:03d}", AlignedNs(START + n)) for n in range(pauses.KEPT_JOBS + 4)]
+    store.save_pauses(new)
+    assert store.pauses() == new[4:]
+    store.close()
+
+
+# -- over restarts of the service, and in the journal --------------------------------------------
+
+
+class Service:
+    """One process of the service: a real evaluator over a real store and journal."""
+
+    def __init__(self, folder: Path, now: AlignedNs) -> None:
+        self.engine = Engine(POLICY)
+        self.store = FindingStore(folder / "findings.sqlite3")
+        self.now = now
+        self.recorder = Recorder(
+            folder / "journal",
+            settings=Settings("1", POLICY).encode(),
+            now=now,
+            limits=JournalLimits(),
+        )
+        self.evaluator = Evaluator(
+            self.engine, Marks(self.engine), self.store, self.recorder,
+            now=lambda: self.now, project=ServiceState, publish=lambda events: None,
+        )  # fmt: skip
+        self.evaluator.take_up()
+
+    def run(self, attempt: int) -> Job:
+        job = trained(started(self.engine, attempt, self.now))
+        self.now = job.now
+        asyncio.run(self.evaluator.evaluate())
+        return job
+
+    def stop(self) -> None:
+        self.recorder.close()
+        self.store.close()
+
+
+def test_the_service_keeps_what_it_learned_and_the_journal_tells_it(tmp_path: Path) -> None:
+    """The second process begins with what the first one stored, and its journal says so first."""
+    first = Service(tmp_path, START)
+    first.run(0)
+    learned = first.engine.learned
+    first.stop()
+    second = Service(tmp_path, AlignedNs(first.now + DAY))
+    assert second.engine.learned == learned
+    assert told(second.run(1)) == []
+    second.stop()
+    records = list(read(tmp_path / "journal", pytest.fail))
+    (again,) = [n for n, record in enumerate(records) if record.kind is RecordKind.START][1:]
+    assert records[again + 1].kind is RecordKind.LEARNED
+    assert decode_pauses(records[again + 1].payload) == learned
+    before = [record for record in records[:again] if record.kind is RecordKind.LEARNED]
+    assert decode_pauses(before[-1].payload) == learned
+    assert replay(records, pytest.fail).findings == ()
+
+
+def test_a_replay_begins_attempts_as_the_service_did(tmp_path: Path) -> None:
+    """The journal of a service that knew of a pause of 25 s: a wait of 30 s is no finding."""
+    records = list(incident(until_s=30))
+    assert len(replay(records, pytest.fail).findings) == 1
+    day_before = records[0].at - DAY
+    known = JobPauses("train", START, {("default_pg", 3): [Wait(day_before, day_before + 25 * S)]})
+    learned = Record(RecordKind.LEARNED, records[0].at, 0, encode_pauses([known]))
+    assert replay([learned, *records], pytest.fail).findings == ()
+    folder = recorded(tmp_path, [learned, *records])
+    assert replay(read(folder, pytest.fail), pytest.fail).findings == ()
