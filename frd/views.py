@@ -40,6 +40,8 @@ class GroupView:
     """Highest seq that any member enqueued."""
     completed: int
     """Highest seq that every member completed."""
+    threshold_s: float = 0.0
+    """How long a wait in this group may take before it is a stall."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ def groups(
     """By group handle."""
     infos, ids = tuple(table.infos), tuple(table.ids)
     matched = table.matched[: table.count].copy()
+    threshold_ns = table.threshold_ns[: table.count].copy()
     highest, lowest, open_count = _progress(table, ranks, pairs)
     oldest = np.full(table.count, now, np.int64)
     np.minimum.at(oldest, stalls.group, stalls.since)
@@ -68,6 +69,7 @@ def groups(
             matched=int(matched[group]),
             enqueued=int(highest[group]),
             completed=int(lowest[group]),
+            threshold_s=float(threshold_ns[group]) / 1e9,
         )
 
     return Lazy(len(infos), make)

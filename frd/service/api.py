@@ -100,6 +100,7 @@ def _group(group: GroupView) -> Json:
         "open": group.open_collectives,
         "stalled": group.stalled_collectives,
         "stall_s": group.stall_s,
+        "threshold_s": group.threshold_s,
         "matched": group.matched,
         "enqueued": group.enqueued,
         "completed": group.completed,

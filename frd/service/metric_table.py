@@ -54,6 +54,11 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_stall_seconds": Spec(
         _GAUGE, ("job", "group"), "Age of the oldest stalled collective, 0 when none is stalled."
     ),
+    "frd_stall_threshold_seconds": Spec(
+        _GAUGE,
+        ("job", "group"),
+        "How long a wait may take before it is a stall, as learned from the job's own pauses.",
+    ),
     "frd_findings_open": Spec(_GAUGE, ("job", "kind"), "Findings that are open now."),
     "frd_findings_total": Spec(
         _COUNTER, ("job", "kind"), "Findings opened since the service started."

@@ -128,6 +128,7 @@ def _groups(latest: Mapping[str, AttemptView]) -> Iterator[Metric]:
     stalled: Counter[tuple[str, ...]] = Counter()
     matched: Counter[tuple[str, ...]] = Counter()
     age: dict[tuple[str, ...], float] = {}
+    threshold: dict[tuple[str, ...], float] = {}
     skew: dict[tuple[str, ...], Histogram] = {}
     duration: dict[tuple[str, ...], Histogram] = {}
     for name, view in latest.items():
@@ -138,11 +139,13 @@ def _groups(latest: Mapping[str, AttemptView]) -> Iterator[Metric]:
             stalled[key] += sum(member.stalled_collectives for member in members)
             matched[key] += sum(member.matched for member in members)
             age[key] = max(age.get(key, 0.0), *(member.stall_s for member in members))
+            threshold[key] = max(member.threshold_s for member in members)
         _merge(skew, job, view.skew)
         _merge(duration, job, view.duration)
     yield _family("frd_group_open_collectives", opened)
     yield _family("frd_stalled_collectives", stalled)
     yield _family("frd_stall_seconds", age)
+    yield _family("frd_stall_threshold_seconds", threshold)
     yield _family("frd_collectives_matched_total", matched)
     yield _histograms("frd_collective_skew_seconds", skew)
     yield _histograms("frd_collective_duration_seconds", duration)

@@ -41,6 +41,7 @@ PROMISED = {
     "frd_group_open_collectives": ("job", "group"),
     "frd_stalled_collectives": ("job", "group"),
     "frd_stall_seconds": ("job", "group"),
+    "frd_stall_threshold_seconds": ("job", "group"),
     "frd_findings_open": ("job", "kind"),
     "frd_findings_total": ("job", "kind"),
     "frd_suspect": ("job", "kind", "finding", "rank", "node", "reason"),
@@ -105,6 +106,7 @@ def group_view(label: str, *, stall_s: float = 0.0, matched: int = 10) -> GroupV
         matched=matched,
         enqueued=12,
         completed=10,
+        threshold_s=25.0,
     )
 
 
@@ -210,6 +212,7 @@ def test_values_of_a_stalled_job() -> None:
     assert value(got, "frd_agents_reporting", job="train") == 1
     assert value(got, "frd_stall_seconds", job="train", group="default_pg") == 12
     assert value(got, "frd_stalled_collectives", job="train", group="tp") == 0
+    assert value(got, "frd_stall_threshold_seconds", job="train", group="tp") == 25
     assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
     assert value(got, "frd_findings_open", job="train", kind="stall") == 1
     assert value(got, "frd_findings_total", job="train", kind="stall") == 7
