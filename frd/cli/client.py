@@ -41,6 +41,7 @@ class Client:
         self.address = address
         self._where = split_address(address)
         self._timeout_s = timeout_s
+        self.tls = tls is not None
         self._tls = tls
         self._token = token
 

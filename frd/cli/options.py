@@ -21,6 +21,7 @@ DEFAULT_HTTP = "127.0.0.1:9374"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+_PORTS = {"http": 80, "https": 443}
 _SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _SERVICE = (
@@ -30,7 +31,7 @@ _SERVICE = (
         envvar="FRD_HTTP",
         default=DEFAULT_HTTP,
         show_default=True,
-        help="Where the service's HTTP listens.",
+        help="Where the service's HTTP listens; a URL will do.",
     ),
     click.option("--tls", is_flag=True, envvar="FRD_TLS", help="The service speaks TLS."),
     click.option(
@@ -95,8 +96,9 @@ def _client(
     from frd.cli.client import Client, token_in, trusting
     from frd.errors import ConfigError
 
+    http, https = _without_scheme(http)
     context = None
-    if tls or tls_ca_file is not None or tls_cert_file is not None:
+    if https or tls or tls_ca_file is not None or tls_cert_file is not None:
         context = trusting(tls_ca_file, tls_cert_file)
     if token_file is None:
         return Client(http, tls=context)
@@ -106,6 +108,19 @@ def _client(
             "--tls-ca-file or --tls, or accept it with --insecure"
         )
     return Client(http, tls=context, token=token_in(token_file))
+
+
+def _without_scheme(http: str) -> tuple[str, bool]:
+    """``HOST:PORT`` of what may be a URL, and whether that asks for TLS.
+
+    People paste what a browser shows; a URL without a port means the scheme's own.
+    """
+    scheme, separator, rest = http.partition("://")
+    if not separator or scheme.lower() not in _PORTS:
+        return http, False
+    host = rest.removesuffix("/")
+    has_port = ":" in host.rpartition("]")[2]
+    return host if has_port else f"{host}:{_PORTS[scheme.lower()]}", scheme.lower() == "https"
 
 
 def json_option(function: _F) -> _F:

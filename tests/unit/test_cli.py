@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from frd.cli import FAILED, USAGE, run
 from frd.cli.client import Client
+from frd.cli.options import service_options
 from frd.errors import FrdError, ServiceUnavailable
 from tests.cli_service import (
     FINDING,
@@ -84,6 +86,37 @@ def test_a_token_is_not_sent_in_clear(capsys: pytest.CaptureFixture[str], tmp_pa
     assert "would be sent unencrypted" in error_of(capsys)
     assert run([*told, "--insecure"]) == FAILED
     assert "frd.invalid:1" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("typed", "address", "tls"),
+    [
+        ("127.0.0.1:9374", "127.0.0.1:9374", False),
+        ("http://127.0.0.1:9374", "127.0.0.1:9374", False),
+        ("HTTP://frd.example/", "frd.example:80", False),
+        ("https://frd.example", "frd.example:443", True),
+        ("https://[::1]:9374/", "[::1]:9374", True),
+        ("https://[::1]", "[::1]:443", True),
+    ],
+)
+def test_a_url_is_an_address(typed: str, address: str, tls: bool) -> None:
+    """What a browser shows can be pasted; https asks for TLS."""
+    asked: list[Client] = []
+
+    @click.command()
+    @service_options
+    def command(client: Client) -> None:
+        asked.append(client)
+
+    command.main(["--http", typed], standalone_mode=False)
+    assert (asked[0].address, asked[0].tls) == (address, tls)
+
+
+def test_a_url_that_is_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A path, another scheme: one line says what to write."""
+    for typed in ("http://127.0.0.1:9374/api/v1", "ftp://127.0.0.1:21"):
+        assert run(["status", "--http", typed]) == USAGE
+        assert "write" in error_of(capsys)
 
 
 def test_help_does_not_import_the_commands() -> None:
