@@ -24,26 +24,30 @@ def load(
     ranks: Collection[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
     transform_ft: int | None = None,
+    stall_after_s: float | None = None,
 ) -> Analysis:
     """What a folder of Flight Recorder dumps says: findings, collectives, groups and ranks.
 
     Args:
-        path: a folder (its subfolders are hosts), one that `frd dump` made, or a single dump.
+        path: a folder (its subfolders are hosts), one that `frd dump` made or that holds several of
+            these, or a single dump.
         prefix: what file names start with, before the rank; inferred when absent.
         ranks: load only these.
         progress: told after every file how many are done, of how many.
         transform_ft: ranks in a torchft replica group, whose groups torchft numbers from 0.
+        stall_after_s: how long an op must have waited when dumped to be a hang; by default as long
+            as for the service that took the dumps, else 10.
 
     Raises:
         DumpError: there is no folder, or no readable dump in it.
     """
     from frd.offline.analysis import analyze  # noqa: PLC0415  numpy only for those who ask
-    from frd.offline.folder import load_trace  # noqa: PLC0415
+    from frd.offline.choice import load_dumps  # noqa: PLC0415
 
-    trace = load_trace(
-        path, prefix=prefix, ranks=ranks, progress=progress, transform_ft=transform_ft
+    *earlier, last = load_dumps(
+        [path], prefix=prefix, ranks=ranks, progress=progress, transform_ft=transform_ft
     )
-    return analyze(trace)
+    return analyze(last, stall_after_s=stall_after_s, earlier=earlier)
 
 
 def load_memory(

@@ -41,6 +41,7 @@ class Row:
     pg_id: int | None = None
     record_id: int | None = None
     frames: tuple[Frame, ...] = ()
+    timeout_ms: int = 600_000
 
 
 @dataclass
@@ -54,6 +55,8 @@ class Dumped:
     uncertainty_ns: int | None = None
     version: str = "2.10"
     first_record: int = 0
+    taken: tuple[float, float] | None = None
+    """Between which times the dump was taken, in milliseconds since `T0`; None when unknown."""
 
 
 @dataclass
@@ -146,8 +149,10 @@ def _rank(number: int, dumped: Dumped, groups: Sequence[str], into: _Dictionarie
         duration_ms=np.full(count, np.nan),
         stack=_column((_stack(row, into) for row in rows), np.int32),
         thread=np.full(count, -1, np.int32),
-        timeout_ms=np.full(count, 600_000, np.int64),
+        timeout_ms=_column(row.timeout_ms for row in rows),
         status=dumped.status,
+        dumped_from_ns=_ns(dumped.taken[0]) if dumped.taken else 0,
+        dumped_until_ns=_ns(dumped.taken[1]) if dumped.taken else 0,
     )
 
 

@@ -7,7 +7,7 @@ from `frd.offline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ _Step = Callable[[int, int], None]
 )
 @click.argument(
     "paths",
-    metavar="DIR | --memory FILE..",
+    metavar="DIR.. | --memory FILE..",
     nargs=-1,
     required=True,
     type=click.Path(path_type=Path),
@@ -74,6 +74,19 @@ _Step = Callable[[int, int], None]
     metavar="FILE",
     help="Write a trace for ui.perfetto.dev to a new file, packed if it ends in .gz.",
 )
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the verdict to a new page that can be shared: one file, no network.",
+)
+@click.option(
+    "--stall-after",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long an op must have waited when dumped to be a hang. By default as long as for the "
+    "service that took the dumps, else 10.",
+)
 @click.option("--transform-ft", is_flag=True, help="The dumps are those of torchft replicas.")
 @click.option(
     "--group-world-size",
@@ -94,22 +107,26 @@ def command(
     as_json: bool,
     output: Path | None,
     timeline: Path | None,
+    html: Path | None,
+    stall_after: float | None,
     transform_ft: bool,
     group_world_size: int | None,
 ) -> int:
     """Say who is the first cause in DIR, a folder of Flight Recorder dumps; no service needed.
 
     The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
-    `frd dump` made. With --memory: say whose memory rose first in files of telemetry events. Exit
-    code 3 when there are findings.
+    `frd dump` made. Several folders are dumps of one job at different times: a wait that is in the
+    first and still in the last has lasted. With --memory: say whose memory rose first in files of
+    telemetry events. Exit code 3 when there are findings.
     """
     if memory:
         _check_memory(paths)
         return _analyze_memory(paths, clock_uncertainty, as_json)
-    folder = _folder(paths, clock_uncertainty)
+    if clock_uncertainty is not None:
+        raise click.UsageError("--clock-uncertainty: is about files of telemetry: add --memory")
     from frd.offline.analysis import analyze
+    from frd.offline.choice import load_dumps
     from frd.offline.export import check_export, check_new
-    from frd.offline.folder import load_trace
     from frd.offline.selection import select
 
     if transform_ft != (group_world_size is not None):
@@ -124,35 +141,29 @@ def command(
     wanted_groups = [part.strip() for part in groups.split(",")] if groups else None
     if output is not None:
         check_export(output)
-    if timeline is not None:
-        check_new(timeline)
+    for file in (timeline, html):
+        if file is not None:
+            check_new(file)
 
     with _progress("reading dumps") as step:
-        trace = load_trace(folder, prefix=prefix, progress=step, transform_ft=group_world_size)
-    analysis = analyze(trace)
+        *earlier, last = load_dumps(
+            paths, prefix=prefix, progress=step, transform_ft=group_world_size
+        )
+    analysis = analyze(last, stall_after_s=stall_after, earlier=earlier)
     chosen = select(analysis, wanted_ranks, wanted_groups)
     if as_json:
         print_json(_json(chosen, entries, collectives))
     elif entries or collectives:
         _print_tables(chosen, entries, collectives, stacks)
     else:
-        _print_verdict(analysis, folder)
+        _print_verdict(analysis, paths)
     _write_files(analysis, output, timeline)
+    if html is not None:
+        _write_page(analysis, paths, html)
     return FINDINGS_PRESENT if analysis.findings else 0
 
 
 # -- files of memory telemetry -------------------------------------------------------------------
-
-
-def _folder(paths: tuple[Path, ...], clock_uncertainty: float | None) -> Path:
-    if clock_uncertainty is not None:
-        raise click.UsageError("--clock-uncertainty: is about files of telemetry: add --memory")
-    if len(paths) > 1:
-        raise click.UsageError(
-            f"folder: {paths[1]}: one folder of dumps at a time; files of memory telemetry need "
-            "--memory"
-        )
-    return paths[0]
 
 
 _WITH_MEMORY = frozenset({"paths", "memory", "clock_uncertainty", "as_json"})
@@ -258,12 +269,20 @@ def _print_lines(lines: Iterable[str]) -> None:
     click.echo("\n".join(texts))
 
 
-def _print_verdict(analysis: Analysis, folder: Path) -> None:
+def _print_verdict(analysis: Analysis, folders: Sequence[Path]) -> None:
     from frd.cli.verdict import verdict
 
     screen = console()
-    for part in verdict(analysis, folder):
+    for part in verdict(analysis, folders):
         screen.print(part)
+
+
+def _write_page(analysis: Analysis, folders: Sequence[Path], html: Path) -> None:
+    from frd.cli.page import page
+    from frd.offline.export import write_new
+
+    write_new(html, page(analysis, folders))
+    click.echo(f"written: {html}: open it in any browser", err=True)
 
 
 def _write_files(analysis: Analysis, output: Path | None, timeline: Path | None) -> None:

@@ -18,18 +18,24 @@ from rich.text import Text
 
 from frd.cli.render import finding_panel, plain, ranks_text
 from frd.forms import finding_json, fold_ranks
-from frd.model import Finding
+from frd.model import Finding, Kind
 from frd.offline.analysis import Analysis
 from frd.offline.slices import ended
 
 MAX_FINDINGS = 8
 MAX_WARNINGS = 3
+_LASTING = frozenset({Kind.STALL})
+"""Kinds of findings that a wait must last for; others are wrong at once."""
 
 
-def verdict(analysis: Analysis, folder: Path) -> Iterator[RenderableType]:
-    style = "red" if analysis.fault else "yellow" if _is_partial(analysis) else "green"
+def verdict(analysis: Analysis, folders: Sequence[Path]) -> Iterator[RenderableType]:
+    style = "red" if analysis.fault else "yellow" if is_partial(analysis) else "green"
     yield from findings_parts(analysis.summary, analysis.findings, style)
-    yield facts_table(_facts(analysis, folder))
+    for text in analysis.not_proven[:MAX_FINDINGS]:
+        yield Text(f"not proven: {plain(text)}", style="yellow")
+    if (more := len(analysis.not_proven) - MAX_FINDINGS) > 0:
+        yield Text(f"… {more} more waits that are not proven: --json has all of them", style="dim")
+    yield facts_table(_facts(analysis, folders))
 
 
 def findings_parts(
@@ -63,22 +69,51 @@ def warning_facts(warnings: Sequence[str], here: str) -> Iterator[tuple[str, Tex
         yield "", Text(f"… {more} more: --json has all of them", style="dim")
 
 
-def _is_partial(analysis: Analysis) -> bool:
+def is_partial(analysis: Analysis) -> bool:
     """Too little for an all-clear that looks like one."""
-    return bool(analysis.missing_ranks or not any(map(len, analysis.trace.ranks.values())))
+    if analysis.missing_ranks or analysis.not_proven:
+        return True
+    return not any(map(len, analysis.trace.ranks.values()))
 
 
-def _facts(analysis: Analysis, folder: Path) -> Iterator[tuple[str, Text]]:
-    yield "dumps", Text(_dumps(analysis))
-    if span := _span(analysis):
-        yield "recorded", Text(span)
-    if analysis.ranks:
-        yield "clocks", Text(plain(analysis.clock_source))
-    for what in _unknown(analysis):
+def _facts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, Text]]:
+    for label, text in dump_facts(analysis, folders):
+        yield label, Text(plain(text))
+    for what in unknown_facts(analysis):
         yield "not known", Text(plain(what), style="yellow")
-    yield from warning_facts(analysis.warnings, f"{folder.absolute()}/")
-    for label, line in _next(analysis, folder):
+    here = f"{folders[0].absolute()}/" if len(folders) == 1 else ""
+    yield from warning_facts(analysis.warnings, here)
+    for label, line in _next(analysis, folders):
         yield label, Text(line, style="cyan")
+
+
+def dump_facts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """What was looked at, with its label."""
+    yield "dumps", _dumps(analysis)
+    if analysis.trace.folder and not _is_named(analysis.trace.folder, folders):
+        yield "taken from", analysis.trace.folder
+    if apart := _apart(analysis):
+        yield "earlier", apart
+    if span := _span(analysis):
+        yield "recorded", span
+    if analysis.ranks:
+        yield "clocks", analysis.clock_source
+
+
+def _is_named(folder: str, folders: Sequence[Path]) -> bool:
+    """Whoever named the folder, or one in it, knows where the dumps are."""
+    return any(path.absolute().is_relative_to(folder) for path in folders)
+
+
+def _apart(analysis: Analysis) -> str:
+    """How far earlier dumps lie before the one that is judged."""
+    *earlier, last = analysis.dumps
+    if not earlier:
+        return ""
+    known = [last.taken_by_ns - one.taken_by_ns for one in earlier if one.taken_by_ns]
+    what = "1 dump" if len(earlier) == 1 else f"{len(earlier)} dumps"
+    before = f", {known[0] / 1e9:.1f} s before the one that is judged" if known else ""
+    return f"{what} of the same job{before}"
 
 
 def _dumps(analysis: Analysis) -> str:
@@ -113,9 +148,18 @@ def period_text(first_ns: int, last_ns: int) -> str:
     )
 
 
-def _unknown(analysis: Analysis) -> Iterator[str]:
+def unknown_facts(analysis: Analysis) -> Iterator[str]:
+    """What the dumps leave open, for people."""
     if analysis.missing_ranks:
         yield f"ranks without a readable dump: {ranks_text(analysis.missing_ranks)}"
+    open_ended = [w for w in analysis.waiting if not w.is_proven]
+    lasting = [f.kind for f in analysis.findings if f.kind in _LASTING]
+    if open_ended and lasting:
+        least = min(w.at_least_s for w in open_ended)
+        yield (
+            f"how long they had waited when dumped: at least {least:.1f} s, the files do not tell "
+            "more; if the job still runs, take another dump and name both folders"
+        )
     blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
     if blind:
         named = f"rank{'s' * (len(set(blind)) > 1)} {fold_ranks(blind)}"
@@ -128,9 +172,9 @@ def _unknown(analysis: Analysis) -> Iterator[str]:
         yield f"what was before a reset of the recorder: {ranks_text(resets)}"
 
 
-def _next(analysis: Analysis, folder: Path) -> Iterator[tuple[str, str]]:
+def _next(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Lines to type next."""
-    command = f"frd analyze {shlex.quote(str(folder))}"
+    command = f"frd analyze {shlex.join(map(str, folders))}"
     suspects = sorted({s.rank for finding in analysis.findings for s in finding.suspects})
     ranks = f" --ranks {fold_ranks(suspects)}" if suspects else ""
     stacks = " --stacks" if analysis.trace.stacks else ""

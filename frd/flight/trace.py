@@ -75,6 +75,10 @@ class RankTrace:
     """Raw `pg_status` by `pg_id`."""
     clock_uncertainty_ns: int | None = None
     """How far off `clock_offset_ns` is at most; None when the folder does not tell."""
+    dumped_from_ns: int = 0
+    """The dump was not taken before this time of the node's clock; 0 when unknown."""
+    dumped_until_ns: int = 0
+    """Nor after this one; 0 when unknown."""
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -103,3 +107,7 @@ class Trace:
     first; only ranks of which the folder tells it."""
     taken_at: AlignedNs | None = None
     """When the dumps were taken, where the folder tells it."""
+    stall_after_s: float | None = None
+    """The stall threshold of the service that took the dumps, where the folder tells it."""
+    folder: str = ""
+    """Where the dumps were found."""

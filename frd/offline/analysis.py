@@ -17,16 +17,26 @@ from frd.engine import summary
 from frd.engine.picture import Picture
 from frd.engine.waits import Op, Waits
 from frd.flight.trace import RankTrace, Trace
-from frd.forms import finding_json
-from frd.model import AlignedNs, Finding, GroupInfo, Kind, RankInfo
+from frd.forms import finding_json, utc_text
+from frd.model import Finding, GroupInfo, Kind, RankInfo
 from frd.offline.clocks import clocks_of
 from frd.offline.collectives import Collective, Collectives, collectives_of
+from frd.offline.durations import STALL_AFTER_S, taken_by, taken_of
 from frd.offline.marks import marks_of
 from frd.offline.matching import matched
 from frd.offline.rows import RankRows, Rows, rows_of
-from frd.offline.verdict import contradicted, judge
+from frd.offline.verdict import Waiting, contradicted, judge
 
-__all__ = ["Analysis", "Collective", "Collectives", "GroupReport", "RankReport", "analyze"]
+__all__ = [
+    "Analysis",
+    "Collective",
+    "Collectives",
+    "DumpReport",
+    "GroupReport",
+    "RankReport",
+    "Waiting",
+    "analyze",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,15 @@ class GroupReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DumpReport:
+    """One dump of all ranks."""
+
+    folder: str
+    taken_by_ns: int
+    """When it had been taken, as far as it tells; 0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     """What a folder of dumps says. `findings` are the same objects as the service's."""
 
@@ -99,12 +118,26 @@ class Analysis:
     """False: the dumps show no communication fault."""
     summary: str
     """The verdict in one line."""
+    waiting: Sequence[Waiting] = field(default=())
+    """How long the waits of a finding had lasted when dumped; parallel to the first of `findings`,
+    those about the job."""
+    not_proven: Sequence[str] = field(default=())
+    """Waits too young to be a hang when the dumps were taken, for people."""
+    stall_after_s: float = STALL_AFTER_S
+    """How long a wait must have lasted to be a hang."""
+    dumps: Sequence[DumpReport] = field(default=())
+    """All dumps of the job that were looked at, oldest first; the last one is judged."""
     warnings: Sequence[str] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
         """The object that `frd analyze --json` prints (INTERFACES)."""
         return {
             "findings": [finding_json(finding) for finding in self.findings],
+            "not_proven": list(self.not_proven),
+            "waited": [
+                {"finding": f.id, "at_least_s": w.at_least_s, "at_most_s": w.at_most_s}
+                for f, w in zip(self.findings, self.waiting, strict=False)
+            ],
             "ranks": {
                 str(rank): {
                     "entries": report.entries,
@@ -127,6 +160,11 @@ class Analysis:
                 for g in self.groups
             ],
             "missing_ranks": list(self.missing_ranks),
+            "dumps": [
+                {"folder": d.folder, "taken_by": utc_text(d.taken_by_ns) if d.taken_by_ns else None}
+                for d in self.dumps
+            ],
+            "stall_after_s": self.stall_after_s,
             "clocks": {
                 "source": self.clock_source,
                 "offset_s": {str(r): ns / 1e9 for r, ns in self.clock_offsets_ns.items()},
@@ -141,8 +179,18 @@ class Analysis:
         }
 
 
-def analyze(trace: Trace) -> Analysis:
-    """What the dumps of a trace say together."""
+def analyze(
+    trace: Trace, *, stall_after_s: float | None = None, earlier: Sequence[Trace] = ()
+) -> Analysis:
+    """What the dumps of a trace say together.
+
+    Args:
+        stall_after_s: how long a wait must have lasted to be a hang; without it as long as for the
+            service that took the dumps, else `STALL_AFTER_S`.
+        earlier: older dumps of the same job, oldest first.
+    """
+    if stall_after_s is None:
+        stall_after_s = STALL_AFTER_S if trace.stall_after_s is None else trace.stall_after_s
     rows = rows_of(trace)
     clocks = clocks_of(rows)
     calls = rows.calls
@@ -150,8 +198,8 @@ def analyze(trace: Trace) -> Analysis:
     created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
     marks = marks_of(rows, created, clocks)
     found = matched(rows, marks, created)
-    latest = _latest(rows, clocks.offset_ns)
-    scene = judge(rows, marks, found, clocks, latest)
+    latest = taken_of(rows, clocks).told_at
+    scene = judge(rows, marks, found, clocks, latest, stall_after_s=stall_after_s, earlier=earlier)
     findings = (*scene.findings, *contradicted(rows, clocks, latest))
     collectives = collectives_of(rows, marks, found)
     missing = _without_dump(trace)
@@ -166,19 +214,13 @@ def analyze(trace: Trace) -> Analysis:
         clock_uncertainties_ns=clocks.uncertainty_ns,
         clock_source=clocks.source,
         fault=bool(scene.findings),
-        summary=_summary(trace, findings, missing),
+        summary=_summary(trace, findings, scene.unproven, missing),
+        waiting=scene.waiting,
+        not_proven=scene.unproven,
+        stall_after_s=stall_after_s,
+        dumps=[DumpReport(one.folder, taken_by(one)) for one in (*earlier, trace)],
         warnings=trace.warnings,
     )
-
-
-def _latest(rows: Rows, offset_ns: Mapping[int, int]) -> AlignedNs:
-    """The latest moment that any dump tells."""
-    latest = 0
-    for rank, one in rows.ranks.items():
-        t = one.trace
-        times = max(int(c.max(initial=0)) for c in (t.created_ns, t.started_ns, t.completed_ns))
-        latest = max(latest, times + offset_ns.get(rank, 0) if times else 0)
-    return AlignedNs(latest)
 
 
 def _without_dump(trace: Trace) -> tuple[int, ...]:
@@ -186,17 +228,20 @@ def _without_dump(trace: Trace) -> tuple[int, ...]:
     return tuple(sorted(expected - set(trace.ranks)))
 
 
-def _summary(trace: Trace, findings: Sequence[Finding], missing: Sequence[int]) -> str:
+def _summary(
+    trace: Trace, findings: Sequence[Finding], unproven: Sequence[str], missing: Sequence[int]
+) -> str:
     """The first finding speaks for all, for the others are younger."""
     without = f"; no dump of {summary.ranks(missing)}" if missing else ""
     if not trace.ranks:
         return "there are no dumps"
     if not any(len(one) or one.status for one in trace.ranks.values()):
         return f"the dumps hold no entries{without}"
+    verb = "prove" if unproven else "show"
     if not findings:
-        return f"the dumps show no communication fault{without}"
+        return f"the dumps {verb} no communication fault{without}"
     if findings[0].kind is Kind.CLOCK_UNSYNCHRONIZED:
-        return f"the dumps show no communication fault, but {findings[0].summary}{without}"
+        return f"the dumps {verb} no communication fault, but {findings[0].summary}{without}"
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
     return f"{findings[0].summary}{more}{without}"
 

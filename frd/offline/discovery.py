@@ -14,41 +14,27 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, TypeAlias
-
-import msgspec
 
 from frd.errors import DumpError
-from frd.flight.stacktext import user_frames
-from frd.model import AlignedNs, AttemptKey, RankInfo
+from frd.forms import fold_ranks
+from frd.model import AlignedNs, AttemptKey
+from frd.offline.made import META, made_by_frd
 
 MAX_FILES = 200_000
-MAX_META_BYTES = 4 * 1024 * 1024
 
 _ENDING = r"(?:\.(?:json|pkl|pickle|bin|dump|gz))*"
 _NAME = re.compile(rf"(?P<prefix>.*?)(?P<rank>\d{{1,9}}){_ENDING}", re.DOTALL)
 _FIRST_BYTES = (b"\x80", b"{", b"[", b"\x1f\x8b")
+_WORDS = (b"pg_config", b"pg_status", b"profiling_name", b"comm_lib_version", b"nccl_version")
+"""At least one of them is near the beginning of a dump that is not compressed."""
+_HEAD_BYTES = 64 * 1024
 _SAMPLES = 4
 """Files of one prefix of which one must look like a dump."""
 _MAX_OLDER = 8
 """How many are named of what earlier attempts may have left in thousands."""
-_SUMMARY = "summary.json"
-_META = ".meta"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What `frd dump` tells of a rank beside its dump."""
-
-    info: RankInfo | None = None
-    clock_offset_ns: int | None = None
-    clock_uncertainty_ns: int | None = None
-    stack: tuple[str, ...] = ()
-    """Where the main thread stood, innermost of the user's own frames first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +50,10 @@ class Found:
     """Ranks that did not answer `frd dump`, and why."""
     taken_at: AlignedNs | None = None
     """When `frd dump` made them."""
+    stall_after_s: float | None = None
+    """The stall threshold of the service that took them."""
+    folder: Path | None = None
+    """The innermost folder that holds all of them; of `frd dump`'s, what its ``-o`` named."""
     warnings: tuple[str, ...] = ()
 
 
@@ -81,104 +71,32 @@ def discover(
     if not path.is_dir():
         return _single(path, prefix)
     warnings: list[str] = []
-    made = _made_by_frd(path, warnings)
+    made = made_by_frd(path, warnings)
     folder = made.folder if made else path
     candidates = _candidates(folder, prefix, warnings)
     if prefix is None and len(candidates) > 1:
         _keep_one_prefix(candidates, warnings)
     found = [item for files in candidates.values() for item in files]
+    older: list[str] = []
+    found = _together(folder, found, older) if found else found
+    _warn_of_some(older, "folders of older dumps", warnings)
     files = dict(_one_a_rank(found, ranks, warnings))
     if not files:
         raise DumpError(_nothing(path, prefix, ranks, bool(found)))
     if made is None:
-        return Found(AttemptKey(path.name, 0), files, warnings=tuple(warnings))
-    return Found(made.key, files, made.meta, made.failed, made.taken_at, tuple(warnings))
-
-
-def identity(found: Found, rank: int, warnings: list[str]) -> Identity:
-    """What is told of a rank, empty where nothing is."""
-    if found.meta is None:
-        return Identity()
-    info, clock = None, _Clock()
-    path = found.meta / f"rank_{rank}.json"
-    try:
-        told = msgspec.json.decode(_text(path))
-        info = msgspec.convert(told, RankInfo, strict=False)
-        clock = msgspec.convert(told, _Clock)
-    except FileNotFoundError:
-        pass
-    except (OSError, msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
-        warnings.append(f"{path}: no identity ({error}): left out")
-    try:
-        text = _text(found.meta / f"rank_{rank}.stack.txt").decode("utf-8", "replace")
-    except OSError:
-        text = ""
-    return Identity(info, clock.offset_ns, clock.uncertainty_ns, user_frames(text) if text else ())
-
-
-_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
-
-
-class _Clock(msgspec.Struct):
-    clock_offset_s: _Seconds | None = None
-    clock_uncertainty_s: _Seconds | None = None
-
-    @property
-    def offset_ns(self) -> int | None:
-        return None if self.clock_offset_s is None else round(self.clock_offset_s * 1e9)
-
-    @property
-    def uncertainty_ns(self) -> int | None:
-        """Of an offset; without one it says nothing."""
-        if self.clock_uncertainty_s is None or self.clock_offset_s is None:
-            return None
-        return round(abs(self.clock_uncertainty_s) * 1e9)
-
-
-# -- folders that `frd dump` made --------------------------------------------------------------
-
-
-class _Summary(msgspec.Struct):
-    job: str
-    attempt: int
-    folder: str
-    failed: dict[int, str] = {}
-    taken_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    folder: Path
-    meta: Path
-    key: AttemptKey
-    failed: dict[int, str]
-    taken_at: AlignedNs | None
-
-
-def _made_by_frd(path: Path, warnings: list[str]) -> _Made | None:
-    """`path` is the whole folder, or the job's folder in it."""
-    for root in (path, path.parent):
-        summary = root / _SUMMARY
-        try:
-            told = msgspec.json.decode(_text(summary), type=_Summary, strict=False)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, msgspec.MsgspecError, ValueError) as error:
-            if root == path:
-                warnings.append(f"{summary}: not as `frd dump` writes it ({error}): left out")
-            continue
-        folder = root / told.folder
-        if folder.parent != root or not folder.is_dir() or path not in (root, folder):
-            continue
-        meta = root / f"{told.folder}{_META}"
-        taken_at = AlignedNs(int(told.taken_at.timestamp() * 1e9)) if told.taken_at else None
-        return _Made(folder, meta, AttemptKey(told.job, told.attempt), told.failed, taken_at)
-    return None
-
-
-def _text(path: Path) -> bytes:
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        return file.read(MAX_META_BYTES)
+        key = AttemptKey(path.name, 0)
+        used = common_folder(files.items())
+        return Found(key, files, folder=used, warnings=tuple(warnings))
+    return Found(
+        made.key,
+        files,
+        made.meta,
+        made.failed,
+        made.taken_at,
+        made.stall_after_s,
+        made.root,
+        tuple(warnings),
+    )
 
 
 # -- any folder --------------------------------------------------------------------------------
@@ -217,36 +135,39 @@ def _names(folder: Path, warnings: list[str]) -> Iterator[tuple[str, str]]:
         warnings.append(f"{error.filename}: {error.strerror}: left out")
 
     for parent, folders, names in os.walk(folder, onerror=unreadable):
-        folders[:] = sorted(name for name in folders if not name.endswith(_META))
+        folders[:] = sorted(name for name in folders if not name.endswith(META))
         for name in names:
             yield parent, name
 
 
 def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: list[str]) -> None:
-    def order(item: tuple[str, list[tuple[int, Path]]]) -> tuple[bool, int, str]:
+    def order(item: tuple[str, list[tuple[int, Path]]]) -> tuple[int, int, str]:
         prefix, files = item
-        return (
-            not any(_looks_like_a_dump(path) for _, path in files[:_SAMPLES]),
-            -len(files),
-            prefix,
-        )
+        return -max(_likeness(path) for _, path in files[:_SAMPLES]), -len(files), prefix
 
     (chosen, _), *others = sorted(candidates.items(), key=order)
+    told: list[str] = []
     for prefix, files in others:
         del candidates[prefix]
         what = "file" if len(files) == 1 else "files"
-        warnings.append(
+        told.append(
             f"{files[0][1]}: {len(files)} {what} named {prefix!r} and a number beside {chosen!r}: "
             "left out, choose with --prefix"
         )
+    _warn_of_some(told, "names of numbered files", warnings)
 
 
-def _looks_like_a_dump(path: Path) -> bool:
+def _likeness(path: Path) -> int:
+    """How much a file looks like a dump: 2 when words of the format are in it, 1 when it begins as
+    some dumps do, 0 when it is none."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(16).lstrip().startswith(_FIRST_BYTES)
+            head = file.read(_HEAD_BYTES)
     except OSError:
-        return False
+        return 0
+    if not head.lstrip().startswith(_FIRST_BYTES):
+        return 0
+    return 2 if any(word in head for word in _WORDS) else 1
 
 
 def _one_a_rank(
@@ -260,15 +181,52 @@ def _one_a_rank(
             by_rank[rank].append(path)
     older: list[str] = []
     for rank, paths in sorted(by_rank.items()):
-        last, *others = sorted(paths, key=lambda path: (-_written(path), str(path)))
+        last, *others = sorted(paths, key=lambda path: (-written_ns(path), str(path)))
         yield rank, last
         older += [f"{path}: rank {rank} again: left out, {last} is newer" for path in others]
-    warnings += older[:_MAX_OLDER]
-    if len(older) > _MAX_OLDER:
-        warnings.append(f"{len(older) - _MAX_OLDER} more older dumps: left out likewise")
+    _warn_of_some(older, "older dumps", warnings)
 
 
-def _written(path: Path) -> int:
+def _warn_of_some(texts: list[str], what: str, warnings: list[str]) -> None:
+    warnings += texts[:_MAX_OLDER]
+    if len(texts) > _MAX_OLDER:
+        warnings.append(f"{len(texts) - _MAX_OLDER} more {what}: left out likewise")
+
+
+def _together(
+    folder: Path, found: Sequence[tuple[int, Path]], older: list[str]
+) -> list[tuple[int, Path]]:
+    """Of all files below a folder, those of one job: subfolders are hosts as long as their ranks
+    differ, and other dumps where they are the same; of these the newest is taken."""
+    parts: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    for rank, path in found:
+        inside = path.relative_to(folder).parts
+        parts[inside[0] if len(inside) > 1 else ""].append((rank, path))
+    some = [
+        _together(folder / name, files, older) if name else files
+        for name, files in sorted(parts.items())
+    ]
+    some.sort(key=lambda files: -max(written_ns(path) for _, path in files))
+    kept: list[tuple[int, Path]] = []
+    for files in some:
+        mine, taken = {rank for rank, _ in files}, {rank for rank, _ in kept}
+        if 2 * len(mine & taken) >= min(len(mine), len(taken)) > 0:
+            noun = "rank" if len(mine) == 1 else "ranks"
+            older.append(
+                f"{common_folder(files)}: dumps of {noun} {fold_ranks(mine)} again: left out, "
+                f"those in {common_folder(kept)} are newer: name the folder that you mean"
+            )
+        else:
+            kept += files
+    return kept
+
+
+def common_folder(files: Iterable[tuple[int, Path]]) -> Path:
+    """The innermost folder that holds all of them."""
+    return Path(os.path.commonpath([path.parent for _, path in files]))
+
+
+def written_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -80,6 +80,16 @@ def export_timeline(analysis: Analysis, path: Path, progress: Progress) -> None:
             write_timeline(analysis, out, progress)
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a text file.
+
+    Raises:
+        StoreError: the file exists or cannot be written.
+    """
+    with _new(path) as staged:
+        staged.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
 @contextmanager
 def _new(path: Path) -> Iterator[Path]:
     """A place to write that becomes `path` in the end."""

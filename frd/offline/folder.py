@@ -21,7 +21,8 @@ from frd.errors import DumpError
 from frd.flight.columns import NARROW, TINY, WIDE, Dictionaries
 from frd.flight.trace import RankTrace, Trace
 from frd.model import GroupInfo, Int32s
-from frd.offline.discovery import Found, discover, identity
+from frd.offline.discovery import Found, discover, written_ns
+from frd.offline.made import identity
 from frd.offline.readers import read_all
 from frd.offline.reading import Gained, Reading
 from frd.offline.torchcomms import numbered
@@ -88,7 +89,7 @@ class _Join:
             self._warnings.append(reading.error)
             return
         self._warn(source, columns.warnings)
-        told = identity(self._found, rank, self._warnings)
+        told = identity(self._found.meta, rank, self._warnings)
         if told.stack:
             self._stacks[rank] = told.stack
         first = 0
@@ -108,6 +109,8 @@ class _Join:
             clock_uncertainty_ns=told.clock_uncertainty_ns,
             status=columns.status,
             duration_ms=columns.duration_ms,
+            dumped_from_ns=told.dumped_from_ns,
+            dumped_until_ns=told.dumped_until_ns or written_ns(self._found.files[rank]),
             **rows,
         )
 
@@ -135,6 +138,8 @@ class _Join:
             warnings=tuple(self._warnings),
             standing=dict(sorted(self._stacks.items())),
             taken_at=self._found.taken_at,
+            stall_after_s=self._found.stall_after_s,
+            folder=str(self._found.folder or ""),
         )
 
     def _warn(self, source: str, warnings: tuple[str, ...]) -> None:

@@ -1,8 +1,10 @@
 """From rows and marks to findings: cut a picture, ask the engine, add what entries know.
 
 A dump is a rank's last word: whatever time it was taken, nothing that it does not show happened
-before. So every wait in it counts, however young it is beside the youngest entry, and waiting times
-are told up to the latest moment that any dump tells, for nobody knows when the dumps were taken.
+before. The engine is asked twice. The first time every wait counts, and the dumps are taken to be
+those of a job that stopped: these are the candidates. The second time the waits that are known to
+be young (`frd.offline.durations`) do not count, and the dumps are as old as they are known to be.
+A candidate without a finding of the second kind is not proven: the job may have been healthy.
 """
 
 from __future__ import annotations
@@ -14,34 +16,43 @@ import numpy as np
 
 from frd.engine import compose, summary
 from frd.engine.cause import Verdict, find
-from frd.engine.claim import Claim
-from frd.engine.moment import Moment
-from frd.engine.picture import GroupPicture, Picture, StallTable
-from frd.engine.policy import Policy
-from frd.flight import user_frames_of
+from frd.engine.picture import Bools, GroupPicture, Picture, StallTable
+from frd.flight.trace import Trace
 from frd.forms import span_text
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
-    Confidence,
     Finding,
     FindingState,
     Kind,
     RankState,
-    Reason,
-    Suspect,
-    Witness,
 )
+from frd.offline.bounds import FAR
 from frd.offline.channels import channels_of
 from frd.offline.clocks import Clocks
+from frd.offline.durations import STALL_AFTER_S, Taken, Waited, taken_of, waited_of, waiting_pairs
+from frd.offline.evidence import finding_of
 from frd.offline.marks import Marks
 from frd.offline.matching import Matched, facts_of
-from frd.offline.rows import RankRows, Rows
+from frd.offline.rows import Rows
 
 _LAST_WORD_NS = 3_600_000_000_000
 """How long after the latest moment a dump still speaks: longer than any threshold."""
-_POLICY = Policy(max_suspects=256)
-_RECORD_NO_P2P = frozenset({"gloo"})
+_EXACT_S = 0.25
+"""An interval that is shorter is told as one number."""
+_PLACES = 3
+"""Ranks whose place is told beside a wait that is not proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long what a verdict rests on had waited when the dumps were taken, in seconds."""
+
+    at_least_s: float
+    at_most_s: float | None
+    """None when nothing bounds it."""
+    is_proven: bool
+    """At least as long as the stall threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +61,144 @@ class Scene:
 
     picture: Picture
     findings: tuple[Finding, ...]
+    waiting: tuple[Waiting, ...]
+    """Parallel to `findings`."""
+    unproven: tuple[str, ...]
+    """What would be a finding if it had lasted, for people."""
 
 
-def judge(rows: Rows, marks: Marks, found: Matched, clocks: Clocks, now: AlignedNs) -> Scene:
-    """The findings of a trace, oldest first; `now` is the latest moment that it tells."""
+def judge(
+    rows: Rows,
+    marks: Marks,
+    found: Matched,
+    clocks: Clocks,
+    now: AlignedNs,
+    *,
+    stall_after_s: float = STALL_AFTER_S,
+    earlier: Sequence[Trace] = (),
+) -> Scene:
+    """The findings of a trace, oldest first; `now` is the latest moment that it tells.
+
+    `earlier` are older dumps of the same job.
+    """
     picture = _picture(rows, marks, found, clocks.offset_ns, now)
-    verdicts = find(picture, _stalls(rows, marks, picture), threshold_s=lambda group: 0.0)
-    findings = (_finding(rows, picture, verdict, clocks) for verdict in verdicts)
-    return Scene(picture, tuple(findings))
+    stalls, taken = _stalls(rows, marks, picture), taken_of(rows, clocks)
+    waited = waited_of(
+        rows,
+        marks,
+        clocks,
+        taken,
+        picture,
+        stalls,
+        stall_after_s=stall_after_s,
+        earlier=earlier,
+    )
+    verdicts = find(picture, stalls, threshold_s=lambda group: 0.0)
+    unproven: list[Verdict] = []
+    if waited.is_young.any():
+        candidates = verdicts
+        timed = _as_old_as_known(picture, taken)
+        verdicts = _proven(candidates, timed, stalls, ~waited.is_young, stall_after_s)
+        unproven = [one for one in candidates if not _is_covered(one, verdicts)]
+    return Scene(
+        picture,
+        tuple(finding_of(rows, picture, verdict, clocks) for verdict in verdicts),
+        tuple(_waiting(verdict, stalls, waited) for verdict in verdicts),
+        tuple(_unproven_text(rows, picture, v, _waiting(v, stalls, waited)) for v in unproven),
+    )
+
+
+# -- what had lasted ---------------------------------------------------------------------------
+
+
+def _as_old_as_known(picture: Picture, taken: Taken) -> Picture:
+    """The picture with the times at which the dumps were taken, where these are known."""
+    last_word = picture.now + _LAST_WORD_NS
+    at = taken.rows(picture.rank.astype(np.int64))
+    as_of = np.where(taken.latest[at] < FAR, taken.latest[at], last_word)
+    return replace(picture, as_of=as_of, now=AlignedNs(int(as_of.max(initial=picture.now))))
+
+
+def _proven(
+    candidates: Sequence[Verdict],
+    timed: Picture,
+    stalls: StallTable,
+    lasting: Bools,
+    stall_after_s: float,
+) -> list[Verdict]:
+    """Verdicts that rest on waits that lasted, and candidates that need no time to be true."""
+    timeless = [one for one in candidates if _is_timeless(one)]
+    rows = StallTable(
+        stalls.group[lasting], stalls.rank[lasting], stalls.seq[lasting], stalls.since[lasting]
+    )
+    lasted = find(timed, rows, threshold_s=lambda group: stall_after_s, late_s=float("inf"))
+    others = [one for one in lasted if not _is_timeless(one)]
+    return sorted((*timeless, *others), key=lambda one: (one.since, one.instance))
+
+
+def _is_timeless(verdict: Verdict) -> bool:
+    """Wrong however young it is. Collectives that ranks entered in different orders are; sends and
+    receives are posted ahead of what they wait for, so a circle of them may be a moment's."""
+    if verdict.kind is Kind.ORDER:
+        return all(stuck.seq != UNKNOWN_SEQ for stuck in verdict.stalled)
+    return verdict.kind is Kind.MISMATCH
+
+
+def _is_covered(candidate: Verdict, verdicts: Sequence[Verdict]) -> bool:
+    """A finding is about some of its ranks."""
+    mine = {*_named(candidate), *candidate.waiting}
+    return any(mine & {*_named(one), *one.waiting, *one.victims} for one in verdicts)
+
+
+def _named(verdict: Verdict) -> set[int]:
+    return {blame.rank for blame in verdict.suspects}
+
+
+def _waiting(verdict: Verdict, stalls: StallTable, waited: Waited) -> Waiting:
+    """Of all that is stalled in it, the longest."""
+    rows = np.zeros(len(stalls), np.bool_)
+    for stuck in verdict.stalled:
+        mine = (stalls.group == stuck.group) & (stalls.seq == stuck.seq)
+        rows |= mine & (stalls.rank == stuck.rank) if stuck.rank >= 0 else mine
+    if not rows.any():
+        return Waiting(0.0, None, False)
+    most = int(waited.at_most[rows].max())
+    return Waiting(
+        int(waited.at_least[rows].max()) / 1e9,
+        None if most >= FAR else most / 1e9,
+        bool((waited.at_least[rows] >= waited.patience[rows]).any()),
+    )
+
+
+def _unproven_text(rows: Rows, picture: Picture, verdict: Verdict, waiting: Waiting) -> str:
+    """``rank 0 had kept rank 1 waiting for 0.6 s when dumped (...); take another dump ...``."""
+    named = sorted(_named(verdict))
+    waiters = sorted({*verdict.waiting, *verdict.victims}.difference(named)) or verdict.waiting
+    about = compose.collective_of(picture, verdict, waited_s=0.0)
+    what = summary.collective(about.op, about.seq, about.group)
+    lasted = _lasted_text(waiting)
+    if named:
+        kept = f"{summary.ranks(named)} had kept {summary.ranks(waiters)} waiting for {lasted}"
+    else:
+        kept = f"{summary.ranks(waiters)} had waited for {lasted}"
+    stands = {rank: rows.trace.standing.get(rank) for rank in named[:_PLACES]}
+    places = (
+        f"rank {rank} was at {summary.place(stack[0], ' in ')}"
+        for rank, stack in stands.items()
+        if stack
+    )
+    words = [f"in {what}", *places]
+    return f"{kept} when dumped ({'; '.join(words)}); take another dump in a minute"
+
+
+def _lasted_text(waiting: Waiting) -> str:
+    least, most = waiting.at_least_s, waiting.at_most_s
+    if most is None:
+        return f"at least {least:.1f} s"
+    return f"{least:.1f} s" if most - least < _EXACT_S else f"{least:.1f} to {most:.1f} s"
+
+
+# -- what the engine looks at ------------------------------------------------------------------
 
 
 def _picture(
@@ -107,8 +248,7 @@ def _ops(rows: Rows, found: Matched, series: int) -> Callable[[int], str]:
 
 
 def _stalls(rows: Rows, marks: Marks, picture: Picture) -> StallTable:
-    there = np.isin(rows.pair_rank, picture.rank)
-    pair = np.flatnonzero(there & (marks.enqueued > marks.completed))
+    pair = waiting_pairs(rows, marks)
     p2p = picture.channels
     return StallTable(
         np.concatenate((rows.pair_series[pair], p2p.group)),
@@ -137,111 +277,3 @@ def contradicted(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding
             f"by {span_text(domain.off_by_ns)} or more, so its ranks are not ordered with others: "
             "look at its time service",
         )
-
-
-# -- findings --------------------------------------------------------------------------------
-
-
-def _finding(rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks) -> Finding:
-    """A verdict with the stack frames that entries and the folder know."""
-    keys = compose.keys_of(picture, verdict)
-    claim = Claim.of_verdict(picture.key, picture, verdict, keys, _POLICY)
-    of, seq = verdict.instance.group, verdict.instance.seq
-    for suspect in claim.bare:
-        if stack := rows.trace.standing.get(suspect.rank):
-            claim.attach(rank=suspect.rank, stack=stack, note="", dump=None)
-    suspects = [
-        _last_seen(rows, suspect)
-        if suspect.reason is Reason.CPU_STUCK
-        else _as_entered(suspect, stack_of(rows, suspect.rank, of, seq))
-        for suspect in claim.finding.suspects
-    ]
-    finding = replace(
-        claim.finding,
-        severity=None,
-        suspects=_with_onsets(suspects, verdict, clocks),
-        witness=_witness(rows, of, seq, claim.finding),
-    )
-    return replace(finding, summary=summary.summarize(finding, timed=False))
-
-
-def _with_onsets(
-    suspects: Sequence[Suspect], verdict: Verdict, clocks: Clocks
-) -> tuple[Suspect, ...]:
-    """Each with the time since when it is missed, and whether that orders it with the others.
-
-    Who is missed is known from those who wait, so it is the least exact clock of all that counts.
-    """
-    onset = {blame.rank: blame.onset for blame in verdict.suspects}
-    involved = {suspect.rank for suspect in suspects} | {*verdict.waiting, *verdict.victims}
-    bounds = [clocks.uncertainty_ns.get(rank) for rank in involved]
-    known = [bound for bound in bounds if bound is not None]
-    bound = max(known, default=0) if len(known) == len(bounds) else None
-    # Of one node or not: whose clock told of whom is not known, so each is a clock of its own.
-    moments = [Moment(onset[suspect.rank], suspect.rank, bound) for suspect in suspects]
-    return compose.timed(suspects, moments)
-
-
-def _as_entered(suspect: Suspect, stack: tuple[str, ...]) -> Suspect:
-    """Who is inside it is best told by the line that led there."""
-    if not stack or suspect.stack:
-        return suspect
-    words = f"{suspect.evidence}; entered it at {stack[0]}"
-    return replace(suspect, stack=stack, evidence=words)
-
-
-def _last_seen(rows: Rows, suspect: Suspect) -> Suspect:
-    """Where it stands now no entry tells, but where it was last is known."""
-    one = rows.ranks[suspect.rank]
-    words = [suspect.evidence]
-    confidence = suspect.confidence
-    if not suspect.stack and len(one.current):
-        row = int(one.current[-1])
-        stack = frames_text(rows, int(one.trace.stack[row]))
-        op = rows.trace.names[int(one.trace.name[row])].op
-        label = summary.clean(rows.series[int(one.series[-1])].info.label)
-        last = f"its last op was {op} on {label}"
-        words.append(f"{last} at {stack[0]}" if stack else last)
-    if _sends_unseen(rows, one) and confidence is Confidence.HIGH:
-        confidence = Confidence.MEDIUM
-        words.append("it may wait in a send or receive, which its backend does not record")
-    return replace(suspect, evidence="; ".join(filter(None, words)), confidence=confidence)
-
-
-def _sends_unseen(rows: Rows, one: RankRows) -> bool:
-    """Ops of a group are numbered on while no entry shows them: P2P that Gloo does not record."""
-    for of in np.unique(one.series).tolist():
-        if rows.series[of].backend in _RECORD_NO_P2P:
-            row = one.current[one.series == of]
-            lead = one.trace.op_id[row] - one.trace.seq[row]
-            if len(np.unique(lead)) > 1 or lead[0] > 0:
-                return True
-    return False
-
-
-def _witness(rows: Rows, of: int, seq: int, finding: Finding) -> Witness | None:
-    """The first of those who wait in the finding's collective of whom a dump tells the line."""
-    waiting = finding.collective.waiting_ranks if finding.collective is not None else ()
-    for rank in waiting:
-        if rank in finding.victims and (stack := stack_of(rows, rank, of, seq)):
-            return Witness(rank, stack)
-    return None
-
-
-def stack_of(rows: Rows, rank: int, of: int, seq: int) -> tuple[str, ...]:
-    """From where a rank entered a collective, or its oldest P2P op of the group; user's first."""
-    if rank not in rows.ranks:
-        return ()
-    one = rows.ranks[rank]
-    mine = (one.series == of) & ~one.done
-    if seq >= 0:
-        mine = (one.series == of) & (one.trace.seq[one.current] == seq)
-    at = np.flatnonzero(mine & (one.is_p2p == (seq < 0)))
-    if not len(at):
-        return ()
-    return frames_text(rows, int(one.trace.stack[one.current[at[0]]]))
-
-
-def frames_text(rows: Rows, stack: int) -> tuple[str, ...]:
-    """The user's own frames of an entry, innermost first, as findings show them."""
-    return user_frames_of(rows.trace.stacks[stack]) if stack >= 0 else ()

@@ -144,7 +144,13 @@ class App:
             project=self._project,
             publish=self._published,
         )
-        self._dumper = Dumper(self._ingest, self._streams, self._dumps, now)
+        self._dumper = Dumper(
+            self._ingest,
+            self._streams,
+            self._dumps,
+            now,
+            stall_after_s=lambda: self._config.policy.stall_after_s,
+        )
         self._responder = Responder(
             self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
         )

@@ -36,11 +36,15 @@ class Dumper:
         streams: Streams,
         store: DumpStore,
         now: Callable[[], AlignedNs],
+        *,
+        stall_after_s: Callable[[], float],
     ) -> None:
+        """`stall_after_s`: the stall threshold, which goes into every dump for its analysis."""
         self._ingest = ingest
         self._streams = streams
         self._store = store
         self._now = now
+        self._stall_after_s = stall_after_s
         self.store_errors = 0
         """Dumps that could not be stored."""
 
@@ -78,7 +82,8 @@ class Dumper:
                 async for answers in asked:
                     await asyncio.to_thread(_store, writer, taking.take(answers))
                 await asyncio.to_thread(_store, writer, self._identities(key, taking))
-                dump_id = await asyncio.to_thread(writer.finish, taking.summary())
+                summary = {"stall_after_s": self._stall_after_s(), **taking.summary()}
+                dump_id = await asyncio.to_thread(writer.finish, summary)
             except BaseException:
                 writer.abandon()
                 raise

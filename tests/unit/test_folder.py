@@ -103,8 +103,45 @@ def test_the_newest_of_a_rank_counts(tmp_path: Path) -> None:
     trace = load_trace(tmp_path)
     assert trace.ranks[0].source == str(new)
     (warning,) = trace.warnings
-    assert str(old) in warning
-    assert "newer" in warning
+    assert f"{old.parent}: dumps of rank 0 again: left out, those in {new.parent}" in warning
+    assert trace.folder == str(new.parent)
+
+
+def test_older_dumps_of_all_ranks_are_not_mixed_in(tmp_path: Path) -> None:
+    """A tree of three runs: the newest is taken whole, ranks of the others do not fill it up."""
+    for run, (age, ranks) in enumerate(((2, range(8)), (1, range(4)), (3, range(6)))):
+        for rank in ranks:
+            path = write(tmp_path, f"runs/{run}/host{rank // 2}/dump_{rank}")
+            os.utime(path, ns=(T0, T0 - age * 10**9))
+    trace = load_trace(tmp_path)
+    assert list(trace.ranks) == [0, 1, 2, 3]
+    assert trace.folder == str(tmp_path / "runs" / "1")
+    assert len(trace.warnings) == 2
+    assert "runs/0: dumps of ranks 0-7 again: left out" in trace.warnings[0]
+
+
+def test_a_rank_that_moved_to_another_host_costs_no_host(tmp_path: Path) -> None:
+    """Rank 3 was restarted elsewhere: its newer dump counts, its old host's others too."""
+    for host, ranks in enumerate(((0, 1, 2, 3), (3, 4, 5, 6))):
+        for rank in ranks:
+            path = write(tmp_path, f"host{host}/dump_{rank}")
+            os.utime(path, ns=(T0, T0 + host))
+    trace = load_trace(tmp_path)
+    assert list(trace.ranks) == list(range(7))
+    assert trace.ranks[3].source == str(tmp_path / "host1" / "dump_3")
+    (warning,) = trace.warnings
+    assert "rank 3 again" in warning
+
+
+def test_numbered_files_of_other_kinds_in_a_tree(tmp_path: Path) -> None:
+    """Hundreds of JSON files with numbers do not outvote two dumps."""
+    for rank in range(2):
+        write(tmp_path, f"deep/run/dump_{rank}")
+    for at in range(40):
+        write(tmp_path, f"site/page-{at}.json", b'{"title": "home"}')
+    trace = load_trace(tmp_path)
+    assert names(trace) == {0: "dump_0", 1: "dump_1"}
+    assert trace.folder == str(tmp_path / "deep" / "run")
 
 
 def test_only_the_ranks_asked_for(tmp_path: Path) -> None:
