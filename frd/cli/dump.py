@@ -6,6 +6,7 @@ folder appears under its final name before all of it is there.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -29,6 +30,10 @@ _PATIENCE_S = 15.0
 """The service answers within the ranks' time limit plus what it needs itself."""
 
 
+_RUNNING = frozenset({"live", "silent"})
+"""States of ranks whose processes are there."""
+
+
 @click.command(
     "dump",
     epilog=examples(
@@ -37,7 +42,7 @@ _PATIENCE_S = 15.0
         "frd dump --finding 5f0c6a2e91d3b784 -o opened     # as taken when it opened",
     ),
 )
-@click.option("--job", metavar="J", help="The job; may be left out when there is only one.")
+@click.option("--job", metavar="J", help="The job; may be left out when only one job runs.")
 @click.option("--ranks", metavar="0-3,7", help="Only these ranks.")
 @click.option("--stacks", is_flag=True, help="Python stacks as well.")
 @click.option("--finding", metavar="ID", help="The dump that was taken when this finding opened.")
@@ -106,14 +111,19 @@ def _checked(ranks: str | None) -> str | None:
 
 
 def _only_job(client: Client) -> str:
-    jobs = [job["job"] for job in client.get("/api/v1/jobs")["jobs"]]
-    match jobs:
-        case [str(job)]:
-            return job
+    """The job that runs; where none does, the only one that the service knows."""
+    jobs = client.get("/api/v1/jobs")["jobs"]
+    live = [job for job in jobs if not job["ended"] and _RUNNING & job["ranks"].keys()]
+    match live or jobs:
+        case [job]:
+            name: str = job["job"]
+            return name
         case []:
             raise FrdError("job: none: the service knows no job yet: wait for its agents")
-        case _:
-            raise FrdError(f"job: {', '.join(sorted(jobs))}: choose one with --job")
+        case several:
+            names = ", ".join(sorted(job["job"] for job in several))
+            what = "several jobs run" if live else "several jobs have ended and none runs"
+            raise FrdError(f"job: {names}: {what}: choose one with --job")
 
 
 def _take(client: Client, job: str, wanted: Mapping[str, Any]) -> str:
@@ -192,6 +202,8 @@ def _report(folder: Path) -> int:
         by_reason.setdefault(reason, []).append(int(rank))
     for reason, ranks in sorted(by_reason.items(), key=lambda item: item[1]):
         click.echo(f"no answer from {_count(ranks)}: {plain(reason)}")
+    if answered:
+        click.echo(f"look at it: frd analyze {shlex.quote(str(folder))}")
     return 0 if answered else FAILED
 
 

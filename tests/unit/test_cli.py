@@ -254,7 +254,7 @@ def test_a_dump_becomes_a_folder(
     service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The only job is dumped, ranks are normalized, and who did not answer is told with why."""
-    service.says("/api/v1/jobs", {"jobs": [{"job": "train"}]})
+    service.says("/api/v1/jobs", {"jobs": [job_line("train")]})
     service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
     service.says("/api/v1/dumps/d-1", tar_of(DUMP))
     folder = tmp_path / "new" / "out"
@@ -267,6 +267,20 @@ def test_a_dump_becomes_a_folder(
     out = capsys.readouterr().out
     assert "dumps of ranks 0-1,3" in out
     assert "no answer from rank 2: no answer" in out
+    assert out.splitlines()[-1] == f"look at it: frd analyze {folder}"
+
+
+def job_line(name: str, *, ended: bool = False, **ranks: int) -> dict[str, object]:
+    return {"job": name, "ended": ended, "ranks": ranks or {"live": 2}}
+
+
+def test_the_only_job_that_runs_is_dumped(service: Service, tmp_path: Path) -> None:
+    """Two jobs have ended, in one of them a rank is still seen to have exited; one runs."""
+    over = [job_line("old", ended=True), job_line("crashed", exited=2)]
+    service.says("/api/v1/jobs", {"jobs": [*over, job_line("train", live=1, silent=1)]})
+    service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
+    service.says("/api/v1/dumps/d-1", tar_of(DUMP))
+    assert frd(service, "dump", "-o", str(tmp_path / "out")) == 0
 
 
 def test_the_dump_of_a_finding_is_fetched_without_asking_ranks(
@@ -301,19 +315,23 @@ def test_nothing_is_overwritten(
 def test_several_jobs_need_a_choice(
     service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """frd does not guess which job is meant."""
-    service.says("/api/v1/jobs", {"jobs": [{"job": "b"}, {"job": "a"}]})
+    """frd does not guess which job is meant: those that run are listed, or all that ended."""
+    ended = job_line("old", ended=True)
+    service.says("/api/v1/jobs", {"jobs": [job_line("b"), ended, job_line("a")]})
     assert frd(service, "dump", "-o", str(tmp_path / "out")) == FAILED
-    assert "job: a, b: choose one with --job" in error_of(capsys)
+    assert "job: a, b: several jobs run: choose one with --job" in error_of(capsys)
+    service.says("/api/v1/jobs", {"jobs": [ended, job_line("older", ended=True)]})
+    assert frd(service, "dump", "-o", str(tmp_path / "out")) == FAILED
+    assert "job: old, older: several jobs have ended and none runs: choose" in error_of(capsys)
 
 
 def test_a_job_cannot_steer_the_terminal(
     service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two jobs, one with escape codes for a name: the error line shows them as text."""
-    service.says("/api/v1/jobs", {"jobs": [{"job": "a"}, {"job": "b\x1b]0;owned\x07"}]})
+    service.says("/api/v1/jobs", {"jobs": [job_line("a"), job_line("b\x1b]0;owned\x07")]})
     assert frd(service, "dump", "-o", str(tmp_path / "d")) == FAILED
-    assert r"b\x1b]0;owned\x07: choose one" in error_of(capsys)
+    assert r"b\x1b]0;owned\x07: several jobs run: choose one" in error_of(capsys)
 
 
 def test_a_dump_that_nobody_answered_fails(service: Service, tmp_path: Path) -> None:

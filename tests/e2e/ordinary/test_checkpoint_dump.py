@@ -1,0 +1,121 @@
+"""`frd dump` and `frd analyze` beside a checkpoint: who waits for a moment is not hung."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import Scenario
+from frd.cli.demo.stage import Stage
+from tests.real import until
+
+JOBS = Path(__file__).parents[1] / "jobs"
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytest.importorskip("torch")
+
+STALL_AFTER_S = 60.0
+"""Of the service: more than a busy machine needs for a dump."""
+LASTED_S = 4.0
+
+
+def frd(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "frd", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def analysis(code: int, *arguments: object) -> dict[str, Any]:
+    result = frd("analyze", "--json", *arguments)
+    assert result.returncode == code, result.stdout + result.stderr
+    told: dict[str, Any] = json.loads(result.stdout)
+    return told
+
+
+def dump(http: str, folder: Path) -> Path:
+    """Of the only job that runs."""
+    result = frd("dump", "--http", http, "--stacks", "-o", folder)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"look at it: frd analyze {folder}"
+    return folder
+
+
+def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
+    """Rank 0 saves while rank 1 waits in a barrier. A dump at once claims nothing, with and without
+    what `frd dump` wrote beside it; another one seconds later proves it, for who takes seconds for
+    a hang; and once rank 0 is back nothing is left of it."""
+    saving, started = tmp_path / "saving", tmp_path / "started"
+    script = Scenario("checkpoint", "", str(JOBS / "checkpoint.py"), lambda world: None)
+    with Stage(script, 2, STALL_AFTER_S, [str(saving), str(started)]) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+
+        def waits() -> bool:
+            ranks = client.get(f"/api/v1/jobs/{stage.job}")["ranks"]
+            return any("barrier" in rank["waiting_in"] for rank in ranks if rank["rank"] == 1)
+
+        until(lambda: client.get("/api/v1/jobs")["jobs"], lambda: stage.log("rank0"))
+        saving.touch()
+        until(started.exists, lambda: stage.log("rank0"))
+        until(waits)
+        first = dump(addresses.http, tmp_path / "first")
+        acquitted(first, stage.job)
+        time.sleep(LASTED_S)
+        second = dump(addresses.http, tmp_path / "second")
+        convicted(first, second, stage.job)
+
+        saving.unlink()
+        until(lambda: not waits())
+        assert analysis(0, dump(addresses.http, tmp_path / "third"))["findings"] == []
+
+
+def acquitted(first: Path, job: str) -> None:
+    """By what the folder tells, and by the times of the bare files."""
+    shown = frd("analyze", first)
+    assert shown.returncode == 0, shown.stdout
+    words = " ".join(shown.stdout.split())
+    assert "not proven: rank 0 had kept rank 1 waiting for" in words
+    assert "in save); take another dump in a minute" in words
+    assert "cpu_stuck" not in words
+    told = analysis(0, first)
+    assert told["stall_after_s"] == STALL_AFTER_S  # the service's, from the folder
+    assert len(told["not_proven"]) == 1
+    bare = shutil.copytree(first / job, first.parent / "bare")  # keeps the times of the files
+    assert len(analysis(0, bare, "--stall-after", STALL_AFTER_S)["not_proven"]) == 1
+
+
+def convicted(first: Path, second: Path, job: str) -> None:
+    """By the second dump, by both, by a folder that holds both, and by both without what `frd dump`
+    wrote beside them."""
+    proof = ("--stall-after", LASTED_S)
+    holding, bare = first.parent / "holding", first.parent / "files"
+    for name, folder in (("b", first), ("a", second)):
+        shutil.copytree(folder, holding / name)
+        shutil.copytree(folder / job, bare / name)
+    for folders, dumps in (
+        ([second], 1),
+        ([first, second], 2),
+        ([holding], 2),
+        ([bare / "a", bare / "b"], 2),
+    ):
+        told = analysis(3, *folders, *proof)
+        (finding,) = told["findings"]
+        (suspect,) = finding["suspects"]
+        assert (suspect["rank"], suspect["reason"]) == (0, "cpu_stuck")
+        assert finding["victims"] == [1]
+        assert told["waited"][0]["at_least_s"] >= LASTED_S
+        assert told["not_proven"] == []
+        assert len(told["dumps"]) == dumps
