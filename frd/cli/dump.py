@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _PATIENCE_S = 15.0
 """The service answers within the ranks' time limit plus what it needs itself."""
 
-
 _RUNNING = frozenset({"live", "silent"})
 """States of ranks whose processes are there."""
 

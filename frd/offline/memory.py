@@ -187,6 +187,7 @@ def analyze_memory(
         jobs.append(job)
     if len(jobs) > 1:
         notes.append(f"{len(jobs)} jobs in these files: each is judged by itself")
+    findings = [replace(one, severity=None) for one in findings]  # nobody is to be woken by them
     findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
     return MemoryAnalysis(
         findings=tuple(findings),

@@ -233,9 +233,8 @@ def test_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--memory", "."], "is a folder: name the files"),
         (["--memory", "a", "--entries"], "--entries: is about dumps"),
         (["--memory", "a", "-o", "b.json"], "--output: is about dumps"),
-        ([".", "b"], "one folder of dumps at a time"),
         ([".", "--clock-uncertainty", "1"], "add --memory"),
-        (["--memory"], "missing argument"),
+        (["--memory"], "FILE..: missing"),
     ],
 )
 def test_wrong_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
