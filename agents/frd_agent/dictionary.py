@@ -82,6 +82,7 @@ class _Group:
 class _Attempt:
     key: AttemptKey
     world_size: int
+    run: str = ""
 
 
 class Dictionary:
@@ -94,7 +95,8 @@ class Dictionary:
         self.signatures: dict[int, Signature] = {}
         self.series: list[SeriesInfo] = []
         """`rank` is the number of one."""
-        self._attempt_of: dict[AttemptKey, int] = {}
+        self._attempt_of: dict[_Attempt, int] = {}
+        self._worlds: dict[AttemptKey, int] = {}
         self._group_of: dict[_Group, int] = {}
         self._signature_of: dict[Signature, int] = {}
         self._series_of: dict[SeriesInfo, int] = {}
@@ -102,14 +104,15 @@ class Dictionary:
         self.forgotten = 0
         """Changes whenever numbers of signatures have been forgotten."""
 
-    def attempt(self, key: AttemptKey, world_size: int) -> int:
-        """Two jobs of one name but of different size are told apart by it."""
-        known = self._attempt_of.get(key)
-        if known is not None and self.attempts[known].world_size != world_size:
+    def attempt(self, key: AttemptKey, world_size: int, run: str = "") -> int:
+        """Each run has attempts of its own. Two jobs of one name but of different size are told
+        apart by it."""
+        if self._worlds.setdefault(key, world_size) != world_size:
             key = replace(key, job=f"{key.job} (world size {world_size})")
-        index = self._attempt_of.setdefault(key, len(self.attempts))
+        attempt = _Attempt(key, world_size, run)
+        index = self._attempt_of.setdefault(attempt, len(self.attempts))
         if index == len(self.attempts):
-            self.attempts.append(_Attempt(key, world_size))
+            self.attempts.append(attempt)
         return index
 
     def rank(self, attempt: int, info: RankInfo) -> int:
@@ -251,16 +254,7 @@ class Told:
             [*(known.ranks[r].attempt for r in new_ranks)]
             + [known.groups[g].attempt for g in new_groups]
         )
-        declares = [
-            Declare(
-                attempts=tuple(
-                    AttemptDecl(
-                        self._attempts.add(a), known.attempts[a].key, known.attempts[a].world_size
-                    )
-                    for a in new_attempts
-                )
-            )
-        ]
+        declares = [Declare(attempts=tuple(self._attempt_decl(number) for number in new_attempts))]
         declares += [
             Declare(ranks=tuple(self._rank_decl(number) for number in some))
             for some in _pieces(new_ranks, lambda _: 0)
@@ -288,6 +282,10 @@ class Told:
         series = self._dictionary.series[number]
         told = replace(series, rank=self._ranks.of(series.rank))
         return SeriesDecl(self._series.add(number), told)
+
+    def _attempt_decl(self, number: int) -> AttemptDecl:
+        attempt = self._dictionary.attempts[number]
+        return AttemptDecl(self._attempts.add(number), attempt.key, attempt.world_size, attempt.run)
 
     def _rank_decl(self, number: int) -> RankDecl:
         rank = self._dictionary.ranks[number]

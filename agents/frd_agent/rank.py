@@ -112,7 +112,9 @@ class Rank:
 
     def _begin_attempt(self) -> None:
         shared, identity = self._shared, self.identity
-        self._attempt = shared.dictionary.attempt(identity.attempt, identity.info.world_size)
+        self._attempt = shared.dictionary.attempt(
+            identity.attempt, identity.info.world_size, identity.run
+        )
         self.number = shared.dictionary.rank(self._attempt, identity.info)
         self.naming = Naming(shared.dictionary, shared.signatures, self._attempt)
         self._state, self._since_ns = RankState.LIVE, identity.started_at_ns

@@ -39,6 +39,8 @@ class Roster:
         self._problems: dict[Path, tuple[int, int, int]] = {}
         self._ranks: dict[str, Rank] = {}
         """By token, dead ones included until they are forgotten."""
+        self._namesakes: set[tuple[str, str]] = set()
+        """Job and run that the log has warned of."""
         self._is_short = False
         """And the log has said so."""
 
@@ -63,7 +65,7 @@ class Roster:
             elif known.file is not file and not known.files_removed:
                 known.renew(file, file.identity, now_ns)
         # The living first: whether a dead one is news depends on them.
-        new.sort(key=lambda rank: not rank.has_process)
+        new.sort(key=lambda rank: (not rank.has_process, rank.identity.started_at_ns))
         return [rank for rank in new if self._admit(rank, now_ns)]
 
     def end(self, rank: Rank, now_ns: NodeNs) -> None:
@@ -76,16 +78,18 @@ class Roster:
             self._forget(rank)
 
     def _successor(self, rank: Rank) -> Rank | None:
-        me = rank.identity.attempt, rank.identity.info.rank, rank.identity.started_at_ns
+        """A later process of the rank in the same run, whose end the service could not tell from
+        this one's."""
+        later = (other for other in self._later(rank) if other.identity.run == rank.identity.run)
+        return next(later, None)
+
+    def _later(self, rank: Rank) -> Iterator[Rank]:
+        me = rank.identity
         for other in self:
-            key, number, started_at_ns = (
-                other.identity.attempt,
-                other.identity.info.rank,
-                other.identity.started_at_ns,
-            )
-            if (key, number) == me[:2] and started_at_ns > me[2]:
-                return other
-        return None
+            it = other.identity
+            is_same = (it.attempt, it.info.rank) == (me.attempt, me.info.rank)
+            if is_same and it.started_at_ns > me.started_at_ns:
+                yield other
 
     def clear(self, now_ns: NodeNs) -> None:
         """Remove the files of ranks whose end has been told, and forget what is long over."""
@@ -96,6 +100,8 @@ class Roster:
             told = self._shared.stats.connected and self._shared.board.is_told(rank.number)
             if age_s > (_FILES_STAY_S if told else _FILES_STAY_UNTOLD_S):
                 self._remove_files(rank)
+                if any(self._later(rank)):
+                    self._forget(rank)  # another run of the job has taken its place
             if age_s > _REMEMBERED_S and rank.identity.attempt not in living:
                 self._forget(rank)
         for rank in dead[: max(len(dead) - _MAX_DEAD, 0)]:
@@ -136,7 +142,27 @@ class Roster:
                 self._forget(former)  # its end would be taken for that of its successor
         if rank.has_process:
             log.info("%s: found, pid %d on %s", rank, rank.pid, rank.identity.info.node)
+            self._warn_of_namesake(rank)
         return True
+
+    def _warn_of_namesake(self, rank: Rank) -> None:
+        """Once for each run: the service watches only one of two running jobs of a name."""
+        me = rank.identity
+        for other in self:
+            it = other.identity
+            same = (it.attempt.job, it.info.rank) == (me.attempt.job, me.info.rank)
+            if not same or it.run == me.run or other.is_gone or not me.run or not it.run:
+                continue
+            if (me.attempt.job, me.run) not in self._namesakes:
+                self._namesakes.add((me.attempt.job, me.run))
+                log.warning(
+                    "two running jobs are called %s (pids %d, %d): "
+                    "only one of them is watched: give each its own --job",
+                    me.attempt.job,
+                    other.pid,
+                    rank.pid,
+                )
+            return
 
     def _is_news(self, rank: Rank, now_ns: NodeNs) -> bool:
         changed_s = max(now_ns - rank.file.stamp[1], 0) / 1e9

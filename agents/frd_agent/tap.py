@@ -536,6 +536,7 @@ class Tap:
             "schema": SCHEMA,
             "token": self._token,
             "job": job_of(environ, getattr(c10d, "_default_pg_init_method", None)),
+            "run": run_of(environ, getattr(c10d, "_default_pg_init_method", None)),
             "local_rank": _number(environ, -1, "LOCAL_RANK", "SLURM_LOCALID"),
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -652,6 +653,12 @@ def job_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
     if not address or address in ("localhost", "::1", "[::1]") or address.startswith("127."):
         address = socket.gethostname()
     return f"{address}:{port}" if port else address
+
+
+def run_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
+    """Where the ranks meet: two running launches of one job name cannot meet at one place."""
+    place = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ}
+    return job_of(place, init_method) if place or init_method else ""
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:

@@ -59,6 +59,8 @@ class TapIdentity:
     """Name of the worker server's socket; None without one (`socket_error`) and after the end."""
     socket_error: str
     exit: ExitRecord | None
+    run: str = ""
+    """Which launch of the job: where its ranks meet; empty when unknown."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class _Identity(msgspec.Struct):
     socket: str | None = None
     socket_error: _Name = ""
     shm: str | None = None
+    run: _Name = ""
     exit: _Exit | None = None
 
 
@@ -204,6 +207,7 @@ def parse_identity(raw: bytes, token: str) -> TapIdentity:
         ),
         groups=tuple(_group(group, said.world_size) for group in said.groups),
         started_at_ns=NodeNs(said.started_at_ns),
+        run=said.run,
         socket=said.socket,
         socket_error=said.socket_error,
         exit=None

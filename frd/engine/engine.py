@@ -91,6 +91,12 @@ class Engine:
                 self._pending += case.close_all(now, "the job started again")
         return attempt.rank(info, now)
 
+    def start_over(self, attempt: Attempt, world_size: int, now: AlignedNs) -> None:
+        """Another run of the job has the attempt from now on: nothing is kept of the last one."""
+        attempt.start_over(world_size)
+        self._supersede(attempt.key, now)
+        self._pending += self._case(attempt.key).close_all(now, "the job started again")
+
     def _case(self, key: AttemptKey) -> Case:
         return self._cases.setdefault(key, Case(key, self.policy))
 

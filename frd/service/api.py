@@ -14,6 +14,7 @@ from frd.forms import finding_json, utc_text
 from frd.model import AlignedNs, Finding
 from frd.service.clock_view import clock_json
 from frd.service.memory_rows import memory_json
+from frd.service.unwatched import UNWATCHED, unwatched
 from frd.service.view import NodeView, ServiceState
 from frd.service.watching import watching_json
 from frd.views import AttemptView, GroupView, RankView
@@ -31,6 +32,7 @@ def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
         **_head(state),
         "jobs": [_job_line(state, view, opened[job]) for job, view in latest],
         "watching": watching_json(state, stale=stale),
+        "warnings": _warnings(state),
     }
 
 
@@ -42,6 +44,7 @@ def findings_json(
         **_head(state),
         "findings": [finding_json(finding) for finding in found],
         "watching": watching_json(state, stale=stale, job=job),
+        "warnings": _warnings(state, job),
     }
 
 
@@ -55,6 +58,7 @@ def job_json(
 ) -> Json:
     """All that is known of one attempt; of memory the worst, or all of the ranks `memory_of`."""
     at = state.snapshot.at
+    blind = unwatched(view, state.nodes)
     return {
         **_head(state),
         "job": view.key.job,
@@ -62,7 +66,7 @@ def job_json(
         "world_size": view.world_size,
         "ended": view.ended,
         "groups": [_group(group) for group in view.groups],
-        "ranks": [_rank(rank, at) for rank in view.ranks],
+        "ranks": [_rank(rank, at, blind.get(rank.info.rank)) for rank in view.ranks],
         "memory": memory_json(view.memory, memory_of),
         "nodes": [
             {**_node(node, at), "ranks": list(node.ranks[view.key])}
@@ -78,7 +82,10 @@ def job_json(
 
 
 def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Json:
-    ranks = Counter(rank.status.state.value for rank in view.ranks)
+    blind = unwatched(view, state.nodes)
+    ranks = Counter(
+        UNWATCHED if rank.info.rank in blind else rank.status.state.value for rank in view.ranks
+    )
     heard = [rank.as_of for rank in view.ranks if rank.as_of]
     return {
         "job": view.key.job,
@@ -107,8 +114,8 @@ def _group(group: GroupView) -> Json:
     }
 
 
-def _rank(rank: RankView, at: AlignedNs) -> Json:
-    return {
+def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> Json:
+    told = {
         "rank": rank.info.rank,
         "node": rank.info.node,
         "pid": rank.info.pid,
@@ -119,6 +126,23 @@ def _rank(rank: RankView, at: AlignedNs) -> Json:
         "waiting_in": rank.waiting_in,
         "waiting_s": rank.waiting_s,
     }
+    if unwatched_since is None:
+        return told
+    return {
+        **told,
+        "state": UNWATCHED,
+        "detail": f"no agent reports on it; it was {rank.status.state.value} when last heard of",
+        "unwatched_since": utc_text(unwatched_since) if unwatched_since else None,
+    }
+
+
+def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:
+    """What a person should mend, beside findings; of all jobs or of one."""
+    return [
+        {"job": warning.job, "text": warning.text}
+        for warning in state.warnings
+        if job in (None, warning.job)
+    ]
 
 
 def _node(node: NodeView, at: AlignedNs) -> Json:

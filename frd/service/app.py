@@ -43,6 +43,7 @@ from frd.service.marks import Marks
 from frd.service.pings import Pings, raw_now
 from frd.service.recorder import Recorder
 from frd.service.responder import Responder
+from frd.service.runs import REASON as JOB_NAME
 from frd.service.servers import GrpcServer, HttpServer
 from frd.service.settings import Settings
 from frd.service.streams import Streams
@@ -143,6 +144,7 @@ class App:
             now=now,
             project=self._project,
             publish=self._published,
+            settle=self._streams.settle,
         )
         self._dumper = Dumper(
             self._ingest,
@@ -305,7 +307,7 @@ class App:
             counters=Counters(
                 entries=self._streams.entries,
                 duplicates=self._streams.duplicates,
-                refused=dict(self._streams.refused),
+                refused={**self._streams.refused, JOB_NAME: self._streams.runs.refused},
                 clock_refused=dict(self._clocks.refused),
                 evicted={
                     "dumps": self._dumps.evicted,
@@ -325,6 +327,8 @@ class App:
             ingest_lag_s=self._streams.lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
             version=__version__,
+            warnings=self._streams.runs.warnings(snapshot.at),
+            name_conflicts=self._streams.runs.conflicts(),
             expected_agents=self._config.expected_agents,
         )
 

@@ -47,7 +47,8 @@ class _Evidence:
 
 
 class Evaluator:
-    """`project` makes the state that goes out with a snapshot; `publish` is told of news."""
+    """`project` makes the state that goes out with a snapshot; `publish` is told of news.
+    `settle` is called before each evaluation, at the same moment: a replay does the same."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Evaluator:
         now: Callable[[], AlignedNs],
         project: Callable[[Snapshot], ServiceState],
         publish: Callable[[Sequence[FindingEvent]], None],
+        settle: Callable[[AlignedNs], None] = lambda now: None,
     ) -> None:
         self.state = ServiceState(Snapshot(AlignedNs(0), (), ()))
         self.opened: Counter[tuple[str, Kind]] = Counter()
@@ -70,6 +72,7 @@ class Evaluator:
         self._now = now
         self._project = project
         self._publish = publish
+        self._settle = settle
         self._evidence: list[_Evidence] = []
         self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
         """Not applied yet, each with whom to tell."""
@@ -161,6 +164,7 @@ class Evaluator:
         dismissals, self._dismissals = self._dismissals, []
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events += [event for _, closing in dismissed for event in closing]
+        self._settle(now)
         self._marks.flush(now)
         events += self._engine.advance(now)
         self._recorder.tick(now)

@@ -24,12 +24,22 @@ class MemoryFeed:
     def __init__(self) -> None:
         self._refused = 0
         self._handles = Column()
-        self._attempts: list[Attempt] = []
+        self._attempts: list[Attempt | None] = []
 
-    def declare(self, attempt: Attempt, rank: int, info: SeriesInfo) -> None:
-        """A series of the global `rank`; `info` has the rank's stream index."""
-        self._handles.append(attempt.memory_series(replace(info, rank=rank)))
-        self._attempts.append(attempt)
+    def declare(self) -> int:
+        """The index of a series of which nothing counts until it is entered."""
+        self._handles.append(0)
+        self._attempts.append(None)
+        return len(self._attempts) - 1
+
+    def enter(self, index: int, attempt: Attempt, rank: int, info: SeriesInfo) -> None:
+        """A declared series is of the global `rank`; `info` has the rank's stream index."""
+        self._handles.put(index, attempt.memory_series(replace(info, rank=rank)))
+        self._attempts[index] = attempt
+
+    def leave(self, index: int) -> None:
+        """What is reported of the series counts no more."""
+        self._attempts[index] = None
 
     def observe(
         self,
@@ -43,8 +53,10 @@ class MemoryFeed:
         It took a few milliseconds, which are as long on any clock. The wire has seen to it that
         all series of a batch are of one attempt.
         """
+        if (attempt := self._attempts[int(batch.series[0])]) is None:
+            return
         slack_ns = UNKNOWN_UNCERTAINTY_NS if uncertainty_ns is None else uncertainty_ns
-        self._refused += self._attempts[int(batch.series[0])].memory.observe(
+        self._refused += attempt.memory.observe(
             self._handles.take(batch.series),
             batch.capacity,
             begin - slack_ns,

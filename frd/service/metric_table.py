@@ -41,7 +41,13 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_ranks": Spec(
         _GAUGE,
         ("job", "state"),
-        "Ranks of the job's newest attempt, by what their agents last said.",
+        "Ranks of the job's newest attempt, by what their agents last said; `unwatched` while no "
+        "agent reports on a rank that has not ended.",
+    ),
+    "frd_job_name_conflicts": Spec(
+        _GAUGE,
+        ("job",),
+        "Running jobs that are not watched because another running job has their name.",
     ),
     "frd_group_open_collectives": Spec(
         _GAUGE,
@@ -122,7 +128,8 @@ METRICS: Final[dict[str, Spec]] = {
         _COUNTER,
         ("reason",),
         "Streams that ended badly: refused for what they sent, or aborted without a goodbye; "
-        "and, as `memory`, samples of memory that cannot be true.",
+        "as `memory`, samples of memory that cannot be true; as `job_name`, rank processes of a "
+        "job whose name another running job has.",
     ),
     "frd_ingest_throttled_total": Spec(
         _COUNTER, (), "Messages after which a stream had to wait, for it sent too fast."

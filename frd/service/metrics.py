@@ -22,9 +22,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from frd.model import Kind, RankState, Severity
+from frd.model import Kind, Severity
 from frd.service.metric_table import MAX_SUSPECTS, METRICS
 from frd.service.pings import REASONS as CLOCK_REASONS
+from frd.service.runs import REASON as JOB_NAME
+from frd.service.unwatched import RANK_STATES, UNWATCHED, unwatched
 from frd.service.view import NodeView, ServiceState
 from frd.views import AttemptView, GroupView, Histogram
 from frd.wire import REASONS
@@ -49,6 +51,7 @@ EVICTED: Final = (
     ),  # engine
     *("dumps", "journal_segments", "stored_findings"),
 )
+REFUSED: Final = (*REASONS, "aborted", "memory", JOB_NAME)
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps")
 
@@ -95,17 +98,21 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
     reporting: Counter[tuple[str, ...]] = Counter()
     gaps: Counter[tuple[str, ...]] = Counter()
     unsynchronized: Counter[tuple[str, ...]] = Counter()
+    conflicts: Counter[tuple[str, ...]] = Counter()
     for name, view in latest.items():
         job = label(name)
         nodes.update(dict.fromkeys(((job, word) for word in NODE_STATES), 0))
-        ranks.update(dict.fromkeys(((job, word.value) for word in RankState), 0))
+        ranks.update(dict.fromkeys(((job, word) for word in RANK_STATES), 0))
+        conflicts[job,] += state.name_conflicts.get(name, 0)
+        blind = unwatched(view, state.nodes)
         expected[job,] += 0
         seen = 0
         reporting[job,] += 0
         unsynchronized[job,] += 0
         gaps[job,] += view.gap_entries
-        for rank_state, count in Counter(rank.status.state for rank in view.ranks).items():
-            ranks[job, rank_state.value] += count
+        for rank in view.ranks:
+            shown = UNWATCHED if rank.info.rank in blind else rank.status.state.value
+            ranks[job, shown] += 1
         for node in state.nodes:
             if view.key in node.ranks:
                 nodes[job, _node_state(node)] += 1
@@ -116,6 +123,7 @@ def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator
             expected[job,] += state.expected_agents.get(name, seen)
     yield _family("frd_nodes", nodes)
     yield _family("frd_ranks", ranks)
+    yield _family("frd_job_name_conflicts", conflicts)
     yield _family("frd_agents_expected", expected)
     yield _family("frd_agents_reporting", reporting)
     yield _family("frd_telemetry_gap_entries_total", gaps)
@@ -199,7 +207,8 @@ def _own_health(state: ServiceState) -> Iterator[Metric]:
     yield _family("frd_ingest_entries_total", {(): counters.entries})
     yield _family("frd_ingest_duplicate_entries_total", {(): counters.duplicates})
     yield _family(
-        "frd_ingest_refused_total", _known((*REASONS, "aborted", "memory"), counters.refused)
+        "frd_ingest_refused_total",
+        _known((*REASONS, "aborted", "memory", JOB_NAME), counters.refused),
     )
     yield _family("frd_ingest_throttled_total", {(): counters.throttled})
     yield _family("frd_handshakes_failed_total", {(): counters.handshakes_failed})

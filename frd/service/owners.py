@@ -1,4 +1,4 @@
-"""Which stream speaks for a rank: the one that declared it last.
+"""Which stream speaks for a rank: the one that declared it last, of those that count.
 
 An agent that reconnects may have its new stream before its old one is noticed to be dead; when
 the old one ends, its ranks have not lost their agent.
@@ -14,10 +14,20 @@ class Owners:
     def __init__(self) -> None:
         self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
 
-    def claim(self, session: Session, first: int) -> None:
-        """The ranks that `session` has declared from stream index `first` on are its own."""
-        for index, rank in enumerate(session.ranks[first:], first):
+    def claim(self, session: Session) -> list[DeclaredRank]:
+        """The ranks that have come into the engine through `session` since the last call are its
+        own. What is reported of processes that had these ranks before is dropped from now on."""
+        claimed = []
+        for index in session.take_entered():
+            rank = session.ranks[index]
+            before = self._owners.get((rank.key, rank.info.rank))
             self._owners[rank.key, rank.info.rank] = (session, index)
+            claimed.append(rank)
+            if before is not None:
+                former = before[0].ranks[before[1]].info
+                if (former.boot_id, former.pid) != (rank.info.boot_id, rank.info.pid):
+                    before[0].supersede(before[1])
+        return claimed
 
     def release(self, session: Session) -> list[DeclaredRank]:
         """`session` has ended; gives the ranks for which nobody speaks any more."""

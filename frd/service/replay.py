@@ -19,6 +19,7 @@ from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
 from frd.service.pauses import decode_pauses
+from frd.service.runs import Runs
 from frd.service.session import Session
 from frd.service.settings import Settings
 from frd.store.records import Record, RecordKind
@@ -67,7 +68,7 @@ class _Player:
                 self.advance(record.at)
             case RecordKind.OPENED:
                 self._streams[record.stream] = Session(
-                    self._engine, self._marks, self._ledger, record.stream
+                    self._engine, self._marks, self._ledger, self._runs, record.stream
                 )
             case RecordKind.ALIGNED:
                 if (session := self._streams.get(record.stream)) is not None:
@@ -84,6 +85,8 @@ class _Player:
                 self._engine.recall(decode_pauses(record.payload))
 
     def advance(self, now: AlignedNs) -> None:
+        self._runs.settle(now)
+        self._claim()
         self._marks.flush(now)
         self._keep(self._engine.advance(now))
 
@@ -101,6 +104,7 @@ class _Player:
         self._ledger = Ledger()
         self._streams: dict[int, Session] = {}
         self._owners = Owners()
+        self._runs = Runs()
         still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
         self._engine.restore(still_open, now)
 
@@ -108,16 +112,21 @@ class _Player:
         session = self._streams.get(record.stream)
         if session is None:
             return
-        known = len(session.ranks)
         try:
             session.receive(record.payload, record.at)
         except FrdError as error:
             # The live stream was fine: the journal lacks a record that this one builds on.
             self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
-            self._owners.claim(session, known)
+            self._owners.claim(session)
             self._close(record.stream, record.at)
         else:
-            self._owners.claim(session, known)
+            self._owners.claim(session)
+        self._claim()
+
+    def _claim(self) -> None:
+        for stream in self._runs.take_changed():
+            if (session := self._streams.get(stream)) is not None:
+                self._owners.claim(session)
 
     def _close(self, stream: int, now: AlignedNs) -> None:
         """The ranks for which no other stream speaks have lost their agent."""
@@ -125,6 +134,7 @@ class _Player:
         if session is None:
             return
         session.disconnect(self._owners.release(session), now)
+        self._runs.closed(session)
 
     def _keep(self, events: Iterable[FindingEvent]) -> None:
         for event in events:

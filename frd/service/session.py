@@ -11,8 +11,9 @@ agree, and it must start over.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -20,18 +21,21 @@ import numpy.typing as npt
 
 from frd.engine.alignment import Alignment
 from frd.engine.engine import Engine
-from frd.errors import WireError
+from frd.errors import FrdError, WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
     ChannelColumns,
     EntryColumns,
+    GroupInfo,
     Int32s,
     MemoryColumns,
     MemoryEvent,
     NodeNs,
     RankInfo,
+    RankState,
     RankStatus,
+    SeriesInfo,
     Signature,
     UInt32s,
     WatermarkColumns,
@@ -41,6 +45,7 @@ from frd.service.handles import AttemptHandles, Column
 from frd.service.ledger import Ledger, Progress
 from frd.service.marks import Marks
 from frd.service.memory import MemoryFeed, observe_event
+from frd.service.runs import Runs
 from frd.wire import (
     AgentEvent,
     AttemptDecl,
@@ -56,24 +61,51 @@ from frd.wire import (
     Watermarks,
 )
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class DeclaredRank:
     """A rank of this stream; the position in `Session.ranks` is its stream index."""
 
     key: AttemptKey
     info: RankInfo
-    handles: AttemptHandles
-    handle: int
-    row: int
+    slot: Slot
     progress: Progress
+    row: int = 0
+    is_superseded: bool = False
+    """Another process has taken the rank's place: what is reported of this one is dropped."""
+
+    @property
+    def handles(self) -> AttemptHandles | None:
+        """None while nothing that is reported of the rank counts."""
+        return None if self.is_superseded else self.slot.handles
+
+
+@dataclass(slots=True)
+class Slot:
+    """An attempt of this stream."""
+
+    declared: AttemptDecl
+    handles: AttemptHandles | None = None
+    """None while its run is refused, see `frd.service.runs`."""
+    ranks: list[int] = field(default_factory=list)
+    groups: list[tuple[int, GroupInfo]] = field(default_factory=list)
+    """Stream indexes, for when the run is admitted."""
+    series: list[tuple[int, int, SeriesInfo]] = field(default_factory=list)
+    """Stream index, global rank, and what it is."""
+    has_dropped: bool = False
+    """Something was reported of it while it was refused."""
 
 
 class Session:
     """One stream, numbered `stream`."""
 
-    def __init__(self, engine: Engine, marks: Marks, ledger: Ledger, stream: int) -> None:
+    def __init__(
+        self, engine: Engine, marks: Marks, ledger: Ledger, runs: Runs, stream: int
+    ) -> None:
         self.stream = stream
+        self._runs = runs
         self._engine = engine
         self._marks = marks
         self._ledger = ledger
@@ -82,7 +114,13 @@ class Session:
         self.may_tell_of: Callable[[str], bool] = lambda job: True
         """Whether the peer may speak for a job."""
         self.ranks: list[DeclaredRank] = []
-        self._attempts: list[AttemptHandles] = []
+        self.heard_at = AlignedNs(0)
+        self._slots: list[Slot] = []
+        self._superseded: set[int] = set()
+        self._entered: list[int] = []
+        """Stream indexes of ranks that have come into the engine since `take_entered`."""
+        self.must_resync = False
+        """What was dropped counts from now on: the agent has to send it again."""
         self._signatures: list[Signature] = []
         self._rank_row = Column()
         self._rank_handle = Column()
@@ -118,6 +156,7 @@ class Session:
             FrdError: the stream is over; a `WireError` names the field.
         """
         event = self._decoder.decode(data)
+        self.heard_at = now
         match event:
             case EntryColumns():
                 self._entries(event, now)
@@ -150,7 +189,7 @@ class Session:
         is_better = alignment.is_better_than(self.alignment)
         self.alignment = alignment
         self._uncertainty_ns = claim_ns(alignment)
-        for handles in self._attempts:
+        for handles in filter(None, (slot.handles for slot in self._slots)):
             if ranks := handles.attempt.of_clock(handles.ranks, self._clock_number):
                 attempt, number = handles.attempt, self._clock_number
                 attempt.clock(ranks, number, self._uncertainty_ns, alignment.now_ns)
@@ -165,6 +204,36 @@ class Session:
         acks, self._acks = self._acks, {}
         return acks
 
+    def take_entered(self) -> list[int]:
+        """Stream indexes of the ranks that have become this session's own since the last call."""
+        entered, self._entered = self._entered, []
+        return entered
+
+    def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
+        """The run counts from now on."""
+        self._marks.flush(now)
+        for slot in self._slots:
+            if (slot.declared.key, slot.declared.run) == (key, run) and slot.handles is None:
+                try:
+                    self._open(slot, now)
+                except FrdError as error:  # of this stream, which need not be the one that spoke
+                    log.warning("stream %d: %s", self.stream, error)
+                    slot.handles = None
+                self.must_resync |= slot.has_dropped
+
+    def suspend(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
+        """The run counts no more in this attempt."""
+        self._marks.flush(now)
+        for slot in self._slots:
+            if (slot.declared.key, slot.declared.run) == (key, run) and slot.handles is not None:
+                handles = [self.ranks[index].info.rank for index in slot.ranks]
+                if handles:
+                    self._engine.connection(slot.handles.attempt, handles, False, now)
+                slot.handles = None
+                for index, _, _ in slot.series:
+                    self.memory.leave(index)
+        self._rows = None
+
     def disconnect(self, ranks: Iterable[DeclaredRank], now: AlignedNs) -> None:
         """The stream ended: `ranks`, those for which no other stream speaks, lost their agent."""
         self._marks.flush(now)
@@ -172,8 +241,10 @@ class Session:
         for rank in ranks:
             by_attempt.setdefault(rank.key, []).append(rank)
         for gone in by_attempt.values():
-            handles = [rank.handle for rank in gone]
-            self._engine.connection(gone[0].handles.attempt, handles, False, now)
+            if (handles := gone[0].slot.handles) is not None:
+                self._engine.connection(
+                    handles.attempt, [rank.info.rank for rank in gone], False, now
+                )
 
     # -- what the messages do ------------------------------------------------------------------
 
@@ -187,8 +258,7 @@ class Session:
         for group in event.groups:
             self._declare_group(group)
         for series in event.series:
-            of = self.ranks[series.info.rank]
-            self.memory.declare(of.handles.attempt, of.info.rank, series.info)
+            self._declare_series(series.info)
 
     def _declare_attempt(self, declared: AttemptDecl, now: AlignedNs) -> None:
         if not self.may_tell_of(declared.key.job):
@@ -197,42 +267,95 @@ class Session:
                 "job",
                 f"{declared.key.job!r}: the agent's token or certificate is for other jobs",
             )
-        attempt = self._engine.attempt(declared.key, declared.world_size, now)
-        self._attempts.append(AttemptHandles(attempt))
+        slot = Slot(declared)
+        self._slots.append(slot)
+        if not declared.run:
+            self._open(slot, now)
 
     def _declare_rank(self, declared: RankDecl, now: AlignedNs) -> None:
-        handles = self._attempts[declared.attempt_index]
-        key = handles.attempt.key
-        handle = self._engine.rank(handles.attempt, declared.info, now)
-        row = handles.add_rank(declared.info, handle)
+        slot, info = self._slots[declared.attempt_index], declared.info
+        key, run = slot.declared.key, slot.declared.run
+        index = len(self.ranks)
         session = self.hello.session if self.hello else ""
-        progress = self._ledger.progress(key, declared.info, session)
-        self.ranks.append(DeclaredRank(key, declared.info, handles, handle, row, progress))
-        self._rank_row.append(row)
-        self._rank_handle.append(handle)
+        progress = self._ledger.progress(key, info, session)
+        self.ranks.append(DeclaredRank(key, info, slot, progress))
+        self._rank_row.append(0)
+        self._rank_handle.append(info.rank)
+        slot.ranks.append(index)
+        before = slot.handles
+        counts = not run or self._runs.declare(key, run, info, self, now)
+        if slot.handles is not None:
+            if slot.handles is before:  # else this has been opened again, with the rank
+                self._enter(index, now)
+        elif counts:
+            self._open(slot, now)
+
+    def _open(self, slot: Slot, now: AlignedNs) -> None:
+        """Bring into the engine what the slot holds."""
+        key, run = slot.declared.key, slot.declared.run
+        attempt = self._engine.attempt(key, slot.declared.world_size, now)
+        if run and self._runs.takes_over(key, run):
+            self._engine.start_over(attempt, slot.declared.world_size, now)
+        slot.handles = AttemptHandles(attempt)
+        self._rows = None
+        for index in slot.ranks:
+            self._enter(index, now)
+        for index, group in slot.groups:
+            self._enter_group(slot.handles, index, group)
+        for index, rank, series in slot.series:
+            self.memory.enter(index, attempt, rank, series)
+
+    def _enter(self, index: int, now: AlignedNs) -> None:
+        rank = self.ranks[index]
+        handles = rank.slot.handles
+        assert handles is not None
+        handle = self._engine.rank(handles.attempt, rank.info, now)
+        rank.row = handles.add_rank(rank.info, handle)
+        self._rank_row.put(index, rank.row)
         handles.attempt.clock([handle], self._clock_number, self._uncertainty_ns, now)
         self._engine.connection(handles.attempt, [handle], True, now)
+        self._entered.append(index)
 
     def _declare_group(self, declared: GroupDecl) -> None:
-        handles = self._attempts[declared.attempt_index]
-        handle = handles.attempt.group(declared.info)
-        self._group_column.append(handles.add_group(declared.info, handle))
-        self._group_handle.append(handle)
+        slot = self._slots[declared.attempt_index]
+        index = self._group_handle.count
+        self._group_column.append(0)
+        self._group_handle.append(0)
+        if slot.handles is not None:
+            self._enter_group(slot.handles, index, declared.info)
+        slot.groups.append((index, declared.info))
+
+    def _enter_group(self, handles: AttemptHandles, index: int, info: GroupInfo) -> None:
+        handle = handles.attempt.group(info)
+        self._group_column.put(index, handles.add_group(info, handle))
+        self._group_handle.put(index, handle)
+
+    def _declare_series(self, info: SeriesInfo) -> None:
+        rank = self.ranks[info.rank]
+        index = self.memory.declare()
+        if rank.slot.handles is not None:
+            self.memory.enter(index, rank.slot.handles.attempt, rank.info.rank, info)
+        rank.slot.series.append((index, rank.info.rank, info))
 
     def _entries(self, batch: EntryColumns, now: AlignedNs) -> None:
         rank = self.ranks[batch.rank]
         progress = rank.progress
         numbered = batch.first_revision > 0
         last = batch.first_revision + len(batch) - 1
+        if (handles := rank.handles) is None:
+            rank.slot.has_dropped = True
+            if numbered:
+                self._acks[batch.rank] = last  # refused, but the agent need not keep it
+            return
         if numbered:
             batch = _after(batch, progress.applied)
         if len(batch):
             applied = self._engine.observe_entries(
-                rank.handles.attempt,
-                rank.handle,
-                rank.handles.pairs("entries.group", rank.row, self._group_column.take(batch.group)),
+                handles.attempt,
+                rank.info.rank,
+                handles.pairs("entries.group", rank.row, self._group_column.take(batch.group)),
                 batch.seq,
-                rank.handles.signatures(batch.signature, self._signatures),
+                handles.signatures(batch.signature, self._signatures),
                 batch.flags,
                 *self._aligned(
                     np.array([batch.created_ns, batch.started_ns, batch.completed_ns]), now
@@ -250,8 +373,11 @@ class Session:
     def _watermarks(self, batch: Watermarks, now: AlignedNs) -> None:
         self.hears(batch, now)
         self.lag_ns = max(now - self.alignment.one_to_aligned(batch.sent_at_ns), 0)
-        handles = self._attempts[batch.attempt_index]
-        columns = batch.columns
+        slot = self._slots[batch.attempt_index]
+        if (handles := slot.handles) is None:
+            slot.has_dropped = True
+            return
+        columns = self._counted(batch.columns)
         self._marks.add(
             handles.attempt,
             self._pairs_of(handles, columns),
@@ -259,6 +385,28 @@ class Session:
             columns,
             self.alignment,
         )
+
+    def _counted(self, columns: WatermarkColumns) -> WatermarkColumns:
+        """Without the rows of ranks that other processes have taken."""
+        if not self._superseded:
+            return columns
+        gone = np.fromiter(self._superseded, np.uint32)
+        keep, seen = ~np.isin(columns.rank, gone), ~np.isin(columns.seen_rank, gone)
+        return WatermarkColumns(
+            rank=columns.rank[keep],
+            group=columns.group[keep],
+            enqueued=columns.enqueued[keep],
+            started=columns.started[keep],
+            completed=columns.completed[keep],
+            head_created_ns=columns.head_created_ns[keep],
+            seen_rank=columns.seen_rank[seen],
+            as_of_ns=columns.as_of_ns[seen],
+        )
+
+    def supersede(self, index: int) -> None:
+        """Another process has the rank now; see `DeclaredRank.is_superseded`."""
+        self.ranks[index].is_superseded = True
+        self._superseded.add(index)
 
     def _pairs_of(self, handles: AttemptHandles, columns: WatermarkColumns) -> Int32s:
         """The decoder gives the same arrays again when an agent names the same rows again."""
@@ -276,9 +424,11 @@ class Session:
 
     def _channels(self, batch: ChannelColumns, now: AlignedNs) -> None:
         rank = self.ranks[batch.rank]
+        if (handles := rank.handles) is None:
+            return
         self._engine.observe_channels(
-            rank.handles.attempt,
-            rank.handle,
+            handles.attempt,
+            rank.info.rank,
             self._group_handle.take(batch.group),
             batch.peer,
             batch.is_send,
@@ -291,10 +441,14 @@ class Session:
     def _status(self, status: RankStatus, now: AlignedNs) -> None:
         rank = self.ranks[status.rank]
         at = self.alignment.one_to_aligned(status.at_ns)
-        told = replace(status, rank=rank.info.rank)
-        self._engine.observe_status(
-            rank.handles.attempt, rank.handle, told, AlignedNs(min(at, now)), now
-        )
+        if (handles := rank.handles) is not None:
+            told = replace(status, rank=rank.info.rank)
+            self._engine.observe_status(
+                handles.attempt, rank.info.rank, told, AlignedNs(min(at, now)), now
+            )
+        run = rank.slot.declared.run
+        if run and status.state in (RankState.EXITED, RankState.FINISHED):
+            self._runs.gone(rank.key, run, rank.info)
 
     def _memory(self, batch: MemoryColumns, now: AlignedNs) -> None:
         # Not cut to now, as other times are: moments that fall together would not rise.
@@ -303,8 +457,10 @@ class Session:
 
     def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
         rank = self.ranks[event.rank]
+        if (handles := rank.handles) is None:
+            return
         observe_event(
-            rank.handles.attempt,
+            handles.attempt,
             replace(event, rank=rank.info.rank),
             AlignedNs(min(self.alignment.one_to_aligned(event.at_ns), now)),
             self._uncertainty_ns,

@@ -27,6 +27,7 @@ from frd.service.nodes import Nodes
 from frd.service.owners import Owners
 from frd.service.recent import Recent
 from frd.service.recorder import Recorder
+from frd.service.runs import JobWarning, Runs
 from frd.service.session import Session
 from frd.wire import (
     MAX_MESSAGE_BYTES,
@@ -35,6 +36,7 @@ from frd.wire import (
     AgentEvent,
     Declare,
     Hello,
+    Resync,
     ServiceEvent,
     Watermarks,
     Welcome,
@@ -49,14 +51,12 @@ log = logging.getLogger(__name__)
 class Stream:
     """What there is of one stream beside its session."""
 
-    __slots__ = ("adopted", "clock", "closing", "id", "outgoing", "session", "told_of_refused",
+    __slots__ = ("clock", "closing", "id", "outgoing", "session", "told_of_refused",
                  "wake")  # fmt: skip
 
     def __init__(self, session: Session) -> None:
         self.id = session.stream
         self.session = session
-        self.adopted = 0
-        """How many of the session's ranks have been made this stream's own."""
         self.clock: AgentClock | None = None
         """Since its hello."""
         self.outgoing: list[ServiceEvent] = []
@@ -100,6 +100,7 @@ class Streams:
         self.nodes = Nodes()
         self.owners = Owners()
         self.ledger = Ledger()
+        self.runs = Runs()
         self.refused: Counter[str] = Counter()
         """Streams that ended badly, by reason, and `SAMPLES` of memory."""
         self._engine = engine
@@ -113,6 +114,7 @@ class Streams:
         """Those that have said hello."""
         self._ids = itertools.count(1)
         self._acking: set[Stream] = set()
+        self._warned: set[JobWarning] = set()
         self._kept: frozenset[AttemptKey] = frozenset()
         self._entries_of_closed = 0
         self._duplicates_of_closed = 0
@@ -128,7 +130,8 @@ class Streams:
 
     def open(self) -> Stream:
         """A stream of which nothing has been heard yet."""
-        return Stream(Session(self._engine, self._marks, self.ledger, next(self._ids)))
+        number = next(self._ids)
+        return Stream(Session(self._engine, self._marks, self.ledger, self.runs, number))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Apply one message, and only then write it down.
@@ -148,7 +151,7 @@ class Streams:
                 if refused := session.memory.take_refused():
                     self._refuse_samples(stream, refused)
             case Declare():
-                self._adopt(stream)
+                self._adopt_all(stream)
             case Hello():
                 self._greet(stream, event, now)
             case _:
@@ -168,8 +171,9 @@ class Streams:
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self._now()
-        self.owners.claim(session, stream.adopted)  # a declaration may have failed half way
+        self.owners.claim(session)  # a declaration may have failed half way
         session.disconnect(self.owners.release(session), now)
+        self.runs.closed(session)
         self.nodes.disconnected(session.key, stream.id)
         if stream.clock is not None:
             stream.clock.disconnected(stream.id, now)
@@ -199,13 +203,33 @@ class Streams:
         stream.session.align(alignment)
         self._recorder.aligned(stream.id, self._now(), encode(alignment))
 
+    def settle(self, now: AlignedNs) -> None:
+        """Runs of one name that have ended give way to others; see `Runs.settle`."""
+        if self.runs.settle(now):
+            self._adopt_all()
+        warnings = self.runs.warnings(now)
+        for warning in set(warnings) - self._warned:
+            log.warning("%s", warning.text)
+        self._warned = set(warnings)
+
+    def _adopt_all(self, speaking: Stream | None = None) -> None:
+        """Ranks that have come into the engine are their streams' own from now on.
+
+        A declaration on one stream may have admitted ranks of others.
+        """
+        if speaking is not None:
+            self._adopt(speaking)
+        for session in self.runs.take_changed():
+            if (stream := self._streams.get(session)) is not None:
+                self._adopt(stream)
+
     def _adopt(self, stream: Stream) -> None:
-        """The ranks that the stream has newly declared are its own from now on."""
         session = stream.session
-        new = session.ranks[stream.adopted :]
-        self.owners.claim(session, stream.adopted)
+        new = self.owners.claim(session)
         self.nodes.hosts(session.key, ((rank.key, rank.info.rank) for rank in new))
-        stream.adopted = len(session.ranks)
+        if session.must_resync:
+            session.must_resync = False
+            stream.send(Resync("another run of the job has ended: this one counts now"))
 
     def _refuse_samples(self, stream: Stream, count: int) -> None:
         """Told once a stream, whose other samples count."""
@@ -258,4 +282,5 @@ class Streams:
             return
         self._kept = attempts
         self.ledger.keep(attempts)
+        self.runs.keep(attempts)
         self.nodes.keep(attempts)

@@ -15,6 +15,7 @@ from typing import Protocol
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
 from frd.service.clock_view import ClockView
 from frd.service.dismissal import Dismissal
+from frd.service.runs import JobWarning
 from frd.store.findings import Place
 from frd.views import AttemptView, Snapshot
 
@@ -45,7 +46,8 @@ class Counters:
     duplicates: int = 0
     """Entry rows that were known already."""
     refused: Mapping[str, int] = field(default_factory=dict)
-    """Streams refused by `WireError.reason`, and `memory`: samples that cannot be true."""
+    """Streams refused by `WireError.reason`; `memory`: samples that cannot be true; `job_name`:
+    rank processes of a job whose name another running job has."""
     clock_refused: Mapping[str, int] = field(default_factory=dict)
     """Timestamps not believed and clock streams not served, by `pings.REASONS`."""
     evicted: Mapping[str, int] = field(default_factory=dict)
@@ -77,6 +79,9 @@ class ServiceState:
     """When the engine last advanced."""
     version: str = "unknown"
     """Of the running service."""
+    warnings: Sequence[JobWarning] = ()
+    name_conflicts: Mapping[str, int] = field(default_factory=dict)
+    """Running jobs that are refused because another one has their name, by name."""
     expected_agents: Mapping[str, int] = field(default_factory=dict)
     """Configured number of agents by job; a job without one expects those it has seen."""
 

@@ -128,16 +128,18 @@ class Declare(_message.Message):
     def __init__(self, attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., signatures: _Optional[_Iterable[_Union[Signature, _Mapping]]] = ..., series: _Optional[_Iterable[_Union[Series, _Mapping]]] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("index", "job", "attempt", "world_size")
+    __slots__ = ("index", "job", "attempt", "world_size", "run")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     index: int
     job: str
     attempt: int
     world_size: int
-    def __init__(self, index: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+    run: str
+    def __init__(self, index: _Optional[int] = ..., job: _Optional[str] = ..., attempt: _Optional[int] = ..., world_size: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ("index", "attempt_index", "rank", "local_rank", "pid", "node", "boot_id", "torch_version", "backends", "devices", "world_size")

@@ -147,8 +147,9 @@ class Dictionary:
             raise WireError("declare.attempts.job", "missing", "empty: send the job's id")
         _check_world_size("declare.attempts.world_size", m.world_size)
         job = check_text("declare.attempts.job", m.job)
+        run = check_text("declare.attempts.run", m.run)
         self._worlds.append(m.world_size)
-        return AttemptDecl(m.index, AttemptKey(job, m.attempt), m.world_size)
+        return AttemptDecl(m.index, AttemptKey(job, m.attempt), m.world_size, run)
 
     def _rank(self, m: pb.Rank) -> RankDecl:
         _check_next("declare.ranks.index", m.index, self._ranks.count, MAX_RANKS)

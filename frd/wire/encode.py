@@ -231,6 +231,7 @@ def _declare(m: pb.Declare, event: Declare) -> None:
             job=text(attempt.key.job),
             attempt=attempt.key.attempt,
             world_size=attempt.world_size,
+            run=text(attempt.run),
         )
     for rank in event.ranks:
         info = rank.info

@@ -74,6 +74,8 @@ class AttemptDecl:
     key: AttemptKey
     world_size: int
     """0 when unknown."""
+    run: str = ""
+    """Which launch of the job: processes of two launches are told apart by it; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "owners-claim-index",
         _OWNERS,
-        "enumerate(session.ranks[first:], first)",
-        "enumerate(session.ranks[first:])",
+        "self._owners[rank.key, rank.info.rank] = (session, index)",
+        "self._owners[rank.key, rank.info.rank] = (session, index % 2)",
         "ranks that were declared later are asked for by the wrong index",
     ),
     Mutant(

@@ -154,7 +154,7 @@ shapes = st.lists(st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_si
 dtypes = st.lists(TEXTS, max_size=3).map(tuple)
 declares = st.builds(
     lambda key, signature, group, series: Declare(
-        attempts=(AttemptDecl(1, key, 0),),
+        attempts=(AttemptDecl(1, key, 0, "vm:29500"),),
         ranks=(RankDecl(3, 1, RankInfo(77, 0, "n", "b", 5, -1, "2.13", ("gloo",), ("GPU",))),),
         groups=(GroupDecl(4, 1, group),),
         signatures=(SignatureDecl(1, signature),),

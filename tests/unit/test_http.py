@@ -298,7 +298,7 @@ def test_job_in_full(client: Client) -> None:
             "open": 1,
             "stalled": 1,
             "stall_s": 12.5,
-                "threshold_s": 0.0,
+            "threshold_s": 0.0,
             "matched": 6,
             "enqueued": 7,
             "completed": 6,

@@ -295,7 +295,7 @@ def test_newest_attempt_only() -> None:
     old, new = attempt_view(attempt=0), attempt_view(attempt=1, groups=[group_view("tp")])
     for attempts in ((old, new), (new, old)):
         got = scraped(service_state(*attempts))
-        assert value(got, "frd_ranks", job="train", state="live") == 2
+        assert value(got, "frd_ranks", job="train", state="unwatched") == 2  # no agent is there
         assert value(got, "frd_group_open_collectives", job="train", group="tp") == 2
 
 

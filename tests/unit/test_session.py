@@ -33,6 +33,7 @@ from frd.service.clocks import guess
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
 from frd.service.owners import Owners
+from frd.service.runs import Runs
 from frd.service.session import Session
 from frd.views import AttemptView, RankView
 from frd.wire import (
@@ -69,6 +70,7 @@ class Service:
         self.engine = Engine(policy or Policy(stall_after_s=1.0))
         self.marks = Marks(self.engine)
         self.ledger = Ledger()
+        self.runs = Runs()
         self.now = NOW
         self._streams = 0
 
@@ -76,7 +78,7 @@ class Service:
         self._streams += 1
         return Stream(
             self,
-            Session(self.engine, self.marks, self.ledger, self._streams),
+            Session(self.engine, self.marks, self.ledger, self.runs, self._streams),
             session,
             pid,
         )
@@ -511,8 +513,8 @@ def test_an_old_stream_that_ends_late_takes_nothing_away() -> None:
     service = Service()
     owners = Owners()
     old, new = service.stream(), service.stream()
-    owners.claim(old.session, 0)
-    owners.claim(new.session, 0)
+    owners.claim(old.session)
+    owners.claim(new.session)
     assert owners.release(old.session) == []
     assert owners.of(KEY, 3) == (new.session, 1)
     assert [rank.info.rank for rank in owners.release(new.session)] == [0, 3]
@@ -524,10 +526,10 @@ def test_a_rank_that_is_declared_later_has_the_next_index() -> None:
     service = Service()
     owners = Owners()
     stream = service.stream()
-    owners.claim(stream.session, 0)
+    owners.claim(stream.session)
     later = RankDecl(2, 0, RankInfo(1, 4, "n", "boot", 77))
     stream.send(Declare(ranks=(later,)))
-    owners.claim(stream.session, 2)
+    owners.claim(stream.session)
     assert owners.of(KEY, 1) == (stream.session, 2)
     assert owners.of(KEY, 0) == (stream.session, 0)
 

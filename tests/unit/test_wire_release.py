@@ -35,6 +35,7 @@ from frd.model import (
 )
 from frd.service.ledger import Ledger
 from frd.service.marks import Marks
+from frd.service.runs import Runs
 from frd.service.session import Session
 from frd.v1 import stream_pb2 as now
 from frd.wire import (
@@ -106,7 +107,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
     """Its declarations, rows and statuses are applied and acknowledged by the present service."""
     old = message_factory.GetMessageClass(release.message_types_by_name["AgentMessage"])
     engine = Engine(Policy())
-    session = Session(engine, Marks(engine), Ledger(), 1)
+    session = Session(engine, Marks(engine), Ledger(), Runs(), 1)
     columns: Any = {"group": np.uint32, "seq": np.int64, "signature": np.uint32, "flags": np.uint8}
     columns |= dict.fromkeys(("created_ns", "started_ns", "completed_ns"), np.int64)
     rows = {name: np.zeros(3, kind) for name, kind in columns.items()}

@@ -1,0 +1,124 @@
+"""Two running jobs of one name beside a third job: only the second of the two is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+from frd.errors import FrdError
+from tests import real
+
+STEADY = str(Path(__file__).parents[1] / "jobs" / "steady.py")
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytest.importorskip("torch")
+until = partial(real.until, ignoring=FrdError)
+
+
+@contextmanager
+def launched(stage: Stage, name: str, stop: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A job of two ranks that goes on until it is killed; rank 1 stands still while `stop` is."""
+    where = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(real.free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+    tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(stage.run_dir)]
+    command = [*tap, "--job", name, "--", sys.executable, STEADY, "0.05", "1", "0", str(stop)]
+    ranks = []
+    try:
+        for rank in ("0", "1"):
+            env = os.environ | where | {"RANK": rank, "LOCAL_RANK": rank}
+            ranks.append(subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def pids(client: Client, job: str) -> list[int]:
+    ranks = client.get(f"/api/v1/jobs/{job}")["ranks"]
+    return [rank["pid"] for rank in ranks if rank["state"] == "live"]
+
+
+def moves(client: Client, job: str, ranks: list[subprocess.Popen[bytes]]) -> bool:
+    """These processes are the job's ranks, and complete collectives."""
+    if pids(client, job) != [process.pid for process in ranks]:
+        return False
+    (group,) = client.get(f"/api/v1/jobs/{job}")["groups"]
+    before = group["completed"]
+    return bool(
+        until(lambda: client.get(f"/api/v1/jobs/{job}")["groups"][0]["completed"] > before + 20)
+    )
+
+
+def said(stage: Stage, client: Client, command: str) -> str:
+    asked = [sys.executable, "-m", "frd", command, "--http", client.address]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+
+
+def test_two_jobs_of_one_name_beside_one_that_hangs(tmp_path: Path) -> None:
+    """Two jobs called train run on one node, and a third job hangs: the agent's stream goes on, the
+    hang is named within the normal time, the second train is refused and said so in words; when the
+    first one ends, the second is watched."""
+    stop, never = tmp_path / "stop", tmp_path / "never"
+    with Stage(SCENARIOS["healthy"], 2, 5.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        with launched(stage, "train", never) as first, launched(stage, "other", stop) as other:
+            assert until(lambda: moves(client, "train", first), stage.log("service"))
+            assert until(lambda: moves(client, "other", other))
+            with launched(stage, "train", never) as second:
+                answer: Mapping[str, Any] = until(
+                    lambda: (jobs := client.get("/api/v1/jobs"))["warnings"] and jobs
+                )
+                (warning,) = answer["warnings"]
+                assert warning["job"] == "train"
+                assert re.fullmatch(
+                    rf"two running jobs on \S+ are called train "
+                    rf"\(pids {first[0].pid}, {second[0].pid}\): give each its own --job; "
+                    rf"only the job of pid {first[0].pid} is watched",
+                    warning["text"],
+                ) or re.search(rf"pids {first[1].pid}, {second[1].pid}", warning["text"])
+                assert client.get("/api/v1/findings")["warnings"] == [warning]
+                assert client.get("/api/v1/findings", {"job": "other"})["warnings"] == []
+                for command in ("status", "findings"):
+                    words = " ".join(said(stage, client, command).split())
+                    assert "give each its own --job" in words
+                assert moves(client, "train", first)
+
+                stop.touch()
+                (finding,) = until(lambda: client.get("/api/v1/findings")["findings"])
+                assert finding["job"] == "other"
+                (suspect,) = finding["suspects"]
+                assert (suspect["rank"], suspect["reason"]) == (1, "cpu_stuck")
+                assert finding["collective"]["waiting_s"] < 15
+
+                for process in first:
+                    process.kill()
+                assert until(lambda: moves(client, "train", second), lambda: stage.log("service"))
+                assert until(lambda: not client.get("/api/v1/jobs")["warnings"])
+                metrics = client.text("/metrics")
+                assert 'frd_ingest_refused_total{reason="job_name"} 2.0' in metrics
+                assert 'frd_job_name_conflicts{job="train"} 0.0' in metrics
+                assert len(re.findall(": connected", stage.log("agent"))) == 1, stage.log("agent")
+                assert "two running jobs are called train" in stage.log("agent")
+                found = client.get("/api/v1/findings")["findings"]
+                assert {f["job"] for f in found if f["state"] == "open"} == {"other"}, json.dumps(
+                    found
+                )
