@@ -9,19 +9,22 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from starlette.routing import Route
 
 from frd import config
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
 from frd.cli.demo.scenarios import SCENARIOS
-from frd.model import Confidence, Kind, Reason, SeriesInfo, SeriesKind
+from frd.model import Confidence, Kind, RankState, Reason, SeriesInfo, SeriesKind
 from frd.service.http import create_app
 from frd.service.metric_table import METRICS
+from frd.views import MemoryView as AttemptMemory
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
 from frd_agent.dictionary import Dictionary
@@ -30,6 +33,8 @@ from frd_agent.memory.nvml import DeviceReading
 from frd_agent.metrics import AgentCollector
 from frd_agent.outbox import Outbox
 from frd_agent.stats import Stats
+from tests.unit.test_http import Client as ApiClient
+from tests.unit.test_http import Service, attempt_view
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -204,6 +209,36 @@ def test_every_parameter_of_an_endpoint_is_documented() -> None:
         _, _, table = told[heading].partition("| parameter | |")
         documented = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
         assert set(documented) == set(read.findall(inspect.getsource(route.endpoint))), heading
+
+
+def keys(value: object) -> set[str]:
+    """All names of keys in a JSON value; findings have a page of their own."""
+    match value:
+        case dict():
+            inner = [keys(part) for key, part in value.items() if key != "findings"]
+            return {str(key) for key in value}.union(*inner)
+        case list():
+            return set().union(*map(keys, value))
+    return set()
+
+
+def test_every_key_of_the_api_is_documented(tmp_path: Path) -> None:
+    """What jobs, a job and findings are made of stands in docs/api.md."""
+    view = attempt_view("train")
+    used = np.ones(1, np.int64)
+    memory = AttemptMemory(
+        [SeriesInfo(0, SeriesKind.HOST_USED)], used, used, np.ones((1, 4), np.int64)
+    )
+    service = Service(tmp_path, [replace(view, memory=memory)])
+    client = ApiClient(service)
+    told = {
+        key
+        for path in ("/api/v1/jobs", "/api/v1/jobs/train", "/api/v1/findings", "/api/v1/history")
+        for key in keys(client.get(path).json) - set(RankState)
+    }
+    service.store.close()
+    assert len(told) > 50
+    assert {key for key in told if not re.search(rf"\b{key}\b", text(DOCS / "api.md"))} == set()
 
 
 def test_every_exit_code_is_documented() -> None:
