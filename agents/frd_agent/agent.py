@@ -259,13 +259,16 @@ class Agent:
                 rank.set_back(-step_ns)
 
     def _follow_process(self, rank: Rank) -> None:
-        """The kernel says at once when the process exits."""
+        """The kernel says at once when the process exits: the order of ends is known to about a
+        millisecond, and the status is read before the parent collects it."""
         if (fd := rank.process.pidfd if rank.process else None) is not None:
             self._pidfds[fd] = rank
             asyncio.get_running_loop().add_reader(fd, self._on_exit, fd)
 
     def _on_exit(self, fd: int) -> None:
         asyncio.get_running_loop().remove_reader(fd)
+        if (process := self._pidfds[fd].process) is not None:
+            process.ended(NodeNs(time.time_ns()))
         self._turn.set()
 
     def _unfollow_processes(self) -> None:

@@ -2,17 +2,18 @@
 
 Neither is enough alone. The record of the tap knows the exception and its traceback, but nothing of
 `sys.exit(1)`, `os._exit` and signals; the status, as `os.waitpid` returns it, knows those and no
-words. The status can be missing as well: the parent had collected it before the agent could look.
-Pure.
+words. The status can be missing as well: the parent had collected it before the agent could look,
+or the process is in another pid namespace. Pure.
 """
 
 from __future__ import annotations
 
 import os
-from signal import SIGINT, valid_signals
+from signal import SIGINT, SIGKILL, valid_signals
 from typing import Final
 
-from frd.model import ExitInfo, ExitKind, RankState
+from frd.flight.stacktext import user_frames_of
+from frd.model import ExitInfo, ExitKind, NodeNs, RankState
 from frd_agent.taps import ExitRecord
 
 _BY_SIGNAL: Final = 128
@@ -29,7 +30,27 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
         signal=killed_by or _passed_on(status),
         status=status,
         exception=exception,
+        where=_where(record) if record is not None and exception else "",
     )
+
+
+def ended_at(how: ExitInfo, record: ExitRecord | None, seen_at_ns: NodeNs) -> NodeNs:
+    """When the end began. The record is written before the process lets go of its connections, so
+    its time is before anything that peers notice; what was seen from outside comes after it."""
+    if record is None or how.kind is ExitKind.SIGNAL:
+        return seen_at_ns
+    return min(record.at_ns, seen_at_ns)
+
+
+def may_be_oom(how: ExitInfo) -> bool:
+    """The kernel's out-of-memory killer can have been it."""
+    return how.signal == SIGKILL or how.kind is ExitKind.UNKNOWN
+
+
+def _where(record: ExitRecord) -> str:
+    """``train.py:88 load_batch``"""
+    frames = user_frames_of(record.frames)
+    return " ".join(frames[0].rsplit(" in ", 1)) if frames else ""
 
 
 def state_after(how: ExitInfo) -> RankState:

@@ -1,16 +1,21 @@
-"""Is the process of a rank still there, and is it still the same one?
+"""Is the process of a rank still there, is it still the same one, and how did it end?
 
 A number is not a process: pids are used again, and a rank in a container has one number inside and
 another outside. So a process is pinned once, by a pidfd where the kernel has them, and by its start
 time in /proc. Who listens on the rank's socket is asked of the kernel, which answers in *our* pid
 namespace; when it cannot (the namespaces are apart), the socket itself is all there is to watch.
 
-A zombie has exited: nothing of it will ever run again. Nothing here knows ranks, rings or streams.
+A zombie has exited: nothing of it will ever run again. Its exit status stands in /proc/<pid>/stat
+until its parent collects it, which a launcher that waits does at once; from Linux 6.15 on the pidfd
+tells the status after that (and only after that). So both are asked, the one or the other answers.
+
+Nothing here knows ranks, rings or streams.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import struct
@@ -25,6 +30,16 @@ _PEERCRED = struct.Struct("3i")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _START_SLACK_NS = 5_000_000_000
 """The wall clock may have been stepped a little between the start of a process and now."""
+_STATUS_PATIENCE_S = 1.0
+"""For the parent to collect a zombie whose status only the pidfd will tell."""
+
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+"""`struct pidfd_info` of Linux: mask, cgroup id, pids and user ids, exit_code."""
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_START_CODE_HIDDEN = 1
+"""What the kernel says of a live process to a reader who may not know its addresses. To the same
+reader it says of every zombie that its exit status is 0."""
 
 
 class Vital(Enum):
@@ -36,10 +51,14 @@ class Vital(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The part of /proc/<pid>/stat that tells one process from the next."""
+    """The part of /proc/<pid>/stat that tells one process from the next, and how it ended."""
 
     state: str
     start_ticks: int
+    start_code: int = 0
+    """Address of the program; 0 of a zombie."""
+    wait_status: int = 0
+    """Of a zombie, as `os.waitpid` would return it; 0 as well for a reader without permission."""
 
     @property
     def vital(self) -> Vital:
@@ -60,7 +79,24 @@ def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:
         return None
     # The command's name is in parentheses and may hold spaces and parentheses of its own.
     fields = raw[raw.rfind(b")") + 2 :].split()
-    return Stat(state=fields[0].decode("ascii"), start_ticks=int(fields[19]))
+    return Stat(
+        state=fields[0].decode("ascii"),
+        start_ticks=int(fields[19]),
+        start_code=int(fields[23]) if len(fields) > 23 else 0,
+        wait_status=int(fields[49]) if len(fields) > 49 else 0,
+    )
+
+
+def collected_status(pidfd: int) -> int | None:
+    """The wait status of a process that its parent has collected; None before that, and on kernels
+    before 6.15."""
+    info = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, *_, status = _PIDFD_INFO.unpack(info)
+    return status if mask & _PIDFD_INFO_EXIT else None
 
 
 def started_at(stat: Stat) -> NodeNs:
@@ -71,13 +107,28 @@ def started_at(stat: Stat) -> NodeNs:
     return NodeNs(booted_ns + stat.start_ticks * 1_000_000_000 // _TICKS_PER_S)
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a process, as the kernel tells it."""
+
+    at_ns: NodeNs
+    """When it was seen."""
+    wait_status: int | None
+    """As `os.waitpid` would return it; None when it is not known."""
+
+
 class Process:
     """One process, pinned: a later one with the same number is not taken for it."""
 
-    def __init__(self, pid: int, start_ticks: int, pidfd: int | None) -> None:
+    def __init__(self, pid: int, stat: Stat, pidfd: int | None) -> None:
         self.pid = pid
-        self._start_ticks = start_ticks
+        self.end: End | None = None
+        """Once it has been seen, by `look` or `ended`."""
+        self._ended_at_s = 0.0
+        self._start_ticks = stat.start_ticks
         self._pidfd = pidfd
+        self._tells_status = stat.start_code > _START_CODE_HIDDEN
+        """/proc tells how it ended."""
 
     @classmethod
     def pin(cls, pid: int, not_after_ns: NodeNs | None = None) -> Process | None:
@@ -107,24 +158,50 @@ class Process:
             if pidfd is not None:
                 os.close(pidfd)
             return None
-        return cls(pid, stat.start_ticks, pidfd)
+        return cls(pid, stat, pidfd)
 
     def look(self) -> Vital:
         try:
-            stat = read_stat(self.pid)
+            stat = self._stat()
         except OSError:
             return Vital.RUNNING  # nobody has seen it go
-        if stat is None or stat.start_ticks != self._start_ticks:
+        if stat is None or stat.vital is Vital.GONE:
+            end = self.ended(NodeNs(time.time_ns()))
+            is_early = time.monotonic() - self._ended_at_s < _STATUS_PATIENCE_S
+            if stat is not None and end.wait_status is None and is_early:
+                return Vital.RUNNING  # in a moment more will be known of its end
             return Vital.GONE
         return stat.vital
+
+    def ended(self, now_ns: NodeNs) -> End:
+        """It has ended, by now: what is known of that. The first call sets the time, and later ones
+        look again for a status that was not to be had."""
+        if self.end is None:
+            self._ended_at_s = time.monotonic()
+            self.end = End(now_ns, self._wait_status())
+        elif self.end.wait_status is None:
+            self.end = End(self.end.at_ns, self._wait_status())
+        return self.end
+
+    def _wait_status(self) -> int | None:
+        with contextlib.suppress(OSError):
+            stat = self._stat()
+            if stat is not None and stat.vital is Vital.GONE and self._tells_status:
+                return stat.wait_status
+        return collected_status(self._pidfd) if self._pidfd is not None else None
+
+    def _stat(self) -> Stat | None:
+        """None when the process has been collected."""
+        stat = read_stat(self.pid)
+        return stat if stat is not None and stat.start_ticks == self._start_ticks else None
 
     def describe(self) -> str:
         """For people: ``process 4711 is stopped (state T)``."""
         try:
-            stat = read_stat(self.pid)
+            stat = self._stat()
         except OSError as error:
             return f"process {self.pid} cannot be looked at: {error.strerror}"
-        if stat is None or stat.start_ticks != self._start_ticks:
+        if stat is None:
             return f"process {self.pid} is gone"
         words = {
             "T": "stopped",

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.errors import ServiceUnavailable
@@ -22,9 +22,9 @@ from frd.model import EntryColumns, ExitInfo, NodeNs, RankState, RankStatus
 from frd_agent import tap
 from frd_agent.board import Board
 from frd_agent.dictionary import Dictionary
-from frd_agent.exits import exit_info, state_after
+from frd_agent.exits import ended_at, exit_info, may_be_oom, state_after
 from frd_agent.handlers import HandlerFailed, Handlers, Silent
-from frd_agent.memory import Target
+from frd_agent.memory import OomKills, Target
 from frd_agent.naming import KnownGroup, Naming, Signatures
 from frd_agent.outbox import Outbox
 from frd_agent.process import Listener, Process, Vital, listener
@@ -90,6 +90,7 @@ class Rank:
         self._lost = 0
         self._complained = False
         self.process, self._is_elsewhere = self._find_process()
+        self._oom_kills = OomKills(self.process.pid) if self.process else None
         self.stacks = StackReader(self.pid, handlers, file.shm_path)
         self._begin_attempt()
 
@@ -270,9 +271,11 @@ class Rank:
     ) -> None:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
+            is_well = state in (RankState.LIVE, RankState.FINISHED)
+            words = [detail] if how else [state.value, detail]
             log.log(
-                logging.INFO if state in (RankState.LIVE, RankState.FINISHED) else logging.WARNING,
-                "%s: %s%s", self, state.value, f": {detail}" if detail else "",
+                logging.INFO if is_well else logging.WARNING,
+                "%s: %s", self, ": ".join(filter(None, words)) or state.value,
             )  # fmt: skip
         gap = self._lost + self._shared.outbox.dropped.get(self.number, 0)
         status = RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
@@ -283,8 +286,11 @@ class Rank:
         self._show()
         self.gone_at_ns = now_ns
         record = self.identity.exit
-        how = exit_info(record, None)
-        at_ns = now_ns if record is None else record.at_ns
+        end = self.process.ended(now_ns) if self.process else None
+        how = exit_info(record, end.wait_status if end else None)
+        if may_be_oom(how) and self._oom_kills is not None:
+            how = replace(how, note=self._oom_kills.text())
+        at_ns = ended_at(how, record, end.at_ns if end else now_ns)
         self._tell(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self._shared.wake()

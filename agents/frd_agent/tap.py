@@ -103,6 +103,10 @@ Error = tuple[int, int, bytes, int, int]
 
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a unix socket."""
+MAX_FRAMES = 64
+"""Of the traceback in an exit record: the innermost ones."""
+MAX_TEXT = 500
+"""Characters of each text in an exit record."""
 
 # -- pace ----------------------------------------------------------------------------------
 
@@ -600,12 +604,13 @@ class Tap:
 
     def close(self) -> None:
         """The last word: how the program ended, and no more questions."""
+        at_ns = time.time_ns()
         try:
             if self._identity["socket"] is not None:
                 os.unlink(os.path.join(self._directory, self._identity["socket"]))
                 self._identity.update(socket=None, socket_error="the program has ended")
                 time.sleep(PAUSE_S)
-            self._identity["exit"] = _exit_record()
+            self._identity["exit"] = _exit_record(at_ns)
             self.publish_memory()
             self.publish_identity()
             self.publish_counters()
@@ -624,15 +629,34 @@ def _start_server(ext: Any, path: str) -> Any:
         os.close(directory)
 
 
-def _exit_record() -> dict[str, Any]:
-    """An exception that nobody caught is what the interpreter printed last (`sys.last_type`)."""
-    kind, detail = "clean", ""
+def _exit_record(at_ns: int) -> dict[str, Any]:
+    """An exception that nobody caught is what the interpreter printed last (`sys.last_type`).
+    SystemExit is never printed: the agent learns the status from the kernel."""
+    record: dict[str, Any] = {"kind": "clean", "detail": "", "at_ns": at_ns}
     raised = getattr(sys, "last_type", None)
     if raised is not None:
-        kind, detail = "exception", raised.__name__
+        detail = raised.__name__
         with contextlib.suppress(Exception):  # str() of a user's exception is a user's code
-            detail += ": " + str(sys.last_value).strip().partition("\n")[0][:500]
-    return {"kind": kind, "detail": detail, "at_ns": time.time_ns()}
+            said = str(sys.last_value).strip().partition("\n")[0]
+            detail += ": " + said if said else ""
+        frames = _frames(getattr(sys, "last_traceback", None))
+        record.update(kind="exception", detail=_told(detail), frames=frames)
+    return record
+
+
+def _frames(traceback: Any) -> list[tuple[str, int, str]]:
+    """File, line and function, innermost first. Lines of the source are not read, nor locals."""
+    frames: deque[tuple[str, int, str]] = deque(maxlen=MAX_FRAMES)
+    while traceback is not None:
+        code, line = traceback.tb_frame.f_code, traceback.tb_lineno or 0
+        frames.appendleft((_told(code.co_filename[-MAX_TEXT:]), line, _told(code.co_name)))
+        traceback = traceback.tb_next
+    return list(frames)
+
+
+def _told(text: str) -> str:
+    """As JSON carries it: short, and without lone surrogates."""
+    return text[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 # -- names ----------------------------------------------------------------------------------

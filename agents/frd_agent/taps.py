@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from frd.flight.entry import Frame
 from frd.model import AttemptKey, GroupInfo, NodeNs, RankInfo
 from frd_agent import tap
 from frd_agent.dictionary import MAX_WORLD_SIZE
@@ -32,11 +33,14 @@ _TORN_READS = 5
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """How a rank's program ended, in its own words. A killed one leaves none."""
+    """How a rank's program ended, in its own words. A killed one leaves none, and one that left by
+    `sys.exit` calls itself clean."""
 
     kind: Literal["clean", "exception"]
     detail: str
     at_ns: NodeNs
+    frames: tuple[Frame, ...] = ()
+    """Of the exception's traceback, innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +139,17 @@ _Names = Annotated[list[_Name], msgspec.Meta(max_length=256)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
+class _Frame(msgspec.Struct, array_like=True):
+    file: _Name
+    line: _UInt
+    name: _Name
+
+
 class _Exit(msgspec.Struct):
     kind: Literal["clean", "exception"]
     at_ns: _Time
     detail: _Name = ""
+    frames: Annotated[list[_Frame], msgspec.Meta(max_length=256)] = []
 
 
 class _Group(msgspec.Struct):
@@ -210,10 +221,13 @@ def parse_identity(raw: bytes, token: str) -> TapIdentity:
         run=said.run,
         socket=said.socket,
         socket_error=said.socket_error,
-        exit=None
-        if said.exit is None
-        else ExitRecord(said.exit.kind, said.exit.detail, NodeNs(said.exit.at_ns)),
+        exit=None if said.exit is None else _exit_record(said.exit),
     )
+
+
+def _exit_record(said: _Exit) -> ExitRecord:
+    frames = tuple(Frame(frame.name, frame.file, frame.line) for frame in said.frames)
+    return ExitRecord(said.kind, said.detail, NodeNs(said.at_ns), frames)
 
 
 def _group(said: _Group, world_size: int) -> TapGroup:

@@ -125,6 +125,7 @@ def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> J
         "age_s": _age_s(rank.as_of, at),
         "waiting_in": rank.waiting_in,
         "waiting_s": rank.waiting_s,
+        "exit": _exit(rank),
     }
     if unwatched_since is None:
         return told
@@ -133,6 +134,22 @@ def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> J
         "state": UNWATCHED,
         "detail": f"no agent reports on it; it was {rank.status.state.value} when last heard of",
         "unwatched_since": utc_text(unwatched_since) if unwatched_since else None,
+    }
+
+
+def _exit(rank: RankView) -> Json | None:
+    """How its process ended, on the node's clock."""
+    how = rank.status.exit
+    if how is None:
+        return None
+    return {
+        "kind": how.kind.value,
+        "signal": how.signal,
+        "status": how.status,
+        "exception": how.exception,
+        "where": how.where,
+        "note": how.note,
+        "at": utc_text(rank.status.at_ns),
     }
 
 

@@ -21,6 +21,7 @@ import pytest
 from frd.flight import Dump, Entry, parse, write_pickle
 from frd.model import (
     EntryColumns,
+    ExitKind,
     Flags,
     MemoryColumns,
     MemoryEvent,
@@ -246,9 +247,12 @@ def test_a_hanging_job_is_told_as_it_is(tmp_path: Path) -> None:
             assert b"in load_batch" in service.parts[1, Part.STACK].data
             identity = json.loads(service.parts[1, Part.IDENTITY].data)
             assert (identity["job"], identity["rank"]) == ("j", 1)
-            os.kill(service.ranks[1].pid, signal.SIGKILL)
+            os.kill(next(info.pid for info in service.ranks if info.rank == 1), signal.SIGKILL)
             await until(lambda: service.state(1) is RankState.EXITED, "the death", 3)
-            assert service.statuses[1].detail == "no exit record, and its exit status is not known"
+            assert service.statuses[1].detail.startswith("killed by SIGKILL; ")
+            how = service.statuses[1].exit
+            assert how is not None
+            assert (how.kind, how.signal) == (ExitKind.SIGNAL, signal.SIGKILL)
             await service.ask(1)
             assert "kept from" in service.parts[1, Part.DUMP].source
             process.terminate()

@@ -26,7 +26,7 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from frd_agent.exits import exit_info, state_after
+from frd_agent.exits import ended_at, exit_info, state_after
 from frd_agent.handlers import Refused, Silent
 from frd_agent.memory.target import Reading
 from frd_agent.naming import KnownGroup, Naming
@@ -213,11 +213,8 @@ class Watched:
         self._show()
         rank = self.process.rank
         how = exit_info(rank.exit, rank.wait_status if self._saw_it_alive else None)
-        if rank.exit is not None:
-            at_ns = rank.exit.at_ns
-        else:
-            at_ns = rank.ended_ns if self._saw_it_alive else self._agent.wall_ns()
-        self._tell(state_after(how), at_ns, exit_text(how), how)
+        seen_at_ns = rank.ended_ns if self._saw_it_alive else self._agent.wall_ns()
+        self._tell(state_after(how), ended_at(how, rank.exit, seen_at_ns), exit_text(how), how)
 
     def _learn_groups(self) -> None:
         if self.process.rank.groups == self._groups:

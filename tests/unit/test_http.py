@@ -316,6 +316,7 @@ def test_job_in_full(client: Client) -> None:
         "age_s": 1.0,
         "waiting_in": "all_reduce #7 on default_pg",
         "waiting_s": 12.5,
+        "exit": None,
     }
     assert job["nodes"] == [
         {

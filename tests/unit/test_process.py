@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ import pytest
 from frd.model import NodeNs
 from frd_agent.process import Listener, Process, Stat, Vital, listener, read_stat, started_at
 from tests.real import until
+
+LINUX = tuple(int(part) for part in os.uname().release.split(".")[:2])
 
 
 @pytest.fixture
@@ -64,6 +66,78 @@ def test_the_pidfd_becomes_readable_at_the_end(child: subprocess.Popen[bytes]) -
     assert process.pidfd is None
 
 
+def test_the_status_is_known_before_and_after_its_parent_collects_it(
+    child: subprocess.Popen[bytes],
+) -> None:
+    """A zombie's status stands in /proc; that of a process nobody looked at in time is told by its
+    pidfd. The time of the end is that of the first look."""
+    early, late = Process.pin(child.pid), Process.pin(child.pid)
+    assert early is not None
+    assert late is not None
+    assert (early.end, late.end) == (None, None)
+    child.kill()
+    until(lambda: early.look() is Vital.GONE)
+    seen = early.end
+    assert seen is not None
+    assert seen.wait_status == signal.SIGKILL
+    child.wait()
+    assert early.ended(NodeNs(0)) == seen
+    assert late.look() is Vital.GONE
+    assert late.end is not None
+    assert late.end.wait_status == (signal.SIGKILL if LINUX >= (6, 15) else None)
+    early.close()
+    late.close()
+
+
+def test_a_status_that_proc_hides(child: subprocess.Popen[bytes]) -> None:
+    """To a reader without permission /proc says that every zombie left with 0. The reader does not
+    believe it: the process counts as running until its parent has collected it and its pidfd tells,
+    or for a second."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give up its permissions")
+    from_nobody, to_nobody = (os.pipe() for _ in range(2))
+
+    def watch() -> None:
+        os.setresuid(65534, 65534, 65534)
+        process = Process.pin(child.pid)
+        assert process is not None
+        os.write(from_nobody[1], b"pinned\n")
+        until(lambda: "Z" in process.describe())
+        os.write(from_nobody[1], told(process))
+        os.read(to_nobody[0], 1)
+        until(lambda: process.look() is Vital.GONE)
+        os.write(from_nobody[1], told(process))
+
+    def told(process: Process) -> bytes:
+        vital, end = process.look(), process.end
+        return f"{vital.name} {end.wait_status if end else ''}\n".encode()
+
+    with forked(watch), open(from_nobody[0]) as said:
+        assert said.readline() == "pinned\n"
+        child.kill()
+        assert said.readline() == "RUNNING None\n"
+        child.wait()
+        os.write(to_nobody[1], b"x")
+        assert said.readline() == f"GONE {9 if LINUX >= (6, 15) else None}\n"
+    for fd in (from_nobody[1], *to_nobody):
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def forked(work: Callable[[], None]) -> Iterator[None]:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def test_a_used_again_number_is_another_process(child: subprocess.Popen[bytes]) -> None:
     """The tap of the former owner ran before this process was started: it is not taken for it."""
     before = NodeNs(time.time_ns() - 3_600_000_000_000)
@@ -86,6 +160,9 @@ def test_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
     fields = ["R", "1", *["0"] * 17, "4242", "0"]
     (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
     assert read_stat(7, tmp_path) == Stat("R", 4242)
+    fields = ["Z", *map(str, range(4, 52)), "9"]
+    (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
+    assert read_stat(7, tmp_path) == Stat("Z", 22, start_code=26, wait_status=9)
     assert read_stat(8, tmp_path) is None
 
 

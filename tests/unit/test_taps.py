@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,51 @@ def test_an_identity_is_read(tmp_path: Path) -> None:
     assert file.shm_path == path.with_suffix(".shm")
 
 
+def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tap writes of an exception arrives: innermost frames first, and not without end; odd
+    characters, a message that cannot be had and a file of another tap's version do no harm."""
+
+    def dive(depth: int) -> None:
+        if depth == 0:
+            raise Odd
+        dive(depth - 1)
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            return "\udcff first line\nsecond line"
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    try:
+        dive(200)
+    except Odd as error:
+        raised = error
+    for name, value in (("type", Odd), ("value", raised), ("traceback", raised.__traceback__)):
+        monkeypatch.setattr(sys, f"last_{name}", value, raising=False)
+    record = tap._exit_record(9)
+    write(tmp_path, exit=record)
+    (file,) = taps.scan(tmp_path)
+    assert file.identity is not None, file.problem
+    told = file.identity.exit
+    assert told is not None
+    assert (told.kind, told.detail, told.at_ns) == ("exception", "Odd: \\udcff first line", 9)
+    assert len(told.frames) == tap.MAX_FRAMES
+    line = dive.__code__.co_firstlineno
+    assert [(frame.name, frame.line) for frame in told.frames[:2]] == [
+        ("dive", line + 2),
+        ("dive", line + 3),
+    ]
+    assert told.frames[0].filename == __file__
+    monkeypatch.setattr(sys, "last_type", Mute)
+    monkeypatch.setattr(sys, "last_value", Mute())
+    monkeypatch.setattr(sys, "last_traceback", None)
+    assert tap._exit_record(9) == {"kind": "exception", "detail": "Mute", "at_ns": 9, "frames": []}
+    monkeypatch.delattr(sys, "last_type")
+    assert tap._exit_record(9) == {"kind": "clean", "detail": "", "at_ns": 9}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -84,6 +130,7 @@ def test_an_identity_is_read(tmp_path: Path) -> None:
         ({"groups": [{"name": "0", "ranks": [1, 0]}]}, "groups.ranks"),
         ({"groups": [{"name": "0", "ranks": [0, 4]}]}, "groups.ranks"),
         ({"exit": {"kind": "tired", "at_ns": 1}}, "exit"),
+        ({"exit": {"kind": "exception", "at_ns": 1, "frames": [["f", "1", "g"]]}}, "frames"),
         ({"started_at_ns": 2**70}, "started_at_ns"),
     ],
 )

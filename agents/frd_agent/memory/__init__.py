@@ -1,9 +1,10 @@
 """Memory of this node's ranks: sampled, arranged in columns, kept until a stream takes it."""
 
+from frd_agent.memory.kills import OomKills
 from frd_agent.memory.metrics import memory_metrics
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Target
 from frd_agent.memory.view import MemoryView
 from frd_agent.memory.watch import MemoryWatch
 
-__all__ = ["MemoryView", "MemoryWatch", "Samples", "Target", "memory_metrics"]
+__all__ = ["MemoryView", "MemoryWatch", "OomKills", "Samples", "Target", "memory_metrics"]

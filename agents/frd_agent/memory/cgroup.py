@@ -73,17 +73,38 @@ class Cgroup:
 
 def find(pid: int, proc: Path = Path("/proc"), root: Path = _ROOT) -> Cgroup | None:
     """None where memory is not accounted, or out of sight."""
+    machine = total_bytes(proc)
+    for base, path, names in _places(pid, proc, root):
+        if (found := _nearest(base, path, names, machine)) is not None:
+            return found
+    return None
+
+
+def kills_file(pid: int, proc: Path = Path("/proc"), root: Path = _ROOT) -> Path | None:
+    """Where the process's own cgroup counts, as ``oom_kill``, how often the kernel killed in it. Of
+    those around it only version 2 counts its kills too."""
+    for base, path, names in _places(pid, proc, root):
+        if (leaf := _leaf(base, path, names)) is not None:
+            return leaf / names.events
+    return None
+
+
+def oom_kills(file: Path) -> int | None:
+    """What such a file, or ``/proc/vmstat`` for the whole machine, says now; None when it is gone
+    or does not count."""
+    try:
+        lines = [line.split() for line in file.read_text("ascii").splitlines()]
+        return next(int(words[1]) for words in lines if words[:1] == ["oom_kill"])
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _places(pid: int, proc: Path, root: Path) -> list[tuple[Path, str, _Names]]:
     try:
         lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        return None
-    machine = total_bytes(proc)
-    for line in lines:
-        if (place := _place(line, root)) is not None:
-            base, path, names = place
-            if (found := _nearest(base, path, names, machine)) is not None:
-                return found
-    return None
+        return []
+    return [place for line in lines if (place := _place(line, root)) is not None]
 
 
 def _place(line: str, root: Path) -> tuple[Path, str, _Names] | None:
@@ -95,14 +116,19 @@ def _place(line: str, root: Path) -> tuple[Path, str, _Names] | None:
     return (root, path, _V2) if number == "0" and not controllers else None
 
 
-def _nearest(base: Path, path: str, names: _Names, machine: int) -> Cgroup | None:
+def _leaf(base: Path, path: str, names: _Names) -> Path | None:
+    """The cgroup that the process itself is in."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:
         return None  # beside our own namespace
     leaf = base.joinpath(*parts)
     if not (leaf / names.usage).exists():
         leaf = base  # in a container, whose own cgroup is mounted here under no name
-    if not (leaf / names.usage).exists():
+    return leaf if (leaf / names.usage).exists() else None
+
+
+def _nearest(base: Path, path: str, names: _Names, machine: int) -> Cgroup | None:
+    if (leaf := _leaf(base, path, names)) is None:
         return None
     around = leaf
     while True:

@@ -1,0 +1,119 @@
+"""How ranks end, as their agent tells it, beside what the kernel told their parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+from frd.errors import FrdError
+from tests import real
+
+WAYS = Path(__file__).with_name("ways_to_end.py")
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
+pytest.importorskip("torch")
+until = partial(real.until, ignoring=FrdError)
+
+
+def line_of(text: str) -> int:
+    return WAYS.read_text().partition(text)[0].count("\n") + 1
+
+
+RAISES = f"ways_to_end.py:{line_of('json.loads(text)')} load_batch"
+"""The program's own innermost frame; those of json are below it."""
+STANDS_AT = f"ways_to_end.py:{line_of('signal.SIGINT)')} interrupted"
+NO_OOM = "the kernel's out-of-memory killer killed no process in its cgroup"
+EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("finished", "", {"kind": "clean", "status": 0}),
+    ("exited", "exited with status 1", {"kind": "status", "status": 1}),
+    ("finished", "", {"kind": "clean", "status": 0}),
+    (
+        "exited",
+        "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 "
+        f"(char 1) ({RAISES})",
+        {"kind": "exception", "status": 1, "where": RAISES},
+    ),
+    ("exited", "exited with status 3", {"kind": "status", "status": 3}),
+    ("exited", "killed by SIGTERM", {"kind": "signal", "signal": 15}),
+    (
+        "exited",
+        "exited with status 143 (128 + SIGTERM)",
+        {"kind": "status", "status": 143, "signal": 15},
+    ),
+    ("exited", f"KeyboardInterrupt ({STANDS_AT})", {"kind": "interrupt", "signal": 2}),
+    ("exited", f"killed by SIGKILL; {NO_OOM}", {"kind": "signal", "signal": 9}),
+    ("exited", "killed by SIGABRT", {"kind": "signal", "signal": 6}),
+    (
+        "finished",
+        "exited with status 0 after it had printed RuntimeError: survived",
+        {"kind": "clean", "status": 0, "exception": "RuntimeError: survived"},
+    ),
+)
+"""State, text and what the API says of each way, by rank."""
+
+
+def test_every_way_to_end_is_told(tmp_path: Path) -> None:
+    """Ranks leave one after another: by themselves, by sys.exit, of an exception, by os._exit, by
+    signals with and without a handler. The agent tells what the kernel told their parent, with the
+    exception and its line, and in their order, though the parent collects each of them at once."""
+    world = len(EXPECTED)
+    with Stage(SCENARIOS["healthy"], world, 60.0) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        with running(stage.run_dir, tmp_path) as job:
+            until(lambda: len(ranks(client)) == world, "all ranks", 60)
+            assert job.stdout is not None
+            truth = {}
+            for rank in range(world):
+                (tmp_path / str(rank)).touch()
+                number, status = job.stdout.readline().split()
+                truth[int(number)] = int(status)
+            until(lambda: all(r["exit"] for r in ranks(client).values()), "all ends", 20)
+        seen = ranks(client)
+        for rank, (state, text, said) in enumerate(EXPECTED):
+            how = seen[rank]["exit"]
+            assert (seen[rank]["state"], seen[rank]["detail"]) == (state, text)
+            assert {key: how[key] for key in said} == said, how
+            assert wait_status(how) == truth[rank] & ~0x80, how
+        assert [how["rank"] for how in sorted(seen.values(), key=at)] == list(range(world))
+        log = stage.log("agent")
+        assert "rank 8 of ways attempt 0: killed by SIGKILL; " in log
+        assert "rank 1 of ways attempt 0: exited with status 1\n" in log
+
+
+def ranks(client: Client) -> dict[int, Mapping[str, Any]]:
+    return {rank["rank"]: rank for rank in client.get("/api/v1/jobs/ways")["ranks"]}
+
+
+def at(rank: Mapping[str, Any]) -> str:
+    told: str = rank["exit"]["at"]
+    return told
+
+
+def wait_status(how: Mapping[str, Any]) -> int:
+    """What the API says, in the kernel's encoding."""
+    status: int | None = how["status"]
+    return int(how["signal"]) if status is None else status << 8
+
+
+def running(run_dir: Path, folder: Path) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("FRD_")}
+    environment |= {"FRD_JOB": "ways", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(run_dir), "--"]
+        + [sys.executable, str(WAYS), str(folder)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )

@@ -1,0 +1,111 @@
+"""Eleven ranks of one job, each of which ends in a way of its own once it is told to.
+
+Forked from one process, so that torch is loaded once; `main` waits for them as a launcher does and
+prints how the kernel says they ended. A rank goes when its file appears in the folder that is the
+first argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from frd_agent import tap
+
+
+def by_itself() -> None: ...
+
+
+def exit_1() -> NoReturn:
+    sys.exit(1)
+
+
+def exit_0() -> NoReturn:
+    sys.exit(0)
+
+
+def load_batch(text: str) -> NoReturn:
+    json.loads(text)
+    raise AssertionError
+
+
+def bad_batch() -> NoReturn:
+    load_batch("{bad batch}")
+
+
+def hard_exit() -> NoReturn:
+    os._exit(3)
+
+
+def terminated() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def handles_sigterm() -> None:
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def interrupted() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def aborted() -> NoReturn:
+    os.abort()
+
+
+def survives_an_error() -> None:
+    """As an interactive interpreter does: the error is printed, the program goes on."""
+    sys.last_type, sys.last_value = RuntimeError, RuntimeError("survived")
+
+
+WAYS: tuple[Callable[[], None], ...] = (
+    by_itself, exit_1, exit_0, bad_batch, hard_exit, terminated, handles_sigterm, interrupted,
+    killed, aborted, survives_an_error,
+)  # fmt: skip
+
+
+def rank(number: int, port: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(number), "WORLD_SIZE": str(len(WAYS)), "LOCAL_RANK": str(number)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    tap.install()
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(4))
+    while not (folder / str(number)).exists():
+        time.sleep(0.005)
+    # torch alone now and then aborts at the end of an interpreter that still has groups.
+    dist.destroy_process_group()
+    WAYS[number]()
+
+
+def main(folder: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    numbers: dict[int, int] = {}
+    for number in range(len(WAYS)):
+        if (pid := os.fork()) == 0:
+            rank(number, port, folder)
+            return
+        numbers[pid] = number
+    for _ in WAYS:
+        pid, status = os.wait()
+        print(numbers[pid], status, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
