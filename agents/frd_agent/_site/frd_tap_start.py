@@ -1,0 +1,60 @@
+"""Loads the tap when this interpreter imports torch.distributed.
+
+Two ways lead here, and whichever comes second does nothing: the `sitecustomize` beside this file, by
+way of PYTHONPATH (`frd-agent exec` sets it; it reaches environments without frd), and `frd_tap.pth`
+in the environments where frd is installed (it survives a PYTHONPATH that a launch script replaces,
+and `python -E` and `-I`). `python -S` imports neither.
+
+Every interpreter of the job executes this: other versions, other environments, programs that never
+import torch. So it imports nothing, costs a fraction of a millisecond, and its syntax is valid in
+any Python. The tap itself is loaded by path, and only when torch.distributed is being imported.
+"""
+
+# mypy: ignore-errors
+# (annotations would not parse on any Python)
+
+import os
+import sys
+
+_TAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tap.py")
+
+
+class _Watch(object):  # noqa: UP004 -- an old-style class otherwise, on the Python 2 of some tool
+    """A finder that finds nothing. It stays, inert: `sys.meta_path` may be under iteration."""
+
+    frd_tap = True
+
+    def __init__(self):
+        self._waiting = True
+
+    def find_spec(self, name, path=None, target=None):
+        if self._waiting and name.startswith("torch.distributed"):
+            self._waiting = False
+            _install()
+
+
+def _install():
+    try:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        spec = spec_from_file_location("_frd_tap", _TAP)
+        tap = module_from_spec(spec)
+        sys.modules["_frd_tap"] = tap
+        spec.loader.exec_module(tap)
+        tap.settle_variables(os.environ)
+        tap.install()
+    except Exception as error:
+        sys.modules.pop("_frd_tap", None)
+        if sys.stderr is not None:
+            sys.stderr.write("frd: warning: tap: %s: this rank runs on without it\n" % (error,))  # noqa: UP031 -- Python 2
+
+
+def watch():
+    """Once an interpreter, whichever copy of this file comes first."""
+    if sys.version_info < (3, 9):  # noqa: UP036 -- any interpreter of the job reads this
+        return
+    if not any(hasattr(finder, "frd_tap") for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+
+
+watch()
