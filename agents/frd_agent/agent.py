@@ -31,6 +31,7 @@ from frd_agent.dictionary import Dictionary
 from frd_agent.dispatch import Dispatch
 from frd_agent.file_rank import FileRank
 from frd_agent.files import DumpFile, DumpFiles
+from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
 from frd_agent.memory.exits import out_of_memory
 from frd_agent.metrics import AgentCollector, MetricsServer
@@ -121,13 +122,16 @@ class Agent:
             if self._config.memory_hz:
                 self._memory = stack.enter_context(self._watch_memory())
             log.info("watching %s, telling %s", self._config.run_dir, self._config.service)
+            launches = LaunchWatch(self._config.run_dir, self._said, self._living)
             async with asyncio.TaskGroup() as tasks:
                 stream = tasks.create_task(self._stream.run())
                 files = tasks.create_task(self._follow_files())
                 clock = tasks.create_task(self._clock.watch())
+                launch = tasks.create_task(launches.run())
                 await self._watch()
                 files.cancel()
                 clock.cancel()
+                launch.cancel()
                 await self._say_goodbye(stream)
 
     def adopt(self, config: Config) -> None:
@@ -146,6 +150,19 @@ class Agent:
         self._config = self._config.model_copy(update=live)
         log.info("configuration read again")
         self._stream.redial(self._config.line())
+
+    def _said(self) -> dict[str, object]:
+        """Of this agent, for `frd doctor`."""
+        return {
+            "pid": os.getpid(),
+            "node": self._node,
+            "version": _version(),
+            "service": self._config.service,
+            "connected": self._stats.connected,
+        }
+
+    def _living(self) -> set[int]:
+        return {rank.pid for rank in self._roster if not rank.is_gone}
 
     def stop(self) -> None:
         self._stop.set()

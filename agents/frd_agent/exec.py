@@ -2,7 +2,8 @@
 
 Everything is environment, so it reaches each rank through torchrun, srun and shell scripts; this
 process then *becomes* the command, so that pid, signals and exit code are the command's own. What
-the user has set stays as it is. A run directory that cannot be used is a line, not an end.
+the user has set stays as it is. A run directory that cannot be used, or that no agent watches, is a
+line on stderr, not an end.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import NoReturn
 
 from frd.errors import FrdError
 from frd_agent import tap
+from frd_agent.launch import command_line, commands, presence, runs
 
 RING_ENTRIES = 2000
 _SITE = str(Path(__file__).resolve().parent / "_site")
-_RING = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_DUMP_PREFIX = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_RING, _DUMP_PREFIX = tap.RENAMED
 _PYTHON_IGNORES = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def exec_command(
@@ -37,6 +39,7 @@ def exec_command(
         raise FrdError("exec: no command: write it after --")
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
     env = environment(os.environ, directory, timing=timing, job=job)
+    started = _leave_word(directory, cmd, env)
     sys.stdout.flush()
     sys.stderr.flush()
     # Python ignores these, and what is ignored stays so across exec: `yes | head` would complain.
@@ -46,6 +49,8 @@ def exec_command(
     try:
         os.execvpe(cmd[0], list(cmd), env)
     except OSError as error:
+        if started is not None:
+            started.unlink(missing_ok=True)
         raise FrdError(
             f"exec: {cmd[0]!r}: {error.strerror}: give a command that can be run"
         ) from error
@@ -54,7 +59,11 @@ def exec_command(
 def environment(
     base: Mapping[str, str], directory: str, *, timing: bool = False, job: str | None = None
 ) -> dict[str, str]:
-    """The command's environment; makes the run directory, for torch makes none for its dumps."""
+    """The command's environment; makes the run directory, for torch makes none for its dumps.
+
+    Of settings that torch has renamed it sets both names: only the tap sees which torch a rank has,
+    and drops the name that this one complains about.
+    """
     env = dict(base)
     env["FRD_RUN_DIR"] = directory
     given = env.get("PYTHONPATH")  # in which an empty part is the working directory
@@ -70,8 +79,7 @@ def environment(
         tap.make_run_dir(directory, base)
         os.makedirs(dumps, mode=0o700, exist_ok=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            print(f"frd: warning: exec: {error}: the command runs on without it", file=sys.stderr)
+        _warn(f"{error}: the command runs on without it")
     else:
         _set_both(env, _DUMP_PREFIX, os.path.join(dumps, "rank_"))
     return env
@@ -82,3 +90,49 @@ def _set_both(env: dict[str, str], names: tuple[str, str], default: str) -> None
     value = next((env[name] for name in names if name in env), default)
     for name in names:
         env.setdefault(name, value)
+
+
+def _leave_word(directory: str, cmd: Sequence[str], env: dict[str, str]) -> Path | None:
+    """Name the job in `env`, record the command, and say it when no agent watches."""
+    if not os.path.isdir(directory):
+        return None  # `environment` has said why
+    _name_job(directory, cmd, env)
+    is_first = all(env.get(name, "0") == "0" for name in _LOCAL_RANKS)  # one line a node
+    if is_first and (warning := unwatched(directory)) is not None:
+        _warn(warning)
+    try:
+        return commands.record(directory, cmd)
+    except OSError:
+        return None  # a directory of somebody else's: the tap will say so
+
+
+def _name_job(directory: str, cmd: Sequence[str], env: dict[str, str]) -> None:
+    given = env.get("FRD_JOB", "").strip()
+    is_named = bool(given) or command_line.has_id(cmd, env)
+    name = given or command_line.default_job(cmd)
+    if not (is_named and not given) and command_line.is_whole_job(cmd, env):
+        with contextlib.suppress(OSError):
+            name, number = runs.begin(directory, name, must_be_free=not given)
+            env["FRD_RUN_NUMBER"] = str(number)
+    if not is_named:
+        env["FRD_JOB_DEFAULT"] = name
+
+
+def unwatched(directory: str) -> str | None:
+    """What to say if no agent watches the run directory; None if one does, or nobody knows."""
+    if presence.look(directory).watched is not presence.Watched.NO:
+        return None
+    if (other := presence.elsewhere(directory)) is not None:
+        return (
+            f"{directory}: no agent watches this directory, one watches {other}: "
+            f"say --run-dir {other} or FRD_RUN_DIR={other}"
+        )
+    return (
+        f"{directory}: no agent watches this directory yet: start `frd up` or `frd-agent run`, "
+        "or name the agent's directory with --run-dir or FRD_RUN_DIR"
+    )
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"frd: warning: exec: {text}", file=sys.stderr)

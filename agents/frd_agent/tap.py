@@ -8,8 +8,8 @@ or later, loaded by path where frd is absent.
 
 The rank is sacred. One daemon thread does everything, asleep but for some 100 µs a second; whatever
 fails costs one line on stderr, and the rank runs on as if frd were not there. No signal handler, no
-excepthook, no setenv, nothing of torch replaced. What that demanded, each tried on torch 2.13 but
-for the allocator, which a CPU build has not:
+excepthook, nothing of torch replaced. What that demanded, each tried on torch 2.13 but for the
+allocator, which a CPU build has not:
 
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
@@ -30,7 +30,17 @@ for the allocator, which a CPU build has not:
   its other Python threads may wait as they would for its own torch.cuda.memory_stats.
 - The observer of out-of-memory errors appends a tuple to a deque and knows nothing else: it runs in
   the middle of a failing allocation, and torch offers no way to take it back.
-- Forked children (DataLoader workers) have no thread, and the exit handler tells by the pid.
+- The environment is changed in one place only, `settle_variables`: on the thread that imports
+  torch.distributed and before torch's C++ code reads it. A change after init_process_group could
+  crash a thread of torch that reads the environment at that moment.
+- A forked child has no threads. One that `multiprocessing` forked may become a rank, so it gets
+  a tap of its own, started where multiprocessing calls such functions: before the child's target,
+  and after its locks are whole again. A worker of a DataLoader never becomes a rank and gets none.
+  A child of a plain os.fork gets none either: it may have to stay single-threaded, to enter another
+  namespace for example. Any other child pays for a thread that sleeps, some 30 µs of CPU a second.
+  Process groups that a child inherits are its parent's: only a default group of its own makes it a
+  rank. multiprocessing ends its children without the interpreter's exit handlers, so one of its own
+  finalizers has the exit record written.
 """
 
 from __future__ import annotations
@@ -42,6 +52,7 @@ import itertools
 import json
 import operator
 import os
+import re
 import socket
 import stat
 import struct
@@ -51,7 +62,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 SCHEMA = 1
@@ -101,6 +112,10 @@ MEMORY_SIZE = (
 Device = tuple[bytes, int, int, int, int, int]
 Error = tuple[int, int, bytes, int, int]
 
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_TORCHRUN_PORT = "29500"
+"""torchrun's own choice: two jobs on one node cannot both have it."""
+
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a unix socket."""
 MAX_FRAMES = 64
@@ -131,17 +146,29 @@ PAUSE_S = 0.01
 JOIN_S = 2.0
 """How long the exit of the interpreter waits for the last word at most (a hung file system)."""
 
+THREAD_NAME = b"frd-tap"
+"""Of the tap's thread, as the kernel shows it."""
+RENAMED = (
+    ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+)
+"""Settings of the Flight Recorder under their present name and their old one."""
+RENAMED_SINCE = (2, 10)
+"""torch from then on surely reads the present names, and complains about the old ones."""
+
 _C10D = "torch.distributed.distributed_c10d"
 _installed_pid = 0
 _complained_pid = 0
+_follows_forks = False
 
 
 def install() -> None:
     """Watch this process and, once it is a rank, publish it. Never raises; twice does no harm.
 
-    Not inherited by forked children: call it there by hand if such a child is to be a rank.
+    Children that multiprocessing forks are watched too; in a child of os.fork that is to be a rank,
+    call it by hand.
     """
-    global _installed_pid
+    global _follows_forks
     try:
         # The tap may be here twice: loaded by path (`frd-agent exec`) and imported by hand.
         this = sys.modules[__name__]
@@ -151,13 +178,51 @@ def install() -> None:
             return
         if _installed_pid == os.getpid():
             return
-        _installed_pid = os.getpid()
-        stop = threading.Event()
-        thread = threading.Thread(target=_run, args=(stop,), name="frd-tap", daemon=True)
-        thread.start()
-        atexit.register(_at_exit, os.getpid(), stop, thread)
+        atexit.register(_at_exit, *_start(None))
+        if not _follows_forks:
+            _follows_forks = True
+            os.register_at_fork(after_in_child=_forked)
     except Exception as error:
         _complain("install", error)
+
+
+def _start(inherited: Mapping[int, int] | None) -> tuple[int, threading.Event, threading.Thread]:
+    """`inherited`: the ranks of the default group that a forked child has from its parent."""
+    global _installed_pid
+    _installed_pid = os.getpid()
+    stop = threading.Event()
+    thread = threading.Thread(target=_run, args=(stop, inherited), name="frd-tap", daemon=True)
+    thread.start()
+    return _installed_pid, stop, thread
+
+
+class _Child:
+    """What multiprocessing wants to hold on to for a function that it calls in its children."""
+
+
+_child = _Child()
+
+
+def _forked() -> None:
+    """In every forked child, inside os.fork: ask multiprocessing, if it forked it, for a call."""
+    with contextlib.suppress(Exception):
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.register_after_fork(_child, _in_child)
+
+
+def _in_child(_: _Child) -> None:
+    """In a child that multiprocessing has forked, before its target runs."""
+    try:
+        process = sys.modules["multiprocessing.process"].current_process()
+        target = getattr(process, "_target", None)
+        of_loader = (getattr(target, "__module__", None) or "").startswith("torch.utils.data.")
+        if of_loader or _installed_pid == os.getpid():
+            return
+        word = _start(_default_ranks(getattr(sys.modules.get(_C10D), "_world", None)))
+        sys.modules["multiprocessing.util"].Finalize(None, _at_exit, word, exitpriority=0)
+    except Exception as error:
+        _complain("forked child", error)
 
 
 def _at_exit(pid: int, stop: threading.Event, thread: threading.Thread) -> None:
@@ -178,13 +243,28 @@ def _complain(what: str, error: BaseException) -> None:
         os.write(2, line.encode("utf-8", "backslashreplace"))
 
 
+def settle_variables(environ: MutableMapping[str, str]) -> None:
+    """Drop the old name of a setting where this torch reads the present one, which says the same:
+    torch prints a line for each old name. Call it on a thread that is importing torch.distributed.
+    """
+    version = getattr(sys.modules.get("torch.version"), "__version__", "")
+    major, _, rest = str(version).partition(".")
+    minor = rest.partition(".")[0]
+    if not (major.isdecimal() and minor.isdecimal()) or (int(major), int(minor)) < RENAMED_SINCE:
+        return
+    for present, old in RENAMED:
+        if present in environ and environ.get(old) == environ[present]:
+            del environ[old]
+
+
 # -- the thread ------------------------------------------------------------------------------
 
 
-def _run(stop: threading.Event) -> None:
+def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
     tap = None
     try:
-        c10d = _await_groups(stop)
+        _name_thread()
+        c10d = _await_groups(stop, inherited)
         if c10d is None:
             return
         tap = Tap(c10d, os.environ)
@@ -225,15 +305,23 @@ class Pace:
         self._due = now - TICK_S / 2 + every_s
 
 
-def _await_groups(stop: threading.Event) -> Any:
-    """torch's module of process groups, once there is a default group; None when told to stop."""
+def _name_thread() -> None:
+    """For the kernel, and so for agents: this process has a tap, though it may be no rank (yet)."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "wb", buffering=0) as file:
+        file.write(THREAD_NAME)
+
+
+def _await_groups(stop: threading.Event, inherited: Mapping[int, int] | None) -> Any:
+    """torch's module of process groups, once there is a default group of this process's own; None
+    when told to stop."""
     began = time.monotonic()
     found = False
     while not stop.wait(WAIT_S if time.monotonic() - began < 60 else WAIT_LONG_S):
         if found:
             return sys.modules[_C10D]
         # One turn more, because init_process_group has a few things to set after the groups.
-        found = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) is not None
+        ranks = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None))
+        found = ranks is not None and ranks is not inherited
     return None
 
 
@@ -663,11 +751,32 @@ def _told(text: str) -> str:
 
 
 def job_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
-    """A name that all ranks of one job arrive at, and other jobs do not."""
-    for name in ("FRD_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
-        given = environ.get(name, "").strip()
-        if given and not (name == "TORCHELASTIC_RUN_ID" and given == "none"):
-            return given
+    """A name that all ranks of one job arrive at, and other jobs do not.
+
+    In this order: what the user gave (`FRD_JOB`, torchrun's id); Slurm's name and number; what
+    `frd-agent exec` read from the command (`FRD_JOB_DEFAULT`, such as ``train-alice``) with the
+    place where the ranks meet; that place alone. torchrun's id is "none" where the user gave none
+    and, with --standalone, a random UUID.
+    """
+    if given := environ.get("FRD_JOB", "").strip():
+        return given
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "").strip()
+    default = environ.get("FRD_JOB_DEFAULT", "").strip()
+    slurm = environ.get("SLURM_JOB_ID", "").strip()
+    is_random = _UUID.fullmatch(run_id) is not None
+    if run_id not in ("", "none", slurm) and not (is_random and default):
+        return run_id
+    if slurm:
+        name = environ.get("SLURM_JOB_NAME", "").strip()
+        return f"{name}-{slurm}" if name else slurm
+    address, port = _meeting_place(environ, init_method)
+    if default and (is_random or port == _TORCHRUN_PORT):
+        return f"{default}@{address}"  # the port is either random or always the same
+    place = f"{address}:{port}" if port else address
+    return f"{default}@{place}" if default else place
+
+
+def _meeting_place(environ: Mapping[str, str], init_method: str | None) -> tuple[str, str]:
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     scheme, _, place = (init_method or "env://").partition("://")
     if scheme == "tcp":
@@ -676,7 +785,7 @@ def job_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
         address, port = "localhost", place
     if not address or address in ("localhost", "::1", "[::1]") or address.startswith("127."):
         address = socket.gethostname()
-    return f"{address}:{port}" if port else address
+    return address, port
 
 
 def run_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
@@ -686,7 +795,9 @@ def run_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    return _number(environ, 0, "FRD_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    """Restarts by the launcher are counted on top of the runs that `frd-agent exec` has counted."""
+    restarts = _number(environ, 0, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return _number(environ, _number(environ, 0, "FRD_RUN_NUMBER") + restarts, "FRD_ATTEMPT")
 
 
 def _number(environ: Mapping[str, str], default: int, *names: str) -> int:

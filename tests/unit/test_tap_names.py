@@ -11,6 +11,8 @@ import pytest
 from frd_agent import tap
 
 HOST = socket.gethostname()
+MINE = {"FRD_JOB_DEFAULT": "train-alice"}
+UUID = "c11575b9-6f90-4efe-9b0f-196b286463fd"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,19 @@ HOST = socket.gethostname()
         ({"MASTER_ADDR": "n1", "MASTER_PORT": "9"}, "tcp://[::1]:23?x=1", f"{HOST}:23"),
         ({}, "file:///nfs/rendezvous", f"{HOST}:/nfs/rendezvous"),
         ({}, None, HOST),
+        ({"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "pretrain"}, None, "pretrain-17"),
+        (
+            {"TORCHELASTIC_RUN_ID": "17", "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "pretrain"},
+            None,
+            "pretrain-17",
+        ),
+        ({"TORCHELASTIC_RUN_ID": UUID, "MASTER_ADDR": "n1", "MASTER_PORT": "9"}, None, UUID),
+        (MINE | {"TORCHELASTIC_RUN_ID": UUID, "MASTER_PORT": "9"}, None, f"train-alice@{HOST}"),
+        (MINE | {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, None, "train-alice@n1"),
+        (MINE | {"MASTER_ADDR": "n1", "MASTER_PORT": "9"}, None, "train-alice@n1:9"),
+        (MINE | {"TORCHELASTIC_RUN_ID": "b"}, None, "b"),
+        (MINE | {"FRD_JOB": "a"}, None, "a"),
+        (MINE, None, f"train-alice@{HOST}"),
     ],
 )
 def test_job(environ: dict[str, str], init_method: str | None, job: str) -> None:
@@ -40,10 +55,14 @@ def test_job(environ: dict[str, str], init_method: str | None, job: str) -> None
         ({"TORCHELASTIC_RESTART_COUNT": "2"}, 2),
         ({"FRD_ATTEMPT": "5", "TORCHELASTIC_RESTART_COUNT": "2"}, 5),
         ({"FRD_ATTEMPT": "first", "SLURM_RESTART_COUNT": "1"}, 1),
+        ({"FRD_RUN_NUMBER": "3"}, 3),
+        ({"FRD_RUN_NUMBER": "3", "TORCHELASTIC_RESTART_COUNT": "2"}, 5),
+        ({"FRD_RUN_NUMBER": "3", "FRD_ATTEMPT": "1"}, 1),
     ],
 )
 def test_attempt(environ: dict[str, str], attempt: int) -> None:
-    """Restarts are counted by whoever restarts; what is no number is passed over."""
+    """Restarts are counted by whoever restarts, on top of the runs; what is no number is passed
+    over."""
     assert tap.attempt_of(environ) == attempt
 
 

@@ -7,12 +7,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import frd_agent
 from frd.errors import FrdError
+from frd_agent import tap
 from frd_agent.exec import environment, exec_command
+from frd_agent.launch.presence import Presence
 
 PACKAGE = Path(frd_agent.__file__).parent
 SITE = PACKAGE / "_site"
@@ -57,6 +60,72 @@ def test_without_torch_nothing_is_there() -> None:
     code = "import sys; print('_frd_tap' in sys.modules, 'threading' in sys.modules)"
     code += "; print([p for p in sys.path if 'frd_agent' in p])"
     assert python(code, SITE).split() == ["False", "False", "[]"]
+
+
+INSTALLED = (PACKAGE.parent / "frd_tap.pth").read_text()
+
+
+def isolated(code: str, fake_torch: Path, run_dir: str | None, *options: str) -> str:
+    """What an interpreter prints that has frd installed beside `fake_torch`, and no PYTHONPATH."""
+    start = f"import sys; sys.path[:0] = [{str(PACKAGE.parent)!r}, {str(fake_torch)!r}]\n"
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "FRD_"))}
+    env |= {"PYTHONPATH": "/opt/mine"} | ({"FRD_RUN_DIR": run_dir} if run_dir else {})
+    done = subprocess.run(
+        [sys.executable, *options, "-c", start + INSTALLED + code],
+        env=env, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("-E",), ("-I",)])
+def test_an_installed_frd_needs_no_pythonpath(fake_torch: Path, options: tuple[str, ...]) -> None:
+    """Where frd is installed, site starts the tap: once, and only below a run directory."""
+    code = f"import torch.distributed; {LOADED}"
+    found = isolated(code, fake_torch, "/run/x", *options)
+    assert found.strip() == "['MainThread', 'frd-tap']"
+    twice = code.replace("import torch", f"{INSTALLED.strip()}\nimport torch")
+    assert isolated(twice, fake_torch, "/run/x").strip() == "['MainThread', 'frd-tap']"
+    nothing = "print(any('frd' in name for name in sys.modules), len(sys.meta_path))"
+    without = isolated(nothing, fake_torch, None)
+    assert without.split()[0] == "False"
+
+
+def test_half_an_installation_is_no_error(fake_torch: Path) -> None:
+    """The line of the .pth file outlives the package: nothing is printed."""
+    code = f"import os, sys; sys.path.insert(0, {str(fake_torch)!r}); sys.path_hooks.clear()\n"
+    code += "sys.path_importer_cache.clear(); sys.meta_path.clear()\n"
+    env = os.environ | {"FRD_RUN_DIR": "/run/x"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code + INSTALLED + "print('on')"],
+        env=env, capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("on\n", "")
+
+
+def test_the_installed_file_is_in_this_environment() -> None:
+    """The development environment has it too, so that tests with real ranks try it."""
+    assert any((Path(p) / "frd_tap.pth").is_file() for p in sys.path)
+
+
+@pytest.mark.parametrize(
+    ("version", "dropped"),
+    [("2.13.0+cpu", True), ("2.10.1", True), ("2.9.0", False), ("10.0", True), ("", False)],
+)
+def test_the_name_that_this_torch_complains_about_is_dropped(
+    version: str, dropped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where the present name says the same; what the user set under the old name stays."""
+    monkeypatch.setitem(sys.modules, "torch.version", SimpleNamespace(__version__=version))
+    both = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+    tap.settle_variables(both)
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" not in both) is dropped
+    assert both["TORCH_FR_BUFFER_SIZE"] == "2000"
+    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}
+    tap.settle_variables(own)
+    assert own == {"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}
+    differ = {"TORCH_FR_BUFFER_SIZE": "9", "TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}
+    tap.settle_variables(differ)
+    assert len(differ) == 2
 
 
 def test_torch_brings_the_tap(fake_torch: Path) -> None:
@@ -135,14 +204,18 @@ def test_exec_sets_what_the_user_has_not(tmp_path: Path) -> None:
 def test_exec_becomes_the_command(tmp_path: Path) -> None:
     """Same pid, its exit code, its standard streams, and SIGPIPE as in any shell."""
     script = "echo $$; yes | head -n 1; echo ${PIPESTATUS[0]}; exit 7"
+    run_dir = tmp_path / "run"
+    agent = Presence(str(run_dir))
+    assert agent.take({}) == ""
     process = subprocess.Popen(
         [sys.executable, "-c", EXEC, "bash", "-c", script],
-        env=os.environ | {"FRD_RUN_DIR": str(tmp_path / "run")},
+        env=os.environ | {"FRD_RUN_DIR": str(run_dir)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     stdout, stderr = process.communicate(timeout=30)
+    agent.close()
     assert stdout.split() == [str(process.pid), "y", "141"]
     assert (process.returncode, stderr) == (7, "")
 

@@ -1,9 +1,9 @@
 """Loads the tap when this interpreter imports torch.distributed.
 
-Two ways lead here, and whichever comes second does nothing: the `sitecustomize` beside this file, by
-way of PYTHONPATH (`frd-agent exec` sets it; it reaches environments without frd), and `frd_tap.pth`
-in the environments where frd is installed (it survives a PYTHONPATH that a launch script replaces,
-and `python -E` and `-I`). `python -S` imports neither.
+Two ways lead here, and whichever comes second does nothing: the `sitecustomize` beside this file,
+through PYTHONPATH (`frd-agent exec` sets it; it reaches environments without frd), and the file
+`frd_tap.pth` in environments where frd is installed (it works although a launch script replaces
+PYTHONPATH, and under `python -E` and `-I`). `python -S` reads neither.
 
 Every interpreter of the job executes this: other versions, other environments, programs that never
 import torch. So it imports nothing, costs a fraction of a millisecond, and its syntax is valid in

@@ -1,0 +1,6 @@
+"""What `frd-agent exec` leaves behind and what the agent and `frd doctor` make of it.
+
+`command_line` reads a command, `commands` records in the run directory which commands were started
+there and which of their processes run torch without the tap, `runs` numbers the runs of a job,
+`presence` says whether an agent watches the run directory, `checks` is `frd-agent exec --check`.
+"""

@@ -1,0 +1,103 @@
+"""What a command says about the job that it starts: its name, and whether it is all of the job.
+
+A command is read, never run. What cannot be read gives a modest answer: the name of the program,
+and "not all of a job".
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Final
+
+_TORCHRUN: Final = ("torch.distributed.run", "torch.distributed.launch")
+_LAUNCHERS: Final = (*_TORCHRUN, "accelerate.commands.launch", "deepspeed.launcher.runner")
+_TAKES_MODULE: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
+_SCRIPTS: Final = (".py", ".sh")
+_ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
+_MAX_NAME: Final = 64
+_MAX_BRIEF: Final = 200
+_RANK_VARIABLES: Final = (
+    *("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
+)
+
+
+def default_job(cmd: Sequence[str]) -> str:
+    """Script and user, such as ``train-alice``."""
+    return _ODD.sub("-", f"{_program(cmd)}-{_user()}")[:_MAX_NAME]
+
+
+def brief(cmd: Sequence[str]) -> str:
+    """Program and script, such as ``torchrun train.py``; arguments may hold secrets."""
+    if not cmd:
+        return ""
+    takes_module = [word for at, word in enumerate(cmd[1:], 1) if cmd[at - 1] == "-m"]
+    scripts = [word for word in cmd[1:] if word.endswith(_SCRIPTS)]
+    return " ".join((PurePath(cmd[0]).name, *(scripts or takes_module)[:1]))[:_MAX_BRIEF]
+
+
+def _program(cmd: Sequence[str]) -> str:
+    takes_module = False
+    words = iter(cmd)
+    for word in words:
+        if takes_module and word in ("-m", "--module"):
+            module = next(words, "")
+            if module and module not in _LAUNCHERS:
+                return module.removesuffix(".__main__").rpartition(".")[2]
+        elif word.endswith(_SCRIPTS):
+            return PurePath(word).stem
+        takes_module = takes_module or _TAKES_MODULE.fullmatch(PurePath(word).name) is not None
+    return PurePath(cmd[0]).name
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid{os.getuid()}"
+
+
+def has_id(cmd: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """True if torchrun or Slurm has been given an identity for the job."""
+    ids = ("--rdzv-id", "--rdzv_id")
+    typed = any(word.partition("=")[0] in ids for word in _own_words(cmd))
+    return typed or "SLURM_JOB_ID" in environ or "PET_RDZV_ID" in environ
+
+
+def _own_words(cmd: Sequence[str]) -> Iterator[str]:
+    """Without the arguments of the script that is started."""
+    for word in cmd:
+        if word.endswith(_SCRIPTS):
+            return
+        yield word
+
+
+def is_whole_job(cmd: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """True if this command surely starts all ranks of a job: torchrun for one node.
+
+    Only then may this node alone decide what the job is called and which run of it this is: the
+    ranks of other nodes would not know.
+    """
+    if any(name in environ for name in _RANK_VARIABLES):
+        return False
+    starts = [at for at, word in enumerate(cmd) if _is_torchrun(cmd, at, word)]
+    if not starts:
+        return False
+    nodes = environ.get("PET_NNODES", "1")
+    words = _own_words(cmd[starts[0] + 1 :])
+    for word in words:
+        name, given, value = word.replace("_", "-").partition("=")
+        if name == "--standalone":
+            return True
+        if name == "--nnodes":
+            nodes = value if given else next(words, "")
+    return nodes in ("1", "1:1")
+
+
+def _is_torchrun(cmd: Sequence[str], at: int, word: str) -> bool:
+    return PurePath(word).name == "torchrun" or (
+        word in _TORCHRUN and at > 0 and cmd[at - 1] == "-m"
+    )

@@ -1,0 +1,150 @@
+"""Commands that `frd-agent exec` has started in a run directory, and torch that runs without a tap.
+
+exec leaves one small file a command, named by its pid, which stays the command's own. The agent
+removes it when the command is over. A process below a command that has loaded torch and has no
+thread called `frd-tap` is one that the tap did not reach: its rank would not be watched, silently.
+Forked children share their parent's program and have no tap unless multiprocessing made them, so
+they are not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from frd_agent import tap
+from frd_agent.launch.command_line import brief
+from frd_agent.process import read_stat, started_at
+
+_FOLDER: Final = "commands"
+_LIBRARY: Final = b"/libtorch_cpu.so"
+_MAX_COMMANDS: Final = 1024
+_MAX_WORDS: Final = 4096
+_PROC: Final = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    pid: int
+    start_ticks: int
+    words: str
+    """Program and script; arguments may hold secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Untapped:
+    """A process that has loaded torch, but not the tap."""
+
+    pid: int
+    words: str
+    age_s: float
+
+
+def record(directory: str, cmd: Sequence[str]) -> Path:
+    """This process is about to become `cmd`.
+
+    Raises:
+        OSError: the run directory cannot be written to.
+    """
+    folder = Path(directory) / _FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    stat = read_stat(os.getpid())
+    path = folder / f"{os.getpid()}.json"
+    temporary = folder / f".{os.getpid()}.tmp"
+    text = json.dumps({"start_ticks": stat.start_ticks if stat else 0, "words": brief(cmd)})
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    temporary.replace(path)
+    return path
+
+
+def running(directory: str) -> list[Command]:
+    """Those that are; the files of others are removed."""
+    found: list[Command] = []
+    with contextlib.suppress(OSError), os.scandir(os.path.join(directory, _FOLDER)) as entries:
+        for entry in entries:
+            if len(found) >= _MAX_COMMANDS:
+                break
+            name = entry.name.removesuffix(".json")
+            if not (entry.name.endswith(".json") and name.isdecimal()):
+                continue
+            command = _read(Path(entry.path), int(name))
+            stat = read_stat(command.pid) if command is not None else None
+            if command is not None and stat and stat.start_ticks == command.start_ticks:
+                found.append(command)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
+    return found
+
+
+def _read(path: Path, pid: int) -> Command | None:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            said = json.loads(file.read(4 * _MAX_WORDS))
+        return Command(pid, int(said["start_ticks"]), str(said["words"])[:_MAX_WORDS])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+
+def below(root: int) -> set[int]:
+    """`root` and all that it started, as long as somebody in between is alive."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir(_PROC):
+        if entry.name.isdecimal() and (parent := _parent(int(entry.name))) is not None:
+            children.setdefault(parent, []).append(int(entry.name))
+    found, new = {root}, [root]
+    while new:
+        more = [child for child in children.get(new.pop(), ()) if child not in found]
+        found.update(more)
+        new += more
+    return found
+
+
+def untapped(pids: set[int]) -> list[Untapped]:
+    """Those of these processes that have loaded torch without the tap; ones that this user may not
+    look into are left out."""
+    found = []
+    for pid in sorted(pids):
+        words = _text(pid, "cmdline")
+        parent = _parent(pid)
+        is_forked = parent in pids and words == _text(parent, "cmdline")
+        if not words or is_forked or _LIBRARY not in _text(pid, "maps") or _has_tap(pid):
+            continue
+        shown = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
+        found.append(Untapped(pid, shown, _age_s(pid)))
+    return found
+
+
+def _has_tap(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        for thread in os.scandir(_PROC / str(pid) / "task"):
+            if _text(pid, f"task/{thread.name}/comm").strip() == tap.THREAD_NAME:
+                return True
+        return False
+    return True  # it has gone meanwhile
+
+
+def _text(pid: int | None, name: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return (_PROC / str(pid) / name).read_bytes()
+    return b""
+
+
+def _parent(pid: int) -> int | None:
+    raw = _text(pid, "stat")
+    fields = raw[raw.rfind(b")") + 2 :].split()
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def _age_s(pid: int) -> float:
+    stat = read_stat(pid)
+    return 0.0 if stat is None else max(time.time_ns() - started_at(stat), 0) / 1e9

@@ -1,0 +1,98 @@
+"""Numbers the runs of a job on this node, so that a rerun is a new attempt.
+
+Only for commands that start a whole job (`command_line.is_whole_job`): ranks on other nodes could
+not know the number. The count lives in the run directory and starts again when that is emptied, as
+at a reboot; the service then sees the same attempt start over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from frd_agent.process import read_stat
+
+_FOLDER: Final = "runs"
+_MAX_JOBS: Final = 99
+_TRIES: Final = 20
+_TRY_EVERY_S: Final = 0.01
+_KEPT_S: Final = 30 * 86_400.0
+
+
+def begin(directory: str, job: str, *, must_be_free: bool) -> tuple[str, int]:
+    """This process is about to become a run of `job`: the job's name and the number of the run.
+
+    While another run of that name is alive: with `must_be_free` the first free name of ``job-2``,
+    ``job-3``, ..; otherwise the same name and number, a conflict that the service reports.
+
+    Raises:
+        OSError: the run directory cannot be used.
+    """
+    folder = Path(directory) / _FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with _locked(folder / ".lock"):
+        _tidy(folder)
+        for number in range(1, _MAX_JOBS + 1):
+            name = job if number == 1 else f"{job}-{number}"
+            path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+            last, is_alive = _last(path)
+            if not is_alive:
+                _write(path, last + 1)
+                return name, last + 1
+            if not must_be_free:
+                return name, last
+    return job, 0
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Without waiting long: a lock that stays held may cost a number, never the command's start."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        for _ in range(_TRIES):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_TRY_EVERY_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _last(path: Path) -> tuple[int, bool]:
+    """The number of the last run, -1 for none, and whether it is alive."""
+    try:
+        said = json.loads(path.read_bytes())
+        pid, start_ticks, number = int(said["pid"]), int(said["start_ticks"]), int(said["number"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return -1, False
+    stat = read_stat(pid)
+    return number, stat is not None and stat.state not in "ZXx" and stat.start_ticks == start_ticks
+
+
+def _write(path: Path, number: int) -> None:
+    stat = read_stat(os.getpid())
+    said = {
+        "pid": os.getpid(),
+        "start_ticks": stat.start_ticks if stat is not None else 0,
+        "number": number,
+    }
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(said))
+    temporary.replace(path)
+
+
+def _tidy(folder: Path) -> None:
+    """Forget jobs that nobody has run for a month."""
+    oldest = time.time() - _KEPT_S
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest and not _last(path)[1]:
+                path.unlink()

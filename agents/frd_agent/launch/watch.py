@@ -1,0 +1,102 @@
+"""The agent's part: proof of life in the run directory, and a warning for ranks without a tap."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from frd_agent.launch import commands
+from frd_agent.launch.presence import Presence
+
+_EVERY_S: Final = 1.0
+_LOOK_S: Final = 5.0
+_LOOK_LATER_S: Final = 30.0
+"""After a minute without anything to see: a command that is no job may run for days."""
+_GRACE_S: Final = 15.0
+"""A process that has just loaded torch may be about to load the tap."""
+
+log = logging.getLogger(__name__)
+
+
+class LaunchWatch:
+    """`said` is what the lock file tells of this agent, asked anew every second; `living` are the
+    pids of the ranks that it watches."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        said: Callable[[], Mapping[str, Any]],
+        living: Callable[[], set[int]],
+    ) -> None:
+        self._directory = str(run_dir)
+        self._presence = Presence(self._directory)
+        self._said = said
+        self._living = living
+        self._problem = ""
+        self._settled: set[commands.Command] = set()
+        """Commands of which a rank has been seen, or a warning has been logged."""
+        self._met: dict[commands.Command, float] = {}
+        """When this agent first saw the others."""
+        self._look_at = 0.0
+
+    async def run(self) -> None:
+        try:
+            while True:
+                try:
+                    self._hold()
+                    await self._look()
+                except Exception:  # whatever is wrong here, the ranks are watched
+                    log.exception("%s: commands could not be looked at", self._directory)
+                await asyncio.sleep(_EVERY_S)
+        finally:
+            self._presence.close()
+
+    def _hold(self) -> None:
+        problem = self._presence.take(self._said())
+        if problem and problem == self._problem:
+            return
+        if problem:
+            log.warning("%s: `frd-agent exec` cannot tell that this agent watches", problem)
+        self._problem = problem
+
+    async def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        running = commands.running(self._directory)
+        self._settled &= set(running)
+        self._met = {of: at for of, at in self._met.items() if of in running}
+        fresh = [command for command in running if command not in self._settled]
+        for command in fresh:
+            self._met.setdefault(command, now)
+        if fresh:
+            await asyncio.to_thread(self._judge, fresh, self._living())
+        new = any(now - self._met[command] < 60 for command in fresh)
+        self._look_at = now + (_LOOK_S if new or not fresh else _LOOK_LATER_S)
+
+    def _judge(self, fresh: list[commands.Command], living: set[int]) -> None:
+        """Off the event loop: this reads all of /proc."""
+        for command in fresh:
+            pids = commands.below(command.pid)
+            if pids & living:
+                self._settled.add(command)
+                continue
+            lost = [one for one in commands.untapped(pids) if one.age_s > _GRACE_S]
+            if lost:
+                self._settled.add(command)
+                log.warning("%s", warning(command, lost))
+
+
+def warning(command: commands.Command, lost: list[commands.Untapped]) -> str:
+    one = lost[0]
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return (
+        f"pid {one.pid}{more} ({one.words}), started by `frd-agent exec -- {command.words}`: has "
+        "loaded torch without the tap, so its rank is not watched: does the launch script replace "
+        "PYTHONPATH, or start python -S? install frd in that environment, and check with "
+        "`frd-agent exec --check -- CMD`"
+    )

@@ -1,0 +1,153 @@
+"""The tap reaches the ranks that people really start, and it is said where it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from frd_agent import taps
+from frd_agent.launch import commands, presence
+from frd_agent.launch.watch import LaunchWatch
+from tests.real import free_port, until
+
+JOBS = Path(__file__).parents[1] / "jobs"
+AGENT = [sys.executable, "-m", "frd_agent"]
+pytestmark = pytest.mark.timeout(150)
+
+
+def environ(run_dir: Path, **more: str) -> dict[str, str]:
+    own = ("FRD_", "SLURM_", "PYTHON", "TORCH_", "RANK", "LOCAL_RANK", "XDG_")
+    base = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+    return base | {"FRD_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"} | more
+
+
+def living(run_dir: Path, count: int) -> list[taps.TapIdentity]:
+    found = [file.identity for file in taps.scan(run_dir) if file.identity is not None]
+    ordered = sorted(found, key=lambda who: who.info.rank)
+    return ordered if len(ordered) == count else []
+
+
+@pytest.mark.torch
+def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) -> None:
+    """A shell script sets PYTHONPATH and starts a launcher that forks two ranks; nobody watches.
+
+    Both ranks are published, under the names of script and user, and leave exit records; the
+    launcher, the workers of the data loaders and the helpers are no ranks. exec says that no agent
+    watches, and torch does not complain about old names of variables.
+    """
+    pytest.importorskip("torch")
+    run_dir, end, port = tmp_path / "run", tmp_path / "end", free_port()
+    script = tmp_path / "launch.sh"
+    script.write_text(f'PYTHONPATH=/opt/mine "{sys.executable}" "{JOBS}/forked.py" "$@"\n')
+    process = subprocess.Popen(
+        [*AGENT, "exec", "--", "bash", str(script), str(port), str(end)],
+        env=environ(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        ranks = until(lambda: living(run_dir, 2), "two ranks")
+        assert [who.attempt.job for who in ranks] == [
+            f"launch-{getpass.getuser()}@{socket.gethostname()}:{port}"
+        ] * 2
+        time.sleep(2)  # the helpers' chance to be taken for ranks
+        assert living(run_dir, 2)
+        [command] = commands.running(str(run_dir))
+        assert (command.pid, command.words) == (process.pid, f"bash {script}")
+        assert commands.untapped(commands.below(process.pid)) == []
+        end.touch()
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == 0, stderr
+    told = dict(re.findall(r"rank (\d) (\d+) helper", stdout))
+    assert told == {str(who.info.rank): str(who.info.pid) for who in ranks}
+    assert re.findall(r"worker (.*)", stdout) != []
+    assert "frd-tap" not in stdout
+    assert "variables TORCH_FR_DUMP_TEMP_FILE\n" in stdout
+    assert "deprecated" not in stderr
+    assert [line for line in stderr.splitlines() if line.startswith("frd:")] == [
+        f"frd: warning: exec: {run_dir}: no agent watches this directory yet: start `frd up` or "
+        "`frd-agent run`, or name the agent's directory with --run-dir or FRD_RUN_DIR"
+    ]
+    assert [who.exit is not None for who in living(run_dir, 2)] == [True, True]
+    assert commands.running(str(run_dir)) == []
+
+
+@pytest.mark.torch
+def test_ranks_that_the_tap_cannot_reach_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A script empties the environment: the agent names the process that has torch and no tap."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr("frd_agent.launch.watch._GRACE_S", 0.0)
+    run_dir = tmp_path / "run"
+    watch = LaunchWatch(run_dir, dict, set)
+    watch._hold()
+    code = "import torch, sys; print('up', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [*AGENT, "exec", "--", "env", "-i", sys.executable, "-c", code],
+        env=environ(run_dir),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        watch._judge(commands.running(str(run_dir)), set())
+        stderr = process.communicate("")[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert stderr == "", "an agent watches"
+    assert f"pid {process.pid} (" in caplog.text
+    assert "has loaded torch without the tap, so its rank is not watched" in caplog.text
+
+
+def test_an_agent_in_another_directory_is_named(tmp_path: Path) -> None:
+    """The agent watches the session's directory; a command from cron, which knows no session, says
+    where the agent is. Without the agent it says that there is none."""
+    session, other = tmp_path / "session", tmp_path / "other"
+    agent = subprocess.Popen(
+        [*AGENT, "run", "--metrics", "off", "--service", f"127.0.0.1:{free_port()}"],
+        env=environ(session / "frd"),
+        stderr=subprocess.PIPE,
+    )
+    try:
+        until(lambda: presence.look(str(session / "frd")).watched is presence.Watched.YES)
+        said = presence.look(str(session / "frd")).said
+        assert (said["pid"], said["connected"]) == (agent.pid, False)
+
+        def start(run_dir: Path) -> str:
+            env = environ(run_dir, XDG_RUNTIME_DIR=str(session))
+            done = subprocess.run(
+                [*AGENT, "exec", "--", "true"], env=env, capture_output=True, text=True, check=True
+            )
+            return done.stderr
+
+        assert start(session / "frd") == ""
+        assert f"no agent watches this directory, one watches {session}/frd: say" in start(other)
+        agent.kill()
+        agent.wait()
+        assert "no agent watches this directory yet" in start(session / "frd")
+    finally:
+        agent.kill()
+        agent.communicate()
+        shutil.rmtree(session, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""What `frd-agent exec` reads from a command, leaves in the run directory, and is told there."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from frd_agent import exec as starter
+from frd_agent.launch import command_line, commands, presence, runs
+from frd_agent.launch.presence import Presence, Watched
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.mark.parametrize(
+    ("typed", "program"),
+    [
+        ("torchrun --nproc-per-node 2 train.py --lr 1", "train"),
+        ("/opt/venv/bin/torchrun --standalone src/my_train.py", "my_train"),
+        ("python -m torch.distributed.run --nnodes 2 train.py", "train"),
+        ("python3.11 -u -m pkg.finetune --config a.py", "finetune"),
+        ("torchrun -m pkg.finetune", "finetune"),
+        ("python -m pkg.__main__", "pkg"),
+        ("accelerate launch --num_processes 2 train.py", "train"),
+        ("deepspeed --num_gpus 2 train.py --deepspeed", "train"),
+        ("numactl -m 0 python train.py", "train"),
+        ("srun --label python train.py", "train"),
+        ("bash run.sh 1 2", "run"),
+        ("./trainer --x", "trainer"),
+        ("python - ", "python"),
+    ],
+)
+def test_a_job_is_called_by_its_program(typed: str, program: str) -> None:
+    """Script or module, whoever launches it, and the user."""
+    assert command_line.default_job(typed.split()) == f"{program}-{ME}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "environ", "whole"),
+    [
+        ("torchrun --nproc-per-node 2 train.py --nnodes 4", {}, True),
+        ("torchrun --standalone train.py", {}, True),
+        ("python -m torch.distributed.run --nnodes=1 train.py", {}, True),
+        ("torchrun --nnodes 1:1 -m pkg", {}, True),
+        ("torchrun --nnodes 2 train.py", {}, False),
+        ("torchrun --nnodes=1:4 train.py", {}, False),
+        ("torchrun train.py", {"PET_NNODES": "2"}, False),
+        ("torchrun train.py", {"SLURM_PROCID": "0"}, False),
+        ("python train.py", {}, False),
+        ("bash torchrun.sh", {}, False),
+    ],
+)
+def test_only_torchrun_on_one_node_is_a_whole_job(
+    typed: str, environ: dict[str, str], whole: bool
+) -> None:
+    """Anything else may have ranks elsewhere, which must arrive at the same name and number."""
+    assert command_line.is_whole_job(typed.split(), environ) is whole
+
+
+def test_arguments_are_not_repeated() -> None:
+    """What the agent logs of a command has no arguments of its: they may hold secrets."""
+    typed = ["torchrun", "--nproc-per-node", "2", "train.py", "--key", "hunter2"]
+    assert command_line.brief(typed) == "torchrun train.py"
+    assert command_line.brief(["python", "-m", "pkg.train", "--key=x"]) == "python pkg.train"
+
+
+def test_reruns_count_and_neighbours_have_names_of_their_own(tmp_path: Path) -> None:
+    """A run that is over makes the next one a new attempt; one that is alive, a second job, unless
+    the user named both the same."""
+    code = "import sys; from frd_agent.launch import runs; "
+    code += "print(*runs.begin(sys.argv[1], 'train', must_be_free=sys.argv[2] == 'free'), "
+    code += "flush=True); sys.stdin.read()"
+
+    def start(how: str = "free") -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), how], stdin=-1, stdout=-1, text=True
+        )
+
+    def said(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    first = start()
+    assert said(first) == "train 0"
+    second, third = start(), start("named")
+    assert said(second) == "train-2 0"
+    assert said(third) == "train 0", "the service reports the conflict"
+    for process in (first, second, third):
+        process.communicate("")
+    fourth = start()
+    assert said(fourth) == "train 1"
+    fourth.communicate("")
+
+
+def test_a_month_old_job_is_forgotten(tmp_path: Path) -> None:
+    """The folder does not grow for ever."""
+    runs.begin(str(tmp_path), "old", must_be_free=True)
+    [path] = (tmp_path / "runs").glob("*.json")
+    path.write_text(path.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))
+    month_ago = time.time() - 31 * 86_400
+    os.utime(path, (month_ago, month_ago))
+    runs.begin(str(tmp_path), "new", must_be_free=True)
+    assert path not in list((tmp_path / "runs").glob("*.json"))
+
+
+def test_an_agent_is_there_as_long_as_it_lives(tmp_path: Path) -> None:
+    """Before, while and after; what it says of itself can be read; two agents are told apart."""
+    run_dir = str(tmp_path / "run")
+    assert presence.look(run_dir).watched is Watched.NO
+    agent, other = Presence(run_dir), Presence(run_dir)
+    assert agent.take({"node": "n1", "pid": 4711}) == ""
+    assert presence.look(run_dir) == presence.Watcher(Watched.YES, {"node": "n1", "pid": 4711})
+    assert agent.take({"node": "n"}) == ""
+    assert presence.look(run_dir).said == {"node": "n"}
+    assert "another agent" in other.take({})
+    agent.close()
+    assert presence.look(run_dir).watched is Watched.NO
+    assert other.take({}) == ""
+    os.unlink(tmp_path / "run/agent.lock")
+    assert presence.look(run_dir).watched is Watched.NO
+    assert other.take({}) == "", "it notices that the file is gone"
+    assert presence.look(run_dir).watched is Watched.YES
+    other.close()
+
+
+def test_no_answer_is_no_warning(tmp_path: Path) -> None:
+    """A lock file that cannot be opened proves nothing."""
+    (tmp_path / "agent.lock").symlink_to("/nowhere")
+    assert presence.look(str(tmp_path)).watched is Watched.UNKNOWN
+    assert starter.unwatched(str(tmp_path)) is None
+
+
+def test_commands_that_are_over_leave_nothing(tmp_path: Path) -> None:
+    """Their files go, and so do files of a pid that another process has now."""
+    path = commands.record(str(tmp_path), ["torchrun", "train.py"])
+    [command] = commands.running(str(tmp_path))
+    assert (command.pid, command.words) == (os.getpid(), "torchrun train.py")
+    path.write_text('{"start_ticks": 1, "words": "x"}')
+    assert commands.running(str(tmp_path)) == []
+    assert not path.exists()
+    (path.parent / "7.json").write_text("{")
+    assert commands.running(str(tmp_path)) == []
+
+
+def test_a_process_tree_is_found() -> None:
+    """Children of children too; nothing in it has loaded torch."""
+    child = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=-1, text=True)
+    try:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        tree = commands.below(os.getpid())
+        assert {os.getpid(), child.pid, grandchild} <= tree
+        assert commands.untapped({child.pid, grandchild}) == []
+    finally:
+        child.kill()
+        os.kill(grandchild, 9)
+        child.communicate()
