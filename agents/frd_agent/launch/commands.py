@@ -98,9 +98,9 @@ def _read(path: Path, pid: int) -> Command | None:
 def below(root: int) -> set[int]:
     """`root` and all that it started, as long as somebody in between is alive."""
     children: dict[int, list[int]] = {}
-    for entry in os.scandir(_PROC):
-        if entry.name.isdecimal() and (parent := _parent(int(entry.name))) is not None:
-            children.setdefault(parent, []).append(int(entry.name))
+    for name in os.listdir(_PROC):
+        if name.isdecimal() and (parent := _parent(int(name))) is not None:
+            children.setdefault(parent, []).append(int(name))
     found, new = {root}, [root]
     while new:
         more = [child for child in children.get(new.pop(), ()) if child not in found]
@@ -126,10 +126,8 @@ def untapped(pids: set[int]) -> list[Untapped]:
 
 def _has_tap(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        for thread in os.scandir(_PROC / str(pid) / "task"):
-            if _text(pid, f"task/{thread.name}/comm").strip() == tap.THREAD_NAME:
-                return True
-        return False
+        threads = os.listdir(_PROC / str(pid) / "task")
+        return any(_text(pid, f"task/{of}/comm").strip() == tap.THREAD_NAME for of in threads)
     return True  # it has gone meanwhile
 
 
