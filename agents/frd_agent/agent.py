@@ -88,7 +88,7 @@ class Agent:
             stamp=self._clock.stamp,
             beside=self._clock.ping,
         )
-        me = Holder(os.getpid(), self._node, config.service, time.time())
+        me = Holder(os.getpid(), self._node, config.service, time.time(), _version())
         self._lock = RunLock(config.run_dir, me)
         self._roster = Roster(config.run_dir, self._shared, config.node)
         folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
@@ -122,7 +122,7 @@ class Agent:
             if self._config.memory_hz:
                 self._memory = stack.enter_context(self._watch_memory())
             log.info("watching %s, telling %s", self._config.run_dir, self._config.service)
-            launches = LaunchWatch(self._config.run_dir, self._said, self._living)
+            launches = LaunchWatch(self._config.run_dir, self._living)
             async with asyncio.TaskGroup() as tasks:
                 stream = tasks.create_task(self._stream.run())
                 files = tasks.create_task(self._follow_files())
@@ -150,16 +150,6 @@ class Agent:
         self._config = self._config.model_copy(update=live)
         log.info("configuration read again")
         self._stream.redial(self._config.line())
-
-    def _said(self) -> dict[str, object]:
-        """Of this agent, for `frd doctor`."""
-        return {
-            "pid": os.getpid(),
-            "node": self._node,
-            "version": _version(),
-            "service": self._config.service,
-            "connected": self._stats.connected,
-        }
 
     def _living(self) -> set[int]:
         return {rank.pid for rank in self._roster if not rank.is_gone}

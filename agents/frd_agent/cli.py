@@ -117,7 +117,7 @@ def _reload(agent: Agent, path: Path | None, flags: Mapping[str, object]) -> Non
     ),
 )
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the taps publish.")
-@click.option("--job", help="Name of the job; default: torchrun's or Slurm's id.")
+@click.option("--job", help="Name of the job; by default from torchrun, Slurm, or script and user.")
 @click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def exec_(run_dir: Path | None, job: str | None, timing: bool, command: tuple[str, ...]) -> None:

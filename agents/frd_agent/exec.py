@@ -12,15 +12,19 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from frd.errors import FrdError
 from frd_agent import tap
-from frd_agent.launch import command_line, commands, presence, runs
+from frd_agent.launch import command_line, commands, runs
+from frd_agent.run_lock import Holder, holder
 
 RING_ENTRIES = 2000
+_AGENT_TURN_S = 0.6
+"""Two turns of an agent."""
 _SITE = str(Path(__file__).resolve().parent / "_site")
 _RING, _DUMP_PREFIX = tap.RENAMED
 _PYTHON_IGNORES = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
@@ -38,7 +42,10 @@ def exec_command(
     if not cmd:
         raise FrdError("exec: no command: write it after --")
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
+    is_new = not os.path.isdir(directory)
     env = environment(os.environ, directory, timing=timing, job=job)
+    if is_new:
+        _let_agent_in(directory)
     started = _leave_word(directory, cmd, env)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -92,6 +99,13 @@ def _set_both(env: dict[str, str], names: tuple[str, str], default: str) -> None
         env.setdefault(name, value)
 
 
+def _let_agent_in(directory: str) -> None:
+    """An agent that has waited for this directory to appear needs a moment to take its lock."""
+    deadline = time.monotonic() + _AGENT_TURN_S
+    while watcher(directory) is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def _leave_word(directory: str, cmd: Sequence[str], env: dict[str, str]) -> Path | None:
     """Name the job in `env`, record the command, and say it when no agent watches."""
     if not os.path.isdir(directory):
@@ -120,9 +134,9 @@ def _name_job(directory: str, cmd: Sequence[str], env: dict[str, str]) -> None:
 
 def unwatched(directory: str) -> str | None:
     """What to say if no agent watches the run directory; None if one does, or nobody knows."""
-    if presence.look(directory).watched is not presence.Watched.NO:
+    if watcher(directory) is not None:
         return None
-    if (other := presence.elsewhere(directory)) is not None:
+    if (other := _elsewhere(directory)) is not None:
         return (
             f"{directory}: no agent watches this directory, one watches {other}: "
             f"say --run-dir {other} or FRD_RUN_DIR={other}"
@@ -131,6 +145,26 @@ def unwatched(directory: str) -> str | None:
         f"{directory}: no agent watches this directory yet: start `frd up` or `frd-agent run`, "
         "or name the agent's directory with --run-dir or FRD_RUN_DIR"
     )
+
+
+def watcher(directory: str) -> Holder | None:
+    """The agent of this run directory; an unknown one if that cannot be seen."""
+    try:
+        return holder(Path(directory))
+    except OSError:
+        return Holder()
+
+
+def _elsewhere(directory: str) -> str | None:
+    """Another run directory of this user that an agent watches: sessions of `su` and cron have no
+    XDG_RUNTIME_DIR, so what they start looks in another place than the agent of the login session.
+    """
+    login = f"/run/user/{os.getuid()}/frd"
+    for place in (login, tap.default_run_dir({}), tap.default_run_dir(os.environ)):
+        found = None if place == directory else watcher(place)
+        if found is not None and found.pid:
+            return place
+    return None
 
 
 def _warn(text: str) -> None:

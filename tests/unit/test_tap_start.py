@@ -15,7 +15,7 @@ import frd_agent
 from frd.errors import FrdError
 from frd_agent import tap
 from frd_agent.exec import environment, exec_command
-from frd_agent.launch.presence import Presence
+from frd_agent.run_lock import Holder, RunLock
 
 PACKAGE = Path(frd_agent.__file__).parent
 SITE = PACKAGE / "_site"
@@ -205,8 +205,9 @@ def test_exec_becomes_the_command(tmp_path: Path) -> None:
     """Same pid, its exit code, its standard streams, and SIGPIPE as in any shell."""
     script = "echo $$; yes | head -n 1; echo ${PIPESTATUS[0]}; exit 7"
     run_dir = tmp_path / "run"
-    agent = Presence(str(run_dir))
-    assert agent.take({}) == ""
+    run_dir.mkdir()
+    agent = RunLock(run_dir, Holder())
+    assert agent.keep(0.0)
     process = subprocess.Popen(
         [sys.executable, "-c", EXEC, "bash", "-c", script],
         env=os.environ | {"FRD_RUN_DIR": str(run_dir)},

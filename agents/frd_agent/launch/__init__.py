@@ -2,5 +2,5 @@
 
 `command_line` reads a command, `commands` records in the run directory which commands were started
 there and which of their processes run torch without the tap, `runs` numbers the runs of a job,
-`presence` says whether an agent watches the run directory, `checks` is `frd-agent exec --check`.
+`watch` is the agent's part, `checks` is `frd doctor` and `frd-agent exec --check`.
 """

@@ -1,16 +1,15 @@
-"""The agent's part: proof of life in the run directory, and a warning for ranks without a tap."""
+"""The agent looks after the commands of its run directory: a warning for ranks without a tap."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from frd_agent.launch import commands
-from frd_agent.launch.presence import Presence
 
 _EVERY_S: Final = 1.0
 _LOOK_S: Final = 5.0
@@ -23,20 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class LaunchWatch:
-    """`said` is what the lock file tells of this agent, asked anew every second; `living` are the
-    pids of the ranks that it watches."""
+    """`living` are the pids of the ranks that the agent watches."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        said: Callable[[], Mapping[str, Any]],
-        living: Callable[[], set[int]],
-    ) -> None:
+    def __init__(self, run_dir: Path, living: Callable[[], set[int]]) -> None:
         self._directory = str(run_dir)
-        self._presence = Presence(self._directory)
-        self._said = said
         self._living = living
-        self._problem = ""
         self._settled: set[commands.Command] = set()
         """Commands of which a rank has been seen, or a warning has been logged."""
         self._met: dict[commands.Command, float] = {}
@@ -44,24 +34,12 @@ class LaunchWatch:
         self._look_at = 0.0
 
     async def run(self) -> None:
-        try:
-            while True:
-                try:
-                    self._hold()
-                    await self._look()
-                except Exception:  # whatever is wrong here, the ranks are watched
-                    log.exception("%s: commands could not be looked at", self._directory)
-                await asyncio.sleep(_EVERY_S)
-        finally:
-            self._presence.close()
-
-    def _hold(self) -> None:
-        problem = self._presence.take(self._said())
-        if problem and problem == self._problem:
-            return
-        if problem:
-            log.warning("%s: `frd-agent exec` cannot tell that this agent watches", problem)
-        self._problem = problem
+        while True:
+            try:
+                await self._look()
+            except Exception:  # whatever is wrong here, the ranks are watched
+                log.exception("%s: commands could not be looked at", self._directory)
+            await asyncio.sleep(_EVERY_S)
 
     async def _look(self) -> None:
         now = time.monotonic()

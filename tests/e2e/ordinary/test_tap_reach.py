@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from frd import __version__
 from frd_agent import taps
-from frd_agent.launch import commands, presence
+from frd_agent.launch import commands
 from frd_agent.launch.watch import LaunchWatch
+from frd_agent.run_lock import Holder, RunLock, holder
 from tests.real import free_port, until
 
 JOBS = Path(__file__).parents[1] / "jobs"
@@ -97,8 +99,10 @@ def test_ranks_that_the_tap_cannot_reach_are_reported(
     pytest.importorskip("torch")
     monkeypatch.setattr("frd_agent.launch.watch._GRACE_S", 0.0)
     run_dir = tmp_path / "run"
-    watch = LaunchWatch(run_dir, dict, set)
-    watch._hold()
+    run_dir.mkdir()
+    watch = LaunchWatch(run_dir, set)
+    agent = RunLock(run_dir, Holder())
+    assert agent.keep(0.0)
     code = "import torch, sys; print('up', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [*AGENT, "exec", "--", "env", "-i", sys.executable, "-c", code],
@@ -114,6 +118,7 @@ def test_ranks_that_the_tap_cannot_reach_are_reported(
         watch._judge(commands.running(str(run_dir)), set())
         stderr = process.communicate("")[1]
     finally:
+        agent.close()
         process.kill()
         process.communicate()
     assert stderr == "", "an agent watches"
@@ -125,15 +130,15 @@ def test_an_agent_in_another_directory_is_named(tmp_path: Path) -> None:
     """The agent watches the session's directory; a command from cron, which knows no session, says
     where the agent is. Without the agent it says that there is none."""
     session, other = tmp_path / "session", tmp_path / "other"
+    session.mkdir()
     agent = subprocess.Popen(
         [*AGENT, "run", "--metrics", "off", "--service", f"127.0.0.1:{free_port()}"],
-        env=environ(session / "frd"),
+        env=environ(session / "frd", XDG_RUNTIME_DIR=str(session)),
         stderr=subprocess.PIPE,
     )
     try:
-        until(lambda: presence.look(str(session / "frd")).watched is presence.Watched.YES)
-        said = presence.look(str(session / "frd")).said
-        assert (said["pid"], said["connected"]) == (agent.pid, False)
+        said = until(lambda: holder(session / "frd"))
+        assert (said.pid, said.version) == (agent.pid, __version__)
 
         def start(run_dir: Path) -> str:
             env = environ(run_dir, XDG_RUNTIME_DIR=str(session))

@@ -1,0 +1,42 @@
+"""Run in an interpreter of the job, by `frd-agent exec --check`: what does the tap find here?
+
+Standard library only, Python 3.9 or later: it is handed to the interpreter as text. It prints one JSON
+object.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import threading
+
+_SHOWN = ("TORCH_FR_", "TORCH_NCCL_TRACE", "TORCH_NCCL_DEBUG_INFO", "TORCH_NCCL_ENABLE_TIMING")
+
+
+def _probe() -> dict[str, object]:
+    found: dict[str, object] = {
+        "python": sys.executable,
+        "python_version": ".".join(map(str, sys.version_info[:3])),
+        "torch": None,
+        "tap": None,
+        "error": "",
+    }
+    if importlib.util.find_spec("torch") is None:
+        return found
+    try:
+        # Started by hand and not by `import torch`: a torch that cannot be imported is another matter.
+        import torch.distributed
+
+        found["torch"] = str(torch.__version__)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+        return found
+    tap = sys.modules.get("_frd_tap")
+    if tap is not None and any(thread.name == "frd-tap" for thread in threading.enumerate()):
+        found["tap"] = getattr(tap, "__file__", "")
+    found["run_dir"] = os.environ.get("FRD_RUN_DIR", "")
+    found["variables"] = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)}
+    return found
+
+
+print(json.dumps(_probe()))
