@@ -2,8 +2,8 @@
 
 The agent holds `agent.lock` in the run directory with flock for as long as it lives. The kernel
 drops the lock when the process ends, however it ends, so the lock proves that the agent is alive;
-the file itself and its content (JSON: pid, node, service, started_at, version) may be left over from
-an agent that has ended. `frd-agent exec` reads it with `holder`.
+the file itself and its content (JSON: pid, node, service, started_at, version) may be left over
+from an agent that has ended. `frd-agent exec` reads it with `holder`.
 
 The agent makes the default run directory, which belongs to its user. Any other directory belongs to
 the ranks, which may run as another user: the agent waits until it exists, and takes the lock then.

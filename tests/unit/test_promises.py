@@ -43,7 +43,7 @@ RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
 DASHBOARDS = sorted((ROOT / "helm/frd/dashboards").glob("*.json"))
 METRIC = re.compile(r"\bfrd_[a-z_]+\b")
 HISTOGRAM_PARTS = ("_bucket", "_count", "_sum")
-NOT_METRICS = {"frd_agent"}
+NOT_METRICS = {"frd_agent", "frd_tap"}
 PROGRAMS = {"frd": cli, "frd-agent": agent_cli}
 
 

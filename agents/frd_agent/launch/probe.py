@@ -1,7 +1,7 @@
 """Run in an interpreter of the job, by `frd-agent exec --check`: what does the tap find here?
 
-Standard library only, Python 3.9 or later: it is handed to the interpreter as text. It prints one JSON
-object.
+Standard library only, Python 3.9 or later: it is handed to the interpreter as text. It prints one
+JSON object.
 """
 
 import importlib.util
@@ -24,7 +24,6 @@ def _probe() -> dict[str, object]:
     if importlib.util.find_spec("torch") is None:
         return found
     try:
-        # Started by hand and not by `import torch`: a torch that cannot be imported is another matter.
         import torch.distributed
 
         found["torch"] = str(torch.__version__)
