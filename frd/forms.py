@@ -37,6 +37,11 @@ def utc_text(at: int) -> str:
     return f"{stamp}.{rest // 1000:06d}Z"
 
 
+def clock_text(at: int) -> str:
+    """``10:02:11`` in UTC, for sentences, from nanoseconds since the epoch."""
+    return datetime.fromtimestamp(int(at) // 1_000_000_000, UTC).strftime("%H:%M:%S")
+
+
 def utc_ns(text: str) -> AlignedNs:
     """Nanoseconds since the epoch of any ISO 8601 date or time; without an offset it is UTC.
 
@@ -192,6 +197,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         out["lost_s"] = round(finding.lost_s, 3)
     if finding.dump is not None:
         out["dump"] = finding.dump
+    if finding.ended_by:
+        out["ended_by"] = finding.ended_by
     if finding.close_reason:
         out["close_reason"] = finding.close_reason
     out["summary"] = finding.summary
@@ -275,6 +282,7 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
         dump=data.get("dump"),
         severity=Severity(data["severity"]) if data.get("severity") else None,
         critical_at=_ns(data["critical_at"]) if data.get("critical_at") else None,
+        ended_by=data.get("ended_by", ""),
         close_reason=data.get("close_reason", ""),
         summary=data.get("summary", ""),
     )

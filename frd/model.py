@@ -433,6 +433,9 @@ class Finding:
     """None where nobody watched it over time, as in a folder of dumps."""
     critical_at: AlignedNs | None = None
     """When it became critical, if it was not so from its opening."""
+    ended_by: str = ""
+    """How the job, or the suspect, ended after the finding opened: ``ended by KeyboardInterrupt at
+    10:02:11``. It is a consequence and never changes the cause."""
     summary: str = ""
     close_reason: str = ""
 

@@ -120,11 +120,13 @@ class Job:
         detail: str = "",
         gap: int = 0,
         how: ExitInfo | None = None,
+        at: int | None = None,
     ) -> Job:
-        """The rank's agent says so, of now; who is not live does not report any more."""
+        """The rank's agent says so, of now or of `at`; who is not live does not report any more."""
         if state is not RankState.LIVE:
             self.reporting.discard(rank)
-        self.statuses[rank] = RankStatus(rank, state, NodeNs(self.now), detail, gap, how)
+        at_ns = NodeNs(self.now if at is None else at)
+        self.statuses[rank] = RankStatus(rank, state, at_ns, detail, gap, how)
         self._tell(self.statuses[rank])
         return self
 

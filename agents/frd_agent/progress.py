@@ -20,6 +20,7 @@ from frd.model import UNKNOWN_SEQ
 _COUNTS_SEQS: Final = frozenset({"nccl"})
 _COUNTS_OPS: Final = frozenset({"gloo"})
 _NO_NUMBER: Final = -1
+_VARIES: Final = -1
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ class Progress:
     """One rank in one group."""
 
     __slots__ = (
+        "_ahead",
         "_last_number",
         "backend",
         "closed",
@@ -101,6 +103,9 @@ class Progress:
         self.has_p2p = False
         """NCCL writes the numbers of P2P ops into the same counters; nothing tells them apart."""
         self._last_number = _NO_NUMBER
+        self._ahead: int | None = None
+        """By how much the counters' number of an op is ahead of its seq: the same for each op of a
+        group that does nothing but collectives; None before the first, `_VARIES` otherwise."""
 
     def join(self, seq: int, item: Item, entry: Entry) -> None:
         """The rank's next collective in this group."""
@@ -111,6 +116,8 @@ class Progress:
         if item.started:
             self.started = max(self.started, seq)
         self._last_number = item.number
+        ahead = item.number - seq if item.number >= 0 else _VARIES
+        self._ahead = ahead if self._ahead in (None, ahead) else _VARIES
 
     def seal(self) -> None:
         """The rows of this dump go out now; nothing amends them any more."""
@@ -165,6 +172,20 @@ class Progress:
         return Marks(
             self.joined, self._started(head - 1), head - 1, max(self.open[head].created_ns, 1)
         )
+
+    def last_marks(self, raw: Status, at_ns: int) -> Marks | None:
+        """The marks of a process that has ended, whose ring nobody can read any more, by its last
+        counters of `at_ns`; None where they do not tell how many collectives came after the last
+        dump, because sends are counted with them."""
+        unread = raw.enqueued - self._last_number
+        if unread == 0:
+            return self.marks
+        if unread < 0 or self.has_p2p or self._ahead in (None, _VARIES):
+            return None
+        joined = self.joined + unread
+        completed = max(joined - max(raw.enqueued - raw.completed, 0), self.marks.completed)
+        head_ns = 0 if completed == joined else self.marks.head_created_ns or at_ns
+        return Marks(joined, self._started(completed), completed, head_ns)
 
     def _started(self, completed: int) -> int:
         """A recorder without timing tells no starts at all."""

@@ -31,7 +31,7 @@ from frd_agent.process import Listener, Process, Vital, listener
 from frd_agent.recorders import KeptDump, Recorders
 from frd_agent.rows import columns
 from frd_agent.stacks import StackReader
-from frd_agent.standing import raw_of, stand
+from frd_agent.standing import raw_of, stand, stand_at_end
 from frd_agent.stats import Stats
 from frd_agent.taps import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
 from frd_agent.watch import Raw, Watch, WatchPolicy
@@ -246,6 +246,18 @@ class Rank:
             self._shown, self._is_exact = shown, standing.exact
         return self._is_exact
 
+    def _show_last(self) -> None:
+        """The tap writes the counters after its exit record. If they do not tell how far the rank
+        came, what was known before its end is all that is known."""
+        record = self.identity.exit
+        if self._recorders is None or record is None or self._published_at_ns < record.at_ns:
+            self._show()
+            return
+        rings = self._recorders.rings
+        standing = stand_at_end(rings, self._raw, self._published_at_ns)
+        if standing is not None:
+            self._shared.board.set_standing(self.number, standing)
+
     def set_back(self, by_ns: int) -> None:
         """The wall clock has been: times that are compared with later ones go with it."""
         self._published_at_ns = NodeNs(max(self._published_at_ns - by_ns, 0))
@@ -283,7 +295,7 @@ class Rank:
 
     def end(self, now_ns: NodeNs) -> None:
         """The process is gone; what its counters said last still counts."""
-        self._show()
+        self._show_last()
         self.gone_at_ns = now_ns
         record = self.identity.exit
         end = self.process.ended(now_ns) if self.process else None

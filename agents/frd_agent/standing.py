@@ -62,6 +62,31 @@ def stand(
     return Standing(marks, NodeNs(as_of or 0), exact)
 
 
+def stand_at_end(
+    rings: Iterable[tuple[Recorder, Ring]], raw: Raw | None, published_at_ns: NodeNs
+) -> Standing | None:
+    """Of a process that has ended and whose tap wrote its counters as the last thing of all; None
+    when they do not tell how far it came."""
+    marks: list[tuple[int, Marks]] = []
+    rings = list(rings)
+    if raw is None or not rings:
+        return None
+    for recorder, ring in rings:
+        if recorder.number is None or not ring.taken_at_ns or not ring.is_whole:
+            return None
+        counters = _of(recorder.number, raw)
+        told = {progress.pg_id: progress for progress in ring.groups}
+        if any(status.enqueued > 0 and pg_id not in told for pg_id, status in counters.items()):
+            return None  # a group that no dump has shown
+        for pg_id, progress in told.items():
+            last = counters.get(pg_id)
+            known = progress.last_marks(last, published_at_ns) if last is not None else None
+            if known is None:
+                return None
+            marks.append((progress.group, known))
+    return Standing(marks, published_at_ns, exact=True)
+
+
 def raw_of(rings: Iterable[tuple[Recorder, Ring]]) -> dict[tuple[int, int], Status]:
     """The counters as of the last dump, in the tap's terms."""
     return {

@@ -28,7 +28,7 @@ from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
 from frd.engine.rows import Batch, Runs, is_empty
 from frd.engine.straggler import Roll
-from frd.engine.tables import EXITED, SILENT, STATES, Groups, Pairs, Ranks
+from frd.engine.tables import EXITED, FINISHED, SILENT, STATES, Groups, Pairs, Ranks
 from frd.errors import WireError
 from frd.model import (
     UNKNOWN_SEQ,
@@ -425,6 +425,20 @@ class Attempt:
         return tuple(
             (r, STATES[table.state[r]], AlignedNs(int(table.state_since[r]))) for r in rank.tolist()
         )
+
+    @property
+    def has_deserters(self) -> bool:
+        """A rank has finished without a collective that other members of its group joined."""
+        ranks, pairs, n = self._ranks, self._pairs, self._pairs.count
+        finished = ranks.knows(pairs.rank[:n])
+        finished[finished] = ranks.state[pairs.rank[:n][finished]] == FINISHED
+        if not finished.any():
+            return False
+        layout = self._pairs.layout()
+        highest = np.full(self._groups.count, UNKNOWN_SEQ, np.int64)
+        highest[layout.groups] = np.maximum.reduceat(pairs.enqueued[layout.order], layout.starts)
+        row = np.flatnonzero(finished)
+        return bool((pairs.enqueued[row] < highest[pairs.group[row]]).any())
 
     @property
     def lateness(self) -> Lateness:

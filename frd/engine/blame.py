@@ -13,6 +13,7 @@ from typing import assert_never
 
 from frd.engine import summary
 from frd.engine.edges import Doubt, Ending, Graph, Member, Wait, Why
+from frd.engine.endings import Manner, how_it_ended, manner_of
 from frd.engine.moment import Moment
 from frd.engine.picture import MismatchFact
 from frd.engine.roots import Root
@@ -100,7 +101,8 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
-    """High on the agent's positive evidence; a recorder that merely does not answer is not."""
+    """High on the agent's positive evidence; a recorder that merely does not answer is not, and a
+    rank that blames a peer in its last words is hardly the first cause."""
     picture, row = graph.picture, graph.waits.row(rank)
     detail = summary.clean(picture.detail[row])
     since = AlignedNs(int(picture.state_since[row]))
@@ -116,6 +118,8 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
                 confidence = Confidence.MEDIUM
         case _:
             words = [f"process exited{at}", detail]
+            if manner_of(how_it_ended(picture, row)) is Manner.REACTED:
+                confidence = Confidence.LOW
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     began = picture.moment(rank, since) if since > 0 else _onset(graph, held_up)
     return Blame(rank, reason, confidence, "; ".join(filter(None, words)), began)

@@ -18,8 +18,8 @@ from frd.engine.attempt import Attempt
 from frd.engine.board import Board
 from frd.engine.cause import find
 from frd.engine.clock_watch import ClockWatcher
+from frd.engine.endings import judged_after_s
 from frd.engine.incident import Incidents
-from frd.engine.lost import judged_after_s
 from frd.engine.memory.watch import MemoryWatcher
 from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
@@ -43,7 +43,11 @@ _GIVES_WAY_NS = 60_000_000_000
 _OLD_NEWS_NS = 30_000_000_000
 """A rank that went away this long before the service heard of the attempt was told of before."""
 _FATAL = (Kind.RANK_LOST, Kind.OOM)
-"""What an attempt may have ended of is told for a while after its end."""
+"""What an attempt may have ended of is open for a while after its end, so that it is seen."""
+_LOSS_OUTLASTS_NS = 30_000_000_000
+"""A lost rank of an attempt that has ended: two scrapes of a Prometheus with usual settings."""
+_UNHEARD_S = 60.0
+"""A lost rank of an attempt of which no agent has told since the service started."""
 
 
 class Watcher(Protocol):
@@ -149,6 +153,8 @@ class Case:
         """Close what has not been seen for long."""
         after_s = self._policy.lost_close_after_s
         closed = [event for board in self._boards for event in board.expire(now, after_s)]
+        if self.attempt is None:
+            closed += self._incidents.expire(now, min(after_s, _UNHEARD_S), of=(Kind.RANK_LOST,))
         return self._audible(closed)
 
     def _audible(self, events: Iterable[FindingEvent]) -> list[FindingEvent]:
@@ -208,16 +214,30 @@ class Case:
         elif self.ended_at is None:
             self.ended_at = now
         elif now - self.ended_at > (judged_after_s(self._policy) + 0.5) * 1e9:
-            yield from self.close_all(now, "the attempt ended", but=_FATAL)
+            is_long_over = now - self.ended_at > _LOSS_OUTLASTS_NS
+            still_told = (Kind.OOM,) if is_long_over else _FATAL
+            yield from self.close_all(now, "the attempt ended", but=still_told)
             return
         before = len(self)
         yield from self._look_for_stalls(attempt, now, room)
         for watcher in self._watchers:
             yield from watcher.look(attempt, now, room=room - (len(self) - before))
 
+    def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
+        """Another attempt of the job runs instead: tell what ended this one, and close it all."""
+        events: list[FindingEvent] = []
+        judged_ns = judged_after_s(self._policy) * 1e9
+        is_fresh = self.ended_at is None or now - self.ended_at <= judged_ns
+        if self.attempt is not None and is_fresh:
+            old_news = AlignedNs(self.attempt.created_at - _OLD_NEWS_NS)
+            events += self._incidents.settle(self.attempt.picture(now), old_news)
+        self.superseded_at = now
+        return self._audible(events) + self.close_all(now, reason)
+
     def _look_for_stalls(self, attempt: Attempt, now: AlignedNs, room: int) -> list[FindingEvent]:
         stalled = attempt.stalls(now)
-        if not (len(stalled) or attempt.disagrees or attempt.lost or len(self._incidents)):
+        is_over = attempt.lost or attempt.has_deserters
+        if not (len(stalled) or attempt.disagrees or is_over or len(self._incidents)):
             return []
         since_ns = now - self._looked_at
         if since_ns < attempt.world_size * _PAUSE_NS_PER_RANK or (

@@ -1,8 +1,11 @@
-"""One open finding: what it is made of, and how it changes its mind.
+"""One open finding: its cause, and what became of it afterwards.
 
-Its kind, id and opening time are for life. Its suspects change when another set, at least as sure,
-has been seen for a while; certainty is never lost to telemetry that came late. Events come out
-only when something changed that people see.
+Its kind, id and opening time are for life, and so is a cause that was named with high confidence:
+who is named, and why, changes only from nobody to somebody, or to something surer while it is not
+high. What happens later is a consequence. It cannot be the cause, because a cause is never later
+than the finding; how the ranks ended is told in `ended_by`. Where the job has gone on and waits for
+somebody else, that is another finding (`succeeds`). Events come out only when something changed
+that people see.
 """
 
 from __future__ import annotations
@@ -10,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from frd.engine import compose
+from frd.engine import compose, summary
 from frd.engine.cause import Verdict
 from frd.engine.compose import Attachments, Key
-from frd.engine.lost import Exit
+from frd.engine.endings import Exit, Loss, Manner
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
 from frd.engine.severity import severity_of
-from frd.forms import fold_ranks
+from frd.forms import clock_text, fold_ranks
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -33,7 +36,6 @@ from frd.model import (
 
 _CHANGE_OF_MIND_NS = 1_500_000_000
 """How long other suspects must be seen before a finding names them instead."""
-_ABSENT = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
 
 
 @dataclass(slots=True)
@@ -88,13 +90,12 @@ class Claim:
         return cls(compose.finished(finding), bare, keys, verdict.since, now)
 
     @classmethod
-    def of_loss(
-        cls, key: AttemptKey, picture: Picture, lost: Sequence[Exit], policy: Policy
-    ) -> Claim:
+    def of_loss(cls, key: AttemptKey, picture: Picture, loss: Loss, policy: Policy) -> Claim:
         now = picture.now
-        bare = compose.suspects_of_exits(picture, lost, policy.max_suspects)
-        named = {one.rank for one in lost}
+        bare = compose.suspects_of_loss(picture, loss, policy.max_suspects)
+        named = {one.rank for one in loss.exits}
         others = {*range(picture.world_size), *picture.rank.tolist()} - named
+        ref = compose.held_up_by(picture, loss.exits)
         finding = Finding(
             id=compose.finding_id(key, Kind.RANK_LOST, fold_ranks(named), now),
             kind=Kind.RANK_LOST,
@@ -102,11 +103,15 @@ class Claim:
             job=key.job,
             attempt=key.attempt,
             opened_at=now,
+            collective=ref,
+            groups_held_up=(ref.group,) if ref is not None else (),
             suspects=bare,
             victims=tuple(sorted(others)),
             severity=severity_of(Kind.RANK_LOST, 0.0, policy.critical_after_s),
         )
-        return cls(compose.finished(finding), bare, set(), lost[0].at, now)
+        keys = {compose.key_of(ref)} if ref is not None else set()
+        since = min((one.at for one in loss.exits), default=now)
+        return cls(compose.finished(finding), bare, keys, since, now)
 
     @classmethod
     def restored(cls, finding: Finding, now: AlignedNs) -> Claim:
@@ -151,8 +156,10 @@ class Claim:
         if self.finding.kind is Kind.RANK_LOST:
             self.keys = keys
             return self._tell(self._with_collective(self.finding, picture, verdict), picture.now)
-        seen = compose.suspects_of(picture, verdict, most)
-        changed = not _same_claim(seen, self.bare)
+        seen = self._possible(picture, verdict, most)
+        if seen is None:
+            return []
+        changed = _claims(seen) != _claims(self.bare)
         if changed and not self._changes_mind(seen, verdict.reason, picture.now):
             return []
         if not changed:
@@ -173,11 +180,48 @@ class Claim:
         )
         return self._tell(finding, picture.now)
 
-    def exited(self, picture: Picture, lost: Sequence[Exit]) -> list[FindingEvent]:
-        """Suspects of this finding have exited: where only their absence was known, that is why."""
-        gone = {s.rank: s for s in compose.suspects_of_exits(picture, lost, len(lost))}
-        self.bare = tuple(gone.get(s.rank, s) if s.reason in _ABSENT else s for s in self.bare)
-        return self._tell(self.finding, picture.now)
+    def succeeds(self, picture: Picture, verdict: Verdict, most: int) -> bool:
+        """The job has gone on: whom this finding names came, and `verdict` names somebody else, no
+        less surely and for a while. That is another finding; this one keeps its cause."""
+        if not self.bare or self.finding.ended_by or self.finding.kind is Kind.RANK_LOST:
+            return False
+        seen = compose.suspects_of(picture, verdict, most)
+        if not seen and verdict.reason is not Reason.NETWORK_OR_DEVICE:
+            return False
+        if self.named & {suspect.rank for suspect in seen} or not self._stood(seen, picture.now):
+            return False
+        if not seen:
+            return not self._is_certain
+        return compose.surest(seen) == compose.surest(self.bare)
+
+    def hold_up(self, picture: Picture, lost: Sequence[Exit]) -> list[FindingEvent]:
+        """Of a lost rank: who turns out to wait for it before anything is called a stall."""
+        if self.finding.kind is not Kind.RANK_LOST or self.finding.collective is not None:
+            return []
+        mine = [one for one in lost if one.rank in self.named]
+        if not mine or (ref := compose.held_up_by(picture, mine)) is None:
+            return []
+        self.keys = {compose.key_of(ref)}
+        return self._tell(
+            replace(self.finding, collective=ref, groups_held_up=(ref.group,)), picture.now
+        )
+
+    def ended(self, gone: Sequence[Exit], now: AlignedNs) -> list[FindingEvent]:
+        """How ranks of the finding went after it had opened: told beside the cause."""
+        mine = {*self.named, *self.finding.victims, *self.finding.unknown}
+        if self.finding.kind is Kind.RANK_LOST:
+            mine -= self.named
+        later = [one for one in gone if one.rank in mine and one.at > self.finding.opened_at]
+        if not later:
+            return []
+        told = min(later, key=lambda e: (e.manner is not Manner.ASKED, e.rank not in self.named))
+        first = min(
+            one.at for one in later if summary.ended_by(one.how) == summary.ended_by(told.how)
+        )
+        words = f"ended by {summary.ended_by(told.how)} at {clock_text(first)}"
+        if told.manner is not Manner.ASKED:
+            words = f"rank {told.rank} {words}"
+        return self._tell(replace(self.finding, ended_by=words), now)
 
     def attach(
         self,
@@ -212,22 +256,47 @@ class Claim:
         self.finding = compose.finished(finding)
         return FindingEvent(Change.CLOSED, self.finding)
 
-    def _changes_mind(self, seen: Sequence[Suspect], reason: Reason | None, now: AlignedNs) -> bool:
-        """At once from nobody to somebody; else when seen for a while and at least as sure.
+    def _possible(
+        self, picture: Picture, verdict: Verdict, most: int
+    ) -> tuple[Suspect, ...] | None:
+        """Whom the verdict names, but for those who began after the finding had opened; None when
+        nobody else is left."""
+        told = compose.suspects_of(picture, verdict, most)
+        seen = tuple(
+            replace(s, onset_at=min(s.onset_at or opened_at, opened_at))
+            for opened_at in [self.finding.opened_at]
+            for s in told
+            if not compose.began_after(picture, s, opened_at)
+        )
+        return seen if seen or not told else None
 
-        That all have joined is known of all of them: it yields to the certain only, and corrects
-        what is less than certain, as when an agent comes back.
-        """
-        rivals = frozenset((s.rank, s.reason) for s in seen)
+    @property
+    def _is_certain(self) -> bool:
+        return compose.surest(self.bare) == compose.CERTAIN
+
+    def _stood(self, seen: Sequence[Suspect], now: AlignedNs) -> bool:
+        """The latest looks have shown these suspects, for a while."""
+        rivals = _claims(seen)
         if rivals != self.rivals or self.rivals_since is None:
             self.rivals, self.rivals_since = rivals, now
-        is_certain = compose.surest(seen) == compose.CERTAIN
+        return now - self.rivals_since >= _CHANGE_OF_MIND_NS
+
+    def _changes_mind(self, seen: Sequence[Suspect], reason: Reason | None, now: AlignedNs) -> bool:
+        """At once from nobody to somebody; to more than was known, or while nothing is certain to
+        something surer, when that was seen for a while. Not once its ranks end: see `ended`."""
+        stood = self._stood(seen, now)
+        if self.finding.ended_by:
+            return False
         if not self.bare:
+            is_certain = compose.surest(seen) == compose.CERTAIN
             return is_certain or self.finding.reason is not Reason.NETWORK_OR_DEVICE
-        stood = now - self.rivals_since >= _CHANGE_OF_MIND_NS
-        if not seen and reason is Reason.NETWORK_OR_DEVICE:
-            return stood and compose.surest(self.bare) < compose.CERTAIN
-        return stood and compose.surest(seen) >= compose.surest(self.bare)
+        fresh = [s for s in seen if (s.rank, s.reason) not in _claims(self.bare)]
+        if _claims(seen) > _claims(self.bare):
+            least = min(compose.surest([s]) for s in fresh)
+            return stood and least >= compose.surest(self.bare)
+        if self._is_certain:
+            return False
+        return stood and compose.surest(seen) > compose.surest(self.bare)
 
     def _with_collective(self, finding: Finding, picture: Picture, verdict: Verdict) -> Finding:
         if finding.kind is not Kind.RANK_LOST:
@@ -247,5 +316,5 @@ class Claim:
         return [] if alike else [FindingEvent(Change.UPDATED, self.finding)]
 
 
-def _same_claim(one: Sequence[Suspect], other: Sequence[Suspect]) -> bool:
-    return {(s.rank, s.reason) for s in one} == {(s.rank, s.reason) for s in other}
+def _claims(suspects: Sequence[Suspect]) -> frozenset[tuple[int, Reason]]:
+    return frozenset((s.rank, s.reason) for s in suspects)

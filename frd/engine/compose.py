@@ -11,20 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import numpy as np
+
 from frd.engine import summary
 from frd.engine.blame import Blame
 from frd.engine.cause import Verdict
-from frd.engine.lost import TOGETHER_NS, Exit
+from frd.engine.endings import TOGETHER_NS, Exit, Loss
 from frd.engine.moment import Moment, ties
-from frd.engine.picture import Picture
-from frd.forms import utc_text
+from frd.engine.picture import Bools, GroupPicture, Picture
+from frd.forms import clock_text
 from frd.model import (
     AlignedNs,
     AttemptKey,
     CollectiveRef,
     Confidence,
     Finding,
+    Int32s,
     Kind,
+    RankState,
     Reason,
     Suspect,
     Witness,
@@ -159,14 +163,99 @@ def timed(
     )
 
 
-def suspects_of_exits(picture: Picture, exits: Sequence[Exit], most: int) -> tuple[Suspect, ...]:
-    suspects = []
-    for one in exits[:most]:
-        words = [f"process exited at {utc_text(one.at)}", summary.clean(one.detail)]
-        evidence = "; ".join(filter(None, words))
-        node = node_of(picture, one.rank)
-        suspects.append(Suspect(one.rank, node, Reason.EXITED, Confidence.HIGH, evidence))
-    return timed(suspects, [one.seen for one in exits[:most]], TOGETHER_NS)
+def suspects_of_loss(picture: Picture, loss: Loss, most: int) -> tuple[Suspect, ...]:
+    exits = loss.exits[:most]
+    suspects = [
+        Suspect(one.rank, node_of(picture, one.rank), Reason.EXITED, loss.confidence, words)
+        for one in exits
+        for words in [exit_words(picture, one)]
+    ]
+    return timed(suspects, [one.seen for one in exits], TOGETHER_NS)
+
+
+def exit_words(picture: Picture, one: Exit) -> str:
+    """``was killed by SIGKILL at 10:02:11 (last joined all_reduce #249 on default_pg)``."""
+    words = f"{summary.ended(one.how)} at {clock_text(one.at)}"
+    last = last_joined(picture, one.rank, one.at)
+    if last:
+        words += f" ({last})"
+    return f"{words}; {summary.clean(one.how.note)}" if one.how.note else words
+
+
+def began_after(picture: Picture, suspect: Suspect, opened_at: AlignedNs) -> bool:
+    """Beyond doubt: an end that was only seen may be as old as the last word of the rank."""
+    if suspect.onset_at is None or suspect.onset_at <= opened_at:
+        return False
+    if suspect.reason is Reason.UNREACHABLE or suspect.reason is Reason.EXITED:
+        row = int(np.searchsorted(picture.rank, suspect.rank))
+        return bool(picture.as_of[row] > opened_at)
+    return True
+
+
+def last_joined(picture: Picture, rank: int, ended_at: AlignedNs) -> str:
+    """The last collective that a rank is known to have joined, in the group where it came last."""
+    found: tuple[int, int, GroupPicture] | None = None
+    for group in picture.groups:
+        at = int(np.searchsorted(group.members, rank))
+        if at == len(group.members) or group.members[at] != rank or group.enqueued[at] < 0:
+            continue
+        moved = int(group.moved_at[at]) if group.moved_at is not None else 0
+        if found is None or (moved, len(group.members)) > (found[0], len(found[2].members)):
+            found = moved, int(group.enqueued[at]), group
+    if found is None:
+        return ""
+    _, seq, group = found
+    told = "last joined" if _told_all(picture, rank, ended_at) else "last seen in"
+    op = group.ops(seq)  # forgotten once all have completed it
+    what = summary.collective(op, seq, group.info.label)
+    return f"{told} {what if op else f'#{seq} on {summary.clean(group.info.label)}'}"
+
+
+def held_up_by(picture: Picture, lost: Sequence[Exit]) -> CollectiveRef | None:
+    """The collective in which the most ranks wait for one of these, or waited until it failed."""
+    ranks = [one.rank for one in lost]
+    live = picture.rank[[state is RankState.LIVE for state in picture.state]]
+    told = {one.rank for one in lost if _told_all(picture, one.rank, one.at)}
+    found = [
+        ref
+        for group in picture.groups
+        if (ref := _waits_in(group, np.isin(group.members, ranks), live, told)) is not None
+    ]
+    return max(found, key=lambda ref: (len(ref.waiting_ranks), ref.group_size), default=None)
+
+
+def _waits_in(
+    group: GroupPicture, lost: Bools, live: Int32s, told: set[int]
+) -> CollectiveRef | None:
+    """What members of a group wait in for its lost ones."""
+    if not lost.any():
+        return None
+    inside = ~lost & (group.enqueued > group.completed) & np.isin(group.members, live)
+    if inside.any():
+        seq = int(group.completed[inside].min()) + 1
+        waiting = group.members[inside & (group.completed + 1 == seq)]
+    elif told.issuperset(group.members[lost].tolist()) and group.enqueued[lost].min() >= 0:
+        seq = int(group.enqueued[lost].min()) + 1
+        waiting = group.members[~lost & (group.enqueued >= seq)]
+    else:
+        return None
+    if not len(waiting):
+        return None
+    return CollectiveRef(
+        group=summary.clean(group.info.label),
+        group_id=group.info.group_id,
+        group_size=len(group.info.ranks),
+        seq=seq,
+        op=summary.clean(group.ops(seq)),
+        waiting_ranks=tuple(waiting.tolist()),
+        missing_ranks=tuple(group.members[lost].tolist()),
+        waited_s=0.0,
+    )
+
+
+def _told_all(picture: Picture, rank: int, ended_at: AlignedNs) -> bool:
+    """All that the rank did is known, to its end."""
+    return bool(picture.as_of[int(np.searchsorted(picture.rank, rank))] >= ended_at)
 
 
 def node_of(picture: Picture, rank: int) -> str:

@@ -113,9 +113,8 @@ class Engine:
         for other, case in of_job.items():
             is_history = other < newest or (case.attempt is not None and other != newest)
             if is_history and case.superseded_at is None:
-                case.superseded_at = now
                 reason = f"attempt {newest.attempt} of the job started"
-                self._pending += case.close_all(now, reason)
+                self._pending += case.supersede(now, reason)
 
     def _make_room(self, now: AlignedNs) -> None:
         """Forget what is over, or what no agent speaks for, when there are too many attempts."""

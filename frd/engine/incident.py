@@ -9,12 +9,20 @@ finding looks like and when it changes its mind that of `frd.engine.claim`.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
 from frd.engine.compose import Key
-from frd.engine.lost import Exit, exits, first_lost, judged_after_s
+from frd.engine.endings import (
+    STOP_TAKES_S,
+    Exit,
+    Manner,
+    bad_exits,
+    first_lost,
+    judged_after_s,
+)
 from frd.engine.pairing import Seen, paired
 from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy
@@ -74,9 +82,15 @@ class Incidents:
         """Go on with a finding of an earlier process of the service."""
         self._open[finding.id] = Claim.restored(finding, now)
 
-    def expire(self, now: AlignedNs, after_s: float) -> list[FindingEvent]:
+    def expire(
+        self, now: AlignedNs, after_s: float, *, of: Collection[Kind] | None = None
+    ) -> list[FindingEvent]:
         """Close what has not been seen for so long that nobody can still be waiting for news."""
-        over = [c for c in self._open.values() if now - c.seen >= after_s * 1e9]
+        over = [
+            claim
+            for claim in self._open.values()
+            if now - claim.seen >= after_s * 1e9 and (of is None or claim.finding.kind in of)
+        ]
         return [self._close(claim, now, f"nothing new for {after_s:.0f} s") for claim in over]
 
     def close_all(
@@ -98,7 +112,7 @@ class Incidents:
 
         At most `room` findings open, and none of them about an exit before `old_news`.
         """
-        gone = exits(picture)
+        gone = bad_exits(picture)
         events: list[FindingEvent] = []
         taken: set[str] = set()
         seen = [Seen(verdict, compose.keys_of(picture, verdict)) for verdict in verdicts]
@@ -109,9 +123,18 @@ class Incidents:
             verdict, keys = one.seen.verdict, one.seen.keys
             if one.same:
                 first, *others = one.same
-                taken.add(first.finding.id)
-                events += first.refine(picture, verdict, keys, self._policy.max_suspects)
                 reason = f"part of finding {first.finding.id}"
+                if room > 0 and first.succeeds(picture, verdict, self._policy.max_suspects):
+                    others.append(first)
+                    first = Claim.of_verdict(self._key, picture, verdict, keys, self._policy)
+                    self._open[first.finding.id] = first
+                    events.append(first.opened())
+                    reason = (
+                        f"its suspects came; finding {first.finding.id} is about what waits now"
+                    )
+                else:
+                    events += first.refine(picture, verdict, keys, self._policy.max_suspects)
+                taken.add(first.finding.id)
                 events += [self._close(claim, picture.now, reason) for claim in others]
             elif (
                 one.is_news
@@ -127,6 +150,9 @@ class Incidents:
             if not one.is_news:  # what is stuck in the parts is stuck in the whole
                 for claim in one.within:
                     claim.keys |= one.seen.keys
+        for claim in self._open.values():
+            events += claim.ended(gone, picture.now)
+            events += claim.hold_up(picture, gone)
         if gone and room > 0:
             events += self._lose(picture, old_news)
         self._see(picture, stalled, taken)
@@ -152,8 +178,12 @@ class Incidents:
         if verdict.kind is Kind.MISMATCH:
             return True
         named = {blame.rank for blame in verdict.suspects}
-        judged_ns = judged_after_s(self._policy) * 1e9
-        if any(e.rank in named and now - e.at <= judged_ns for e in gone):
+        judged_s = judged_after_s(self._policy)
+        if any(
+            e.rank in named
+            and (now - e.at) / 1e9 <= (STOP_TAKES_S if e.manner is Manner.ASKED else judged_s)
+            for e in gone
+        ):
             return False
         reasons = {blame.reason for blame in verdict.suspects}
         if reasons and not reasons & _PASSING:
@@ -164,13 +194,22 @@ class Incidents:
 
     # -- lost ranks --------------------------------------------------------------------------
 
-    def _lose(self, picture: Picture, old_news: AlignedNs) -> list[FindingEvent]:
-        """A rank went away that no open finding knows of."""
-        lost = [
-            e
-            for e in first_lost(picture, self._policy)
-            if e.at >= old_news and (e.rank, e.at) not in self._told
-        ]
+    def settle(self, picture: Picture, old_news: AlignedNs) -> list[FindingEvent]:
+        """Another attempt of the job has begun: what can be told of the end of this one."""
+        gone = bad_exits(picture)
+        events = [e for claim in self._open.values() for e in claim.ended(gone, picture.now)]
+        return events + (self._lose(picture, old_news, final=True) if gone else [])
+
+    def _lose(
+        self, picture: Picture, old_news: AlignedNs, *, final: bool = False
+    ) -> list[FindingEvent]:
+        """A rank went away that no open finding knows of. Whoever belongs to one that is open went
+        because of that."""
+        loss = first_lost(picture, self._policy, final=final)
+        if loss is None:
+            return []
+        told = loss.exits or tuple(bad_exits(picture))
+        lost = [e for e in told if e.at >= old_news and (e.rank, e.at) not in self._told]
         if not lost:
             return []
         losses = [c for c in self._open.values() if c.finding.kind is Kind.RANK_LOST]
@@ -180,11 +219,10 @@ class Incidents:
             return []
         self._told.update((e.rank, e.at) for e in lost)
         ranks = {e.rank for e in lost}
-        if blamed := [claim for claim in self._open.values() if claim.named & ranks]:
-            return [event for claim in blamed for event in claim.exited(picture, lost)]
-        if any(ranks & set(claim.finding.victims) for claim in self._open.values()):
+        if any(ranks & {*c.named, *c.finding.victims} for c in self._open.values()):
             return []
-        claim = Claim.of_loss(self._key, picture, lost, self._policy)
+        loss = replace(loss, exits=tuple(lost)) if loss.exits else loss
+        claim = Claim.of_loss(self._key, picture, loss, self._policy)
         self._open[claim.finding.id] = claim
         return [claim.opened()]
 

@@ -25,7 +25,8 @@ class Policy:
     loss_grace_s: float = 1.0
     """How long the ranks of an attempt may take to vanish together before a lost rank is one."""
     lost_close_after_s: float = 900.0
-    """A `rank_lost` finding of a job that never came back closes after this long."""
+    """A finding closes when nothing new of it was seen for this long, as when the agents of its job
+    are gone; a lost rank closes with its attempt."""
     telemetry_late_s: float = 10.0
     """A rank whose `as_of` is older than this is late: its absence proves nothing. More than the
     time between two looks at the ring of a rank that moves, which agents keep below 7 s."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import assert_never
 
-from frd.forms import fold_ranks, span_text
-from frd.model import Finding, Kind, Reason, Suspect
+from frd.forms import fold_ranks, signal_name, span_text
+from frd.model import ExitInfo, ExitKind, Finding, FindingState, Kind, Reason, Suspect
 
 _TEXT_LIMIT = 300
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -65,13 +66,18 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
     """
     match finding.kind:
         case Kind.RANK_LOST:
-            return _lost(finding) + _tie(finding.suspects)
+            return _lost(finding) + _tie(finding.suspects) + _ended(finding)
         case Kind.MISMATCH:
-            return _mismatch(finding)
+            return _mismatch(finding) + _ended(finding)
         case Kind.MEMORY_SPIKE | Kind.OOM | Kind.STRAGGLER | Kind.CLOCK_UNSYNCHRONIZED:
             return finding.summary  # its figures stand nowhere else
         case _:
-            return _stall(finding, timed) + _tie(finding.suspects) + _held_up(finding)
+            said = _stall(finding, timed) + _tie(finding.suspects) + _held_up(finding)
+            return said + _ended(finding)
+
+
+def _ended(finding: Finding) -> str:
+    return f"; {finding.ended_by}" if finding.ended_by else ""
 
 
 def _stall(finding: Finding, timed: bool) -> str:
@@ -146,6 +152,64 @@ def _mismatch(finding: Finding) -> str:
 
 
 def _lost(finding: Finding) -> str:
+    """``rank 1 was killed by SIGKILL at 10:02:11 (...); 3 ranks wait for it``."""
     suspects = finding.suspects
-    evidence = f": {suspects[0].evidence}" if suspects else ""
-    return f"{ranks([s.rank for s in suspects])} lost{evidence}"
+    if not suspects:
+        return (
+            f"{ranks(finding.victims)} ended, and each blames a peer: "
+            "which rank went first is not known"
+        )
+    first = suspects[0].evidence.partition(f"; {STANDS_AT}")[0]
+    who = f"rank {suspects[0].rank} {first}"
+    if len(suspects) > 1:
+        others = ranks([s.rank for s in suspects[1:]])
+        who += f", and {others} {'were' if len(suspects) > 2 else 'was'} lost with it"
+    waiting = len(finding.collective.waiting_ranks) if finding.collective is not None else 0
+    if not waiting:
+        return who
+    verb = "waits" if waiting == 1 else "wait"
+    verb = verb if finding.state is FindingState.OPEN else "waited"
+    them = "it" if len(suspects) == 1 else "them"
+    return f"{who}; {waiting} rank{'s' * (waiting != 1)} {verb} for {them}"
+
+
+def ended(how: ExitInfo) -> str:
+    """How a process ended, as what the rank did: ``raised ValueError: x (train.py:8 step)``."""
+    raised = clean(f"{how.exception} ({how.where})" if how.where else how.exception)
+    match how.kind:
+        case ExitKind.CLEAN:
+            return "left with status 0"
+        case ExitKind.EXCEPTION:
+            return f"raised {raised}"
+        case ExitKind.INTERRUPT:
+            return "was stopped by KeyboardInterrupt"
+        case ExitKind.STATUS:
+            by = f" (128 + {signal_name(how.signal)})" if how.signal else ""
+            return f"exited with status {how.status}{by}"
+        case ExitKind.SIGNAL:
+            return f"was killed by {signal_name(how.signal)}"
+        case ExitKind.UNKNOWN:
+            return "is gone and left no exit record (SIGKILL, out of memory, or os._exit)"
+        case _ as never:
+            assert_never(never)
+
+
+def ended_by(how: ExitInfo) -> str:
+    """The same as what ended it: ``KeyboardInterrupt``, ``SIGTERM``, ``RuntimeError: x``."""
+    match how.kind:
+        case ExitKind.INTERRUPT:
+            return "KeyboardInterrupt"
+        case ExitKind.EXCEPTION:
+            return clean(how.exception)
+        case ExitKind.SIGNAL:
+            return signal_name(how.signal)
+        case ExitKind.STATUS if how.signal:
+            return signal_name(how.signal)
+        case ExitKind.STATUS:
+            return f"exit status {how.status}"
+        case ExitKind.CLEAN:
+            return "its own return"
+        case ExitKind.UNKNOWN:
+            return "an unknown cause (no exit record)"
+        case _ as never:
+            assert_never(never)

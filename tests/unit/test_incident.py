@@ -12,7 +12,17 @@ from frd.engine.incident import Incidents
 from frd.engine.picture import Picture, StallTable, Stuck
 from frd.engine.policy import Policy
 from frd.errors import WireError
-from frd.model import AlignedNs, Change, Confidence, Kind, RankState, Reason
+from frd.forms import clock_text
+from frd.model import (
+    AlignedNs,
+    Change,
+    Confidence,
+    ExitInfo,
+    ExitKind,
+    Kind,
+    RankState,
+    Reason,
+)
 from tests.jobs import Job, changes
 from tests.scenes import Scene
 
@@ -97,14 +107,16 @@ def test_findings_that_turn_out_to_be_one_incident_become_one() -> None:
     job.join("a", [0], 0).join("b", [4], 0)
     job.run(6)
     assert len(job.open()) == 2
-    first = min(job.open(), key=lambda finding: finding.opened_at)
+    first = min(job.open(), key=lambda finding: (finding.opened_at, finding.id))
     job.join("c", [1, 2], 0)
     job.run(12)
     finding = job.only()
     assert [s.rank for s in finding.suspects] == [3]
-    assert finding.opened_at == first.opened_at
-    closed = [event.finding for event in job.events if event.change is CLOSED]
-    assert [f.close_reason for f in closed] == [f"part of finding {finding.id}"]
+    closed = {event.finding.id: event.finding for event in job.events if event.change is CLOSED}
+    assert {tuple(s.rank for s in f.suspects) for f in closed.values()} == {(1,), (2,)}
+    assert closed[first.id].close_reason == (
+        f"its suspects came; finding {finding.id} is about what waits now"
+    )
 
 
 def test_a_suspect_is_not_exchanged_on_a_passing_sight() -> None:
@@ -161,31 +173,36 @@ def test_what_passed_is_not_held_against_what_comes_again() -> None:
 
 
 def test_somebody_is_named_at_once_where_nobody_was() -> None:
-    """All joined, so it seems to be the network; then 2 turns out to be stopped: told at once."""
+    """All joined, so it seems to be the network; then 2 turns out to have been stopped since."""
     job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
     job.run(1)
     job.join("dp", range(4), 1)
-    job.run(8)
+    job.run(1)
+    stopped_at = job.now
+    job.run(7)
     before = job.only()
     assert (before.reason, before.suspects) == (Reason.NETWORK_OR_DEVICE, ())
-    job.status(2, RankState.SILENT, "process 102 is stopped (state T)")
+    job.status(2, RankState.SILENT, "process 102 is stopped (state T)", at=stopped_at)
     (event,) = job.run(0.5)
     assert (event.change, event.finding.id) == (UPDATED, before.id)
     assert event.finding.reason is None
     assert [(s.rank, s.reason) for s in event.finding.suspects] == [(2, Reason.UNREACHABLE)]
 
 
-def test_a_stuck_suspect_that_exits_is_told_so_in_the_same_finding() -> None:
-    """Somebody kills the rank that a stall names: reason `exited`, no second finding."""
+def test_a_stuck_suspect_that_exits_keeps_its_reason() -> None:
+    """Somebody kills the rank that a stall names: how it ended is told beside the cause."""
     job = hanging()
     job.run(8)
     before = job.only()
-    job.status(2, RankState.EXITED, "killed")
-    job.run(5)
+    killed_at = job.now
+    job.status(2, RankState.EXITED, how=ExitInfo(ExitKind.SIGNAL, signal=9))
+    job.run(20)
     finding = job.only()
     assert finding.id == before.id
-    assert [(s.rank, s.reason) for s in finding.suspects] == [(2, Reason.EXITED)]
+    assert finding.suspects == before.suspects
     assert finding.kind is Kind.STALL
+    assert finding.ended_by == f"rank 2 ended by SIGKILL at {clock_text(killed_at)}"
+    assert finding.summary.endswith(f"; {finding.ended_by}")
 
 
 def test_late_telemetry_takes_no_certainty_away() -> None:
@@ -408,13 +425,26 @@ def test_ranks_that_a_stall_tore_down_are_not_lost_again() -> None:
     assert job.open() == []
 
 
+def test_a_lost_rank_closes_half_a_minute_after_the_end_of_the_attempt() -> None:
+    """After the crash everybody is gone: the finding is open for two scrapes more, then history."""
+    job = hanging()
+    job.status(2, RankState.EXITED, "ValueError: x")
+    job.run(3)
+    lost = job.only()
+    for rank in (0, 1, 3):
+        job.status(rank, RankState.EXITED, how=ExitInfo(ExitKind.SIGNAL, signal=15))
+    job.run(25)
+    assert job.only().id == lost.id
+    assert job.only().ended_by.startswith("ended by SIGTERM at ")
+    (event,) = job.run(10)
+    assert (event.change, event.finding.close_reason) == (CLOSED, "the attempt ended")
+    assert event.finding.suspects == lost.suspects
+
+
 def test_a_lost_rank_stays_told_until_a_new_attempt() -> None:
-    """After the crash everybody is gone; the finding is open until the job comes back."""
+    """A rank is lost and the others wait for it; the finding is open until the job comes back."""
     job = hanging()
     job.status(2, RankState.EXITED)
-    job.run(3)
-    for rank in (0, 1, 3):
-        job.status(rank, RankState.EXITED)
     job.run(60)
     lost = job.only()
     again = Job(4, attempt=1, engine=job.engine, now=job.now)

@@ -12,7 +12,7 @@ from frd.model import AttemptKey, NodeNs
 from frd_agent.dictionary import Dictionary
 from frd_agent.naming import KnownGroup, Naming, Signatures
 from frd_agent.progress import Marks
-from frd_agent.standing import Recorder, Standing, stand
+from frd_agent.standing import Recorder, Standing, stand, stand_at_end
 from frd_agent.transitions import Ring
 
 T0 = 1_700_000_000_000_000_000
@@ -159,3 +159,35 @@ def test_a_dump_newer_than_the_counters_counts() -> None:
     standing = stand([(GENERIC, ring)], {(0, 0): Status(1, -1, 1)}, NodeNs(DUMPED - 10**9))
     assert standing.marks == [(0, Marks(2, -1, 2))]
     assert standing.as_of_ns == DUMPED
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def last(ring: Ring, status: Status) -> Standing | None:
+    return stand_at_end([(GENERIC, ring)], {(0, 0): status}, PUBLISHED)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_last_counters_of_a_process_tell_how_far_it_came(backend: str) -> None:
+    """Ten more collectives came after the last dump, then the process ended."""
+    ring = ring_of([op(i, i + 1, backend=backend) for i in range(30)], Status(30, -1, 30))
+    assert last(ring, Status(40, -1, 40)) == Standing([(0, Marks(40, -1, 40))], PUBLISHED, True)
+    assert last(ring, Status(30, -1, 30)) == Standing([(0, Marks(30, -1, 30))], PUBLISHED, True)
+    inside = last(ring, Status(40, -1, 39))
+    assert inside is not None
+    assert inside.marks == [(0, Marks(40, -1, 39, PUBLISHED))]
+
+
+def test_the_last_counters_do_not_tell_sends_from_collectives() -> None:
+    """Gloo has counted a send among the ops of the group, so what came after is not known."""
+    ring = ring_of([op(0, 1), op(1, 2, op_id=3)], Status(3, -1, 3))
+    assert last(ring, Status(5, -1, 5)) is None
+    assert last(ring, Status(3, -1, 3)) == Standing([(0, Marks(2, -1, 2))], PUBLISHED, True)
+
+
+def test_a_group_that_no_dump_has_shown_leaves_the_end_unknown() -> None:
+    """It was made and used after the last dump."""
+    ring = ring_of([op(0, 1)], Status(1, -1, 1))
+    raw = {(0, 0): Status(1, -1, 1), (0, 1): Status(4, -1, 4)}
+    assert stand_at_end([(GENERIC, ring)], raw, PUBLISHED) is None

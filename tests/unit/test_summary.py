@@ -131,9 +131,9 @@ def test_nothing_unprintable_passes() -> None:
                 STALL,
                 kind=Kind.RANK_LOST,
                 collective=None,
-                suspects=(suspect(2, Reason.EXITED, evidence="killed: no exit record"),),
+                suspects=(suspect(2, Reason.EXITED, evidence="was killed by SIGKILL at 10:02:11"),),
             ),
-            "rank 2 lost: killed: no exit record",
+            "rank 2 was killed by SIGKILL at 10:02:11",
         ),
     ],
 )

@@ -1,0 +1,173 @@
+"""How real jobs end, and what frd says of it: who began it, and nothing where nobody did."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
+from frd.errors import FrdError
+from tests import real
+
+JOB = Path(__file__).parents[1] / "jobs" / "endings.py"
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.xdist_group("endings")]
+pytest.importorskip("torch")
+until = partial(real.until, ignoring=FrdError)
+
+Finding = Mapping[str, Any]
+_JUDGED_S = 5.0
+"""After the end of a job, by when whatever is to be said of it has been said."""
+
+
+class Jobs:
+    """One service and one agent for all jobs of this module."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        addresses = stage.start_service()
+        stage.start_agent(addresses)
+        self.client = Client(addresses.http)
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, mode: str, name: str = "", *, world: int = 3, torchrun: bool = False) -> Job:
+        job = Job(self, mode, name or mode, world, torchrun=torchrun)
+        self.running += job.processes
+        return job
+
+    def findings(self, job: str) -> Sequence[Finding]:
+        found: Sequence[Finding] = self.client.get("/api/v1/findings", {"job": job})["findings"]
+        return found
+
+    def stop(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+class Job:
+    def __init__(self, jobs: Jobs, mode: str, name: str, world: int, *, torchrun: bool) -> None:
+        self.jobs, self.name, self.world = jobs, name, world
+        tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(jobs.stage.run_dir)]
+        environment = os.environ | {"FRD_JOB": name, "OMP_NUM_THREADS": "1"}
+        if torchrun:
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+            launcher += ["--nproc-per-node", str(world)]
+            self.processes = [self._spawn([*tap, "--", *launcher, str(JOB), mode], environment)]
+            return
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(real.free_port())}
+        environment |= {"WORLD_SIZE": str(world)}
+        command = [*tap, "--", sys.executable, str(JOB), mode]
+        self.processes = [
+            self._spawn(command, environment | {"RANK": str(r)}) for r in range(world)
+        ]
+
+    @staticmethod
+    def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def steps(self) -> Job:
+        """Once its ranks step together, and the service knows them all."""
+        out = self.processes[0].stdout
+        assert out is not None
+        assert "steps" in out.readline()
+        api = f"/api/v1/jobs/{self.name}"
+        until(lambda: len(self.jobs.client.get(api)["ranks"]) == self.world, f"{self.name}: ranks")
+        return self
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            os.killpg(process.pid, number)
+
+    def gone(self) -> None:
+        for process in self.processes:
+            process.wait(60)
+        api = f"/api/v1/jobs/{self.name}"
+        until(lambda: self.jobs.client.get(api)["ended"], f"{self.name}: told as ended")
+
+    def only(self) -> Finding:
+        (finding,) = until(lambda: self.jobs.findings(self.name), f"{self.name}: a finding")
+        return finding
+
+    def closed(self) -> Finding:
+        return until(lambda: f if (f := self.only())["state"] == "closed" else None, self.name)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[Jobs]:
+    with Stage(SCENARIOS["healthy"], 0, 3.0) as stage:
+        them = Jobs(stage)
+        try:
+            yield them
+        finally:
+            them.stop()
+
+
+def suspects(finding: Finding) -> list[tuple[int, str, str]]:
+    return [(s["rank"], s["reason"], s["confidence"]) for s in finding["suspects"]]
+
+
+def test_ctrl_c_on_a_hang_keeps_its_cause(jobs: Jobs) -> None:
+    """Rank 1 hangs and is named; the user presses Ctrl-C: its cause stays, the end is told."""
+    job = jobs.start("hang").steps()
+    opened = until(lambda: f if suspects(f := job.only())[0][2] == "high" else None, "high")
+    assert suspects(opened) == [(1, "cpu_stuck", "high")]
+    job.signal(signal.SIGINT)
+    job.gone()
+    closed = job.closed()
+    assert closed["id"] == opened["id"]
+    assert suspects(closed) == suspects(opened)
+    assert closed["ended_by"].startswith("ended by KeyboardInterrupt at ")
+    assert closed["ended_by"] in closed["summary"]
+    assert all(s["onset_at"] <= closed["opened_at"] for s in closed["suspects"])
+
+
+def test_ctrl_c_on_healthy_jobs_is_no_finding(jobs: Jobs) -> None:
+    """Ten times out of ten, and SIGTERM to all, one rank of which saves a checkpoint for 3 s."""
+    names = [f"healthy-{number}" for number in range(10)]
+    for some in (names[:5], names[5:]):
+        started = [jobs.start("healthy", name, world=2) for name in some]
+        for job in started:
+            job.steps().signal(signal.SIGINT)
+        for job in started:
+            job.gone()
+    preempted = jobs.start("preempt").steps()
+    preempted.signal(signal.SIGTERM)
+    preempted.gone()
+    time.sleep(_JUDGED_S)
+    assert {name: jobs.findings(name) for name in [*names, "preempt"] if jobs.findings(name)} == {}
+
+
+def test_the_first_to_go_is_the_cause(jobs: Jobs) -> None:
+    """A crash, an early return and an exit status under torchrun, and peers that catch and wait."""
+    ways = {"crash": True, "leave": False, "exit": True, "catch": False}
+    started = {mode: jobs.start(mode, torchrun=torchrun) for mode, torchrun in ways.items()}
+    for mode, job in started.items():
+        finding = job.only()
+        assert finding["kind"] == "rank_lost", finding["summary"]
+        assert suspects(finding) == [(1, "exited", "high")], (mode, finding["summary"])
+        assert finding["victims"] == [0, 2]
+    crash, leave, _, caught = (job.only()["summary"] for job in started.values())
+    assert crash.startswith("rank 1 raised RuntimeError: bad batch")
+    assert leave.startswith("rank 1 left with status 0 at ")
+    assert caught.startswith("rank 1 left with status 0 at ")
+    assert "2 ranks wait for it" in caught

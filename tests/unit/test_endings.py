@@ -1,0 +1,340 @@
+"""How jobs end, in scripted jobs: who is named, who is not, and what a finding says afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from frd.engine.policy import Policy
+from frd.forms import clock_text, finding_from_json, finding_json
+from frd.model import (
+    Change,
+    Confidence,
+    ExitInfo,
+    ExitKind,
+    Finding,
+    Kind,
+    RankState,
+    Reason,
+)
+from tests.jobs import Job, changes
+
+CTRL_C = ExitInfo(ExitKind.INTERRUPT, signal=2, exception="KeyboardInterrupt")
+TERM = ExitInfo(ExitKind.SIGNAL, signal=15)
+KILL = ExitInfo(ExitKind.SIGNAL, signal=9)
+ABORT = ExitInfo(ExitKind.SIGNAL, signal=6)
+CLEAN = ExitInfo(ExitKind.CLEAN, status=0)
+STATUS_1 = ExitInfo(ExitKind.STATUS, status=1)
+STATUS_143 = ExitInfo(ExitKind.STATUS, signal=15, status=143)
+UNKNOWN = ExitInfo(ExitKind.UNKNOWN)
+RESET = ExitInfo(
+    ExitKind.EXCEPTION,
+    status=1,
+    exception="RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711",
+    where="train.py:41 step",
+)
+BAD_BATCH = ExitInfo(
+    ExitKind.EXCEPTION, status=1, exception="RuntimeError: bad batch", where="train.py:88 load"
+)
+
+
+def running(world: int = 4, policy: Policy | None = None) -> Job:
+    job = Job(world, policy).group("dp", range(world))
+    for seq in range(4):
+        job.all_reduce("dp", seq).run(0.5)
+    return job
+
+
+def hanging() -> Job:
+    """Rank 2 never comes to #4, and a finding names it, high."""
+    job = running().join("dp", [0, 1, 3], 4)
+    job.run(8)
+    assert [(s.rank, s.reason) for s in job.only().suspects] == [(2, Reason.CPU_STUCK)]
+    assert job.only().suspects[0].confidence is Confidence.HIGH
+    return job
+
+
+def leave(job: Job, rank: int, how: ExitInfo, ago_s: float = 0.0) -> None:
+    state = RankState.FINISHED if how.kind is ExitKind.CLEAN else RankState.EXITED
+    job.status(rank, state, how=how, at=job.now - round(ago_s * 1e9))
+
+
+def finish(job: Job, rank: int) -> None:
+    """With status 0, and all that it did is known."""
+    leave(job, rank, CLEAN, ago_s=0.2)
+
+
+def named(finding: Finding) -> list[tuple[int, Reason, Confidence]]:
+    return [(s.rank, s.reason, s.confidence) for s in finding.suspects]
+
+
+# -- a cause, and what comes after it --------------------------------------------------------
+
+
+def end_all(job: Job, how: ExitInfo) -> None:
+    for rank in range(4):
+        leave(job, rank, how)
+        job.run(0.5)
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (CTRL_C, "ended by KeyboardInterrupt at"),
+        (TERM, "ended by SIGTERM at"),
+        (KILL, "rank 2 ended by SIGKILL at"),
+        (ABORT, "rank 2 ended by SIGABRT at"),
+        (RESET, "rank 2 ended by RuntimeError: [gloo] Connection closed by peer"),
+        (UNKNOWN, "rank 2 ended by an unknown cause (no exit record) at"),
+    ],
+)
+def test_however_a_hung_job_ends_its_cause_stays(how: ExitInfo, told: str) -> None:
+    """Rank 2 hangs; all ranks end one by one: one finding and one cause, and the end beside it."""
+    job = hanging()
+    opened = job.only()
+    first_end = job.now
+    end_all(job, how)
+    job.run(10)
+    assert job.open() == []
+    (finding,) = job.findings()
+    assert finding.id == opened.id
+    assert named(finding) == named(opened)
+    assert finding.close_reason == "the attempt ended"
+    assert told in finding.ended_by
+    if how in (CTRL_C, TERM):
+        assert finding.ended_by == f"{told} {clock_text(first_end)}"
+    assert finding.ended_by in finding.summary
+    labels = {tuple((s.rank, s.reason) for s in e.finding.suspects) for e in job.events}
+    assert labels == {((2, Reason.CPU_STUCK),)}
+    for event in job.events:
+        for suspect in event.finding.suspects:
+            assert suspect.onset_at is not None
+            assert suspect.onset_at <= event.finding.opened_at
+    assert finding_from_json(finding_json(finding)).ended_by == finding.ended_by
+
+
+def test_who_is_killed_after_a_hang_began_is_not_its_cause() -> None:
+    """All joined and nobody completes; then somebody kills rank 1: it is not named for the hang."""
+    job = running().join("dp", range(4), 4)
+    job.run(8)
+    assert job.only().reason is Reason.NETWORK_OR_DEVICE
+    leave(job, 1, KILL)
+    job.run(15)
+    assert named(job.only()) == []
+    assert job.only().ended_by.startswith("rank 1 ended by SIGKILL at")
+
+
+def test_a_certain_cause_stays_when_its_process_is_stopped() -> None:
+    """Rank 2 is stuck for sure; then it is stopped as well: its reason stays what it was."""
+    job = hanging()
+    job.status(2, RankState.SILENT, "process 102 is stopped (state T)")
+    job.run(20)
+    assert named(job.only()) == [(2, Reason.CPU_STUCK, Confidence.HIGH)]
+
+
+# -- ends that are nobody's fault --------------------------------------------------------------
+
+
+def spread(job: Job, ends: Iterable[tuple[int, ExitInfo]], every_s: float) -> None:
+    for rank, how in ends:
+        leave(job, rank, how)
+        job.run(every_s)
+
+
+@pytest.mark.parametrize("first", [CTRL_C, RESET])
+def test_ctrl_c_of_a_healthy_job_is_no_loss(first: ExitInfo) -> None:
+    """Some ranks tell of KeyboardInterrupt, others first of the peers that they lost by it."""
+    job = running().join("dp", range(4), 4)
+    ends = [(1, first), (0, RESET), (3, CTRL_C), (2, RESET)]
+    spread(job, ends, 0.5)
+    job.run(30)
+    assert job.events == []
+
+
+@pytest.mark.parametrize("last", [CLEAN, STATUS_1, STATUS_143, TERM])
+def test_a_preempted_job_that_saves_a_checkpoint_is_no_loss(last: ExitInfo) -> None:
+    """SIGTERM to all; rank 0 saves for 3 s (or 20 s) before it leaves, as it likes."""
+    for seconds in (3, 20):
+        job = running().join("dp", [1, 2, 3], 4)
+        spread(job, [(1, TERM), (2, TERM), (3, TERM)], 0.0)
+        job.run(seconds)
+        leave(job, 0, last)
+        job.run(70)
+        assert job.events == []
+
+
+@pytest.mark.parametrize("how", [TERM, STATUS_143, STATUS_1, KILL, UNKNOWN, BAD_BATCH])
+def test_most_ranks_that_end_alike_are_the_end_of_the_job(how: ExitInfo) -> None:
+    """Eight ranks of a busy machine end over two seconds, and all in one way."""
+    job = running(8)
+    for rank in (5, 1, 7, 0, 2, 3, 6, 4):
+        leave(job, rank, how, ago_s=-0.25 * rank)
+    job.run(30)
+    assert job.events == []
+
+
+def test_ranks_that_finish_one_by_one_are_a_healthy_end() -> None:
+    """The job is done; the last rank takes ten seconds longer."""
+    job = running()
+    for rank in (3, 1, 2):
+        finish(job, rank)
+        job.run(1)
+    job.run(10)
+    finish(job, 0)
+    job.run(10)
+    assert job.events == []
+
+
+def test_who_loses_its_peers_when_all_is_done_is_not_lost() -> None:
+    """Rank 0 finishes; the others find its store gone while they leave."""
+    job = running()
+    finish(job, 0)
+    spread(job, [(1, RESET), (2, RESET), (3, RESET)], 0.5)
+    job.run(20)
+    assert job.events == []
+
+
+def test_a_rank_that_was_asked_to_stop_is_lost_when_the_others_run_on_for_long() -> None:
+    """SIGTERM to one of four: not before a minute has passed, for the rest may be about to end."""
+    job = running(4, Policy(stall_after_s=600))
+    leave(job, 1, TERM)
+    for seq in range(4, 62):
+        job.join("dp", [0, 2, 3], seq)
+        job.run(1)
+    assert job.events == []
+    job.run(6)
+    assert named(job.only()) == [(1, Reason.EXITED, Confidence.HIGH)]
+    assert "was killed by SIGTERM at" in job.only().summary
+
+
+# -- the first to go is the cause ----------------------------------------------------------------
+
+
+def test_who_returns_early_comes_before_those_who_lose_it() -> None:
+    """Rank 2 leaves the loop with status 0; the others join #4 and their connection breaks."""
+    job = running()
+    finish(job, 2)
+    job.join("dp", [0, 1, 3], 4).complete("dp", [0, 1, 3], 4)
+    job.run(0.5)
+    spread(job, [(0, RESET), (1, RESET), (3, TERM)], 0.0)
+    job.run(5)
+    finding = job.only()
+    assert (finding.kind, named(finding)) == (
+        Kind.RANK_LOST,
+        [(2, Reason.EXITED, Confidence.HIGH)],
+    )
+    assert finding.victims == (0, 1, 3)
+    at = clock_text(finding.suspects[0].onset_at or 0)
+    assert finding.summary.startswith(
+        f"rank 2 left with status 0 at {at} (last joined #3 on dp); 3 ranks wait for it"
+    )
+
+
+def test_peers_that_catch_the_error_and_wait_do_not_hide_who_left() -> None:
+    """Rank 2 returns; the others catch what #4 raises, and do nothing any more."""
+    job = running()
+    finish(job, 2)
+    job.join("dp", [0, 1, 3], 4).complete("dp", [0, 1, 3], 4)
+    job.run(5)
+    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
+    job.run(30)
+    assert changes(job.events) == [Change.OPENED]
+
+
+def test_an_exit_status_comes_before_the_launchers_sigterm() -> None:
+    """Rank 2 calls sys.exit(1); torchrun ends the rest at once, and all is seen at one time."""
+    job = running().join("dp", [0, 1, 3], 4)
+    spread(job, [(0, TERM), (1, TERM), (2, STATUS_1), (3, RESET)], 0.0)
+    job.run(5)
+    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
+    assert job.only().summary.startswith("rank 2 exited with status 1 at ")
+
+
+def test_a_crash_is_told_with_its_line_and_stays_in_the_history() -> None:
+    """Rank 1 raises; torchrun ends the rest. The finding closes with the attempt."""
+    job = running().join("dp", [0, 2, 3], 4)
+    leave(job, 1, BAD_BATCH)
+    job.run(0.5)
+    spread(job, [(0, TERM), (2, RESET), (3, TERM)], 0.0)
+    job.run(40)
+    (finding,) = job.findings()
+    assert finding.close_reason == "the attempt ended"
+    assert finding.closed_at is not None
+    assert finding.closed_at - finding.opened_at < 35e9
+    assert named(finding) == [(1, Reason.EXITED, Confidence.HIGH)]
+    assert "rank 1 raised RuntimeError: bad batch (train.py:88 load) at " in finding.summary
+
+
+def test_a_killed_rank_of_a_job_that_restarts_at_once_is_told() -> None:
+    """SIGKILL to rank 1, SIGTERM to the rest 0.1 s later, the next attempt 2 s later: opened and
+    closed with what is known by then."""
+    job = running().join("dp", [0, 2, 3], 4)
+    leave(job, 1, KILL)
+    for rank in (0, 2, 3):
+        leave(job, rank, TERM, ago_s=-0.1)
+    job.run(0.5)
+    assert job.events == []
+    again = Job(4, attempt=1, engine=job.engine, now=job.now)
+    events = again.run(0.5)
+    assert changes(events) == [Change.OPENED, Change.CLOSED]
+    assert named(events[-1].finding) == [(1, Reason.EXITED, Confidence.HIGH)]
+    assert events[-1].finding.close_reason == "attempt 1 of the job started"
+
+
+def test_a_lost_rank_says_who_waits_for_it() -> None:
+    """SIGKILL to rank 1 while the others wait in #4."""
+    job = running().join("dp", [0, 2, 3], 4)
+    leave(job, 1, KILL)
+    job.run(3)
+    finding = job.only()
+    at = clock_text(finding.suspects[0].onset_at or 0)
+    assert finding.summary == (
+        f"rank 1 was killed by SIGKILL at {at} (last seen in #3 on dp); 3 ranks wait for it"
+    )
+    assert finding.groups_held_up == ("dp",)
+    assert finding.collective is not None
+    assert finding.collective.waiting_ranks == (0, 2, 3)
+
+
+def test_an_abort_before_the_launchers_sigterm_is_likely_the_cause() -> None:
+    """SIGABRT may be a watchdog's answer to a peer; nothing here tells of one."""
+    job = running().join("dp", [0, 2, 3], 4)
+    leave(job, 1, ABORT)
+    for rank in (0, 2, 3):
+        leave(job, rank, TERM, ago_s=-0.1)
+    job.run(5)
+    assert named(job.only()) == [(1, Reason.EXITED, Confidence.MEDIUM)]
+
+
+def test_where_each_blames_a_peer_nobody_is_named() -> None:
+    """All ranks lose a connection, and no agent has told of one that left before."""
+    job = running()
+    spread(job, [(0, RESET), (1, RESET), (2, RESET), (3, RESET)], 0.5)
+    job.run(5)
+    finding = job.only()
+    assert named(finding) == []
+    assert finding.summary == (
+        "ranks 0-3 ended, and each blames a peer: which rank went first is not known"
+    )
+
+
+def test_one_that_blames_a_peer_while_all_others_run_on_is_named_with_low_confidence() -> None:
+    """Rank 3 is gone; that is all that is known, and it says itself that another is at fault."""
+    job = running()
+    leave(job, 3, RESET)
+    job.run(8)
+    assert named(job.only()) == [(3, Reason.EXITED, Confidence.LOW)]
+
+
+def test_a_restored_loss_of_which_no_agent_tells_closes_within_a_minute() -> None:
+    """The service restarts after a crash; agent and job are gone for good."""
+    job = running().join("dp", [0, 2, 3], 4)
+    leave(job, 1, KILL)
+    job.run(5)
+    assert job.only().kind is Kind.RANK_LOST
+    job.restart_service()
+    job.run(55)
+    assert len(job.open()) == 1
+    job.run(10)
+    assert job.open() == []
