@@ -7,8 +7,7 @@ from `frd.offline`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +16,13 @@ from click.core import ParameterSource
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import console, json_option, print_json
+from frd.cli.progress import progress
 from frd.forms import unfold_ranks
 from frd.usage import examples
 
 if TYPE_CHECKING:
     from frd.offline.analysis import Analysis
     from frd.offline.selection import Selection
-
-_Step = Callable[[int, int], None]
 
 
 @click.command(
@@ -145,7 +143,7 @@ def command(
         if file is not None:
             check_new(file)
 
-    with _progress("reading dumps") as step:
+    with progress("reading dumps") as step:
         *earlier, last = load_dumps(
             paths, prefix=prefix, progress=step, transform_ft=group_world_size
         )
@@ -189,7 +187,7 @@ def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as
     from frd.offline.memory import CLOCK_UNCERTAINTY_S, load_memory
 
     reach_s = CLOCK_UNCERTAINTY_S if clock_uncertainty is None else clock_uncertainty
-    with _progress("reading telemetry (MiB)") as step:
+    with progress("reading telemetry (MiB)") as step:
         analysis = load_memory(
             paths,
             clock_uncertainty_s=reach_s,
@@ -212,19 +210,6 @@ def _ranks(ranks: str | None) -> tuple[int, ...] | None:
         return None if ranks is None else unfold_ranks(ranks)
     except ValueError as error:
         raise click.UsageError(f"--{error}") from None
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[_Step]:
-    """A bar on stderr while it lasts, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    screen = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 # -- what is printed ---------------------------------------------------------------------------
@@ -292,6 +277,6 @@ def _write_files(analysis: Analysis, output: Path | None, timeline: Path | None)
         export(analysis, output)
         click.echo(f"written: {output}", err=True)
     if timeline is not None:
-        with _progress("writing the timeline") as step:
+        with progress("writing the timeline") as step:
             export_timeline(analysis, timeline, step)
         click.echo(f"written: {timeline}: open it in https://ui.perfetto.dev", err=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import shutil
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -183,12 +183,12 @@ def token_in(path: Path) -> str:
     return token
 
 
-def unknown_job(job: str, known: Sequence[str]) -> FrdError:
-    """``job: 'x': unknown: ...`` with the jobs that there are."""
+def unknown_job(job: str, known: Collection[str], where: str = "this service") -> FrdError:
+    """``job: 'x': unknown to this service: ...`` with the jobs that there are."""
     names = ", ".join(repr(name) for name in sorted(known)[:_MAX_NAMES])
     more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
     told = f"it knows {names}{more}" if known else "it has seen no job yet"
-    return FrdError(f"job: {job!r}: unknown to this service: {told}")
+    return FrdError(f"job: {job!r}: unknown to {where}: {told}")
 
 
 def _target(path: str, query: Mapping[str, str | None] | None = None) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.options import console, json_option, print_json
+from frd.cli.options import console, json_option, moment, print_json
 from frd.usage import examples
 
 if TYPE_CHECKING:
@@ -20,23 +21,47 @@ if TYPE_CHECKING:
     "replay",
     epilog=examples(
         "frd replay ~/.local/state/frd/journal",
+        "frd replay ~/.local/state/frd/journal --job train --since 12h",
         "frd replay journal/00000007.frdj --json",
     ),
 )
 @click.argument("journal", type=click.Path(path_type=Path))
+@click.option("--job", metavar="J", help="Only findings of this job.")
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Findings that were open then or later: 7d, 12h, 30m ago, or a time.",
+)
 @json_option
-def command(journal: Path, as_json: bool) -> int:
+def command(journal: Path, job: str | None, since: str | None, as_json: bool) -> int:
     """Give the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
 
-    The same code decides as in the live service, at the times that the journal tells. Exit code 3
-    when there are findings.
+    The same code decides as in the live service, at the times that the journal tells; all of the
+    journal is played, whatever is asked for. Exit code 3 when there are findings.
     """
-    from frd.forms import finding_json
+    from frd.cli.client import unknown_job
+    from frd.cli.progress import progress
+    from frd.forms import finding_json, utc_ns
     from frd.service.replay import replay
     from frd.store.journal import read
 
+    text = moment("--since", since)
+    after = utc_ns(text) if text is not None else 0
     warnings: list[str] = []
-    replayed = replay(read(journal, warnings.append), warnings.append)
+    with progress("replaying (MiB)") as step:
+        records = read(journal, warnings.append, lambda done, total: step(done >> 20, total >> 20))
+        whole = replay(records, warnings.append)
+    if job is not None and job not in whole.jobs:
+        raise unknown_job(job, whole.jobs, "this journal")
+    replayed = replace(
+        whole,
+        findings=tuple(
+            finding
+            for finding in whole.findings
+            if job in (None, finding.job)
+            if finding.closed_at is None or finding.closed_at >= after
+        ),
+    )
     if as_json:
         print_json({"findings": [finding_json(f) for f in replayed.findings], "warnings": warnings})
     else:

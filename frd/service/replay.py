@@ -34,6 +34,8 @@ class Replayed:
     records: int
     first_at: AlignedNs
     last_at: AlignedNs
+    jobs: frozenset[str]
+    """All that ranks were declared of."""
 
 
 def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
@@ -51,13 +53,14 @@ def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
         player.play(record)
     player.advance(last_at)
     findings = sorted(player.findings.values(), key=lambda finding: finding.opened_at)
-    return Replayed(tuple(findings), count, first_at, last_at)
+    return Replayed(tuple(findings), count, first_at, last_at, frozenset(player.jobs))
 
 
 class _Player:
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self.findings: dict[str, Finding] = {}
+        self.jobs: set[str] = set()
         self._begin(Settings(), AlignedNs(0))
 
     def play(self, record: Record) -> None:
@@ -112,6 +115,7 @@ class _Player:
         session = self._streams.get(record.stream)
         if session is None:
             return
+        known = len(session.ranks)
         try:
             session.receive(record.payload, record.at)
         except FrdError as error:
@@ -121,6 +125,7 @@ class _Player:
             self._close(record.stream, record.at)
         else:
             self._owners.claim(session)
+        self.jobs.update(rank.key.job for rank in session.ranks[known:])
         self._claim()
 
     def _claim(self) -> None:

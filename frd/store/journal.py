@@ -23,6 +23,7 @@ import struct
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -45,6 +46,7 @@ _PREAMBLE_BIT = 0x80
 _BUNDLE_BIT = 0x40
 _WRITE_BYTES = 256 * 1024
 _WRITE_PIECES = 1000  # of one writev; the system takes 1024
+_PROGRESS_BYTES = 64 * 1024
 _RETRY_NS = 10_000_000_000
 _SEGMENTS_OF_AN_AGE = 8
 _SUFFIX = ".frdj"
@@ -285,11 +287,16 @@ def segments(folder: Path) -> list[Path]:
     return sorted(found, key=_number)
 
 
-def read(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
+def read(
+    path: Path,
+    warn: Callable[[str], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[Record]:
     """The records of a journal, or of one segment of it, in the order of writing.
 
     Preambles are given only where the records before them are missing; there a START record says
-    that nothing read so far is live. `warn` is told, in words for people, of everything missing.
+    that nothing read so far is live. `warn` is told, in words for people, of everything missing;
+    `progress` of how many bytes have been read, and of how many.
 
     Raises:
         StoreError: `path` is no journal, or a record in the middle of it is damaged. Records
@@ -299,19 +306,33 @@ def read(path: Path, warn: Callable[[str], None]) -> Iterator[Record]:
         paths = segments(path) if path.is_dir() else [path]
         if not paths:
             raise StoreError(f"journal: {path}: no segments (*{_SUFFIX}) in it: name its folder")
+        sizes = [segment.stat().st_size for segment in paths]
         continues_with = -1
-        for segment in paths:
+        for before, segment in enumerate(paths):
             number = _number(segment) if segment.stem.isdecimal() else 0
             if -1 < continues_with < number:
                 warn(f"journal: {segment}: records before this segment are missing")
-            whole = yield from _segment(segment, skip_preamble=number == continues_with, warn=warn)
+            whole = yield from _segment(
+                segment,
+                skip_preamble=number == continues_with,
+                warn=warn,
+                progress=partial(_told_of, progress, sum(sizes[:before]), sum(sizes)),
+            )
             continues_with = number + 1 if whole else -1
     except OSError as error:
         raise StoreError(f"journal: {path}: {error.strerror}: name a journal folder") from None
 
 
+def _told_of(progress: Callable[[int, int], None], before: int, total: int, offset: int) -> None:
+    progress(before + offset, total)
+
+
 def _segment(
-    path: Path, *, skip_preamble: bool, warn: Callable[[str], None]
+    path: Path,
+    *,
+    skip_preamble: bool,
+    warn: Callable[[str], None],
+    progress: Callable[[int], None],
 ) -> Generator[Record, None, bool]:
     """The records of one segment; returns whether it ends on a whole one."""
     with path.open("rb") as file:
@@ -320,12 +341,16 @@ def _segment(
                 warn(f"journal: {path}: the segment is empty")
                 return False
             raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
-        offset = len(MAGIC)
+        offset = told = len(MAGIC)
         while (taken := _records(file, path, offset)) is not None:
             records, preamble, size = taken
             offset += size
             if not (preamble and skip_preamble):
                 yield from records
+            if offset - told >= _PROGRESS_BYTES:
+                progress(offset)
+                told = offset
+        progress(offset)
         torn = os.fstat(file.fileno()).st_size - offset
     if torn:
         warn(f"journal: {path}: the last {torn} bytes are a record that was never finished")

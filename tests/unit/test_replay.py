@@ -12,6 +12,7 @@ import pytest
 from frd.cli import FINDINGS_PRESENT, run
 from frd.engine.policy import Policy
 from frd.errors import StoreError
+from frd.forms import utc_text
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -29,6 +30,7 @@ from frd.model import (
     WatermarkColumns,
 )
 from frd.service.clocks import encode, guess
+from frd.service.dismissal import Dismissal
 from frd.service.replay import Replayed, replay
 from frd.service.settings import Settings
 from frd.store.journal import Journal, JournalLimits, read, segments
@@ -231,6 +233,31 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     healthy = recorded(tmp_path / "healthy", list(incident(until_s=2)))
     assert run(["replay", str(healthy)]) == 0
     assert "no findings" in capsys.readouterr().out
+
+
+def test_command_for_one_job_and_since(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Findings of one job, those that were open since a moment; an unknown job is an error."""
+    folder = str(recorded(tmp_path, list(incident())))
+    (found,) = replayed(tmp_path).findings
+    assert run(["replay", folder, "--job", found.job, "--since", "2030-01-01"]) == FINDINGS_PRESENT
+    assert run(["replay", folder, "--job", "typo"]) == 1
+    assert f"'typo': unknown to this journal: it knows {found.job!r}" in capsys.readouterr().err
+    at = AlignedNs(START + 7 * SECOND)
+    dismissal = Record(RecordKind.DISMISSED, at, 0, Dismissal(found.id, "x").encode())
+    closed = str(recorded(tmp_path / "closed", [*incident(), dismissal]))
+    assert run(["replay", closed, "--since", utc_text(AlignedNs(at))]) == FINDINGS_PRESENT
+    assert run(["replay", closed, "--since", utc_text(AlignedNs(at + 1_000_000))]) == 0
+
+
+def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
+    """Reading ends at the last byte of the last segment, and never goes back."""
+    folder = recorded(tmp_path, list(incident(40)), segment_bytes=3000)
+    size = sum(segment.stat().st_size for segment in segments(folder))
+    told: list[tuple[int, int]] = []
+    list(read(folder, pytest.fail, lambda done, total: told.append((done, total))))
+    assert told == sorted(told)
+    assert len(told) >= len(segments(folder)) > 1
+    assert told[-1] == (size, size)
 
 
 def test_command_on_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,23 @@
+"""A bar for what takes a while, on stderr and only where that is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+Step: TypeAlias = Callable[[int, int], None]
+"""Told how many are done, of how many."""
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Step]:
+    """The bar is there while this lasts."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    screen = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
