@@ -26,6 +26,27 @@ def split_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def without_scheme(text: str, default_port: int) -> tuple[str, str]:
+    """``HOST:PORT`` of what may be a URL, and the URL's scheme: ``http``, ``https`` or empty.
+
+    People paste what a browser or a manifest shows. A URL without a port means `default_port`.
+
+    Raises:
+        ConfigError: another scheme, or a URL with a path, a query or a user.
+    """
+    given = text.strip()
+    scheme, separator, rest = given.partition("://")
+    if not separator:
+        return given, ""
+    if scheme.lower() not in ("http", "https"):
+        raise ConfigError(f"address: {text!r}: unknown scheme: write HOST:PORT")
+    address = rest.removesuffix("/")
+    if not address or any(mark in address for mark in "/?#@"):
+        raise ConfigError(f"address: {text!r}: more than an address: write HOST:PORT")
+    has_port = ":" in address.rpartition("]")[2]
+    return address if has_port else f"{address}:{default_port}", scheme.lower()
+
+
 def join_address(host: str, port: int) -> str:
     """The inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

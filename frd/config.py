@@ -31,7 +31,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from frd.address import is_loopback, split_address
+from frd.address import is_loopback, split_address, without_scheme
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
 
@@ -305,11 +305,11 @@ def _unknown(key: str) -> str:
 
 def _checked(config: Config) -> Config:
     """What no single key can tell."""
-    for key in ("grpc", "http"):
-        try:
-            split_address(getattr(config, key))
-        except ConfigError as error:
-            raise ConfigError(str(error).replace("address", key, 1)) from None
+    config = replace(
+        config,
+        grpc=_listening(config, "grpc", config.grpc, 9373),
+        http=_listening(config, "http", config.http, 9374),
+    )
     for job, agents in config.expected_agents.items():
         if agents < 1:
             raise ConfigError(f"expected_agents.{job}: {agents}: must be at least 1")
@@ -322,6 +322,20 @@ def _checked(config: Config) -> Config:
     _check_tls(config.tls)
     _check_exposure(config)
     return replace(config, data_dir=config.data_dir.expanduser())
+
+
+def _listening(config: Config, key: str, given: str, default_port: int) -> str:
+    """HOST:PORT of an address to listen on, which may be written as a URL."""
+    try:
+        address, scheme = without_scheme(given, default_port)
+        split_address(address)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("address", key, 1)) from None
+    if scheme == "https" and config.tls.cert_file is None:
+        raise ConfigError(f"{key}: {given}: needs a certificate: set tls.cert_file")
+    if scheme == "http" and config.tls.cert_file is not None:
+        raise ConfigError(f"{key}: {given}: tls.cert_file is set: write https://")
+    return address
 
 
 def _check_tls(tls: TlsFiles) -> None:

@@ -22,7 +22,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from frd.address import is_loopback, split_address
+from frd.address import is_loopback, split_address, without_scheme
 from frd.errors import ConfigError, ServiceUnavailable
 from frd_agent import tap
 from frd_agent.line import Service, read
@@ -110,6 +110,21 @@ class Config(BaseSettings):
             self.token_file,
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_scheme(cls, given: Any) -> Any:
+        """``https://`` in front of the service's address asks for TLS, ``http://`` for none."""
+        if not isinstance(given, dict) or not isinstance(given.get("service"), str):
+            return given
+        try:
+            address, scheme = without_scheme(given["service"], 9373)
+        except ConfigError as error:
+            raise ValueError(f"service: {error}") from None
+        if scheme == "http" and (given.get("tls") or given.get("tls_ca_file")):
+            raise ValueError(f"service: http://{address}: TLS is asked for too: write https://")
+        tls = {"tls": True} if scheme == "https" else {}
+        return {**given, "service": address, **tls}
+
     @field_validator("service")
     @classmethod
     def _is_address(cls, value: str) -> str:
@@ -118,7 +133,15 @@ class Config(BaseSettings):
     @field_validator("metrics")
     @classmethod
     def _is_address_or_off(cls, value: str) -> str:
-        return value if value == "off" else _address(value)
+        if value == "off":
+            return value
+        try:
+            address, scheme = without_scheme(value, 9375)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if scheme == "https":
+            raise ValueError("the agent's /metrics speaks no TLS: write http:// or HOST:PORT")
+        return _address(address)
 
     @classmethod
     def settings_customise_sources(

@@ -217,7 +217,8 @@ class Runs:
         return tuple(
             JobWarning(job, _text(job, runs, now))
             for job, runs in sorted(self._jobs.items())
-            if any(
+            if any(run.is_admitted and run.speakers for run in runs.values())
+            and any(
                 run.refused_at is not None and now - run.refused_at >= _TOLD_AFTER_NS
                 for run in runs.values()
             )

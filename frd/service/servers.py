@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import socket
 from collections import Counter
@@ -230,4 +231,9 @@ def _listen(key: str, address: str) -> socket.socket:
         return socket.create_server(resolved, family=family, backlog=_BACKLOG)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ListenError(f"{key}: {address}: {why}: choose another address") from None
+        advice = f"choose another --{key} HOST:PORT"
+        if error.errno == errno.EADDRINUSE:
+            advice = f"is another `frd serve` or `frd up` running? stop it, or {advice}"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            advice = f"this machine has no such address: {advice}"
+        raise ListenError(f"{key}: {address}: {why}: {advice}") from None

@@ -67,7 +67,7 @@ def test_an_example_is_the_recipe_applied(path: Path) -> None:
         assert pod[key] == told[key]
     (training,), (ours,) = pod["containers"], told["containers"]
     for entry in ours["env"]:
-        if entry["name"] == "FRD_JOB":
+        if entry["name"] == "POD_JOB":
             entry["valueFrom"]["fieldRef"]["fieldPath"] = f"metadata.labels['{LABELS[kind]}']"
         assert entry in training["env"]
     assert ours["volumeMounts"] == training["volumeMounts"]
@@ -124,6 +124,8 @@ def test_the_recipe_sets_what_exec_would(tmp_path: Path) -> None:
     set_by_exec = environment({}, str(tmp_path), job="j")
     (training,) = recipe()["containers"]
     told = variables(training)
+    assert told.pop("POD_NAMESPACE") == told.pop("POD_JOB") == ""  # the kubelet fills them in
+    assert told["FRD_JOB"] == "$(POD_NAMESPACE)/$(POD_JOB)"
     told["FRD_JOB"] = "j"
     expected = {
         name: value.replace(str(tmp_path), "/run/frd/run").replace(str(PACKAGE), "/run/frd/tap")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.address import join_address, split_address
+from frd.address import join_address, split_address, without_scheme
 from frd.errors import ConfigError
 
 
@@ -31,3 +31,28 @@ def test_what_is_no_address_is_refused(text: str) -> None:
     """The message repeats what was written."""
     with pytest.raises(ConfigError, match=r"^address: "):
         split_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("127.0.0.1:9374", ("127.0.0.1:9374", "")),
+        ("http://host:9374", ("host:9374", "http")),
+        (" http://host:9374/ ", ("host:9374", "http")),
+        ("HTTPS://host", ("host:9373", "https")),
+        ("http://[::1]", ("[::1]:9373", "http")),
+        ("http://[::1]:80/", ("[::1]:80", "http")),
+    ],
+)
+def test_a_url_is_an_address_with_a_scheme(text: str, told: tuple[str, str]) -> None:
+    """What a browser shows is taken for what it means."""
+    assert without_scheme(text, 9373) == told
+
+
+@pytest.mark.parametrize(
+    "text", ["ftp://host:1", "http://", "http:///", "http://host:1/metrics", "http://u@host:1"]
+)
+def test_a_url_that_is_more_than_an_address_is_refused(text: str) -> None:
+    """The message says what to write instead."""
+    with pytest.raises(ConfigError, match=r"^address: .*: write HOST:PORT$"):
+        without_scheme(text, 9373)

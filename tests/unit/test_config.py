@@ -10,6 +10,7 @@ import pytest
 from frd import config
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
+from frd_agent import config as agent_config
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +130,29 @@ def test_a_relative_state_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert config.load().data_dir == tmp_path / "frd"
     monkeypatch.setenv("XDG_STATE_HOME", "here")
     assert config.load().data_dir == Path.home() / ".local/state/frd"
+
+
+def test_an_address_to_listen_on_may_be_a_url() -> None:
+    """What people paste is taken; TLS that is asked for and not set up is an error."""
+    assert config.load(flags={"http": "http://127.0.0.1:80/"}).http == "127.0.0.1:80"
+    assert config.load(flags={"grpc": "http://127.0.0.1"}).grpc == "127.0.0.1:9373"
+    with pytest.raises(ConfigError, match=r"^http: https://.*: needs a certificate: set tls"):
+        config.load(flags={"http": "https://127.0.0.1:9374"})
+    with pytest.raises(ConfigError, match=r"^grpc: .*: more than an address: write HOST:PORT"):
+        config.load(flags={"grpc": "http://127.0.0.1:9373/x"})
+
+
+def test_the_agents_service_may_be_a_url() -> None:
+    """https asks for TLS, http for none, and both at once are a mistake."""
+    plain = agent_config.load(flags={"service": "http://frd.local:9373/"})
+    assert (plain.service, plain.line().tls) == ("frd.local:9373", False)
+    secure = agent_config.load(flags={"service": "https://frd.local"})
+    assert (secure.service, secure.line().tls) == ("frd.local:9373", True)
+    assert agent_config.load(flags={"metrics": "http://127.0.0.1:1/"}).metrics == "127.0.0.1:1"
+    for flags, said in (
+        ({"service": "http://frd.local", "tls": True}, "TLS is asked for too: write https://"),
+        ({"service": "grpc://frd.local"}, "unknown scheme: write HOST:PORT"),
+        ({"metrics": "https://127.0.0.1:1"}, "speaks no TLS"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            agent_config.load(flags=flags)

@@ -136,10 +136,16 @@ initContainers:
 containers:
   - name: training # yours
     env:
-      - name: FRD_JOB # the same in all pods of the job
+      - name: POD_NAMESPACE
+        valueFrom:
+          fieldRef:
+            fieldPath: metadata.namespace
+      - name: POD_JOB
         valueFrom:
           fieldRef:
             fieldPath: metadata.labels['batch.kubernetes.io/job-name']
+      - name: FRD_JOB # the same in all pods of the job, and in no other job
+        value: $(POD_NAMESPACE)/$(POD_JOB)
       {{- include "frd.sidecar.env" . | nindent 6 }}
     volumeMounts:
       {{- include "frd.sidecar.volumeMounts" . | nindent 6 }}
@@ -151,10 +157,16 @@ volumes:
 containers:
   - name: training # yours
     env:
-      - name: FRD_JOB # the same in all pods of the job
+      - name: POD_NAMESPACE
+        valueFrom:
+          fieldRef:
+            fieldPath: metadata.namespace
+      - name: POD_JOB
         valueFrom:
           fieldRef:
             fieldPath: metadata.labels['batch.kubernetes.io/job-name']
+      - name: FRD_JOB # the same in all pods of the job, and in no other job
+        value: $(POD_NAMESPACE)/$(POD_JOB)
       {{- include "frd.sidecar.env" . | nindent 6 }}
     volumeMounts:
       {{- include "frd.sidecar.volumeMounts" . | nindent 6 }}
