@@ -212,7 +212,8 @@ def _findings(
     found: dict[str, Finding] = {}
     for now in Feed(recorded, lanes, attempt, reach_ns).steps():
         for event in watch.look(attempt, now, room=policy.max_findings - len(found)):
-            found[event.finding.id] = event.finding
+            # A file does not show how urgent it was then.
+            found[event.finding.id] = replace(event.finding, severity=None)
     return list(found.values())
 
 

@@ -36,6 +36,13 @@ _STRAGGLER = Module("frd/engine/straggler.py", _LATENESS)
 _ARRIVALS = Module(
     "frd/engine/arrivals.py", (*_LATENESS, "tests/unit/test_clocks.py", "tests/unit/test_ring.py")
 )
+_PAUSES = Module(
+    "frd/engine/pauses.py", ("tests/unit/test_pauses.py", "tests/unit/test_attempt.py")
+)
+_COLLECTIVES = Module(
+    "frd/engine/collectives.py", ("tests/unit/test_pauses.py", "tests/unit/test_attempt.py")
+)
+_CLAIM = Module("frd/engine/claim.py", ("tests/unit/test_severity.py", *_INCIDENT.tests))
 
 MUTANTS = (
     # -- signatures ----------------------------------------------------------------------------
@@ -415,5 +422,48 @@ MUTANTS = (
         "bound[layout.groups] = np.maximum.reduceat(uncertainty, layout.starts)",
         "bound[layout.groups] = np.minimum.reduceat(uncertainty, layout.starts)",
         "a group's arrivals are compared by its best clock",
+    ),
+    # -- pauses and severity -----------------------------------------------------------------------
+    Mutant(
+        "pauses-of-the-end",
+        _COLLECTIVES,
+        "[wait for wait in tail.waits if wait.end <= self._went_on_at]",
+        "list(tail.waits)",
+        "a wait is kept for the next run although the job did not go on after it",
+    ),
+    Mutant(
+        "pauses-raised-too-early",
+        _COLLECTIVES,
+        "is_raised = 0 < self._raised_at <= self._went_on_at",
+        "is_raised = 0 < self._raised_at",
+        "a job is told to have learned before it has gone on",
+    ),
+    Mutant(
+        "pauses-counted-twice",
+        _PAUSES,
+        "if found and wait.start <= found[-1].end:",
+        "if found and wait.start < found[-1].start:",
+        "one wait of several collectives, or told by two agents, counts as several",
+    ),
+    Mutant(
+        "pauses-one-bad-hour",
+        _PAUSES,
+        "max((length for length in lengths if length <= passing), default=0)",
+        "max(lengths, default=0)",
+        "an accident that happened once hides hangs for hours",
+    ),
+    Mutant(
+        "pauses-forgotten-overnight",
+        _PAUSES,
+        "if now - max(w.end, self._since) <= MEMORY_NS",
+        "if now - w.end <= MEMORY_NS",
+        "what a job learned yesterday does not count today",
+    ),
+    Mutant(
+        "severity-unseen",
+        _CLAIM,
+        "if self.restored_at is not None or severity in (",
+        "if severity in (",
+        "what may have ended while the service was down becomes critical",
     ),
 )

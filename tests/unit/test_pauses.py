@@ -129,6 +129,15 @@ def test_a_wait_that_all_ranks_end_to_leave_teaches_nothing() -> None:
     assert job.engine.learned == []
 
 
+def test_only_waits_after_which_the_job_went_on_are_kept() -> None:
+    """A job that has pauses ends in a longer wait: later it is told of the pauses alone."""
+    job = trained(started(Engine(POLICY), 0))
+    job.join("dp", [1, 2, 3], 20).run(60)
+    job.join("dp", [0], 20).complete("dp", range(4), 20).run(700)
+    (learned,) = job.engine.take_learned()
+    assert {round((w.end - w.start) / S) for w in learned.waits["dp", 4]} == {25}
+
+
 def test_a_service_that_restarts_in_a_run_does_not_count_a_wait_twice() -> None:
     """The agents tell the new process of the wait again: it is still one that was seen once."""
     job = started(Engine(POLICY), 0)

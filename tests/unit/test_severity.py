@@ -91,7 +91,10 @@ def test_what_ended_while_the_service_was_down_does_not_become_critical() -> Non
     job.restart_service()
     job.run(40)
     job.marks.update({("dp", rank): [5, -1, 5, 0] for rank in range(4)})
-    job.reconnect(range(4))
+    job.reconnect([2, 3])
+    job.run(5)
+    assert job.only().severity is WARNING, "those who waited have not told yet"
+    job.reconnect([0, 1])
     job.run(5)
     assert severities(job) == [(OPENED, WARNING), (CLOSED, WARNING)]
 
