@@ -18,6 +18,7 @@ from typing import Any, Final
 from frd import __version__
 from frd.cli.render import plain, ranks_text
 from frd.cli.verdict import dump_facts, is_partial, unknown_facts
+from frd.engine import summary
 from frd.forms import finding_json
 from frd.offline.analysis import Analysis
 
@@ -69,13 +70,16 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px so
   vertical-align: top; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+details { margin-top: .6rem; }
 summary { cursor: pointer; color: var(--soft); }
+.paper { display: none; }
+.first { font-weight: 600; color: var(--bad); }
 footer { margin-top: 2rem; border-top: 1px solid var(--line); padding-top: .6rem; font-size: .85rem;
   color: var(--soft); }
 @media print { :root { color-scheme: light; --ink: #000; --soft: #444; --line: #bbb; --back: #fff;
   --card: #fff; --bad: #9b1c12; --warn: #6b4600; --good: #14602a; --code: #000; }
   body { max-width: none; padding: 0; font-size: 11pt; } article { break-inside: avoid; }
-  .scroll { overflow: visible; } }
+  .scroll { overflow: visible; } .paper { display: block; } details { display: none; } }
 """
 
 _HEAD: Final = """<!DOCTYPE html>
@@ -102,7 +106,7 @@ def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
     for text in analysis.not_proven:
         yield f'<p class="warn"><strong>Not proven:</strong> {_text(text)}</p>'
     for finding in analysis.findings:
-        yield from _finding(finding_json(finding))
+        yield from _finding(finding_json(finding), analysis.summary)
     yield "<h2>What was looked at</h2>"
     yield _facts(dump_facts(analysis, folders))
     if unknown := list(unknown_facts(analysis)):
@@ -111,8 +115,8 @@ def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
     if analysis.warnings:
         yield "<h2>Warnings</h2>"
         yield _list(analysis.warnings)
-    yield from _groups(analysis)
     yield from _ranks(analysis)
+    yield from _groups(analysis)
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     command = _text(f"frd analyze {shlex.join(map(str, folders))}")
     yield f"<footer>frd {_text(__version__)}, {made}: <code>{command}</code></footer>"
@@ -127,8 +131,11 @@ def _text(value: object) -> str:
 # -- findings ----------------------------------------------------------------------------------
 
 
-def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
-    yield f"<article><h3>{_text(finding['kind'])}: {_text(finding['summary'])}</h3>"
+def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
+    """A finding that the headline tells already is not told again."""
+    told = headline.startswith(finding["summary"])
+    words = finding["kind"] if told else f"{finding['kind']}: {finding['summary']}"
+    yield f"<article><h3>{_text(words)}</h3>"
     yield _facts(_finding_facts(finding))
     if finding.get("ended_by"):
         yield f"<p>{_text(finding['ended_by'])}</p>"
@@ -140,8 +147,10 @@ def _finding(finding: Mapping[str, Any]) -> Iterator[str]:
         yield from _suspect(suspect)
     if finding["victims"]:
         count = len(finding["victims"])
-        yield f"<details><summary>{count} rank{'s' * (count != 1)} that only wait</summary>"
-        yield f"<p>{_text(ranks_text(finding['victims']))}</p></details>"
+        who = _text(ranks_text(finding["victims"]))
+        only = "1 rank only waits" if count == 1 else f"{count} ranks only wait"
+        yield f"<details><summary>{only}</summary><p>{who}</p></details>"
+        yield f'<p class="paper">{only}: {who}</p>'
     yield "</article>"
 
 
@@ -149,10 +158,10 @@ def _finding_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if (of := finding.get("collective")) is not None:
         number = f" #{of['seq']}" if of["seq"] >= 0 else ""
         size = f", {of['group_size']} ranks" if of["group_size"] else ""
-        waited = f", waiting for {of['waiting_s']:.1f} s" if of["waiting_s"] >= 0.05 else ""
+        waited = f", waiting for {of['waiting_s']:.1f} s or more" if of["waiting_s"] >= 0.05 else ""
         yield "collective", f"{of['op'] or 'collective'}{number} on {of['group']}{size}{waited}"
         if of["missing_ranks"]:
-            yield "not joined by", ranks_text(of["missing_ranks"])
+            yield "not joined by", summary.ranks(of["missing_ranks"])
     if (witness := finding.get("witness")) is not None:
         yield "witness", f"rank {witness['rank']} waits at {witness['stack'][0]}"
     if len(held_up := finding.get("groups_held_up", ())) > 1:
@@ -195,9 +204,11 @@ def _groups(analysis: Analysis) -> Iterator[str]:
 
 
 def _ranks(analysis: Analysis) -> Iterator[str]:
+    suspects = {suspect.rank for finding in analysis.findings for suspect in finding.suspects}
     rows = [
         (
             rank,
+            "first cause" if rank in suspects else "",
             report.info.node if report.info is not None else "",
             report.entries,
             report.waiting_in or "nothing",
@@ -209,7 +220,7 @@ def _ranks(analysis: Analysis) -> Iterator[str]:
     yield f"<h2>Ranks ({len(rows)})</h2>"
     if analysis.missing_ranks:
         yield f'<p class="warn">No readable dump: {_text(ranks_text(analysis.missing_ranks))}</p>'
-    head = ("rank#", "node", "entries#", "waits in", "main thread", "file")
+    head = ("rank#", "", "node", "entries#", "waits in", "main thread", "file")
     yield from _table(head, rows)
 
 
@@ -222,11 +233,18 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[st
         yield f"<th{style}>{_text(head[at].removesuffix('#'))}</th>"
     yield "</tr></thead><tbody>"
     for row in rows[:MAX_ROWS]:
-        cells = (f"<td{s}>{_text(row[at])}</td>" for at, s in zip(used, styles, strict=True))
+        cells = (
+            f"<td{style}>{_mark(row[at]) if not head[at] else _text(row[at])}</td>"
+            for at, style in zip(used, styles, strict=True)
+        )
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody></table></div>"
     if (more := len(rows) - MAX_ROWS) > 0:
         yield f'<p class="soft">… {more} more: frd analyze --json has all of them</p>'
+
+
+def _mark(value: object) -> str:
+    return f'<span class="first">{_text(value)}</span>' if value else ""
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frd.cli.render import finding_panel, plain, ranks_text
+from frd.engine.summary import ranks
 from frd.forms import finding_json, fold_ranks
 from frd.model import Finding, Kind
 from frd.offline.analysis import Analysis
@@ -162,8 +163,8 @@ def unknown_facts(analysis: Analysis) -> Iterator[str]:
         )
     blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
     if blind:
-        named = f"rank{'s' * (len(set(blind)) > 1)} {fold_ranks(blind)}"
-        yield f"where {named} stands now: of a live job, frd dump --stacks tells"
+        verb = "stands" if len(set(blind)) == 1 else "stand"
+        yield f"where {ranks(blind)} {verb} now: for a job that still runs, take frd dump --stacks"
     nowhere = [group.label for group in analysis.groups if not group.size]
     if nowhere:
         yield f"who belongs to {', '.join(nowhere[:3])}: no dump tells"
