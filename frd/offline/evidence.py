@@ -13,13 +13,14 @@ from frd.engine.claim import Claim
 from frd.engine.moment import Moment
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
-from frd.flight import user_frames_of
-from frd.model import Confidence, Finding, Reason, Suspect, Witness
+from frd.flight import judges, user_frames_of
+from frd.model import Confidence, Finding, Kind, Reason, Signature, Suspect, Witness
 from frd.offline.clocks import Clocks
 from frd.offline.rows import RankRows, Rows
 
 _POLICY = Policy(max_suspects=256)
-_RECORD_NO_P2P = frozenset({"gloo"})
+_GLOO = "gloo"
+_RECORD_NO_P2P = frozenset({_GLOO})
 
 
 def finding_of(rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks) -> Finding:
@@ -36,6 +37,10 @@ def finding_of(rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks) -
         else _as_entered(suspect, stack_of(rows, suspect.rank, of, seq))
         for suspect in claim.finding.suspects
     ]
+    if verdict.kind is Kind.MISMATCH and (notes := _of_mismatch(rows, picture, verdict)):
+        suspects = [
+            replace(suspect, evidence="; ".join((suspect.evidence, *notes))) for suspect in suspects
+        ]
     finding = replace(
         claim.finding,
         severity=None,
@@ -43,6 +48,41 @@ def finding_of(rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks) -
         witness=_witness(rows, of, seq, claim.finding),
     )
     return replace(finding, summary=summary.summarize(finding, timed=False))
+
+
+def _of_mismatch(rows: Rows, picture: Picture, verdict: Verdict) -> list[str]:
+    """What follows from it, and what the recorder may have called by another name."""
+    of, seq = verdict.instance.group, verdict.instance.seq
+    facts = (f.classes for f in picture.mismatches if (f.group, f.seq) == (of, seq))
+    classes = next(facts, ())
+    notes = []
+    dtypes = [
+        f"{summary.ranks(ranks)} passed {summary.clean(text)}"
+        for signature, ranks in classes
+        if (text := _dtypes(signature))
+    ]
+    if len(set(map(_but_dtypes, (told for told, _ in classes)))) == 1 and len(dtypes) > 1:
+        notes.append(", ".join(dtypes))
+    backend = rows.series[of].backend
+    if classes and not verdict.waiting:
+        knows = judges(backend)  # Gloo's recorder tells an end, but not whether it was a good one
+        ended = "it completed, so" if knows else "nobody waits in it any more: unless it failed,"
+        notes.append(f"{ended} its result is wrong numbers")
+    if backend == _GLOO and any(told.op == "all_reduce" for told, _ in classes):
+        notes.append("Gloo records reduce_scatter as all_reduce, so it may have been either")
+    return notes
+
+
+def _dtypes(signature: Signature) -> str:
+    """``Float``, or ``Float to Half`` where input and output differ."""
+    before, after = (
+        "/".join(dict.fromkeys(d)) for d in (signature.input_dtypes, signature.output_dtypes)
+    )
+    return before if before == after or not after else f"{before} to {after}"
+
+
+def _but_dtypes(signature: Signature) -> Signature:
+    return replace(signature, input_dtypes=(), output_dtypes=())
 
 
 def _with_onsets(

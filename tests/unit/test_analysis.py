@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,6 +249,41 @@ def test_gloo_p2p_leaves_doubt() -> None:
     (suspect,) = finding.suspects
     assert (suspect.rank, suspect.confidence) == (2, Confidence.MEDIUM)
     assert "which its backend does not record" in suspect.evidence
+
+
+# -- mismatches ------------------------------------------------------------------------------
+
+
+def differing(backend: str, rank_3: Mapping[str, Any], *, hangs: bool) -> str:
+    """The evidence against rank 3, which passes something else than ranks 0 to 2."""
+    folder = Folder().group("0", range(4))
+    state = "scheduled" if hangs or backend == "gloo" else "completed"
+    for rank in range(4):
+        row = Row(f"{backend}:all_reduce", 1, state=state, retired=not hangs)
+        folder.rank(rank, replace(row, **rank_3) if rank == 3 else row)
+    (finding,) = analyze(folder.trace()).findings
+    (suspect,) = finding.suspects
+    assert (finding.kind, suspect.rank) == (Kind.MISMATCH, 3)
+    return suspect.evidence
+
+
+def test_a_dtype_mismatch_that_completed_gave_wrong_numbers() -> None:
+    """Who passed which type is told, and what became of it."""
+    double = {"in_dtypes": ("Double",), "out_dtypes": ("Double",)}
+    told = differing("nccl", double, hangs=False)
+    assert "ranks 0-2 passed Float, rank 3 passed Double" in told
+    assert "it completed, so its result is wrong numbers" in told
+    assert "unless it failed, its result is" in differing("gloo", double, hangs=False)
+    assert "wrong numbers" not in differing("nccl", double, hangs=True)
+
+
+def test_gloo_calls_reduce_scatter_by_another_name() -> None:
+    """An all_reduce in a mismatch on Gloo may be a reduce_scatter; on NCCL it is what it says."""
+    sizes = {"ins": [[9]], "outs": [[9]]}
+    note = "Gloo records reduce_scatter as all_reduce"
+    assert note in differing("gloo", sizes, hangs=True)
+    assert note not in differing("nccl", sizes, hangs=True)
+    assert "passed Float" not in differing("gloo", sizes, hangs=True)
 
 
 # -- what people get -------------------------------------------------------------------------
