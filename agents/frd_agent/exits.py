@@ -9,9 +9,12 @@ or the process is in another pid namespace. Pure.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, valid_signals
 from typing import Final
 
+from frd.flight.entry import Frame
 from frd.flight.stacktext import user_frames_of
 from frd.model import ExitInfo, ExitKind, NodeNs, RankState
 from frd_agent.taps import ExitRecord
@@ -19,18 +22,24 @@ from frd_agent.taps import ExitRecord
 _BY_SIGNAL: Final = 128
 """A handler or a shell that ends the process because of signal n exits with 128 + n."""
 _INTERRUPT: Final = "KeyboardInterrupt"
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
+_FRAME: Final = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d{1,9}), in (?P<name>.*)')
+_WORKER: Final = re.compile(r"DataLoader worker process \d+")
+"""As torch words it."""
 
 
 def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
     """`wait_status` is in the kernel's encoding, None when nobody saw it."""
     killed_by, status = _decoded(wait_status)
-    exception = record.detail if record is not None and record.kind == "exception" else ""
+    exception, where = "", ""
+    if record is not None and record.kind == "exception":
+        exception, where = _of_a_worker(record) or (record.detail, _place(record.frames))
     return ExitInfo(
         kind=_kind(record, exception, killed_by, status),
         signal=killed_by or _passed_on(status),
         status=status,
         exception=exception,
-        where=_where(record) if record is not None and exception else "",
+        where=where,
     )
 
 
@@ -47,10 +56,22 @@ def may_be_oom(how: ExitInfo) -> bool:
     return how.signal == SIGKILL or how.kind is ExitKind.UNKNOWN
 
 
-def _where(record: ExitRecord) -> str:
+def _place(frames: Sequence[Frame]) -> str:
     """``train.py:88 load_batch``"""
-    frames = user_frames_of(record.frames)
-    return " ".join(frames[0].rsplit(" in ", 1)) if frames else ""
+    own = user_frames_of(frames)
+    return " ".join(own[0].rsplit(" in ", 1)) if own else ""
+
+
+def _of_a_worker(record: ExitRecord) -> tuple[str, str] | None:
+    """The exception and its place in the worker of a data loader; None where it was no worker's."""
+    lines = record.original.rpartition(_TRACEBACK)[2].splitlines()
+    frames = [found for line in lines if (found := _FRAME.fullmatch(line))]
+    raised = [line for line in lines if line and not line[0].isspace()]
+    if not frames or not raised:
+        return None
+    place = _place([Frame(f["name"], f["file"], int(f["line"])) for f in reversed(frames)])
+    worker = _WORKER.search(record.detail)
+    return f"{raised[0]}, in {worker[0] if worker else 'a data loader worker'}", place
 
 
 def state_after(how: ExitInfo) -> RankState:

@@ -122,6 +122,10 @@ MAX_FRAMES = 64
 """Of the traceback in an exit record: the innermost ones."""
 MAX_TEXT = 500
 """Characters of each text in an exit record."""
+MAX_ORIGINAL = 4000
+"""Characters of the traceback of a data loader's worker: the last ones."""
+_IN_A_WORKER = "\nOriginal Traceback (most recent call last):\n"
+"""What torch puts between its own words and the traceback of a worker, in one message."""
 
 # -- pace ----------------------------------------------------------------------------------
 
@@ -725,8 +729,11 @@ def _exit_record(at_ns: int) -> dict[str, Any]:
     if raised is not None:
         detail = raised.__name__
         with contextlib.suppress(Exception):  # str() of a user's exception is a user's code
-            said = str(sys.last_value).strip().partition("\n")[0]
-            detail += ": " + said if said else ""
+            said = str(sys.last_value).strip()
+            first = said.partition("\n")[0]
+            detail += ": " + first if first else ""
+            if _IN_A_WORKER in said:
+                record["original"] = _told(said[-MAX_ORIGINAL:], MAX_ORIGINAL)
         frames = _frames(getattr(sys, "last_traceback", None))
         record.update(kind="exception", detail=_told(detail), frames=frames)
     return record
@@ -742,9 +749,9 @@ def _frames(traceback: Any) -> list[tuple[str, int, str]]:
     return list(frames)
 
 
-def _told(text: str) -> str:
+def _told(text: str, most: int = MAX_TEXT) -> str:
     """As JSON carries it: short, and without lone surrogates."""
-    return text[:MAX_TEXT].encode("utf-8", "backslashreplace").decode()
+    return text[:most].encode("utf-8", "backslashreplace").decode()[:most]
 
 
 # -- names ----------------------------------------------------------------------------------

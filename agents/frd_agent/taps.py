@@ -41,6 +41,9 @@ class ExitRecord:
     at_ns: NodeNs
     frames: tuple[Frame, ...] = ()
     """Of the exception's traceback, innermost first."""
+    original: str = ""
+    """The end of the traceback of a data loader's worker, as text, where the exception was one of a
+    worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,7 @@ class _Exit(msgspec.Struct):
     at_ns: _Time
     detail: _Name = ""
     frames: Annotated[list[_Frame], msgspec.Meta(max_length=256)] = []
+    original: _Name = ""
 
 
 class _Group(msgspec.Struct):
@@ -227,7 +231,7 @@ def parse_identity(raw: bytes, token: str) -> TapIdentity:
 
 def _exit_record(said: _Exit) -> ExitRecord:
     frames = tuple(Frame(frame.name, frame.file, frame.line) for frame in said.frames)
-    return ExitRecord(said.kind, said.detail, NodeNs(said.at_ns), frames)
+    return ExitRecord(said.kind, said.detail, NodeNs(said.at_ns), frames, said.original)
 
 
 def _group(said: _Group, world_size: int) -> TapGroup:

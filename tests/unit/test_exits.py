@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from frd.flight.entry import Frame
 from frd.forms import exit_text
 from frd.model import ExitInfo, ExitKind, NodeNs, RankState
 from frd_agent.exits import exit_info, state_after
@@ -61,6 +62,39 @@ def test_the_signal_that_a_status_passes_on() -> None:
     assert exit_info(None, 11 | 0x80) == ExitInfo(ExitKind.SIGNAL, signal=11)
     assert exit_info(CLEAN, 255 << 8) == ExitInfo(ExitKind.STATUS, status=255)
     assert exit_info(CLEAN, 128 << 8) == ExitInfo(ExitKind.STATUS, status=128)
+
+
+ORIGINAL = """\
+File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch
+    data = [self.dataset[idx] for idx in possibly_batched_index]
+KeyError: 'first'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _work
+    data = fetcher.fetch(index)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/home/me/train.py", line 28, in __getitem__
+    raise ValueError("bad sample 7")
+ValueError: bad sample 7
+of shard 3
+"""
+
+
+def test_an_exception_of_a_data_loader_worker() -> None:
+    """torch raises it again in the rank with the worker's traceback as its message: the worker's
+    own exception and line are told. A text that is none is passed over."""
+    frames = (
+        Frame("_next", "/venv/lib/python3.11/site-packages/torch/utils/data/x.py", 3),
+        Frame("<module>", "/home/me/train.py", 40),
+    )
+    said = "ValueError: Caught ValueError in DataLoader worker process 0."
+    how = exit_info(ExitRecord("exception", said, NodeNs(7), frames, ORIGINAL), 1 << 8)
+    assert how.exception == "ValueError: bad sample 7, in DataLoader worker process 0"
+    assert how.where == "train.py:28 __getitem__"
+    how = exit_info(ExitRecord("exception", said, NodeNs(7), frames, "nonsense"), 1 << 8)
+    assert (how.exception, how.where) == (said, "train.py:40 <module>")
 
 
 def test_the_place_and_the_note_are_told() -> None:

@@ -30,6 +30,8 @@ def line_of(text: str) -> int:
 
 RAISES = f"ways_to_end.py:{line_of('json.loads(text)')} load_batch"
 """The program's own innermost frame; those of json are below it."""
+LOADS = f"ways_to_end.py:{line_of('bad sample')} __getitem__"
+"""In the process of a worker."""
 STANDS_AT = f"ways_to_end.py:{line_of('signal.SIGINT)')} interrupted"
 NO_OOM = "the kernel's out-of-memory killer killed no process in its cgroup"
 EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -56,6 +58,11 @@ EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "finished",
         "exited with status 0 after it had printed RuntimeError: survived",
         {"kind": "clean", "status": 0, "exception": "RuntimeError: survived"},
+    ),
+    (
+        "exited",
+        f"ValueError: bad sample 0, in DataLoader worker process 0 ({LOADS})",
+        {"kind": "exception", "status": 1, "where": LOADS},
     ),
 )
 """State, text and what the API says of each way, by rank."""

@@ -1,4 +1,4 @@
-"""Eleven ranks of one job, each of which ends in a way of its own once it is told to.
+"""Twelve ranks of one job, each of which ends in a way of its own once it is told to.
 
 Forked from one process, so that torch is loaded once; `main` waits for them as a launcher does and
 prints how the kernel says they ended. A rank goes when its file appears in the folder that is the
@@ -19,6 +19,7 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from frd_agent import tap
 
@@ -73,9 +74,21 @@ def survives_an_error() -> None:
     sys.last_type, sys.last_value = RuntimeError, RuntimeError("survived")
 
 
+class Samples:
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> NoReturn:
+        raise ValueError(f"bad sample {index}")
+
+
+def bad_sample() -> None:
+    next(iter(DataLoader(Samples(), num_workers=1)))
+
+
 WAYS: tuple[Callable[[], None], ...] = (
     by_itself, exit_1, exit_0, bad_batch, hard_exit, terminated, handles_sigterm, interrupted,
-    killed, aborted, survives_an_error,
+    killed, aborted, survives_an_error, bad_sample,
 )  # fmt: skip
 
 
