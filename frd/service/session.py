@@ -311,6 +311,8 @@ class Session:
         assert handles is not None
         handle = self._engine.rank(handles.attempt, rank.info, now)
         rank.row = handles.add_rank(rank.info, handle)
+        rank.is_superseded = False
+        self._superseded.discard(index)
         self._rank_row.put(index, rank.row)
         handles.attempt.clock([handle], self._clock_number, self._uncertainty_ns, now)
         self._engine.connection(handles.attempt, [handle], True, now)

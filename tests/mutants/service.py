@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Module, Mutant
 
-_STREAMS = ("tests/unit/test_session.py", "tests/unit/test_wire_release.py")
+_STREAMS = (
+    "tests/unit/test_session.py",
+    "tests/unit/test_session_runs.py",
+    "tests/unit/test_wire_release.py",
+)
+_RUNS = Module("frd/service/runs.py", ("tests/unit/test_runs.py", *_STREAMS))
 _SESSION = Module("frd/service/session.py", (*_STREAMS, "tests/unit/test_clocks.py"))
 _LEDGER = Module("frd/service/ledger.py", _STREAMS)
 _OWNERS = Module("frd/service/owners.py", _STREAMS)
@@ -100,6 +105,34 @@ MUTANTS = (
         "if self._owners.get((rank.key, rank.info.rank)) == (session, index)",
         "if (rank.key, rank.info.rank) in self._owners",
         "an old stream that ends late takes the ranks of the new one along",
+    ),
+    Mutant(
+        "owners-both-processes-count",
+        _OWNERS,
+        "                    before[0].supersede(before[1])\n",
+        "                    pass\n",
+        "two live processes of one rank, from an agent that reports no run, end its stream",
+    ),
+    Mutant(
+        "runs-never-clash",
+        _RUNS,
+        "    return mine.is_live(now) and theirs.is_live(now)\n",
+        "    return False\n",
+        "two running jobs of one name are both listened to",
+    ),
+    Mutant(
+        "runs-last-come-first-served",
+        _RUNS,
+        "for run in sorted(live, key=lambda run: run.order):",
+        "for run in sorted(live, key=lambda run: -run.order):",
+        "a second job of the same name takes the place of the one that is watched",
+    ),
+    Mutant(
+        "runs-mixed-up",
+        _RUNS,
+        "        return bool(before) and not stay\n",
+        "        return False\n",
+        "a run that takes the place of another one goes on where that one stood",
     ),
     Mutant(
         "owners-claim-index",

@@ -74,14 +74,12 @@ class Service:
         self.now = NOW
         self._streams = 0
 
-    def stream(self, session: str = "s", pid: int = 10) -> Stream:
+    def session(self) -> Session:
         self._streams += 1
-        return Stream(
-            self,
-            Session(self.engine, self.marks, self.ledger, self.runs, self._streams),
-            session,
-            pid,
-        )
+        return Session(self.engine, self.marks, self.ledger, self.runs, self._streams)
+
+    def stream(self, session: str = "s", pid: int = 10) -> Stream:
+        return Stream(self, self.session(), session, pid)
 
     def view(self) -> AttemptView:
         self.marks.flush(AlignedNs(self.now))

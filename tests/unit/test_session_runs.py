@@ -1,0 +1,160 @@
+"""Two launches of one job name on a stream: what one reports counts, the other is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from frd.model import (
+    AlignedNs,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+    WatermarkColumns,
+)
+from frd.service.clocks import AgentClock, guess
+from frd.service.owners import Owners
+from frd.service.unwatched import unwatched
+from frd.service.view import NodeView
+from frd.wire import (
+    PROTOCOL,
+    AgentEvent,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    SignatureDecl,
+    Statuses,
+    Watermarks,
+    encode_agent,
+)
+from tests.unit.test_session import KEY, NOW, OFFSET, Service, Stream, entries
+
+FIRST, SECOND = "vm:29500", "vm:29501"
+S = 1_000_000_000
+
+
+class Agent:
+    """Hosts ranks 0 and 3 of each run; run number i has the stream indexes 2i and 2i + 1."""
+
+    def __init__(self, service: Service, runs: Sequence[str], pid: int = 10) -> None:
+        self.service = service
+        self.session = service.session()
+        node_now = NodeNs(service.now - OFFSET)
+        self.send(Hello(PROTOCOL, "0", "n", "boot", f"agent{pid}", node_now))
+        self.send(Declare(signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),)))
+        for index, run in enumerate(runs):
+            infos = [RankInfo(rank, 4, "n", "boot", pid + 100 * index + rank) for rank in (0, 3)]
+            world = GroupInfo("0", "default_pg", (0, 1, 2, 3))
+            self.send(
+                Declare(
+                    attempts=(AttemptDecl(index, KEY, 4, run),),
+                    ranks=tuple(RankDecl(2 * index + i, index, one) for i, one in enumerate(infos)),
+                    groups=(GroupDecl(index, index, world),),
+                )
+            )
+
+    def send(self, event: AgentEvent) -> None:
+        self.session.receive(encode_agent(event), AlignedNs(self.service.now))
+
+    def ends(self, *indexes: int) -> None:
+        at = NodeNs(self.service.now - OFFSET)
+        self.send(Statuses(tuple(RankStatus(i, RankState.EXITED, at, "killed") for i in indexes)))
+
+    def stands(self, index: int, enqueued: int) -> None:
+        """Watermarks of the rank of that stream index."""
+        columns = WatermarkColumns(
+            rank=np.array([index], np.uint32),
+            group=np.array([index // 2], np.uint32),
+            enqueued=np.array([enqueued], np.int64),
+            started=np.array([-1], np.int64),
+            completed=np.array([enqueued], np.int64),
+            head_created_ns=np.array([0], np.int64),
+            seen_rank=np.array([index], np.uint32),
+            as_of_ns=np.array([self.service.now - OFFSET], np.int64),
+        )
+        self.send(Watermarks(index // 2, columns, NodeNs(self.service.now - OFFSET)))
+
+
+def enqueued(service: Service) -> int:
+    return max(group.enqueued for group in service.view().groups)
+
+
+def pids(service: Service) -> list[int]:
+    return [rank.info.pid for rank in service.view().ranks]
+
+
+def test_what_the_second_run_reports_is_dropped_and_acknowledged() -> None:
+    """Rows, watermarks and ends of the second launch change nothing, and break nothing."""
+    service = Service()
+    agent = Agent(service, (FIRST, SECOND))
+    agent.send(entries(1, range(5)))
+    agent.send(entries(1, range(90), rank=2, group=1))
+    agent.stands(2, 89)
+    agent.ends(3)
+    assert agent.session.take_acks() == {0: 5, 2: 90}
+    assert agent.session.entries == 5
+    assert enqueued(service) == 4
+    assert pids(service) == [10, 13]
+    assert {rank.status.state for rank in service.view().ranks} == {RankState.LIVE}
+    assert service.runs.refused == 2
+
+
+def test_the_second_run_counts_once_the_first_has_ended() -> None:
+    """Nothing is kept of the first launch; the agent is asked to send the second's again."""
+    service = Service()
+    agent = Agent(service, (FIRST, SECOND))
+    agent.send(entries(1, range(5)))
+    agent.send(entries(1, range(90), rank=2, group=1))
+    agent.ends(0, 1)
+    assert not agent.session.must_resync
+    assert service.runs.settle(AlignedNs(service.now))
+    assert agent.session.must_resync
+    assert service.runs.take_changed() == [agent.session.stream]
+    assert agent.session.take_entered() == [0, 1, 2, 3]
+    assert pids(service) == [110, 113]
+    assert enqueued(service) == -1
+    agent.stands(2, 89)
+    agent.send(entries(91, range(90, 95), rank=2, group=1))
+    assert enqueued(service) == 94
+    agent.ends(0, 1)  # as after a reconnect: of processes that are not the ranks any more
+    assert {rank.status.state for rank in service.view().ranks} == {RankState.LIVE}
+
+
+def test_an_agent_without_runs_keeps_its_stream() -> None:
+    """An older agent reports two live processes of one rank: the later one counts, nothing ends."""
+    service = Service()
+    owners = Owners()
+    stream = service.stream()
+    owners.claim(stream.session)
+    stream.send(entries(1, range(50)))
+    info = RankInfo(0, 4, "n", "boot", 77)
+    stream.send(Declare(ranks=(RankDecl(2, 0, info),)))
+    owners.claim(stream.session)
+    stream.send(entries(1, range(5), rank=2))
+    for revision in (51, 61):
+        stream.send(replace(entries(revision, range(10)), seq=np.arange(50, 60)))
+        stream.watermarks(59, 59, NodeNs(0))
+    assert stream.session.take_acks() == {0: 70, 2: 5}
+    assert enqueued(service) == 4
+
+
+def test_ranks_without_an_agent_that_reports_are_unwatched() -> None:
+    """The agent goes: ranks that had not ended are unwatched since it was last heard of."""
+    service = Service()
+    stream = Stream(service, service.session(), "s", 10)
+    stream.send(Statuses((RankStatus(1, RankState.FINISHED, stream.node_now()),)))
+    view = service.view()
+    clock = AgentClock("", guess(NodeNs(NOW - OFFSET), AlignedNs(NOW))).view(AlignedNs(NOW))
+    node = NodeView("n", "boot", True, True, AlignedNs(NOW), clock, {KEY: (0, 3)})
+    assert unwatched(view, [node]) == {}
+    later = AlignedNs(NOW + 5 * S)
+    gone = replace(node, connected=False, reporting=False, last_message_at=later)
+    assert unwatched(view, [gone]) == {0: later}
+    assert unwatched(view, [gone, node]) == {}
