@@ -114,14 +114,30 @@ def _reload(agent: Agent, path: Path | None, flags: Mapping[str, object]) -> Non
         "frd-agent exec -- torchrun --nproc-per-node 2 train.py",
         "frd-agent exec --job pretrain-7b -- python train.py",
         "srun frd-agent exec -- python train.py",
+        "frd-agent exec --check -- torchrun --nproc-per-node 2 train.py",
     ),
 )
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Where the taps publish.")
 @click.option("--job", help="Name of the job; by default from torchrun, Slurm, or script and user.")
 @click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
-def exec_(run_dir: Path | None, job: str | None, timing: bool, command: tuple[str, ...]) -> None:
+@click.option(
+    "--check", is_flag=True, help="Do not run COMMAND; check whether its ranks would be watched."
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def exec_(
+    run_dir: Path | None, job: str | None, timing: bool, check: bool, command: tuple[str, ...]
+) -> int:
     """Run COMMAND (torchrun, python, an srun step) with the tap switched on."""
+    if check:
+        from frd_agent.launch import checks
+
+        done = []
+        for one in checks.of_node(command, run_dir):
+            done.append(one)
+            click.echo(checks.line(one))
+        return 0 if checks.as_json(done)["ok"] else 1
+    if not command:
+        raise click.UsageError("COMMAND...: missing")
     from frd_agent.exec import exec_command
 
     exec_command(command, run_dir, timing, job)

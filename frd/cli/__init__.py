@@ -31,6 +31,7 @@ COMMANDS = {
     "analyze": "Say who is the first cause in a folder of dumps, with no service.",
     "replay": "Give the findings of a journal, offline.",
     "check": "Validate a configuration and print what is in effect.",
+    "doctor": "Check whether a job on this machine would be watched.",
     "completion": "Print what makes a shell complete frd's commands and options.",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,9 @@ from pathlib import Path
 import pytest
 
 from frd import __version__
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.demo.stage import Stage
 from frd_agent import taps
 from frd_agent.launch import commands
 from frd_agent.launch.watch import LaunchWatch
@@ -156,3 +160,47 @@ def test_an_agent_in_another_directory_is_named(tmp_path: Path) -> None:
         agent.kill()
         agent.communicate()
         shutil.rmtree(session, ignore_errors=True)
+
+
+@pytest.mark.torch
+def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
+    """Service and agent run: all is well. Then the agent dies, the recorder is switched off and the
+    address is wrong: each is one line that says what to do."""
+    pytest.importorskip("torch")
+    doctor = [sys.executable, "-m", "frd", "doctor"]
+    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
+        addresses = stage.start_service()
+        stage.start_agent(addresses)
+        client = Client(addresses.http)
+
+        def hears() -> bool:
+            return 'frd_clock_uncertainty_seconds{node="' in client.text("/metrics")
+
+        env = environ(stage.run_dir)
+        stage.run_dir.mkdir(mode=0o700, exist_ok=True)
+        until(hears, "the agent's clock")
+        until(lambda: holder(stage.run_dir))
+        well = subprocess.run(
+            [*doctor, "--http", addresses.http, "--json", "--", sys.executable, "train.py"],
+            env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        found = {check["name"]: check for check in json.loads(well.stdout)["checks"]}
+        assert [name for name, check in found.items() if check["state"] == "failed"] == []
+        assert well.returncode == 0
+        assert "also where PYTHONPATH is replaced" in found["tap"]["text"]
+        for name in ("agent", "service, gRPC", "service, HTTP", "service hears the agent", "clock"):
+            assert found[name]["state"] == "ok", found[name]
+
+        assert stage.agent is not None
+        stage.agent.kill()
+        stage.agent.wait()
+        broken = subprocess.run(
+            [*doctor, "--http", f"127.0.0.1:{free_port()}", "--", "bash", "run.sh"],
+            env=env | {"TORCH_FR_BUFFER_SIZE": "0", "PATH": f"{Path(sys.executable).parent}:/bin"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert broken.returncode == 1
+    state = {line[9:].partition(":")[0]: line[:9].strip() for line in broken.stdout.splitlines()}
+    assert state["command"] == "warning"
+    assert [state[name] for name in ("variables", "agent", "service, HTTP")] == ["failed"] * 3
+    assert "start `frd up` or `frd-agent run`" in broken.stdout

@@ -1,0 +1,106 @@
+"""What `frd doctor` and `frd-agent exec --check` conclude, on real interpreters without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frd_agent.launch import checks
+from frd_agent.launch.checks import State
+
+
+@pytest.fixture
+def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A torch that can be imported, for interpreters that are started here."""
+    package = tmp_path / "torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '9.9'")
+    (package / "distributed" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def found(cmd: list[str], run_dir: Path) -> dict[str, checks.Check]:
+    return {check.name: check for check in checks.of_node(cmd, run_dir)}
+
+
+def test_the_python_of_a_command_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named, in a script's first line, or not to be known."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    script = tmp_path / "torchrun"
+    script.write_text(f"#!{sys.executable}\n")
+    script.chmod(0o755)
+    assert checks.interpreter(["torchrun", "x.py"]) == (sys.executable, True)
+    script.write_text(f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n")
+    assert checks.interpreter(["torchrun", "x.py"]) == (sys.executable, True)
+    assert checks.interpreter(["env", "A=B", sys.executable, "x.py"]) == (sys.executable, True)
+    assert checks.interpreter([]) == (sys.executable, True)
+    assert checks.interpreter(["bash", "run.sh"])[1] is False
+
+
+def test_a_tap_that_loads(torch: Path, tmp_path: Path) -> None:
+    """frd is installed in this interpreter, so PYTHONPATH may be replaced; nobody watches."""
+    said = found([sys.executable, "train.py"], tmp_path / "run")
+    assert said["tap"].state is State.OK, said["tap"]
+    assert "torch 9.9" in said["tap"].text
+    assert said["tap version"].state is State.OK
+    assert "TORCH_FR_BUFFER_SIZE=2000" in said["variables"].text
+    assert said["run directory"].state is State.OK
+    assert said["agent"].state is State.FAILED
+
+
+def test_a_recorder_that_is_off(
+    torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Size 0 in the user's environment: nothing would be recorded."""
+    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")
+    assert found([sys.executable], tmp_path / "run")["variables"].state is State.FAILED
+
+
+def test_a_torch_that_is_broken(torch: Path, tmp_path: Path) -> None:
+    """Its own error is shown."""
+    (torch / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12: no such')")
+    said = found([sys.executable], tmp_path / "run")
+    assert said["tap"].state is State.FAILED
+    assert "libcudart.so.12" in said["tap"].text
+
+
+def test_a_run_directory_that_cannot_be_used(torch: Path, tmp_path: Path) -> None:
+    """A file is in its place."""
+    (tmp_path / "run").touch()
+    assert found([sys.executable], tmp_path / "run")["run directory"].state is State.FAILED
+
+
+def test_the_check_of_exec_runs_nothing(torch: Path, tmp_path: Path) -> None:
+    """One line a check, exit code 1 because no agent watches; the command itself is not run."""
+    touched = tmp_path / "touched"
+    done = subprocess.run(
+        [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(tmp_path / "run"), "--check"]
+        + ["--", sys.executable, "-c", f"open({str(touched)!r}, 'w')"],
+        env=os.environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    lines = dict(line[9:].split(": ", 1) for line in done.stdout.splitlines())
+    assert list(lines)[:2] == ["tap", "tap version"]
+    assert not touched.exists()
+
+
+def test_nothing_to_run_is_wrong_usage() -> None:
+    """exec without a command, and without --check."""
+    done = subprocess.run(
+        [sys.executable, "-m", "frd_agent", "exec"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_json_is_false_if_one_has_failed() -> None:
+    """Warnings do not count."""
+    warned = [checks.Check("a", State.WARNING, "x")]
+    assert checks.as_json(warned)["ok"] is True
+    failed = checks.as_json([*warned, checks.Check("b", State.FAILED, "y")])
+    assert json.loads(json.dumps(failed))["ok"] is False
