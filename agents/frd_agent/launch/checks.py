@@ -1,9 +1,9 @@
 """Is everything in place for a job to be watched? Asked before it starts, and answered by trying.
 
 The checks of one node, in the order in which things must work: the tap in an interpreter of the
-job, the run directory, its agent, the agent's way to the service, and the means to read stacks. Each
-check is one line with what to do. They make the run directory, as exec does, and change nothing
-else.
+job, the run directory, its agent, the agent's way to the service, and the means to read stacks. A
+check is one line with what to do. All they change is that they make the run directory, as exec
+does.
 """
 
 from __future__ import annotations
