@@ -70,6 +70,8 @@ class Collectives:
         self._began_at = now
         self._tails = {sort: SlowTail(now, waits) for sort, waits in known.items()}
         self._tails_asked_at = AlignedNs(0)
+        self._sorts: list[Sort] = []
+        """By group."""
         self._of_sort: dict[Sort, list[int]] = {}
         """Groups that pause alike."""
         self._went_on_at = 0
@@ -100,6 +102,7 @@ class Collectives:
         """Its threshold is that of its sort."""
         info = self._groups.infos[group]
         sort = info.label, len(info.ranks)
+        self._sorts.append(sort)
         alike = self._of_sort.setdefault(sort, [])
         alike.append(group)
         if alike[:-1]:
@@ -279,15 +282,14 @@ class Collectives:
 
     def _remember(self, closed: Closed, slow: Int64s, now: AlignedNs) -> None:
         """Waits that were long enough to move their group's threshold."""
-        sorts: set[Sort] = set()
-        for at in slow.tolist():
-            info = self._groups.infos[closed.group.item(at)]
-            sort = info.label, len(info.ranks)
-            tail = self._tails.setdefault(sort, SlowTail(self._began_at))
-            tail.add(closed.first_created.item(at), closed.last_created.item(at))
-            sorts.add(sort)
+        first, last = closed.first_created[slow].tolist(), closed.last_created[slow].tolist()
+        waits: dict[Sort, list[Wait]] = {}
+        for group, start, end in zip(closed.group[slow].tolist(), first, last, strict=True):
+            waits.setdefault(self._sorts[group], []).append(Wait.of(start, end))
+        for sort, news in waits.items():
+            self._tails.setdefault(sort, SlowTail(self._began_at)).add(news)
         self._waited = True
-        if self._adapt(sorts, now):
+        if self._adapt(waits, now):
             self._raised_at = closed.last_created[slow].max().item()
 
     def _adapt(self, sorts: Iterable[Sort], now: AlignedNs) -> bool:

@@ -6,7 +6,8 @@ came. A wait that is seen twice is usual, whatever its length: the threshold is 
 second longest. A wait that was seen once, and was over before it would have been critical, is usual
 up to twice its length; a longer one may have been an accident, and one bad hour must not blunt the
 detector. Collectives that waited through the same minutes (a rank that is late is late for all of
-its buckets) are one wait.
+its buckets) are one wait, as long as the longest of them: where programs run ahead, the waits of
+one step reach into the next, for hours.
 
 A job writes checkpoints in its next run too. So what its attempts have seen is kept by the job's
 name, in bounded memory, and every new attempt begins with it. A wait is kept only if the job went
@@ -42,10 +43,18 @@ Sort: TypeAlias = tuple[str, int]
 
 
 class Wait(NamedTuple):
-    """The first member arrived at `start`, the last one at `end` (aligned ns)."""
+    """Collectives that waited at the same time."""
 
     start: int
+    """Aligned ns: when the first member came."""
     end: int
+    """When the last one came."""
+    length: int
+    """Of the longest of them, ns."""
+
+    @classmethod
+    def of(cls, start: int, end: int) -> Wait:
+        return cls(start, end, end - start)
 
 
 def united(waits: Iterable[Wait], most: int) -> list[Wait]:
@@ -53,7 +62,8 @@ def united(waits: Iterable[Wait], most: int) -> list[Wait]:
     found: list[Wait] = []
     for wait in sorted(waits):
         if found and wait.start <= found[-1].end:
-            found[-1] = Wait(found[-1].start, max(found[-1].end, wait.end))
+            last = found[-1]
+            found[-1] = Wait(last.start, max(last.end, wait.end), max(last.length, wait.length))
         else:
             found.append(wait)
     if len(found) > most:
@@ -62,7 +72,7 @@ def united(waits: Iterable[Wait], most: int) -> list[Wait]:
 
 
 def _length(wait: Wait) -> int:
-    return wait.end - wait.start
+    return wait.length
 
 
 class SlowTail:
@@ -73,8 +83,8 @@ class SlowTail:
         self.waits = list(known)
         self._since = since
 
-    def add(self, start: int, end: int) -> None:
-        self.waits = united([*self.waits, Wait(start, end)], MOST_WAITS)
+    def add(self, waits: Iterable[Wait]) -> None:
+        self.waits = united([*self.waits, *waits], MOST_WAITS)
 
     def threshold_ns(self, policy: Policy, now: AlignedNs) -> int:
         self.waits = [w for w in self.waits if now - max(w.end, self._since) <= MEMORY_NS]
@@ -127,7 +137,7 @@ class JobPauses:
         try:
             found: dict[str, Any] = json.loads(text)
             waits = {
-                (str(label), int(size)): [Wait(int(start), int(end)) for start, end in waits]
+                (str(label), int(size)): [Wait(*map(int, wait)) for wait in waits]
                 for label, size, waits in found["groups"]
             }
             return JobPauses(str(found["job"]), AlignedNs(int(found["learned_at"])), waits)
