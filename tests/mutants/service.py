@@ -25,6 +25,9 @@ _BUNDLES = Module("frd/store/records.py", _RECORDS)
 _FINDINGS = Module(
     "frd/store/findings.py", ("tests/unit/test_findings_store.py", "tests/unit/test_evaluator.py")
 )
+_WATCHING = Module("frd/service/watching.py", ("tests/unit/test_watching.py",))
+_DISMISSED = Module("frd/engine/case.py", ("tests/unit/test_dismiss.py",))
+_REPLAYED = Module("frd/service/replay.py", ("tests/unit/test_dismiss.py",))
 _DUMPS = Module("frd/store/dumps.py", ("tests/unit/test_dumps.py", "tests/unit/test_http.py"))
 
 MUTANTS = (
@@ -311,5 +314,48 @@ MUTANTS = (
         "            self._release(self._bytes)\n",
         "            self._bytes = 0\n",
         "the bytes of a dump that was given up are never free again",
+    ),
+    # -- what is watched, and closing by hand ---------------------------------------------------
+    Mutant(
+        "watching-gone-is-watched",
+        _WATCHING,
+        "for node in nodes if node.reporting for rank",
+        "for node in nodes for rank",
+        "ranks whose agent is gone count as watched",
+    ),
+    Mutant(
+        "watching-gone-is-fine",
+        _WATCHING,
+        "    if gone:\n",
+        "    if gone and silent:\n",
+        "no findings under a killed agent reads as if all were well",
+    ),
+    Mutant(
+        "watching-finished-are-missed",
+        _WATCHING,
+        "_OVER: Final = frozenset({RankState.EXITED, RankState.FINISHED})",
+        "_OVER: Final = frozenset({RankState.EXITED})",
+        "an agent that leaves after its ranks have finished makes frd blind",
+    ),
+    Mutant(
+        "dismissed-comes-back",
+        _DISMISSED,
+        "            if event.finding.id not in self._dismissed:\n",
+        "            if True:\n",
+        "what becomes of a finding that was closed by hand is told after its end",
+    ),
+    Mutant(
+        "dismissed-stays-open",
+        _DISMISSED,
+        "        return [finding for finding in found if finding.id not in self._dismissed]\n",
+        "        return found\n",
+        "a finding that was closed by hand is still shown as open, and alerts",
+    ),
+    Mutant(
+        "replay-dismisses-nothing",
+        _REPLAYED,
+        "        self._keep(closing)\n",
+        "        pass\n",
+        "a replay leaves open what was closed by hand",
     ),
 )
