@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from frd.model import NodeNs
 from frd_agent.roster import Roster
 from tests.unit.test_agent_files import shared
@@ -61,4 +63,49 @@ def test_files_stay_until_what_was_told_of_an_end_must_have_come_through(tmp_pat
     assert path.exists()
     roster.clear(NodeNs(now_ns + 61 * 10**9))
     assert not path.exists()
+    roster.close()
+
+
+def _publish(run_dir: Path, token: str, run: str, *, started_at_ns: int, pid: int) -> None:
+    said = identity(pid=pid, socket=None, shm=None, started_at_ns=started_at_ns) | {
+        "token": token,
+        "run": run,
+    }
+    (run_dir / f"{token}.json").write_text(json.dumps(said))
+
+
+def test_the_end_of_a_rank_is_told_unless_its_own_run_goes_on(tmp_path: Path) -> None:
+    """A rank is gone and a later process of that rank lives: of the same run, the end is no news;
+    of another launch of the job, the service must hear that the first one has ended."""
+    for run, is_told in (("vm:1", False), ("vm:2", True)):
+        common, now_ns = shared(), time.time_ns()
+        folder = tmp_path / run
+        folder.mkdir()
+        roster = Roster(folder, common)
+        _publish(folder, "a" * 12, "vm:1", started_at_ns=now_ns, pid=2**22 + 1)
+        (former,) = roster.update(NodeNs(now_ns))
+        _publish(folder, "b" * 12, run, started_at_ns=now_ns + 1, pid=os.getpid())
+        (later,) = roster.update(NodeNs(now_ns))
+        assert later.has_process
+        roster.end(former, NodeNs(now_ns))
+        told = common.board.next_statuses()
+        ranks = {status.rank for status in told.statuses} if told is not None else set()
+        assert (former.number in ranks) == is_told
+        assert (former in roster) == is_told
+        roster.close()
+
+
+def test_two_live_runs_of_one_name_are_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two launches of a job on one node: the log names both pids, in one line for all ranks."""
+    now_ns = time.time_ns()
+    roster = Roster(tmp_path, shared())
+    for number, run in enumerate(("vm:1", "vm:2", "vm:2")):
+        _publish(tmp_path, str(number) * 12, run, started_at_ns=now_ns, pid=os.getpid())
+        (rank,) = roster.update(NodeNs(now_ns))
+        assert rank.has_process
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    pid = os.getpid()
+    assert f"two running jobs are called j (pids {pid}, {pid})" in warning.getMessage()
     roster.close()

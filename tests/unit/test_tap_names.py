@@ -90,3 +90,19 @@ def test_the_default_directory_must_be_private(tmp_path: Path) -> None:
     default.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError):
         tap.make_run_dir(str(default), environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "init_method", "run"),
+    [
+        ({"FRD_JOB": "train", "MASTER_ADDR": "n1", "MASTER_PORT": "9"}, "env://", "n1:9"),
+        ({"FRD_JOB": "train", "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, None, "n1:29500"),
+        (MINE | {"FRD_JOB": "train"}, "tcp://10.0.0.1:2345", "10.0.0.1:2345"),
+        ({"FRD_JOB": "train", "SLURM_JOB_ID": "17"}, None, ""),
+    ],
+)
+def test_a_run_is_where_its_ranks_meet(
+    environ: dict[str, str], init_method: str | None, run: str
+) -> None:
+    """Whatever the job is called: two launches that run at once cannot meet at one place."""
+    assert tap.run_of(environ, init_method) == run
