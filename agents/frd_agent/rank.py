@@ -18,7 +18,7 @@ from typing import Final
 from frd.errors import ServiceUnavailable
 from frd.flight import Status
 from frd.forms import exit_text
-from frd.model import EntryColumns, ExitInfo, NodeNs, RankState, RankStatus
+from frd.model import EntryColumns, ExitInfo, ExitKind, NodeNs, RankState, RankStatus
 from frd_agent import tap
 from frd_agent.board import Board
 from frd_agent.dictionary import Dictionary
@@ -300,12 +300,23 @@ class Rank:
         record = self.identity.exit
         end = self.process.ended(now_ns) if self.process else None
         how = exit_info(record, end.wait_status if end else None)
-        if may_be_oom(how) and self._oom_kills is not None:
-            how = replace(how, note=self._oom_kills.text())
+        how = replace(how, note=self._note_of(how))
         at_ns = ended_at(how, record, end.at_ns if end else now_ns)
         self._tell(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self._shared.wake()
+
+    def _note_of(self, how: ExitInfo) -> str:
+        """Why its end is not known, and whether it can have been for want of memory."""
+        unknown = ""
+        if how.kind is ExitKind.UNKNOWN:
+            unknown = "its parent collected the status first"
+            if self._is_elsewhere:
+                unknown = "its process is in another pid namespace"
+            elif self.process is None:
+                unknown = "it ended before this agent saw it"
+        kills = self._oom_kills.text() if may_be_oom(how) and self._oom_kills else ""
+        return "; ".join(filter(None, (unknown, kills)))
 
     def close(self) -> None:
         self._shm.close()

@@ -333,7 +333,8 @@ def test_pings_go_on_beside_the_stream(tmp_path: Path) -> None:
 
 
 def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
-    """SIGSTOP and SIGCONT: silent with the state of the process, then alive again."""
+    """SIGSTOP and SIGCONT: silent with the state of the process, then alive again. SIGKILL: an
+    agent that comes later cannot know of the signal, and says why."""
     port = free_port()
     ranks = subprocess.Popen(
         [sys.executable, str(ROOT / "tests" / "scripted_rank.py")]
@@ -341,15 +342,23 @@ def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
     )
 
     async def scene() -> None:
-        async with serving(Collector("one"), port) as service, agent(tmp_path, port):
-            await until(lambda: service.state(0) is RankState.LIVE, "the rank")
-            ranks.send_signal(signal.SIGSTOP)
-            await until(lambda: service.state(0) is RankState.SILENT, "silence", 8)
-            assert service.statuses[0].detail == f"process {ranks.pid} is stopped (state T)"
-            ranks.send_signal(signal.SIGCONT)
-            await until(lambda: service.state(0) is RankState.LIVE, "life", 8)
-            ranks.kill()
-            await until(lambda: service.state(0) is RankState.EXITED, "death", 3)
+        async with serving(Collector("one"), port) as service:
+            async with agent(tmp_path, port):
+                await until(lambda: service.state(0) is RankState.LIVE, "the rank")
+                ranks.send_signal(signal.SIGSTOP)
+                await until(lambda: service.state(0) is RankState.SILENT, "silence", 8)
+                assert service.statuses[0].detail == f"process {ranks.pid} is stopped (state T)"
+                ranks.send_signal(signal.SIGCONT)
+                await until(lambda: service.state(0) is RankState.LIVE, "life", 8)
+                ranks.kill()
+                await until(lambda: service.state(0) is RankState.EXITED, "death", 3)
+                assert service.statuses[0].detail.startswith("killed by SIGKILL; ")
+            ranks.wait()
+            service.statuses.clear()
+            async with agent(tmp_path, port):
+                await until(lambda: service.state(0) is RankState.EXITED, "death, again")
+                known = "no exit record, and its exit status is not known"
+                assert service.statuses[0].detail == f"{known}; it ended before this agent saw it"
 
     try:
         play(scene)

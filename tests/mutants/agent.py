@@ -29,8 +29,39 @@ _TELLING = (
 _DISPATCH = Module("agents/frd_agent/dispatch.py", _TELLING)
 _BOARD = Module("agents/frd_agent/board.py", _TELLING)
 _DICTIONARY = Module("agents/frd_agent/dictionary.py", _TELLING)
+_PROCESS = Module("agents/frd_agent/process.py", ("tests/unit/test_process.py",))
+_EXITS = Module("agents/frd_agent/exits.py", ("tests/unit/test_exits.py",))
 
 MUTANTS = (
+    # -- how a process ended -------------------------------------------------------------------
+    Mutant(
+        "exit-hidden-status-believed",
+        _PROCESS,
+        "self._tells_status = stat.start_code > _START_CODE_HIDDEN",
+        "self._tells_status = stat.start_code > 0",
+        "an agent without permission takes every killed rank for one that left with status 0",
+    ),
+    Mutant(
+        "exit-collected-status-lost",
+        _PROCESS,
+        "return status if mask & _PIDFD_INFO_EXIT else None",
+        "return None",
+        "a status that the parent was quicker to collect is not known",
+    ),
+    Mutant(
+        "exit-passed-on-signal-ignored",
+        _EXITS,
+        "signal=killed_by or _passed_on(status)",
+        "signal=killed_by",
+        "a rank whose handler ends it with 143 has nothing to do with SIGTERM",
+    ),
+    Mutant(
+        "exit-printed-exception-convicts",
+        _EXITS,
+        "    if status == 0:\n",
+        "    if status == 0 and not exception:\n",
+        "a program that survived an exception and left with 0 counts as crashed",
+    ),
     # -- the outbox ----------------------------------------------------------------------------
     Mutant(
         "outbox-no-resend",
