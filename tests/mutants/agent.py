@@ -42,13 +42,6 @@ MUTANTS = (
         "an agent without permission takes every killed rank for one that left with status 0",
     ),
     Mutant(
-        "exit-collected-status-lost",
-        _PROCESS,
-        "return status if mask & _PIDFD_INFO_EXIT else None",
-        "return None",
-        "a status that the parent was quicker to collect is not known",
-    ),
-    Mutant(
         "exit-passed-on-signal-ignored",
         _EXITS,
         "signal=killed_by or _passed_on(status)",

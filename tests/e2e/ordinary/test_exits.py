@@ -71,7 +71,8 @@ EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def test_every_way_to_end_is_told(tmp_path: Path) -> None:
     """Ranks leave one after another: by themselves, by sys.exit, of an exception, by os._exit, by
     signals with and without a handler. The agent tells what the kernel told their parent, with the
-    exception and its line, and in their order, though the parent collects each of them at once."""
+    exception and its line, and in their order, though the parent collects each of them at once
+    (where the kernel is new enough)."""
     world = len(EXPECTED)
     with Stage(SCENARIOS["healthy"], world, 60.0) as stage:
         addresses = stage.start_service()

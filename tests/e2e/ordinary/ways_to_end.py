@@ -23,6 +23,11 @@ from torch.utils.data import DataLoader
 
 from frd_agent import tap
 
+LINUX = tuple(int(part) for part in os.uname().release.split(".")[:2])
+COLLECTS_AFTER_S = 0.0 if LINUX >= (6, 15) else 0.1
+"""Older kernels do not tell the status of a process that its parent has collected; torchrun looks
+for ends ten times a second."""
+
 
 def by_itself() -> None: ...
 
@@ -116,6 +121,8 @@ def main(folder: Path) -> None:
             return
         numbers[pid] = number
     for _ in WAYS:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        time.sleep(COLLECTS_AFTER_S)
         pid, status = os.wait()
         print(numbers[pid], status, flush=True)
 
