@@ -741,12 +741,13 @@ def _exit_record(at_ns: int) -> dict[str, Any]:
 
 def _frames(traceback: Any) -> list[tuple[str, int, str]]:
     """File, line and function, innermost first. Lines of the source are not read, nor locals."""
-    frames: deque[tuple[str, int, str]] = deque(maxlen=MAX_FRAMES)
+    places: deque[tuple[Any, int]] = deque(maxlen=MAX_FRAMES)
     while traceback is not None:
-        code, line = traceback.tb_frame.f_code, traceback.tb_lineno or 0
-        frames.appendleft((_told(code.co_filename[-MAX_TEXT:]), line, _told(code.co_name)))
+        places.appendleft((traceback.tb_frame.f_code, traceback.tb_lineno or 0))
         traceback = traceback.tb_next
-    return list(frames)
+    return [
+        (_told(code.co_filename[-MAX_TEXT:]), line, _told(code.co_name)) for code, line in places
+    ]
 
 
 def _told(text: str, most: int = MAX_TEXT) -> str:
