@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from frd import __version__
-from frd.cli.render import plain, ranks_text
+from frd.cli.render import REASONS, plain, ranks_text
 from frd.cli.verdict import dump_facts, is_partial, unknown_facts
 from frd.engine import summary
 from frd.forms import finding_json
@@ -24,17 +24,6 @@ from frd.offline.analysis import Analysis
 
 MAX_ROWS: Final = 2_000
 """Rows of a table; the rest is counted."""
-
-_REASONS: Final = {
-    "cpu_stuck": "alive, but has not joined",
-    "exited": "its process exited",
-    "unreachable": "does not answer",
-    "in_collective_alone": "still inside an op that its peers completed",
-    "device_stuck": "its device never started the op",
-    "mismatch": "joined with something else",
-    "order": "entered its groups in another order",
-    "network_or_device": "all joined and nobody completes: network or device",
-}
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1c2128; --soft: #57606a; --line: #d0d7de; --back: #fff;
@@ -141,7 +130,7 @@ def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
         yield f"<p>{_text(finding['ended_by'])}</p>"
     suspects = finding["suspects"]
     if not suspects:
-        reason = _REASONS.get(finding.get("reason", ""), "too little is known")
+        reason = REASONS.get(finding.get("reason", ""), "too little is known")
         yield f"<p><strong>Nobody is named:</strong> {_text(reason)}</p>"
     for suspect in suspects:
         yield from _suspect(suspect)
@@ -172,7 +161,7 @@ def _finding_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _suspect(suspect: Mapping[str, Any]) -> Iterator[str]:
     where = f" on {_text(suspect['node'])}" if suspect["node"] else ""
-    reason = _REASONS.get(suspect["reason"], suspect["reason"])
+    reason = REASONS.get(suspect["reason"], suspect["reason"])
     yield f'<div class="suspect"><strong>Rank {_text(suspect["rank"])}</strong>{where}: '
     yield f"{_text(reason)} <span class='soft'>({_text(suspect['confidence'])} confidence)</span>"
     if suspect.get("doing"):

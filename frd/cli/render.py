@@ -20,6 +20,18 @@ from frd.forms import duration_text, fold_ranks
 
 MAX_STACK_LINES = 8
 MAX_GROUPS = 6
+REASONS = {
+    "cpu_stuck": "alive, but has not joined",
+    "exited": "its process exited",
+    "unreachable": "does not answer",
+    "in_collective_alone": "still inside an op that its peers completed",
+    "device_stuck": "its device never started the op",
+    "mismatch": "joined with something else",
+    "order": "entered its groups in another order",
+    "network_or_device": "all joined and nobody completes: network or device",
+    "late": "comes late again and again",
+}
+"""What a reason means, where its name does not say it."""
 
 
 def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> RenderableType:
@@ -69,7 +81,7 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         why = (
             "too little is known" if finding.get("unknown_ranks") else "no single rank is to blame"
         )
-        yield "suspect", Text(f"nobody: {finding.get('reason', why)}")
+        yield "suspect", Text(f"nobody: {_meaning(finding.get('reason', why))}")
     if finding["victims"]:
         yield "victims", Text(ranks_text(finding["victims"]))
     if (collective := finding.get("collective")) is not None:
@@ -108,7 +120,8 @@ def _history(finding: Mapping[str, Any]) -> Text:
 def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
     text = Text(f"rank {suspect['rank']}", style="bold")
     where = f" on {plain(suspect['node'])}" if suspect["node"] else ""
-    text.append(f"{where}: {suspect['reason']}, {suspect['confidence']} confidence", style="")
+    meaning = _meaning(suspect["reason"])
+    text.append(f"{where}: {meaning}, {suspect['confidence']} confidence", style="")
     if suspect["evidence"]:
         text.append(f"\n{plain(suspect['evidence'])}", style="not bold")
     if suspect.get("doing"):
@@ -118,6 +131,11 @@ def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
         text.append(f"\nprocess {worker['pid']}, {plain(worker['name'])}", style="not bold")
         _append_stack(text, worker["stack"], whole)
     return text
+
+
+def _meaning(reason: str) -> str:
+    """In words first; the name is what alerts and JSON have."""
+    return f"{REASONS[reason]} ({reason})" if reason in REASONS else reason
 
 
 def _append_stack(text: Text, stack: Sequence[str], whole: bool) -> None:

@@ -95,7 +95,7 @@ def test_the_first_screen_says_who_why_and_who_waits(
     screen = out_of(capsys, hanging)
     for fact in (
         "all_reduce #3 on default_pg waits for rank 2",
-        "rank 2: cpu_stuck",
+        "rank 2: alive, but has not joined (cpu_stuck)",
         "train.py:88 in step",
         "0-1,3 (3 ranks)",
         "4 of 4 ranks, 2 groups in use, 13 entries, 3 of them in flight",

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from frd.cli.render import finding_panel, plain, ranks_text
+from frd.cli.render import REASONS, finding_panel, plain, ranks_text
+from frd.model import Reason
 
 STALL: dict[str, Any] = {
     "id": "ab12",
@@ -44,10 +45,10 @@ STALL: dict[str, Any] = {
 }
 
 
-def drawn(finding: dict[str, Any], *, terminal: bool = False) -> str:
+def drawn(finding: dict[str, Any], *, terminal: bool = False, whole: bool = False) -> str:
     out = io.StringIO()
     Console(file=out, width=100, force_terminal=terminal, color_system="auto").print(
-        finding_panel(finding)
+        finding_panel(finding, whole=whole)
     )
     return out.getvalue()
 
@@ -68,7 +69,7 @@ def test_a_stall_says_who_why_and_who_waits() -> None:
     assert "all_reduce #7 on default_pg has waited 12.4 s for rank 2" in lines[1]
     for fact in (
         "stall · open · train",
-        "rank 2 on node7: cpu_stuck, high confidence",
+        "rank 2 on node7: alive, but has not joined (cpu_stuck), high confidence",
         "last joined seq 6 of default_pg",
         "load_batch (train.py:88)",
         "0-1,3 (3 ranks)",
@@ -84,7 +85,46 @@ def test_a_stall_says_who_why_and_who_waits() -> None:
 def test_a_finding_without_a_suspect_says_nobody() -> None:
     """When all joined and nobody completes, no rank is drawn as the culprit."""
     nobody = {**STALL, "suspects": [], "reason": "network_or_device", "groups_held_up": []}
-    assert "nobody: network_or_device" in drawn(nobody)
+    assert "all joined and nobody completes: network or device (network_or" in drawn(nobody)
+
+
+def test_every_reason_is_told_in_words() -> None:
+    """A name such as cpu_stuck says little at night; what says enough stays as it is."""
+    assert set(REASONS) == {reason.value for reason in Reason} - {"memory"}
+
+
+def test_what_others_add_to_a_finding_is_drawn() -> None:
+    """What the rank does, the stacks of its worker processes, how it ended."""
+    frame, doing = "__getitem__ (train.py:28)", "waits for its DataLoader worker pid 22219"
+    worker = {"pid": 22219, "name": "pt_data_worker", "stack": [frame]}
+    suspect = {**STALL["suspects"][0], "doing": doing, "workers": [worker]}
+    ended = "ended by KeyboardInterrupt at 10:02:11"
+    text = drawn({**STALL, "suspects": [suspect], "ended_by": ended})
+    for fact in (doing, "process 22219, pt_data_worker", frame, ended):
+        assert fact in text
+
+
+def test_a_whole_finding_has_its_history_and_all_frames() -> None:
+    """Nothing is cut, and it says when it opened, became critical and closed."""
+    stack = [f"frame {number}" for number in range(50)]
+    finding = {
+        **STALL,
+        "suspects": [{**STALL["suspects"][0], "stack": stack}],
+        "witness": {"rank": 0, "stack": ["step (train.py:9)", "main (train.py:2)"]},
+        "state": "closed",
+        "critical_at": "2026-11-20T10:01:00.123456Z",
+        "closed_at": "2026-11-20T12:05:00.123456Z",
+    }
+    text = drawn(finding, whole=True)
+    assert "frame 49" in text
+    assert "more frames" not in text
+    assert "main (train.py:2)" in text
+    for step in (
+        "2026-11-20 10:00:00 UTC  opened",
+        "2026-11-20 10:01:00 UTC  critical after 1 min",
+        "2026-11-20 12:05:00 UTC  closed after 2 h 5 min",
+    ):
+        assert step in text
 
 
 def test_a_finding_with_the_fewest_keys_is_drawn() -> None:
