@@ -15,7 +15,7 @@ from pathlib import Path
 
 from frd.errors import ConfigError
 from frd.flight.trace import Trace
-from frd.offline.discovery import MAX_FILES
+from frd.offline.discovery import MAX_FILES, searched
 from frd.offline.durations import taken_by
 from frd.offline.folder import Progress, load_trace
 from frd.offline.made import SUMMARY, Made, made_by_frd
@@ -112,7 +112,7 @@ def _made_below(path: Path) -> list[Made]:
     found: list[Made] = []
     seen = 0
     for parent, folders, names in os.walk(path):
-        folders.sort()
+        folders[:] = searched(parent, folders)
         seen += len(names)
         if seen > MAX_FILES:
             break

@@ -31,6 +31,7 @@ _FIRST_BYTES = (b"\x80", b"{", b"[", b"\x1f\x8b")
 _WORDS = (b"pg_config", b"pg_status", b"profiling_name", b"comm_lib_version", b"nccl_version")
 """At least one of them is near the beginning of a dump that is not compressed."""
 _HEAD_BYTES = 64 * 1024
+_OF_THE_KERNEL = frozenset({"/dev", "/proc", "/sys"})
 _SAMPLES = 4
 """Files of one prefix of which one must look like a dump."""
 _MAX_OLDER = 8
@@ -74,12 +75,14 @@ def discover(
     made = made_by_frd(path, warnings)
     folder = made.folder if made else path
     candidates = _candidates(folder, prefix, warnings)
+    names: list[str] = []
     if prefix is None and len(candidates) > 1:
-        _keep_one_prefix(candidates, warnings)
+        _keep_one_prefix(candidates, names)
     found = [item for files in candidates.values() for item in files]
     older: list[str] = []
     found = _together(folder, found, older) if found else found
     _warn_of_some(older, "folders of older dumps", warnings)
+    warnings += names
     files = dict(_one_a_rank(found, ranks, warnings))
     if not files:
         raise DumpError(_nothing(path, prefix, ranks, bool(found)))
@@ -135,9 +138,18 @@ def _names(folder: Path, warnings: list[str]) -> Iterator[tuple[str, str]]:
         warnings.append(f"{error.filename}: {error.strerror}: left out")
 
     for parent, folders, names in os.walk(folder, onerror=unreadable):
-        folders[:] = sorted(name for name in folders if not name.endswith(META))
+        folders[:] = searched(parent, folders)
         for name in names:
             yield parent, name
+
+
+def searched(parent: str, folders: Iterable[str]) -> list[str]:
+    """Which folders of `parent` may hold dumps, in order: not those of the kernel."""
+    return sorted(
+        name
+        for name in folders
+        if not name.endswith(META) and os.path.join(parent, name) not in _OF_THE_KERNEL
+    )
 
 
 def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: list[str]) -> None:
@@ -161,8 +173,10 @@ def _likeness(path: Path) -> int:
     """How much a file looks like a dump: 2 when words of the format are in it, 1 when it begins as
     some dumps do, 0 when it is none."""
     try:
+        if not path.is_file():
+            return 0  # a device may do something when it is opened, a pipe waits
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            head = file.read(_HEAD_BYTES)
+            head = file.read(_HEAD_BYTES) or b""
     except OSError:
         return 0
     if not head.lstrip().startswith(_FIRST_BYTES):

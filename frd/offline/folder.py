@@ -121,7 +121,7 @@ class _Join:
             DumpError: none of the files could be read.
         """
         if not self._ranks:
-            raise DumpError(_all_failed(self._failures))
+            raise DumpError(_all_failed(self._failures, self._found.folder))
         ranks = dict(sorted(self._ranks.items()))
         self._complete_groups(ranks)
         groups = self._into.groups.items
@@ -220,7 +220,10 @@ def _world_size(ranks: Iterable[RankTrace], groups: Iterable[GroupInfo]) -> int:
     return max([0, *told, *(info.ranks[-1] + 1 for info in groups if info.ranks)])
 
 
-def _all_failed(failures: list[str]) -> str:
+def _all_failed(failures: list[str], folder: Path | None) -> str:
     if len(failures) == 1:
         return failures[0]
-    return f"{failures[0]} (and {len(failures) - 1} more files, none of which can be read)"
+    return (
+        f"{failures[0]} (and {len(failures) - 1} more files, none of which can be read): name the "
+        f"folder that holds the dumps, {folder} does not seem to"
+    )

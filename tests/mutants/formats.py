@@ -19,8 +19,44 @@ _COLUMNS = Module("frd/wire/columns.py", _MESSAGES)
 _READER = Module("frd/wire/decode.py", _MESSAGES)
 _CLOCK = Module("frd/wire/clock.py", ("tests/unit/test_wire_clock.py", *_MESSAGES))
 _MEMORY = Module("frd/wire/memory.py", ("tests/unit/test_wire_memory.py", *_MESSAGES))
+_DURATIONS = Module("frd/offline/durations.py", ("tests/unit/test_durations.py",))
 
 MUTANTS = (
+    Mutant(
+        "durations-file-as-proof",
+        _DURATIONS,
+        "newest = max(_newest(trace), trace.dumped_from_ns)",
+        "newest = max(_newest(trace), trace.dumped_until_ns)",
+        "the time of a file, which copying changes, proves how long an op had waited",
+    ),
+    Mutant(
+        "durations-older-file",
+        _DURATIONS,
+        "trace.dumped_until_ns > 0 and trace.dumped_until_ns >= newest",
+        "trace.dumped_until_ns > 0",
+        "a file that is older than its records acquits a rank that hangs",
+    ),
+    Mutant(
+        "durations-absent",
+        _DURATIONS,
+        "others = np.concatenate((others, taken.rows(absent.astype(np.int64))))",
+        "pass",
+        "what an absent rank recorded meanwhile does not prove that its peers still waited",
+    ),
+    Mutant(
+        "durations-ahead",
+        _DURATIONS,
+        "if behind[call] == 0 and over > 0:",
+        "if behind[call] == 0 and over < 0:",
+        "an op that was enqueued far ahead of its time counts as waiting all the while",
+    ),
+    Mutant(
+        "durations-timeout",
+        _DURATIONS,
+        "np.where(limit > 0, np.minimum(patience, limit), patience)",
+        "patience",
+        "an op that outlasted its own timeout is young",
+    ),
     Mutant(
         "decode-status-order",
         _DECODE,

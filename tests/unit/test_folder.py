@@ -217,6 +217,15 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert "no regular file" in warning
 
 
+def test_a_tree_with_pipes_and_nothing_to_read(tmp_path: Path) -> None:
+    """Numbered pipes and JSON of all kinds: one error that says what to name."""
+    for at in range(3):
+        os.mkfifo(tmp_path / f"pipe{at}")
+        write(tmp_path, f"site/page-{at}.json", b'{"title": "home"}')
+    with pytest.raises(DumpError, match=r"2 more files.*: name the folder that holds the dumps"):
+        load_trace(tmp_path)
+
+
 # -- groups ----------------------------------------------------------------------------------------
 
 
