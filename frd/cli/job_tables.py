@@ -94,7 +94,7 @@ def clocks_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
         nodes,
         key=lambda n: -(unknown if n["clock_uncertainty_s"] is None else n["clock_uncertainty_s"]),
     )
-    table = _table("node", "clock", "offset in ms", "drift in ppm", "steps", "measured")
+    table = _table("node", "clock", "offset in ms", "drift in ppm", "steps", "age")
     for node in worst[:MAX_ROWS]:
         reason, age_s = node["clock_reason"], node["clock_age_s"]
         table.add_row(
@@ -103,7 +103,7 @@ def clocks_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
             _offset(node["clock_offset_s"], node["clock_uncertainty_s"]),
             "" if age_s is None else f"{node['clock_drift_ppm']:+.1f}",
             str(node["clock_steps"]),
-            "" if age_s is None else age_text(age_s),
+            "" if age_s is None else duration_text(age_s),
         )
     return _cut(table, len(nodes))
 
