@@ -157,9 +157,11 @@ def unknown_facts(analysis: Analysis) -> Iterator[str]:
     lasting = [f.kind for f in analysis.findings if f.kind in _LASTING]
     if open_ended and lasting:
         least = min(w.at_least_s for w in open_ended)
+        most = max((w.at_most_s or 0.0 for w in open_ended if w.is_before_timeout), default=0.0)
+        between = f"{least:.1f} to {most:.1f} s" if most else f"at least {least:.1f} s"
         yield (
-            f"how long they had waited when dumped: at least {least:.1f} s, the files do not tell "
-            "more; if the job still runs, take another dump and name both folders"
+            f"how long they had waited when dumped: {between}, the files do not tell more; if the "
+            "job still runs, take another dump and name both folders"
         )
     blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
     if blind:

@@ -14,7 +14,9 @@ folder does not tell.
 
 A wait is *young* when even its upper end is below the stall threshold. What rests on young waits
 alone is not proven. Without an upper end nothing is young: such dumps are those of a job that
-stopped, or nobody would have kept them.
+stopped, or nobody would have kept them. In between, torch may have taken the dumps when the op
+timed out. If the files are older than that, somebody took them of a job that ran, and how long the
+wait had lasted stays open.
 """
 
 from __future__ import annotations
@@ -79,6 +81,8 @@ class Waited:
     patience: Int64s
     """How long such an op may wait before it counts as stalled: the stall threshold, or the op's
     own timeout if that is shorter."""
+    timeout: Int64s
+    """The op's own timeout; 0 when unknown."""
 
     @property
     def is_young(self) -> Bools:
@@ -140,7 +144,7 @@ def waited_of(
     at_most = np.where(gave_up, np.maximum(at_most, patience), at_most)
     if earlier:
         at_least = np.maximum(at_least, _apart(rows, picture, stalls, earlier))
-    return Waited(at_least, np.maximum(at_most, at_least), patience)
+    return Waited(at_least, np.maximum(at_most, at_least), patience, limit)
 
 
 # -- the waits themselves ----------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine import compose, summary
+from frd.engine.blame import lowered
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
 from frd.engine.moment import Moment
@@ -23,8 +24,13 @@ _GLOO = "gloo"
 _RECORD_NO_P2P = frozenset({_GLOO})
 
 
-def finding_of(rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks) -> Finding:
-    """A verdict with the stack frames that entries and the folder know."""
+def finding_of(
+    rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks, *, is_open: bool = False
+) -> Finding:
+    """A verdict with the stack frames that entries and the folder know; `is_open` when the job may
+    have been healthy after all, so that nobody is named with high confidence."""
+    if is_open:
+        verdict = replace(verdict, suspects=tuple(lowered(verdict.suspects)))
     keys = compose.keys_of(picture, verdict)
     claim = Claim.of_verdict(picture.key, picture, verdict, keys, _POLICY)
     of, seq = verdict.instance.group, verdict.instance.seq

@@ -53,6 +53,9 @@ class Waiting:
     """None when nothing bounds it."""
     is_proven: bool
     """At least as long as the stall threshold."""
+    is_before_timeout: bool = False
+    """The dumps were taken before the op could have timed out: not by torch, but by somebody who
+    looked at a job that ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,14 @@ def judge(
         timed = _as_old_as_known(picture, taken)
         verdicts = _proven(candidates, timed, stalls, ~waited.is_young, stall_after_s)
         unproven = [one for one in candidates if not _is_covered(one, verdicts)]
+    waiting = tuple(_waiting(verdict, stalls, waited) for verdict in verdicts)
     return Scene(
         picture,
-        tuple(finding_of(rows, picture, verdict, clocks) for verdict in verdicts),
-        tuple(_waiting(verdict, stalls, waited) for verdict in verdicts),
+        tuple(
+            finding_of(rows, picture, verdict, clocks, is_open=_is_open(verdict, lasted))
+            for verdict, lasted in zip(verdicts, waiting, strict=True)
+        ),
+        waiting,
         tuple(_unproven_text(rows, picture, v, _waiting(v, stalls, waited)) for v in unproven),
     )
 
@@ -144,6 +151,11 @@ def _is_timeless(verdict: Verdict) -> bool:
     return verdict.kind is Kind.MISMATCH
 
 
+def _is_open(verdict: Verdict, waiting: Waiting) -> bool:
+    """A job that ran may be healthy, and nothing tells how long its ranks had waited."""
+    return not _is_timeless(verdict) and not waiting.is_proven and waiting.is_before_timeout
+
+
 def _is_covered(candidate: Verdict, verdicts: Sequence[Verdict]) -> bool:
     """A finding is about some of its ranks."""
     mine = {*_named(candidate), *candidate.waiting}
@@ -162,11 +174,12 @@ def _waiting(verdict: Verdict, stalls: StallTable, waited: Waited) -> Waiting:
         rows |= mine & (stalls.rank == stuck.rank) if stuck.rank >= 0 else mine
     if not rows.any():
         return Waiting(0.0, None, False)
-    most = int(waited.at_most[rows].max())
+    least, most = waited.at_least[rows], waited.at_most[rows]
     return Waiting(
-        int(waited.at_least[rows].max()) / 1e9,
-        None if most >= FAR else most / 1e9,
-        bool((waited.at_least[rows] >= waited.patience[rows]).any()),
+        int(least.max()) / 1e9,
+        None if most.max() >= FAR else int(most.max()) / 1e9,
+        bool((least >= waited.patience[rows]).any()),
+        bool((most < waited.timeout[rows]).all()),
     )
 
 

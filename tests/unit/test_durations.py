@@ -95,6 +95,18 @@ def test_the_time_of_a_file_bounds_from_above_only() -> None:
     assert not late.waiting[0].is_proven
 
 
+def test_files_from_before_the_timeout_are_of_a_job_that_ran() -> None:
+    """Written 60 s after the wait began, which times out after 600 s: torch did not take them, so
+    who is named is named with less than high confidence, until a second dump proves the wait."""
+    (finding,) = analyze(checkpoint((0, 61_000)).trace()).findings
+    assert [(s.rank, s.confidence) for s in finding.suspects] == [(0, Confidence.MEDIUM)]
+    (finding,) = analyze(checkpoint((0, 700_000)).trace()).findings
+    assert finding.suspects[0].confidence is Confidence.HIGH
+    first = checkpoint((0, 1_900)).trace()
+    (finding,) = analyze(checkpoint((0, 61_000)).trace(), earlier=[first]).findings
+    assert finding.suspects[0].confidence is Confidence.HIGH
+
+
 def test_a_file_that_is_older_than_its_records_tells_nothing() -> None:
     """Its time of writing is of another clock, or was set by hand."""
     assert analyze(checkpoint((0, 900)).trace()).fault
