@@ -24,6 +24,7 @@ from frd.model import (
     Severity,
     Suspect,
     Witness,
+    WorkerStack,
 )
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -191,6 +192,8 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     out["victims"] = list(finding.victims)
     if finding.unknown:
         out["unknown_ranks"] = list(finding.unknown)
+    if finding.disagreement:
+        out["disagreement"] = finding.disagreement
     if finding.witness is not None:
         out["witness"] = {"rank": finding.witness.rank, "stack": list(finding.witness.stack)}
     if finding.lost_s is not None:
@@ -214,12 +217,29 @@ def _suspect_json(suspect: Suspect) -> dict[str, Any]:
         "evidence": suspect.evidence,
         "stack": list(suspect.stack),
     }
+    if suspect.inside:
+        out["inside"] = suspect.inside
+    if suspect.doing:
+        out["doing"] = suspect.doing
+    if suspect.workers:
+        out["workers"] = [_worker_json(worker) for worker in suspect.workers]
     if suspect.onset_at is not None:
         out["onset_at"] = utc_text(suspect.onset_at)
     if suspect.onset_uncertainty_s is not None:
         out["onset_uncertainty_s"] = round(suspect.onset_uncertainty_s, 6)
     if suspect.tied:
         out["tied"] = True
+    return out
+
+
+def _worker_json(worker: WorkerStack) -> dict[str, Any]:
+    out: dict[str, Any] = {"pid": worker.pid, "name": worker.name, "stack": list(worker.stack)}
+    if worker.inside:
+        out["inside"] = worker.inside
+    if worker.doing:
+        out["doing"] = worker.doing
+    if worker.usage:
+        out["usage"] = worker.usage
     return out
 
 
@@ -237,6 +257,19 @@ def _suspect_from_json(data: dict[str, Any]) -> Suspect:
         confidence=Confidence(data["confidence"]),
         evidence=data["evidence"],
         stack=tuple(data.get("stack", ())),
+        inside=data.get("inside", ""),
+        doing=data.get("doing", ""),
+        workers=tuple(
+            WorkerStack(
+                pid=worker["pid"],
+                name=worker["name"],
+                stack=tuple(worker.get("stack", ())),
+                inside=worker.get("inside", ""),
+                doing=worker.get("doing", ""),
+                usage=worker.get("usage", ""),
+            )
+            for worker in data.get("workers", ())
+        ),
         onset_at=_ns(data["onset_at"]) if data.get("onset_at") else None,
         onset_uncertainty_s=data.get("onset_uncertainty_s"),
         tied=data.get("tied", False),
@@ -275,6 +308,7 @@ def finding_from_json(data: dict[str, Any]) -> Finding:
         suspects=tuple(_suspect_from_json(suspect) for suspect in data.get("suspects", ())),
         victims=tuple(data.get("victims", ())),
         unknown=tuple(data.get("unknown_ranks", ())),
+        disagreement=data.get("disagreement", ""),
         witness=Witness(data["witness"]["rank"], tuple(data["witness"]["stack"]))
         if data.get("witness")
         else None,

@@ -379,8 +379,43 @@ class CollectiveRef:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStack:
+    """Where a child process of a rank stands, a DataLoader worker for example."""
+
+    pid: int
+    """In the agent's pid namespace."""
+    name: str
+    """Of the process, such as ``pt_data_worker``."""
+    stack: tuple[str, ...] = ()
+    """As in `Activity`; a line on its kernel state if no Python frame could be read."""
+    inside: str = ""
+    doing: str = ""
+    usage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the program of a rank is doing, read from the stacks of its processes."""
+
+    stack: tuple[str, ...] = ()
+    """The user's own frames of the main thread, such as ``train.py:88 in save``, innermost first.
+    """
+    inside: str = ""
+    """The library frame that the innermost own frame is in, with its package:
+    ``torch/serialization.py:1259 in _save``."""
+    doing: str = ""
+    """A phrase, if the stack shows a known place: ``saving a checkpoint``."""
+    usage: str = ""
+    """Processor time: ``busy: uses 1.0 cores``."""
+    note: str = ""
+    """Why there is no stack, and what to do about it."""
+    workers: tuple[WorkerStack, ...] = ()
+    """Child processes; those that wait for work come last."""
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
-    """A first cause. `stack` is innermost user frame first, one line a frame."""
+    """A first cause. `stack`, `inside`, `doing` and `workers` are as in `Activity`."""
 
     rank: int
     node: str
@@ -388,6 +423,9 @@ class Suspect:
     confidence: Confidence
     evidence: str
     stack: tuple[str, ...] = ()
+    inside: str = ""
+    doing: str = ""
+    workers: tuple[WorkerStack, ...] = ()
     onset_at: AlignedNs | None = None
     """When it began, as far as that is known."""
     onset_uncertainty_s: float | None = None
@@ -424,6 +462,8 @@ class Finding:
     victims: tuple[int, ...] = ()
     unknown: tuple[int, ...] = ()
     """Ranks that could be involved but whose telemetry is missing or late."""
+    disagreement: str = ""
+    """Who did what, of ranks that do not agree: ``rank 2 called broadcast where ...``."""
     witness: Witness | None = None
     lost_s: float | None = None
     """How long a straggler has kept its peers waiting, all in all."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from frd.flight import Frame, Status, parse_profiling_name
 from frd.flight.trace import COMPLETED, SCHEDULED, STARTED, RankTrace, Trace
-from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, Signature
+from frd.model import Activity, AlignedNs, AttemptKey, GroupInfo, RankInfo, Signature
 
 STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
 T0 = 1_700_000_000_000_000_000
@@ -66,7 +66,7 @@ class Folder:
     groups: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     ranks: dict[int, Dumped] = field(default_factory=dict)
     world: int | None = None
-    standing: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    standing: dict[int, Activity] = field(default_factory=dict)
     taken_at: AlignedNs | None = None
 
     def group(self, name: str, ranks: Iterable[int], desc: str = "") -> Folder:

@@ -348,7 +348,8 @@ class Agent:
             number = self._stream.dispatch.rank_of(index)
             rank = None if number is None else self._find(number)
             if rank is not None:
-                task = asyncio.create_task(self._answer(rank, request))
+                children = index in request.children_of
+                task = asyncio.create_task(self._answer(rank, request, children=children))
                 self._answers.add(task)
                 task.add_done_callback(self._answers.discard)
 
@@ -358,12 +359,13 @@ class Agent:
             (rank for rank in self._file_ranks.values() if rank.number == number), None
         )
 
-    async def _answer(self, rank: Rank | FileRank, request: Request) -> None:
+    async def _answer(self, rank: Rank | FileRank, request: Request, *, children: bool) -> None:
+        others = {one.pid for one in self._roster} if children else None
         kept = (self._dump_files.kept(path) for path in self._files_of.get(rank.number, ()))
         files = [file for file in kept if file is not None]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s), self._answering:
-                await answer(rank, request, files, self._stream.answer)
+                await answer(rank, request, files, self._stream.answer, others=others)
 
     async def _say_goodbye(self, stream: asyncio.Task[None]) -> None:
         for task in self._answers:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final, TypeAlias
 
@@ -16,14 +17,17 @@ import msgspec
 
 from frd.errors import DumpError, FrdError
 from frd.flight import Dump, parse, write_pickle
+from frd.flight.stacktext import USAGE
 from frd.forms import utc_text
 from frd.model import AttemptKey, NodeNs, RankInfo
 from frd.wire import PART_BYTES, Part, Request, ResponsePart
+from frd_agent.children import Children
 from frd_agent.file_rank import FileRank
 from frd_agent.files import DumpFile
 from frd_agent.naming import KnownGroup
 from frd_agent.rank import Rank
 from frd_agent.recorders import KeptDump
+from frd_agent.usage import Meter
 
 _MARGIN: Final = 0.8
 """Of the time given, what the rank may use; the rest is for the way back."""
@@ -41,14 +45,23 @@ class _Found:
 
 
 async def answer(
-    rank: Rank | FileRank, request: Request, files: Sequence[DumpFile], send: Send
+    rank: Rank | FileRank,
+    request: Request,
+    files: Sequence[DumpFile],
+    send: Send,
+    *,
+    others: Collection[int] | None = None,
 ) -> None:
-    """All parts that `request` wants of one rank. `files`: dump files of it, newest first."""
+    """All parts that `request` wants of one rank. `files`: dump files of it, newest first.
+
+    `others` are the pids of all ranks, if the stacks of this one's child processes are wanted: a
+    rank is nobody's worker.
+    """
     tasks = []
     if request.dump:
         tasks.append(_answer_dump(rank, request, files, send))
     if request.stacks:
-        tasks.append(_answer_stack(rank, request, send))
+        tasks.append(_answer_stack(rank, request, others, send))
     await asyncio.gather(*tasks)
 
 
@@ -107,25 +120,53 @@ def _chosen(kept: Sequence[KeptDump], suffix: str) -> _Found:
     )
 
 
-async def _answer_stack(rank: Rank | FileRank, request: Request, send: Send) -> None:
+async def _answer_stack(
+    rank: Rank | FileRank, request: Request, others: Collection[int] | None, send: Send
+) -> None:
     if isinstance(rank, FileRank):
         await _send(rank, request, Part.STACK, send, error="it runs without a tap")
         return
     if rank.is_gone:
         await _send(rank, request, Part.STACK, send, error="the process is gone")
         return
-    handler_s = min(request.timeout_s * _MARGIN / 2, _HANDLER_S)
+    budget_s = request.timeout_s * _MARGIN
+    deadline = asyncio.get_running_loop().time() + budget_s
+    handler_s = min(budget_s / 2, _HANDLER_S)
+    meter = Meter(rank.pid)
+    below = asyncio.create_task(_children(rank.pid, others, budget_s))
     try:
-        async with asyncio.timeout(request.timeout_s * _MARGIN):
+        async with asyncio.timeout_at(deadline):
             stack = await rank.stacks.read(
-                handler_timeout_s=handler_s,
-                py_spy_timeout_s=request.timeout_s * _MARGIN - handler_s,
+                handler_timeout_s=handler_s, py_spy_timeout_s=budget_s - handler_s
             )
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await asyncio.wait({below})
+                await meter.settled()
+        children = below.result() if below.done() else "# child processes: no answer in time\n"
     except TimeoutError:
         await _send(rank, request, Part.STACK, send, error="no stack in time")
         return
-    text = stack.text.encode("utf-8", "backslashreplace")
-    await _send(rank, request, Part.STACK, send, data=text, source=stack.source)
+    finally:
+        below.cancel()
+    usage = f"{USAGE}{text}\n" if (text := meter.text()) else ""
+    data = f"{usage}{stack.text}".rstrip("\n") + f"\n{children}"
+    await _send(
+        *(rank, request, Part.STACK, send),
+        data=data.encode("utf-8", "backslashreplace"),
+        source=stack.source,
+    )
+
+
+async def _children(pid: int, others: Collection[int] | None, timeout_s: float) -> str:
+    """Sections of text on the rank's child processes; empty where nobody asks for them."""
+    if others is None:
+        return ""
+    try:
+        children = await asyncio.to_thread(Children, pid, others)
+    except OSError as error:
+        return f"# child processes: {error.strerror}\n"
+    return await children.read(timeout_s)
 
 
 async def _send(

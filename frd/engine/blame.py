@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from frd.engine import summary
+from frd.engine import disagreement, summary
 from frd.engine.edges import Doubt, Ending, Graph, Member, Wait, Why
 from frd.engine.endings import Manner, how_it_ended, manner_of
 from frd.engine.moment import Moment
 from frd.engine.picture import MismatchFact
 from frd.engine.roots import Root
 from frd.engine.waits import Instance
-from frd.forms import fold_ranks, utc_text
+from frd.forms import utc_text
 from frd.model import AlignedNs, Confidence, RankState, Reason
 
 _STOPPED = ("stopped", "zombie", "state t", "state z")
@@ -205,27 +205,55 @@ def _circle(graph: Graph, root: Root) -> list[Blame]:
 
 def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
     """All but the largest class, when that is a true majority of all members; else everybody."""
-    sizes = [len(ranks) for _, ranks in fact.classes]
-    majority = 2 * sizes[0] > sum(sizes)
+    majority = disagreement.has_majority(fact)
     began = graph.onset(Wait(Instance(fact.group, fact.seq)))
     confidence = Confidence.HIGH if majority and fact.complete else Confidence.MEDIUM
     named = fact.classes[1:] if majority else fact.classes
     if len(fact.classes) == 1:  # their sums do not add up, and nothing tells whose is wrong
         confidence, named = Confidence.LOW, fact.classes
-    detail = summary.clean(fact.detail)
+    label = graph.picture.groups[fact.group].info.label
+    completed = has_completed(graph, fact)
     return [
         Blame(
             rank,
             Reason.MISMATCH,
             confidence,
-            f"passed {summary.clean(signature.op)} with {fold_ranks(ranks)}; {detail}"
-            if len(ranks) > 1
-            else f"passed {summary.clean(signature.op)}; {detail}",
+            disagreement.of_rank(fact, rank, label, completed=completed),
             began,
         )
-        for signature, ranks in named
+        for _, ranks in named
         for rank in ranks
     ]
+
+
+def has_completed(graph: Graph, fact: MismatchFact) -> bool:
+    """All members completed the collective and went on to a later one: no error stopped them."""
+    group = graph.picture.groups[fact.group]
+    done = (group.completed >= fact.seq) & (group.enqueued > fact.seq)
+    return bool(len(done)) and bool(done.all())
+
+
+def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
+    """One sentence on who did what, for ranks that do not agree; empty where none do."""
+    if root.ending is Ending.MISMATCH and fact is not None:
+        label = graph.picture.groups[fact.group].info.label
+        completed = has_completed(graph, fact)
+        return disagreement.of_mismatch(fact, label, completed=completed)
+    if root.ending is not Ending.ORDER:
+        return ""
+    members: dict[Instance, list[int]] = {}
+    for node in root.nodes:
+        if isinstance(node, Member) and (head := graph.waits.head(node.rank)) is not None:
+            members.setdefault(head.instance, []).append(node.rank)
+    heads = sorted(members.items(), key=lambda item: (len(item[1]), item[1]))
+    most = max(map(len, members.values()), default=0)
+    told = [(_without_number(graph, instance), ranks) for instance, ranks in heads]
+    return disagreement.of_order(told, has_usual=2 * most > sum(map(len, members.values())))
+
+
+def _without_number(graph: Graph, instance: Instance) -> str:
+    label = graph.picture.groups[instance.group].info.label
+    return summary.collective(op_of(graph, instance), -1, label)
 
 
 def lowered(blames: Sequence[Blame]) -> list[Blame]:

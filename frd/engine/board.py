@@ -17,6 +17,7 @@ from frd.engine import compose
 from frd.engine.compose import Attachments
 from frd.engine.severity import severity_of
 from frd.model import (
+    Activity,
     AlignedNs,
     AttemptKey,
     Change,
@@ -114,14 +115,14 @@ class Board:
         finding_id: str,
         *,
         rank: int | None,
-        stack: tuple[str, ...],
+        activity: Activity | None,
         note: str,
         dump: str | None,
     ) -> list[FindingEvent] | None:
         """Better evidence for a finding; None when it is not among these."""
         for told in self._open.values():
             if told.claim.id == finding_id:
-                told.extras.add(rank=rank, stack=stack, note=note, dump=dump)
+                told.extras.add(rank=rank, activity=activity, note=note, dump=dump)
                 return [] if self._dress(told) else [FindingEvent(Change.UPDATED, told.finding)]
         return None
 

@@ -25,6 +25,7 @@ from frd.engine.picture import MismatchFact, StallTable
 from frd.engine.policy import Policy
 from frd.engine.straggler_watch import StragglerWatcher
 from frd.model import (
+    Activity,
     AlignedNs,
     AttemptKey,
     Change,
@@ -177,7 +178,7 @@ class Case:
         finding_id: str,
         *,
         rank: int | None,
-        stack: tuple[str, ...],
+        activity: Activity | None,
         note: str,
         dump: str | None,
     ) -> list[FindingEvent] | None:
@@ -185,7 +186,7 @@ class Case:
         if finding_id in self._dismissed:
             return None
         for board in self._boards:
-            events = board.attach(finding_id, rank=rank, stack=stack, note=note, dump=dump)
+            events = board.attach(finding_id, rank=rank, activity=activity, note=note, dump=dump)
             if events is not None:
                 return events
         return None

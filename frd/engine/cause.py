@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.blame import Blame, blame, lowered, op_of
+from frd.engine.blame import Blame, blame, disagree, lowered, op_of
 from frd.engine.edges import Doubt, Ending, Graph, Node, Rules, Wait
 from frd.engine.picture import MismatchFact, Picture, StallTable, Stuck
 from frd.engine.roots import DEFINITE, Incident, Root, incidents
@@ -57,6 +57,8 @@ class Verdict:
     victims: tuple[int, ...]
     unknown: tuple[int, ...]
     """Ranks that are waited for, and of which nothing can be claimed."""
+    disagreement: str = ""
+    """A sentence on who did what, where ranks do not agree."""
 
 
 def find(
@@ -137,7 +139,13 @@ def _judge(
         suspects=tuple(lowered(suspects) if unknown else suspects),
         victims=tuple(sorted(victims)),
         unknown=tuple(sorted(unknown)),
+        disagreement=next(filter(None, (_disagree(graph, root, facts) for root in roots)), ""),
     )
+
+
+def _disagree(graph: Graph, root: Root, facts: Mapping[Instance, MismatchFact]) -> str:
+    node = root.nodes[0]
+    return disagree(graph, root, facts.get(node.instance) if isinstance(node, Wait) else None)
 
 
 def _foremost(graph: Graph, incident: Incident) -> list[Root]:

@@ -22,6 +22,7 @@ from frd.engine.policy import Policy
 from frd.engine.severity import severity_of
 from frd.forms import clock_text, fold_ranks
 from frd.model import (
+    Activity,
     AlignedNs,
     AttemptKey,
     Change,
@@ -85,6 +86,7 @@ class Claim:
             suspects=bare,
             victims=verdict.victims,
             unknown=verdict.unknown,
+            disagreement=verdict.disagreement,
             severity=severity_of(verdict.kind, 0.0, policy.critical_after_s),
         )
         return cls(compose.finished(finding), bare, keys, verdict.since, now)
@@ -177,6 +179,7 @@ class Claim:
             reason=verdict.reason,
             victims=tuple(sorted({*finding.victims, *verdict.victims} - named)),
             unknown=verdict.unknown,
+            disagreement=verdict.disagreement or finding.disagreement,
         )
         return self._tell(finding, picture.now)
 
@@ -227,12 +230,12 @@ class Claim:
         self,
         *,
         rank: int | None,
-        stack: tuple[str, ...],
+        activity: Activity | None,
         note: str,
         dump: str | None,
     ) -> list[FindingEvent]:
         """Better evidence: of a suspect, or of a victim, who may become the witness."""
-        self.extras.add(rank=rank, stack=stack, note=note, dump=dump)
+        self.extras.add(rank=rank, activity=activity, note=note, dump=dump)
         return self._tell(self.finding, self.seen)
 
     def confirm_loss(self, gone: set[int]) -> None:

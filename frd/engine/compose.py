@@ -21,6 +21,7 @@ from frd.engine.moment import Moment, ties
 from frd.engine.picture import Bools, GroupPicture, Picture
 from frd.forms import clock_text
 from frd.model import (
+    Activity,
     AlignedNs,
     AttemptKey,
     CollectiveRef,
@@ -32,12 +33,17 @@ from frd.model import (
     Reason,
     Suspect,
     Witness,
+    WorkerStack,
 )
 
 Key: TypeAlias = tuple[str, int, int]
 """Something that is stuck, over time: as `frd.engine.picture.Stuck`, but by group_id."""
 
 _STACK_LINES = 64
+_MOST_WORKERS = 16
+_WORKER_LINES = 16
+_MAY_BE_BUSY = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
+"""Whether such a rank uses its processor tells whether it works or waits."""
 _SURENESS = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
 CERTAIN = _SURENESS.index(Confidence.HIGH)
 """What `surest` gives where somebody is named with high confidence."""
@@ -47,18 +53,26 @@ CERTAIN = _SURENESS.index(Confidence.HIGH)
 class Attachments:
     """What was found out after a finding opened; kept apart, for claims are replaced."""
 
-    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    activities: dict[int, Activity] = field(default_factory=dict)
+    """By rank."""
     notes: dict[int, tuple[str, ...]] = field(default_factory=dict)
     dump: str | None = None
 
     @classmethod
     def of(cls, finding: Finding) -> Attachments:
         """What a finding of an earlier process of the service carries."""
-        return cls({s.rank: s.stack for s in finding.suspects if s.stack}, dump=finding.dump)
+        known = {
+            s.rank: Activity(s.stack, s.inside, s.doing, workers=s.workers)
+            for s in finding.suspects
+            if s.stack or s.doing or s.workers
+        }
+        return cls(known, dump=finding.dump)
 
-    def add(self, *, rank: int | None, stack: tuple[str, ...], note: str, dump: str | None) -> None:
-        if rank is not None and stack:
-            self.stacks[rank] = tuple(summary.clean(line) for line in stack[:_STACK_LINES])
+    def add(
+        self, *, rank: int | None, activity: Activity | None, note: str, dump: str | None
+    ) -> None:
+        if rank is not None and activity is not None:
+            self.activities[rank] = _cleaned(activity)
         if rank is not None and note:
             self.notes[rank] = (*self.notes.get(rank, ()), summary.clean(note))
         self.dump = dump if dump is not None else self.dump
@@ -73,25 +87,62 @@ class Attachments:
         )
 
     def adorn(self, suspect: Suspect) -> Suspect:
-        """The suspect with its stack and notes told in its evidence too, once."""
-        stack = self.stacks.get(suspect.rank, suspect.stack)
+        """The suspect with what is known of its activity; its evidence says it too, once."""
+        activity = self.activities.get(suspect.rank, Activity(stack=suspect.stack))
         words = [suspect.evidence]
-        if stack:
-            words.append(summary.STANDS_AT + summary.place(stack[0], " in "))
-        words += self.notes.get(suspect.rank, ())
+        if activity.stack:
+            inside = f", inside {activity.inside}" if activity.inside else ""
+            words.append(summary.STANDS_AT + summary.place(activity.stack[0], " in ") + inside)
+        if suspect.reason in _MAY_BE_BUSY:
+            words.append(activity.usage)
+        words += (activity.note, *self.notes.get(suspect.rank, ()))
         told: list[str] = []
         for word in words:
             if word and not any(word in earlier for earlier in told):
                 told.append(word)
-        return replace(suspect, stack=stack, evidence="; ".join(told))
+        return replace(
+            suspect,
+            stack=activity.stack,
+            inside=activity.inside,
+            doing=activity.doing,
+            workers=activity.workers,
+            evidence="; ".join(told),
+        )
 
     def witness(self, finding: Finding) -> Witness | None:
         """The first of those who wait in the finding's collective whose stack is known."""
         ref = finding.collective
         for rank in (*(ref.waiting_ranks if ref is not None else ()), *finding.victims):
-            if rank in self.stacks and rank in finding.victims:
-                return Witness(rank, self.stacks[rank])
+            activity = self.activities.get(rank)
+            if activity is not None and activity.stack and rank in finding.victims:
+                return Witness(rank, activity.stack)
         return finding.witness
+
+
+def _cleaned(activity: Activity) -> Activity:
+    """Printable and of bounded length, whatever the job calls its things."""
+    return Activity(
+        stack=_lines(activity.stack, _STACK_LINES),
+        inside=summary.clean(activity.inside),
+        doing=summary.clean(activity.doing),
+        usage=summary.clean(activity.usage),
+        note=summary.clean(activity.note),
+        workers=tuple(
+            WorkerStack(
+                pid=one.pid,
+                name=summary.clean(one.name),
+                stack=_lines(one.stack, _WORKER_LINES),
+                inside=summary.clean(one.inside),
+                doing=summary.clean(one.doing),
+                usage=summary.clean(one.usage),
+            )
+            for one in activity.workers[:_MOST_WORKERS]
+        ),
+    )
+
+
+def _lines(stack: Sequence[str], most: int) -> tuple[str, ...]:
+    return tuple(summary.clean(line) for line in stack[:most])
 
 
 def finding_id(key: AttemptKey, kind: Kind, about: str, opened_at: AlignedNs) -> str:

@@ -18,6 +18,7 @@ from frd.engine.pauses import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
+    Activity,
     AlignedNs,
     AttemptKey,
     Change,
@@ -300,22 +301,22 @@ class Engine:
         finding_id: str,
         *,
         rank: int | None = None,
-        stack: tuple[str, ...] = (),
+        activity: Activity | None = None,
         note: str = "",
         dump: str | None = None,
     ) -> list[FindingEvent]:
         """Better evidence for a finding that is open or remembered; its id stays.
 
-        `stack` is innermost user frame first. An unknown id is no error: findings are forgotten.
+        An unknown id is no error: findings are forgotten.
         """
         for case in self._cases.values():
-            events = case.attach(finding_id, rank=rank, stack=stack, note=note, dump=dump)
+            events = case.attach(finding_id, rank=rank, activity=activity, note=note, dump=dump)
             if events is not None:
                 return events
         if (finding := self._closed.get(finding_id)) is None:
             return []
         claim = Claim.restored(finding, finding.closed_at or finding.opened_at)
-        events = claim.attach(rank=rank, stack=stack, note=note, dump=dump)
+        events = claim.attach(rank=rank, activity=activity, note=note, dump=dump)
         self._closed[finding_id] = claim.finding
         return events
 

@@ -27,6 +27,7 @@ from frd.engine.pairing import Seen, paired
 from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy
 from frd.model import (
+    Activity,
     AlignedNs,
     AttemptKey,
     Finding,
@@ -68,7 +69,7 @@ class Incidents:
         finding_id: str,
         *,
         rank: int | None,
-        stack: tuple[str, ...],
+        activity: Activity | None,
         note: str,
         dump: str | None,
     ) -> list[FindingEvent] | None:
@@ -76,7 +77,7 @@ class Incidents:
         claim = self._open.get(finding_id)
         if claim is None:
             return None
-        return claim.attach(rank=rank, stack=stack, note=note, dump=dump)
+        return claim.attach(rank=rank, activity=activity, note=note, dump=dump)
 
     def restore(self, finding: Finding, now: AlignedNs) -> None:
         """Go on with a finding of an earlier process of the service."""

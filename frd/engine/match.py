@@ -13,10 +13,10 @@ All of this is done once per signature. Per entry the engine compares two intege
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import Enum, auto
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,7 +28,7 @@ MAX_OPS: Final = 64
 """Op names that get a histogram of their own; they end as metric labels."""
 OTHER_OP: Final = "other"
 _MOST_SHAPES: Final = 8
-"""Told to people; ops that were coalesced have thousands."""
+"""Shown to people; ops that were coalesced have thousands."""
 _MOST_ELEMENTS: Final = 2**53
 """No tensor has more; what claims to must not overflow a sum."""
 
@@ -206,19 +206,37 @@ def difference(one: Signature, other: Signature) -> str:
     """What differs between two signatures of different match classes, for people."""
     if (one.backend, one.op) != (other.backend, other.op):
         return f"op {_op(one, other)} and {_op(other, one)}"
-    for what, mine, theirs in (
-        ("input sizes", one.input_sizes, other.input_sizes),
-        ("output sizes", one.output_sizes, other.output_sizes),
-    ):
-        if _counts(mine) != _counts(theirs) and _matters(one.op, what):
-            return f"{what} {_shapes(mine)} and {_shapes(theirs)}"
-    for what, names, others in (
-        ("input dtypes", one.input_dtypes, other.input_dtypes),
-        ("output dtypes", one.output_dtypes, other.output_dtypes),
-    ):
-        if names != others and _matters(one.op, what):
-            return f"{what} {', '.join(names)} and {', '.join(others)}"
-    return f"shapes {_shapes(one.input_sizes)} and {_shapes(other.input_sizes)}"
+    for what in (*_SIZES, *_DTYPES):
+        if what in differing([one, other]):
+            return f"{what} {_told(one, what)} and {_told(other, what)}"
+    return f"shapes {shapes_text(one.input_sizes)} and {shapes_text(other.input_sizes)}"
+
+
+_SIZES: Final = ("input sizes", "output sizes")
+_DTYPES: Final = ("input dtypes", "output dtypes")
+
+
+def differing(signatures: Sequence[Signature]) -> list[str]:
+    """Which of sizes and dtypes are not the same in all, as far as the op cares."""
+    return [
+        what
+        for what in (*_SIZES, *_DTYPES)
+        if all(_matters(one.op, what) for one in signatures)
+        and len({_comparable(one, what) for one in signatures}) > 1
+    ]
+
+
+def _comparable(one: Signature, what: str) -> Hashable:
+    side = _of(one, what)
+    return _counts(side) if what in _SIZES else side
+
+
+def _of(one: Signature, what: str) -> Any:
+    return getattr(one, what.replace(" ", "_"))
+
+
+def _told(one: Signature, what: str) -> str:
+    return shapes_text(_of(one, what)) if what in _SIZES else ", ".join(_of(one, what))
 
 
 def _matters(op: str, what: str) -> bool:
@@ -235,7 +253,7 @@ def _op(signature: Signature, other: Signature) -> str:
     return f"{signature.backend}:{signature.op}" if same else signature.op
 
 
-def _shapes(sizes: Sizes) -> str:
+def shapes_text(sizes: Sizes) -> str:
     more = f" and {len(sizes) - _MOST_SHAPES} more" if len(sizes) > _MOST_SHAPES else ""
     return str([list(size) for size in sizes[:_MOST_SHAPES]]) + more
 

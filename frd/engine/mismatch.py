@@ -181,6 +181,7 @@ def fact_of(
         classes=classes,
         detail=_detail(classes, group_size, surplus),
         complete=group_size > 0 and len(ranks) == group_size,
+        group_size=group_size,
     )
 
 
@@ -204,7 +205,9 @@ def _detail(classes: list[tuple[Signature, tuple[int, ...]]], group_size: int, s
     if len(classes) < 2 and not surplus:
         return match.self_contradiction(classes[0][0], group_size)
     if len(classes) < 2:
-        return f"all members together put in {surplus:+d} elements more than they take out"
+        more = "more" if surplus > 0 else "fewer"
+        elements = f"{abs(surplus)} element{'s' * (abs(surplus) != 1)} {more}"
+        return f"all members together put in {elements} than they take out"
     parts = [match.difference(classes[0][0], classes[1][0])]
     for signature, ranks in classes:
         if wrong := match.self_contradiction(signature, group_size):

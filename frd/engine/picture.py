@@ -89,6 +89,8 @@ class MismatchFact:
     """What differs, for people: ``input sizes [[4]] and [[8]]``."""
     complete: bool
     """Every expected member has joined, so that a majority means something."""
+    group_size: int = 0
+    """0 when unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,27 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from frd.forms import fold_ranks, signal_name, span_text
-from frd.model import ExitInfo, ExitKind, Finding, FindingState, Kind, Reason, Suspect
+from frd.model import (
+    CollectiveRef,
+    ExitInfo,
+    ExitKind,
+    Finding,
+    FindingState,
+    Kind,
+    Reason,
+    Suspect,
+)
 
 _TEXT_LIMIT = 300
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _FRAME = re.compile(r"^(?:.*[/\\])?(?P<place>[^/\\]*:[\d?]+)\s+(?:in\s+)?(?P<function>\S.*)$")
 STANDS_AT = "main thread at "
-"""How evidence tells a stack's innermost frame."""
+"""Starts the part of the evidence that names a stack's innermost frame."""
 _NAMED_ONE_BY_ONE = 3
 """Up to this many suspects are listed with the place of each."""
 
 _BRIEFLY = {
-    Reason.CPU_STUCK: "alive, but never came",
+    Reason.CPU_STUCK: "alive, but has not joined",
     Reason.EXITED: "its process exited",
     Reason.UNREACHABLE: "it does not answer",
 }
@@ -60,7 +69,7 @@ def ranks(numbers: Sequence[int]) -> str:
 
 
 def summarize(finding: Finding, *, timed: bool = True) -> str:
-    """One line that says what waits for whom, and where that one is.
+    """One line: what waits, for which rank, and what that rank is doing.
 
     `timed` when the waiting time is that of now, not of some moment in the past.
     """
@@ -68,7 +77,7 @@ def summarize(finding: Finding, *, timed: bool = True) -> str:
         case Kind.RANK_LOST:
             return _lost(finding) + _tie(finding.suspects) + _ended(finding)
         case Kind.MISMATCH:
-            return _mismatch(finding) + _ended(finding)
+            return _mismatch(finding, timed) + _ended(finding)
         case Kind.MEMORY_SPIKE | Kind.OOM | Kind.STRAGGLER | Kind.CLOCK_UNSYNCHRONIZED:
             return finding.summary  # its figures stand nowhere else
         case _:
@@ -81,36 +90,47 @@ def _ended(finding: Finding) -> str:
 
 
 def _stall(finding: Finding, timed: bool) -> str:
-    ref = finding.collective
-    if ref is None:
+    if finding.collective is None:
         return f"the job waits for {_who(finding.suspects)}"
-    what = collective(ref.op, ref.seq, ref.group)
-    waited = f"{what} has waited {ref.waited_s:.1f} s" if timed else f"{what} waits"
+    waited = _waited(finding.collective, timed)
     suspects = finding.suspects
     reasons = {s.reason for s in suspects}
     if not suspects:
         if finding.reason is Reason.NETWORK_OR_DEVICE:
-            return f"{waited} although all of its ranks joined: network or device"
-        return f"{waited}; too little is known of {ranks(finding.unknown)} to name anybody"
-    if reasons == {Reason.ORDER}:
+            return (
+                f"{waited} although all of its ranks have joined: no rank is to blame, "
+                "look at the network and the devices"
+            )
         return (
-            f"{_who(suspects)} entered their groups in different orders and wait for each other: "
-            f"{waited}"
+            f"{waited}; the cause may be {ranks(finding.unknown)}, of which too little is known: "
+            "look at the agent (frd status)"
         )
+    if reasons == {Reason.ORDER}:
+        order = finding.disagreement or (
+            f"{_who(suspects)} entered their groups in different orders"
+        )
+        return f"{order}, and they wait for each other: {waited}"
     if reasons == {Reason.MISMATCH}:
-        return f"{waited}: {_who(suspects)} joined with something else"
+        return f"{waited}: {_disagreement(finding)}"
     if reasons == {Reason.DEVICE_STUCK}:
-        return f"{waited} for the device of {_who(suspects)}, which never started it"
+        return f"{waited} for the device of {_who(suspects)}, which has not started it"
     if reasons == {Reason.IN_COLLECTIVE_ALONE}:
-        return f"{waited} for {_who(suspects)}, still inside an op that the peers completed"
+        return f"{waited} for {_who(suspects)}, still inside an op that the other ranks completed"
     return f"{waited} for {_who(suspects)}"
 
 
+def _waited(ref: CollectiveRef, timed: bool) -> str:
+    what = collective(ref.op, ref.seq, ref.group)
+    return f"{what} has waited {ref.waited_s:.1f} s" if timed else f"{what} waits"
+
+
 def _who(suspects: Sequence[Suspect]) -> str:
-    """The suspects, few of them with their place or what is wrong with them."""
+    """The suspects; of a few of them, what each is doing, or where, or what is wrong with it."""
     if len(suspects) > _NAMED_ONE_BY_ONE:
         return ranks([s.rank for s in suspects])
-    remarks = [place(s.stack[0]) if s.stack else _BRIEFLY.get(s.reason, "") for s in suspects]
+    if len(suspects) == 1 and suspects[0].doing:
+        return f"rank {suspects[0].rank}, {_clause(suspects[0])}"
+    remarks = [_remark(suspect) for suspect in suspects]
     if len(set(remarks)) == 1:
         remark = f" ({remarks[0]})" if remarks[0] else ""
         return ranks([s.rank for s in suspects]) + remark
@@ -118,6 +138,28 @@ def _who(suspects: Sequence[Suspect]) -> str:
         f"rank {s.rank}" + (f" ({remark})" if remark else "")
         for s, remark in zip(suspects, remarks, strict=True)
     )
+
+
+def _remark(suspect: Suspect) -> str:
+    where = place(suspect.stack[0]) if suspect.stack else ""
+    if suspect.doing:
+        return ", ".join(filter(None, (suspect.doing, _place_beyond(suspect))))
+    return where or _BRIEFLY.get(suspect.reason, "")
+
+
+def _clause(suspect: Suspect) -> str:
+    """``which is saving a checkpoint (train.py:88 save)``"""
+    where = _place_beyond(suspect)
+    told = suspect.doing + (f" ({where})" if where else "")
+    if suspect.doing.startswith("the program"):
+        return f"where {told}"
+    return f"which {told}" if suspect.doing.startswith("waits ") else f"which is {told}"
+
+
+def _place_beyond(suspect: Suspect) -> str:
+    """Where the main thread is, unless the phrase names a place that says more."""
+    is_told = ": " in suspect.doing or suspect.doing.startswith("the program")
+    return place(suspect.stack[0]) if suspect.stack and not is_told else ""
 
 
 def _tie(suspects: Sequence[Suspect]) -> str:
@@ -139,16 +181,21 @@ def _held_up(finding: Finding) -> str:
     return f"; {wait}, {groups} groups are held up"
 
 
-def _mismatch(finding: Finding) -> str:
+def _mismatch(finding: Finding, timed: bool) -> str:
+    text = _disagreement(finding)
+    if (stack := next((s.stack for s in finding.suspects if s.stack), ())) and finding.suspects:
+        rank = next(s.rank for s in finding.suspects if s.stack)
+        text += f"; rank {rank} is at {place(stack[0])}"
     ref = finding.collective
-    what = collective(ref.op, ref.seq, ref.group) if ref is not None else "a collective"
-    who = _who(finding.suspects)
-    evidence = finding.suspects[0].evidence if finding.suspects else ""
-    evidence = evidence.partition(f"; {STANDS_AT}")[0]  # `who` has said it
-    told = f": {evidence}" if evidence else ""
-    if finding.victims:
-        return f"{who} joined {what} with something else than its peers{told}"
-    return f"{who} do not agree in {what}{told}"
+    if ref is None or not ref.waiting_ranks:
+        return text
+    return f"{text}; {_waited(ref, timed)}"
+
+
+def _disagreement(finding: Finding) -> str:
+    if finding.disagreement:
+        return finding.disagreement
+    return f"{_who(finding.suspects)} joined with another op, size or type than the other ranks"
 
 
 def _lost(finding: Finding) -> str:

@@ -1,9 +1,10 @@
 """Where a rank's program stands, read from the text of a stack dump.
 
 Understands faulthandler's output (`dump_traceback`) and py-spy's, both innermost frame first, and
-finds nothing in any other text. Only the main thread counts: that is the one that should be in a
-collective. Of its frames people want their own, so those of torch, the standard library, installed
-packages and frd's tap are passed over while there are others.
+finds no frames in any other text. The text of a rank may go on with sections for its child
+processes (`child_header`). The main thread is the one that should be in a collective. Of its frames
+people want their own, so those of torch, the standard library, installed packages and frd's tap are
+left out while there are others; the innermost library frame is kept beside them.
 
 Texts come from inside a training process and end in terminals, so nothing unprintable passes.
 """
@@ -11,19 +12,28 @@ Texts come from inside a training process and end in terminals, so nothing unpri
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from frd.flight.entry import Frame
 
+USAGE: Final = "# usage: "
+"""Starts the line on the processor time of a process."""
+ADVICE: Final = "# advice: "
+"""Starts the line that says what to do about a stack that could not be read."""
 _MAX_FRAMES = 64
 _MAX_LINE = 1_024
+_MAX_CHILDREN = 64
 
+_CHILD = re.compile(r"== child (?P<pid>\d{1,10})(?: (?P<name>.*))?")
 _FAULT_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent call first\)")
 _FAULT_FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)')
 _SPY_PROCESS = re.compile(r"Process (?P<pid>\d+): ")
 _SPY_THREAD = re.compile(r'Thread (?P<id>\w+) \([^)]*\)(?:: "(?P<name>.*)")?')
 _SPY_FRAME = re.compile(r"\s+(?P<name>\S.*) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)")
+_STATE = re.compile(r"State:\t(?P<state>\S \([\w ]+\))")
+_WCHAN = re.compile(r"== /\S*/wchan\n(?P<wchan>\w+)")
 
 _TORCH = re.compile(
     r"(?:^|/)torch/(?:\w+\.py$|(?:_\w+|autograd|cuda|distributed|fx|multiprocessing|nn|optim|utils)/)"
@@ -32,81 +42,194 @@ _TORCH = re.compile(
 _STANDARD_LIBRARY = re.compile(r"(?:^|/)lib(?:64)?/python3[.\d]*t?/|^<frozen |/python3\d+\.zip/")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/")
 _TAP = re.compile(r"(?:^|/)frd_agent/")
+_PACKAGE = re.compile(r".*(?:/(?:site|dist)-packages/|/lib(?:64)?/python3[.\d]*t?/|/(?=torch/))")
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class StackFrame:
     file: str
     line: str
     name: str
+    """Of the function, without its class."""
 
     def __str__(self) -> str:
-        text = f"{self.file.rpartition('/')[2]}:{self.line} in {self.name}"
-        return "".join(char if char.isprintable() else "?" for char in text)
+        return _printable(f"{self.file.rpartition('/')[2]}:{self.line} in {self.name}")
+
+    @property
+    def place(self) -> str:
+        """``train.py:28 __getitem__``"""
+        return _printable(f"{self.file.rpartition('/')[2]}:{self.line} {self.name}")
+
+    @property
+    def in_package(self) -> str:
+        """With the path inside its package: ``torch/serialization.py:1259 in _save``."""
+        return _printable(f"{_PACKAGE.sub('', self.file)}:{self.line} in {self.name}")
+
+
+@dataclass(slots=True)
+class ProcessStack:
+    """What the text says of one process."""
+
+    pid: int = 0
+    """0: of the rank itself."""
+    name: str = ""
+    usage: str = ""
+    advice: str = ""
+    kernel: str = ""
+    """State and place of the process in the kernel, if nothing else could be read of it."""
+    collects: bool = False
+    """It is collecting garbage."""
+    main: list[StackFrame] = field(default_factory=list)
+    """Frames of the main thread, innermost first."""
+    threads: list[list[StackFrame]] = field(default_factory=list)
+    """Of the other threads that run Python, but for frd's own."""
+
+    @property
+    def own(self) -> list[StackFrame]:
+        """The user's frames of the main thread; where there are none, those of installed packages
+        other than torch; where there are none either, all."""
+        return own_of(self.main)
+
+    @property
+    def inside(self) -> str:
+        """The innermost library frame, if an own frame called it."""
+        own = self.own
+        return self.main[0].in_package if own and own[0] is not self.main[0] else ""
+
+
+def processes(text: str) -> Iterator[ProcessStack]:
+    """The rank's process, then its children."""
+    found = ProcessStack()
+    section: list[str] = []
+    children = 0
+    for line in text.split("\n"):
+        if child := _CHILD.fullmatch(line):
+            yield _read(found, section)
+            children += 1
+            if children > _MAX_CHILDREN:
+                return
+            found, section = ProcessStack(int(child["pid"]), _printable(child["name"] or "")), []
+        else:
+            section.append(line.rstrip()[:_MAX_LINE])
+    yield _read(found, section)
+
+
+def child_header(pid: int, name: str) -> str:
+    """The line above the stack of a child process."""
+    return f"== child {pid} {_printable(name)}\n"
 
 
 def user_frames(text: str) -> tuple[str, ...]:
-    """Frames of the main thread such as ``train.py:88 in load_batch``, innermost first.
+    """Own frames of the rank's main thread such as ``train.py:88 in load_batch``, innermost first.
 
-    The user's own; where there are none, those of installed packages other than torch; where there
-    are none either, all. Empty when `text` shows no Python frame of the main thread.
+    Empty when `text` shows no Python frame of the main thread.
     """
-    return _own(_main_thread(text))
+    return lines_of(next(processes(text)).own)
 
 
 def user_frames_of(frames: Sequence[Frame]) -> tuple[str, ...]:
     """The same of the frames of an entry, innermost first."""
-    return _own([_Frame(frame.filename, str(frame.line), frame.name) for frame in frames])
+    return lines_of(own_of([StackFrame(f.filename, str(f.line), f.name) for f in frames]))
 
 
-def _own(frames: list[_Frame]) -> tuple[str, ...]:
-    for foreign in (_is_installed, _is_machinery):
+def lines_of(frames: Sequence[StackFrame], most: int = _MAX_FRAMES) -> tuple[str, ...]:
+    return tuple(str(frame) for frame in frames[:most])
+
+
+def own_of(frames: list[StackFrame]) -> list[StackFrame]:
+    """See `ProcessStack.own`."""
+    for foreign in (_is_installed, is_machinery):
         if own := [frame for frame in frames if not foreign(frame)]:
-            frames = own
-            break
-    return tuple(str(frame) for frame in frames[:_MAX_FRAMES])
+            return own
+    return frames
 
 
-def _is_machinery(frame: _Frame) -> bool:
+def is_machinery(frame: StackFrame) -> bool:
+    """Of torch, the standard library or frd."""
     if _TORCH.search(frame.file) or _TAP.search(frame.file):
         return True
     return bool(_STANDARD_LIBRARY.search(frame.file)) and not _INSTALLED.search(frame.file)
 
 
-def _is_installed(frame: _Frame) -> bool:
-    return _is_machinery(frame) or bool(_INSTALLED.search(frame.file))
+def _is_installed(frame: StackFrame) -> bool:
+    return is_machinery(frame) or bool(_INSTALLED.search(frame.file))
 
 
-def _main_thread(text: str) -> list[_Frame]:
-    lines = [line.rstrip()[:_MAX_LINE] for line in text.split("\n")]
-    return _of_faulthandler(lines) or _of_py_spy(lines)
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def _of_faulthandler(lines: list[str]) -> list[_Frame]:
-    """The last thread: CPython lists the newest first."""
-    frames: list[_Frame] = []
+# -- reading -----------------------------------------------------------------------------------
+
+
+def _read(process: ProcessStack, lines: list[str]) -> ProcessStack:
+    for line in lines:
+        if line.startswith(USAGE):
+            process.usage = _printable(line.removeprefix(USAGE))
+        elif line.startswith(ADVICE):
+            process.advice = _printable(line.removeprefix(ADVICE))
+        elif line == "  Garbage-collecting":
+            process.collects = True
+    main, others = _of_faulthandler(lines)
+    if not main:
+        main, others = _of_py_spy(lines)
+    process.main = _of_this_process(main)
+    process.threads = [_of_this_process(frames) for frames in others if not _is_tap(frames)]
+    if not main:
+        process.kernel = _in_kernel("\n".join(lines))
+    return process
+
+
+def _of_faulthandler(lines: list[str]) -> tuple[list[StackFrame], list[list[StackFrame]]]:
+    """The main thread is the last one: CPython lists the newest first."""
+    threads: list[list[StackFrame]] = [[]]
     for line in lines:
         if _FAULT_THREAD.match(line):
-            frames = []
+            threads.append([])
         elif found := _FAULT_FRAME.fullmatch(line):
-            frames.append(_Frame(found["file"], found["line"], found["name"]))
-    return frames
+            threads[-1].append(StackFrame(found["file"], found["line"], found["name"]))
+    return threads[-1], [frames for frames in threads[:-1] if frames]
 
 
-def _of_py_spy(lines: list[str]) -> list[_Frame]:
-    """The thread of that name, else the one whose id is the process's, else the first."""
+def _of_py_spy(lines: list[str]) -> tuple[list[StackFrame], list[list[StackFrame]]]:
+    """The main thread is the one of that name, else the one whose id is the process's, else the
+    first."""
     pid = ""
-    best: list[_Frame] = []
-    best_rank = -1
-    frames: list[_Frame] = []
+    main = -1
+    main_rank = -1
+    threads: list[list[StackFrame]] = []
     for line in lines:
         if process := _SPY_PROCESS.match(line):
             pid = process["pid"]
         elif thread := _SPY_THREAD.fullmatch(line):
-            frames = []
             rank = 2 if thread["name"] == "MainThread" else 1 if thread["id"] == pid else 0
-            if rank > best_rank:
-                best, best_rank = frames, rank
-        elif found := _SPY_FRAME.fullmatch(line):
-            frames.append(_Frame(found["file"], found["line"] or "?", found["name"]))
-    return best
+            if rank > main_rank:
+                main, main_rank = len(threads), rank
+            threads.append([])
+        elif threads and (found := _SPY_FRAME.fullmatch(line)):
+            name = found["name"].rpartition(".")[2] or found["name"]
+            threads[-1].append(StackFrame(found["file"], found["line"] or "?", name))
+    if main < 0:
+        return [], []
+    return threads[main], [f for i, f in enumerate(threads) if f and i != main]
+
+
+def _of_this_process(frames: list[StackFrame]) -> list[StackFrame]:
+    """Without the frames of the parent, which a forked process has below its own."""
+    for at, frame in enumerate(frames):
+        if frame.name == "_bootstrap" and frame.file.endswith("/multiprocessing/process.py"):
+            return frames[: at + 1]
+    return frames
+
+
+def _is_tap(frames: list[StackFrame]) -> bool:
+    return any(_TAP.search(frame.file) for frame in frames)
+
+
+def _in_kernel(text: str) -> str:
+    """``in the kernel: D (disk sleep), nfs_wait_bit_killable``"""
+    state, wchan = _STATE.search(text), _WCHAN.search(text)
+    if state is None:
+        return ""
+    where = f", {wchan['wchan']}" if wchan is not None and wchan["wchan"] != "0" else ""
+    return f"in the kernel: {state['state']}{where}"

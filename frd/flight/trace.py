@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from frd.flight.entry import Frame, Status
 from frd.flight.names import Name
 from frd.model import (
+    Activity,
     AlignedNs,
     AttemptKey,
     Float64s,
@@ -102,9 +103,8 @@ class Trace:
     """Largest of what identities and groups tell; 0 when nothing does."""
     warnings: Sequence[str] = ()
     """What was left out, and why; each names a file."""
-    standing: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Where a rank's main thread stood when the dump was taken, innermost of the user's own frames
-    first; only ranks of which the folder tells it."""
+    standing: Mapping[int, Activity] = field(default_factory=dict)
+    """What a rank's program was doing when the dump was taken, if the folder holds its stack."""
     taken_at: AlignedNs | None = None
     """When the dumps were taken, where the folder tells it."""
     stall_after_s: float | None = None

@@ -35,8 +35,8 @@ def finding_of(
     claim = Claim.of_verdict(picture.key, picture, verdict, keys, _POLICY)
     of, seq = verdict.instance.group, verdict.instance.seq
     for suspect in claim.bare:
-        if stack := rows.trace.standing.get(suspect.rank):
-            claim.attach(rank=suspect.rank, stack=stack, note="", dump=None)
+        if activity := rows.trace.standing.get(suspect.rank):
+            claim.attach(rank=suspect.rank, activity=activity, note="", dump=None)
     suspects = [
         _last_seen(rows, suspect)
         if suspect.reason is Reason.CPU_STUCK

@@ -20,7 +20,7 @@ import numpy as np
 from frd.errors import DumpError
 from frd.flight.columns import NARROW, TINY, WIDE, Dictionaries
 from frd.flight.trace import RankTrace, Trace
-from frd.model import GroupInfo, Int32s
+from frd.model import Activity, GroupInfo, Int32s
 from frd.offline.discovery import Found, discover, written_ns
 from frd.offline.made import identity
 from frd.offline.readers import read_all
@@ -74,7 +74,7 @@ class _Join:
         self._replica_size = replica_size
         self._warnings = warnings
         self._ranks: dict[int, RankTrace] = {}
-        self._stacks: dict[int, tuple[str, ...]] = {}
+        self._standing: dict[int, Activity] = {}
         self._into = Dictionaries()
         self._lookups: dict[int, _Lookup] = defaultdict(lambda: _Lookup(self._into))
         self._failures: list[str] = []
@@ -90,8 +90,8 @@ class _Join:
             return
         self._warn(source, columns.warnings)
         told = identity(self._found.meta, rank, self._warnings)
-        if told.stack:
-            self._stacks[rank] = told.stack
+        if told.activity != Activity():
+            self._standing[rank] = told.activity
         first = 0
         if self._replica_size is not None:
             first = rank // self._replica_size * self._replica_size
@@ -136,7 +136,7 @@ class _Join:
             threads=self._into.threads.items,
             world_size=_world_size(ranks.values(), groups),
             warnings=tuple(self._warnings),
-            standing=dict(sorted(self._stacks.items())),
+            standing=dict(sorted(self._standing.items())),
             taken_at=self._found.taken_at,
             stall_after_s=self._found.stall_after_s,
             folder=str(self._found.folder or ""),

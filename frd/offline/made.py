@@ -7,15 +7,15 @@ converted strictly and bounded in size; what is not as `frd dump` writes it is a
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import msgspec
 
-from frd.flight.stacktext import user_frames
-from frd.model import AlignedNs, AttemptKey, RankInfo
+from frd.flight.places import activity_of
+from frd.model import Activity, AlignedNs, AttemptKey, RankInfo
 
 MAX_META_BYTES = 4 * 1024 * 1024
 SUMMARY = "summary.json"
@@ -29,8 +29,8 @@ class Identity:
     info: RankInfo | None = None
     clock_offset_ns: int | None = None
     clock_uncertainty_ns: int | None = None
-    stack: tuple[str, ...] = ()
-    """Where the main thread stood, innermost of the user's own frames first."""
+    activity: Activity = field(default_factory=Activity)
+    """What its program was doing, by its stack."""
     dumped_from_ns: int = 0
     """As `RankTrace` has it, and the next one too."""
     dumped_until_ns: int = 0
@@ -59,7 +59,7 @@ def identity(meta: Path | None, rank: int, warnings: list[str]) -> Identity:
         info,
         clock.offset_ns,
         clock.uncertainty_ns,
-        user_frames(text) if text else (),
+        activity_of(text),
         moment.from_ns,
         moment.until_ns,
     )

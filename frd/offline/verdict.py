@@ -196,9 +196,10 @@ def _unproven_text(rows: Rows, picture: Picture, verdict: Verdict, waiting: Wait
         kept = f"{summary.ranks(waiters)} had waited for {lasted}"
     stands = {rank: rows.trace.standing.get(rank) for rank in named[:_PLACES]}
     places = (
-        f"rank {rank} was at {summary.place(stack[0], ' in ')}"
-        for rank, stack in stands.items()
-        if stack
+        f"rank {rank} was at {summary.place(one.stack[0], ' in ')}"
+        + (f", {one.doing}" if one.doing else "")
+        for rank, one in stands.items()
+        if one is not None and one.stack
     )
     words = [f"in {what}", *places]
     return f"{kept} when dumped ({'; '.join(words)}); take another dump in a minute"

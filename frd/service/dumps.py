@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -55,15 +55,24 @@ class Dumper:
         *,
         stacks: bool,
         timeout_s: float,
+        children_of: Collection[int] | None = None,
         on_stack: OnStack = lambda rank, text: None,
     ) -> DumpResult:
-        """Dump `ranks` (None: all); `on_stack` hears of every rank's stack as soon as it is whole.
+        """Dump `ranks` (None: all); `on_stack` is called with every rank's stack as soon as it is
+        whole. `children_of` are the ranks whose child processes' stacks are wanted, too (None: all
+        of them).
 
         Raises:
             ServiceUnavailable: no agent of the attempt is connected.
             StoreError: the dump cannot be stored.
         """
-        asking = self._ingest.ask(key, ranks, dump=True, stacks=stacks, timeout_s=timeout_s)
+        asking = self._ingest.ask(
+            *(key, ranks),
+            dump=True,
+            stacks=stacks,
+            children_of=children_of,
+            timeout_s=timeout_s,
+        )
         try:
             return await self._take(key, asking, _Taking(on_stack))
         except StoreError:
@@ -92,13 +101,15 @@ class Dumper:
     async def stacks(
         self, key: AttemptKey, ranks: Sequence[int], *, timeout_s: float, on_stack: OnStack
     ) -> None:
-        """Ask for stacks only, and store nothing.
+        """Ask for stacks only, those of child processes included, and store nothing.
 
         Raises:
             ServiceUnavailable: no agent of the attempt is connected.
         """
         taking = _Taking(on_stack)
-        asking = self._ingest.ask(key, ranks, dump=False, stacks=True, timeout_s=timeout_s)
+        asking = self._ingest.ask(
+            *(key, ranks), dump=False, stacks=True, children_of=None, timeout_s=timeout_s
+        )
         async with aclosing(asking) as asked:
             async for answers in asked:
                 taking.take(answers)

@@ -18,7 +18,7 @@ from typing import Final
 
 from frd.engine.engine import Engine
 from frd.engine.pauses import JobPauses
-from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.model import Activity, AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.dismissal import Dismissal
 from frd.service.marks import Marks
 from frd.service.pauses import encode_pauses
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class _Evidence:
     finding_id: str
     rank: int | None
-    stack: tuple[str, ...]
+    activity: Activity | None
     dump: str | None
 
 
@@ -96,11 +96,11 @@ class Evaluator:
         finding_id: str,
         *,
         rank: int | None = None,
-        stack: tuple[str, ...] = (),
+        activity: Activity | None = None,
         dump: str | None = None,
     ) -> None:
         """Put evidence into an open finding, soon."""
-        self._evidence.append(_Evidence(finding_id, rank, stack, dump))
+        self._evidence.append(_Evidence(finding_id, rank, activity, dump))
         self._wake.set()
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
@@ -159,7 +159,7 @@ class Evaluator:
         events: list[FindingEvent] = []
         for item in evidence:
             events += self._engine.attach(
-                item.finding_id, rank=item.rank, stack=item.stack, dump=item.dump
+                item.finding_id, rank=item.rank, activity=item.activity, dump=item.dump
             )
         dismissals, self._dismissals = self._dismissals, []
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]

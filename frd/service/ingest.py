@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from typing import Final
 
 import grpc
@@ -151,9 +151,12 @@ class Ingest:
         *,
         dump: bool,
         stacks: bool,
+        children_of: Collection[int] | None = (),
         timeout_s: float,
     ) -> AsyncGenerator[list[Answer], None]:
         """Ask the agents of `ranks` (None: all known of the attempt); see `Inquiry.answers`.
+
+        With `stacks`, those of child processes come along for `children_of` (None: all ranks).
 
         Raises:
             ServiceUnavailable: no agent of the attempt is connected, or too much is being asked.
@@ -174,10 +177,17 @@ class Ingest:
         inquiry = Inquiry(next(self._request_ids), targets, parts)
         self._inquiries[inquiry.request_id] = inquiry
         try:
-            for stream_id, indexes in _by_stream(targets).items():
-                self._streams[stream_id].send(
-                    Request(inquiry.request_id, tuple(indexes), dump, stacks, timeout_s)
+            for stream_id, asked in _by_stream(targets).items():
+                of = [t for t in asked if stacks and (children_of is None or t.rank in children_of)]
+                request = Request(
+                    inquiry.request_id,
+                    tuple(target.index for target in asked),
+                    dump,
+                    stacks,
+                    timeout_s,
+                    tuple(target.index for target in of),
                 )
+                self._streams[stream_id].send(request)
             cut_off = [rank for rank, owner in owners.items() if owner is None]
             error = "its agent is not connected"
             yield [Answer(rank, part, error=error) for rank in cut_off for part in parts]
@@ -201,8 +211,8 @@ async def _write(stream: Stream, context: Context) -> None:
             await context.write(encode_service(event))
 
 
-def _by_stream(targets: Sequence[Target]) -> dict[int, list[int]]:
-    streams: dict[int, list[int]] = {}
+def _by_stream(targets: Sequence[Target]) -> dict[int, list[Target]]:
+    streams: dict[int, list[Target]] = {}
     for target in targets:
-        streams.setdefault(target.stream, []).append(target.index)
+        streams.setdefault(target.stream, []).append(target)
     return streams

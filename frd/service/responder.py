@@ -1,10 +1,10 @@
 """What the service does by itself when a finding opens: ask the suspects where they are.
 
 The ranks involved, suspects first, are asked for dumps and stacks once per finding; a suspect that
-is named later is asked for its stack alone. Stacks go into the finding as they come, also of those
-who wait, one of whom becomes its witness; the dump's id when the dump is stored. All of it is
-better evidence for a finding that stands without it, so whatever goes wrong here is logged and the
-finding stays as it is.
+is named later is asked for its stack alone. Child processes are read of suspects only. Stacks go
+into the finding as they come, also of the ranks that wait, one of which becomes its witness; the
+dump's id when the dump is stored. All of it is better evidence for a finding that stands without
+it, so whatever goes wrong here is logged and the finding stays as it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from frd.errors import FrdError, StoreError
-from frd.flight.stacktext import user_frames
-from frd.model import AttemptKey, Change, Finding, FindingEvent, Kind
+from frd.flight.places import activity_of
+from frd.model import Activity, AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.dumps import Dumper
 
 NOT_STANDING: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
@@ -38,7 +38,7 @@ class Attach(Protocol):
         finding_id: str,
         *,
         rank: int | None = None,
-        stack: tuple[str, ...] = (),
+        activity: Activity | None = None,
         dump: str | None = None,
     ) -> None: ...
 
@@ -89,15 +89,20 @@ class Responder:
         key = AttemptKey(finding.job, finding.attempt)
 
         def on_stack(rank: int, text: str) -> None:
-            if frames := user_frames(text):
-                self._attach(finding.id, rank=rank, stack=frames)
+            activity = activity_of(text)
+            if activity != Activity():
+                self._attach(finding.id, rank=rank, activity=activity)
 
         try:
             async with self._slots:
                 if dump:
                     try:
                         taken = await self._dumper.take(
-                            key, ranks, stacks=True, timeout_s=TIMEOUT_S, on_stack=on_stack
+                            *(key, ranks),
+                            stacks=True,
+                            timeout_s=TIMEOUT_S,
+                            children_of={suspect.rank for suspect in finding.suspects},
+                            on_stack=on_stack,
                         )
                     except StoreError as error:  # stacks need no disk
                         log.warning("finding %s: it has no dump: %s", finding.id, error)

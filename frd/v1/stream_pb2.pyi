@@ -422,18 +422,20 @@ class Resync(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("request_id", "rank_indexes", "dump", "stacks", "timeout_s")
+    __slots__ = ("request_id", "rank_indexes", "dump", "stacks", "timeout_s", "children_of")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_INDEXES_FIELD_NUMBER: _ClassVar[int]
     DUMP_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_OF_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     rank_indexes: _containers.RepeatedScalarFieldContainer[int]
     dump: bool
     stacks: bool
     timeout_s: float
-    def __init__(self, request_id: _Optional[int] = ..., rank_indexes: _Optional[_Iterable[int]] = ..., dump: bool = ..., stacks: bool = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    children_of: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[int] = ..., rank_indexes: _Optional[_Iterable[int]] = ..., dump: bool = ..., stacks: bool = ..., timeout_s: _Optional[float] = ..., children_of: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "message")

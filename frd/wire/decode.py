@@ -355,7 +355,14 @@ def decode_service(data: bytes) -> ServiceEvent:
             return Resync(message.resync.reason)
         case "request":
             q = message.request
-            return Request(q.request_id, tuple(q.rank_indexes), q.dump, q.stacks, q.timeout_s)
+            return Request(
+                q.request_id,
+                tuple(q.rank_indexes),
+                q.dump,
+                q.stacks,
+                q.timeout_s,
+                tuple(q.children_of),
+            )
         case "refusal":
             return Refusal(message.refusal.reason, message.refusal.message)
         case _:

@@ -298,6 +298,7 @@ def encode_service(event: ServiceEvent) -> bytes:
             m.request.dump = event.dump
             m.request.stacks = event.stacks
             m.request.timeout_s = event.timeout_s
+            m.request.children_of.extend(event.children_of)
         case Refusal():
             m.refusal.reason = text(event.reason)
             m.refusal.message = text(event.message)

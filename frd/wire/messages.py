@@ -204,6 +204,8 @@ class Request:
     dump: bool
     stacks: bool
     timeout_s: float
+    children_of: tuple[int, ...] = ()
+    """Those of `rank_indexes` whose child processes' stacks are wanted as well."""
 
 
 @dataclass(frozen=True, slots=True)

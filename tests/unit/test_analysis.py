@@ -12,7 +12,7 @@ import pytest
 
 import frd
 from frd.flight import Frame, Status
-from frd.model import Confidence, Kind, Reason
+from frd.model import Activity, Confidence, Kind, Reason
 from frd.offline.analysis import Analysis, analyze
 from frd.offline.channels import channels_of
 from frd.offline.rows import rows_of
@@ -304,7 +304,7 @@ def test_evidence_has_the_users_own_frames() -> None:
 
 def test_where_a_rank_stood_is_told_when_the_folder_knows() -> None:
     """`frd dump --stacks` took the stack of rank 1: that is where it is stuck."""
-    folder = Folder(standing={1: ("data.py:7 in load",)}).group("0", range(2))
+    folder = Folder(standing={1: Activity(("data.py:7 in load",))}).group("0", range(2))
     folder.rank(0, done(1), stuck(2)).rank(1, done(1))
     (finding,) = analyze(folder.trace()).findings
     assert finding.suspects[0].stack == ("data.py:7 in load",)

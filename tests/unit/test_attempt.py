@@ -549,7 +549,7 @@ def test_an_all_to_all_must_add_up() -> None:
         )
     (fact,) = job.attempt.mismatch_facts(at(1))
     assert fact.seq == 2
-    assert fact.detail == "all members together put in -1 elements more than they take out"
+    assert fact.detail == "all members together put in 1 element fewer than they take out"
 
 
 # -- the threshold -------------------------------------------------------------------------------

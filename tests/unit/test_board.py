@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from frd.engine.board import Board
 from frd.model import (
+    Activity,
     AlignedNs,
     Change,
     Confidence,
@@ -62,14 +63,16 @@ def test_a_stack_stays_through_later_versions() -> None:
     findings = board()
     (opened,) = findings.put(claim(3), AlignedNs(S))
     stack = ("train.py:88 in load_batch",)
-    events = findings.attach(opened.finding.id, rank=3, stack=stack, note="", dump="dump-1")
+    events = findings.attach(
+        opened.finding.id, rank=3, activity=Activity(stack), note="", dump="dump-1"
+    )
     assert events is not None
     assert changes(events) == [Change.UPDATED]
     (event,) = findings.put(claim(3, "was very late"), AlignedNs(2 * S))
     assert event.finding.suspects[0].stack == stack
     assert event.finding.suspects[0].evidence.startswith("was very late; main thread at train.py")
     assert event.finding.dump == "dump-1"
-    assert findings.attach("unknown", rank=3, stack=stack, note="", dump=None) is None
+    assert findings.attach("unknown", rank=3, activity=Activity(stack), note="", dump=None) is None
 
 
 def test_a_finding_from_before_a_restart_goes_on() -> None:

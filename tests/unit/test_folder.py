@@ -12,6 +12,7 @@ import pytest
 
 from frd.errors import DumpError
 from frd.flight.trace import Trace
+from frd.model import Activity
 from frd.offline.folder import MAX_WARNINGS_A_FILE, load_trace
 from tests.dump_files import T0, as_gzip, as_json, as_torch, document, entry
 
@@ -284,7 +285,7 @@ def test_identities_come_along(tmp_path: Path, inside: str) -> None:
     rank = trace.ranks[0]
     assert rank.info is not None
     assert (rank.info.node, rank.info.pid, rank.clock_offset_ns) == ("n1", 7, 250_000_000)
-    assert trace.standing == {0: ("train.py:8 in load",)}
+    assert trace.standing == {0: Activity(("train.py:8 in load",))}
     assert trace.warnings == ("rank 1: no dump: no answer",)
     assert trace.world_size == 2
 

@@ -14,6 +14,7 @@ from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.forms import clock_text
 from frd.model import (
+    Activity,
     AlignedNs,
     Change,
     Confidence,
@@ -53,7 +54,7 @@ def test_a_stall_opens_within_two_seconds_of_the_threshold_and_closes_when_it_is
     assert finding.collective.missing_ranks == (2,)
     assert finding.summary == (
         f"all_reduce #1 on dp has waited {finding.collective.waited_s:.1f} s "
-        "for rank 2 (alive, but never came)"
+        "for rank 2 (alive, but has not joined)"
     )
     job.run(3)
     job.join("dp", [2], 1).complete("dp", range(4), 1)
@@ -242,7 +243,7 @@ def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
     job = hanging()
     job.run(6)
     frames = ("/srv/app/train.py:88 in load_batch", "/srv/app/train.py:120 in main")
-    (event,) = job.engine.attach(job.only().id, rank=2, stack=frames)
+    (event,) = job.engine.attach(job.only().id, rank=2, activity=Activity(frames))
     assert event.change is UPDATED
     job.run(5)
     finding = job.only()
@@ -261,9 +262,9 @@ def test_the_first_waiting_stack_is_the_witness() -> None:
     job.run(6)
     finding = job.only()
     assert finding.witness is None
-    job.engine.attach(finding.id, rank=3, stack=("train.py:95 in step",))
-    job.engine.attach(finding.id, rank=1, stack=("train.py:90 in step",))
-    job.engine.attach(finding.id, rank=2, stack=("train.py:88 in load_batch",))
+    job.engine.attach(finding.id, rank=3, activity=Activity(("train.py:95 in step",)))
+    job.engine.attach(finding.id, rank=1, activity=Activity(("train.py:90 in step",)))
+    job.engine.attach(finding.id, rank=2, activity=Activity(("train.py:88 in load_batch",)))
     job.run(3)
     witness = job.only().witness
     assert witness is not None
@@ -289,7 +290,9 @@ def test_texts_survive_hostile_names() -> None:
     job = Job(2).group(name, [0, 1]).join(name, [0], 0, op="all\x00reduce")
     job.run(6)
     finding = job.only()
-    job.engine.attach(finding.id, rank=1, stack=("tr\udc80ain.py:8 in f\x07",), note="odd\x1b")
+    job.engine.attach(
+        finding.id, rank=1, activity=Activity(("tr\udc80ain.py:8 in f\x07",)), note="odd\x1b"
+    )
     finding = job.only()
     texts = [finding.summary, *finding.groups_held_up, finding.suspects[0].evidence]
     assert finding.collective is not None

@@ -95,7 +95,7 @@ SQUARE = row("all_reduce")
         pytest.param(
             row("all_to_all", ((4,),), ((6,),)),
             row("all_to_all", ((4,),), ((4,),)),
-            "-2 elements more than they take out",
+            "2 elements fewer than they take out",
             id="all_to_all that does not add up",
         ),
     ],

@@ -1,0 +1,127 @@
+"""The stack of a process, read from outside it: by py-spy, or by what /proc shows of it.
+
+py-spy reads the memory of the process, which neither stops it nor needs anything of it
+(``--nonblocking``); it may be absent, or forbidden to the agent. /proc is always there and shows no
+Python: the state of the process and where its threads wait in the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from frd.errors import FrdError
+
+MAX_TEXT = 256 * 1024
+"""Characters of one stack."""
+NOT_INSTALLED: Final = "not installed: pip install py-spy"
+_MAX_THREADS = 64
+_TRIES = 4
+_TRY_AGAIN_S = 0.05
+
+
+class NoStack(FrdError):
+    """One means did not work; the next one follows."""
+
+
+class _Moved(NoStack):
+    """The process changed its frames while they were read, for it is not stopped."""
+
+
+async def from_py_spy(pid: int, timeout_s: float) -> str:
+    """
+    Raises:
+        NoStack: py-spy is absent, is not allowed to read the process, or took too long.
+    """
+    command = _py_spy()
+    try:
+        async with asyncio.timeout(timeout_s):
+            for _ in range(_TRIES - 1):
+                try:
+                    return await _dump(command, pid)
+                except _Moved:
+                    await asyncio.sleep(_TRY_AGAIN_S)
+            return await _dump(command, pid)
+    except TimeoutError as error:
+        raise NoStack(f"no answer within {timeout_s:g} s") from error
+
+
+async def _dump(command: str, pid: int) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(command, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise NoStack(f"{command}: {error.strerror}: reinstall py-spy") from error
+    try:
+        out, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == 0 and b"Thread " in out:
+        return decoded(out)[:MAX_TEXT]
+    lines = decoded(said).strip().splitlines() or ["no thread in the answer"]
+    kind = _Moved if b"Failed to get stack traces" in said else NoStack
+    raise kind(f"exit code {process.returncode}: {lines[0][:200]}")
+
+
+def advice(error: NoStack) -> str:
+    """What to do so that the next stack can be read; empty if nothing helps."""
+    if NOT_INSTALLED in str(error):
+        return "install py-spy beside the agent to see its Python stack"
+    if "ermission" in str(error):
+        return "let py-spy read it (same user as the rank, or CAP_SYS_PTRACE) to see its stack"
+    return ""
+
+
+def _py_spy() -> str:
+    """The command, on the path or installed beside the agent."""
+    beside = Path(sys.executable).parent
+    if command := shutil.which("py-spy") or shutil.which("py-spy", path=str(beside)):
+        return command
+    raise NoStack(NOT_INSTALLED)
+
+
+def from_proc(process: Path) -> str:
+    """The kernel's view; an agent without privileges sees less of it.
+
+    Raises:
+        NoStack: the process is gone.
+    """
+    if not process.exists():
+        raise NoStack(f"process {process.name} is gone")
+    parts = [_part(process / name) for name in ("status", "wchan", "syscall", "stack")]
+    try:
+        threads = sorted((process / "task").iterdir(), key=lambda task: int(task.name))
+    except OSError as error:
+        threads = []
+        parts.append(f"== {process / 'task'}: {error.strerror}\n")
+    for thread in threads[:_MAX_THREADS]:
+        comm, wchan, syscall = (_content(thread / name) for name in ("comm", "wchan", "syscall"))
+        parts.append(f"== thread {thread.name} {comm}: wchan {wchan}, syscall {syscall}\n")
+    if len(threads) > _MAX_THREADS:
+        parts.append(f"== {len(threads) - _MAX_THREADS} more threads\n")
+    return "".join(parts)[:MAX_TEXT]
+
+
+def _part(path: Path) -> str:
+    return f"== {path}\n{_content(path)}\n"
+
+
+def _content(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return decoded(file.read(MAX_TEXT)).strip()
+    except OSError as error:
+        return f"({error.strerror})"
+
+
+def decoded(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")

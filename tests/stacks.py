@@ -1,0 +1,94 @@
+"""Records stack texts of real ranks in known places: ``python -m tests.stacks [PLACE..]``.
+
+They go to `tests/golden/stacks`, one text a place and means, as the agent would send them, with
+paths that name no machine. To be done again for a torch whose frames differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from frd.flight.places import activity_of
+from frd.flight.stacktext import processes
+from frd_agent.children import Children
+from frd_agent.handlers import Handlers
+from frd_agent.outside import from_py_spy
+from frd_agent.stacks import StackReader
+from tests.real import until
+
+FOLDER = Path(__file__).parent / "golden" / "stacks"
+JOB = Path(__file__).parent / "e2e" / "jobs" / "places.py"
+PAIRS = ("barrier", "all_reduce", "wait", "new_group")
+"""Places that need another rank, which does not come."""
+PLACES = (
+    *("save", "save_sharded", "load", "loader", "pinned", "in_process", "shutdown", "compile"),
+    *("collect", "backward", "subprocess", "debugger", "spin", *PAIRS),
+)
+
+
+def _record(place: str, folder: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(JOB), folder / f"{rank}.sock", place, str(rank), folder / "store"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for rank in range(1 + (place in PAIRS))
+    ]
+    try:
+        assert ranks[0].stdout is not None
+        assert ranks[0].stdout.readline() == b"standing\n"
+        told = until(lambda: _settled(ranks[0].pid, folder / "0.sock"))
+        for means, text in zip(("handler", "py-spy"), told, strict=True):
+            (FOLDER / f"{place}.{means}.txt").write_text(_anonymous(text, folder))
+            print(place, means, activity_of(text).doing)
+    finally:
+        for process in ranks:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _settled(pid: int, socket: Path) -> tuple[str, str] | None:
+    """The text by either means, once two looks in a row show the same."""
+    before, after = (asyncio.run(_look(pid, socket)) for _ in range(2))
+    return after if _frames(before[0]) == _frames(after[0]) else None
+
+
+def _frames(text: str) -> list[object]:
+    return [(one.main, one.threads) for one in processes(text)]
+
+
+async def _look(pid: int, socket: Path) -> tuple[str, str]:
+    below = await Children(pid).read(30)
+    handler = await StackReader(pid, Handlers(socket)).read()
+    assert handler.source == "dump_traceback"
+    return handler.text + below, await from_py_spy(pid, 30) + below
+
+
+def _anonymous(text: str, folder: Path) -> str:
+    for real, told in (
+        (str(folder), "/tmp/job"),
+        (str(JOB.parent), "/home/u/job"),
+        (sysconfig.get_path("purelib"), "/opt/venv/lib/python3.11/site-packages"),
+        (sysconfig.get_path("stdlib"), "/usr/lib/python3.11"),
+        (sys.executable, "/opt/venv/bin/python"),
+        (str(Path(sys.executable).resolve()), "/usr/bin/python3.11"),
+    ):
+        text = text.replace(real, told)
+    return text
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name in sys.argv[1:] or PLACES:
+        with tempfile.TemporaryDirectory() as temporary:
+            _record(name, Path(temporary))
