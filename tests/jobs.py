@@ -83,7 +83,9 @@ class Job:
 
     # -- what ranks do -----------------------------------------------------------------------
 
-    def join(self, name: str, ranks: Iterable[int], seq: int, op: str = "all_reduce") -> Job:
+    def join(
+        self, name: str, ranks: Iterable[int], seq: int, op: str | Signature = "all_reduce"
+    ) -> Job:
         for rank in ranks:
             mark = self.marks[name, rank]
             mark[0] = seq
@@ -91,7 +93,9 @@ class Job:
             self._entry(name, rank, seq, Flags.JOINED, op)
         return self
 
-    def complete(self, name: str, ranks: Iterable[int], seq: int, op: str = "all_reduce") -> Job:
+    def complete(
+        self, name: str, ranks: Iterable[int], seq: int, op: str | Signature = "all_reduce"
+    ) -> Job:
         for rank in ranks:
             mark = self.marks[name, rank]
             mark[2] = seq
@@ -134,8 +138,9 @@ class Job:
         at = AlignedNs(status.at_ns)
         self.engine.observe_status(self.attempt, status.rank, status, at, self.now)
 
-    def _entry(self, name: str, rank: int, seq: int, flags: Flags, op: str) -> None:
-        signature = self.attempt.signature(Signature("gloo", op, ((4,),), ((4,),)))
+    def _entry(self, name: str, rank: int, seq: int, flags: Flags, op: str | Signature) -> None:
+        told = op if isinstance(op, Signature) else Signature("gloo", op, ((4,),), ((4,),))
+        signature = self.attempt.signature(told)
         zeros = np.zeros(1, np.int64)
         self.engine.observe_entries(
             self.attempt,

@@ -20,6 +20,7 @@ from frd.cli.render import REASONS, plain, ranks_text
 from frd.cli.verdict import dump_facts, is_partial, unknown_facts
 from frd.engine import summary
 from frd.forms import finding_json
+from frd.model import Activity
 from frd.offline.analysis import Analysis
 
 MAX_ROWS: Final = 2_000
@@ -201,7 +202,7 @@ def _ranks(analysis: Analysis) -> Iterator[str]:
             report.info.node if report.info is not None else "",
             report.entries,
             report.waiting_in or "nothing",
-            analysis.trace.standing.get(rank, ("",))[0],
+            next(iter(analysis.trace.standing.get(rank, Activity()).stack), ""),
             report.source,
         )
         for rank, report in sorted(analysis.ranks.items())

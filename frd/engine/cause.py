@@ -131,7 +131,7 @@ def _judge(
         kind=_kind(roots),
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NOBODY else None,
         instance=about.instance,
-        op=op_of(graph, about.instance),
+        op=_op(graph, about.instance, facts),
         since=graph.since(about),
         waiting=waiting,
         missing=missing,
@@ -141,6 +141,12 @@ def _judge(
         unknown=tuple(sorted(unknown)),
         disagreement=next(filter(None, (_disagree(graph, root, facts) for root in roots)), ""),
     )
+
+
+def _op(graph: Graph, instance: Instance, facts: Mapping[Instance, MismatchFact]) -> str:
+    """Where members do not agree, what most of them called, whoever was seen first."""
+    fact = facts.get(instance)
+    return op_of(graph, instance) if fact is None else fact.classes[0][0].op
 
 
 def _disagree(graph: Graph, root: Root, facts: Mapping[Instance, MismatchFact]) -> str:

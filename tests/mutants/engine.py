@@ -226,9 +226,9 @@ MUTANTS = (
     # -- whom to name --------------------------------------------------------------------------
     Mutant(
         "blame-half-majority",
-        _BLAME,
-        "majority = 2 * sizes[0] > sum(sizes)",
-        "majority = 2 * sizes[0] >= sum(sizes)",
+        Module("frd/engine/disagreement.py", _CAUSES),
+        "return 2 * sizes[0] > sum(sizes)",
+        "return 2 * sizes[0] >= sum(sizes)",
         "one half of the members is a majority over the other",
     ),
     Mutant(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frd.model import Confidence, Kind, RankInfo, Reason
+from frd.model import Activity, Confidence, Kind, RankInfo, Reason
 from frd.offline.analysis import Analysis, analyze
 from tests.traces import Folder, Row
 
@@ -22,7 +22,7 @@ def waits(seq: int, group: str = "0", at: float | None = None, **of_row: Any) ->
 
 def checkpoint(taken: tuple[float, float] | None, **of_wait: Any) -> Folder:
     """Rank 0 saves a checkpoint; rank 1 has been waiting for it since 1 s."""
-    folder = Folder(standing={0: ("train.py:7 in save",)}).group("0", range(2))
+    folder = Folder(standing={0: Activity(("train.py:7 in save",))}).group("0", range(2))
     folder.rank(0, done(1, at=0), taken=taken, info=here(0))
     mine = (done(1, at=0), waits(2, at=1_000, **of_wait))
     return folder.rank(1, *mine, taken=taken, info=here(1))

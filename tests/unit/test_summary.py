@@ -28,6 +28,10 @@ def suspect(rank: int, reason: Reason, *stack: str, evidence: str = "seen") -> S
     return Suspect(rank, "node", reason, Confidence.HIGH, evidence, stack)
 
 
+def doing(phrase: str, *stack: str) -> Finding:
+    return replace(STALL, suspects=(replace(suspect(2, Reason.CPU_STUCK, *stack), doing=phrase),))
+
+
 @pytest.mark.parametrize(
     ("frame", "told"),
     [
@@ -83,12 +87,12 @@ def test_nothing_unprintable_passes() -> None:
         (
             replace(STALL, suspects=(suspect(0, Reason.IN_COLLECTIVE_ALONE),)),
             "all_reduce #7 on dp has waited 12.4 s for rank 0, "
-            "still inside an op that the peers completed",
+            "still inside an op that the other ranks completed",
         ),
         (
             replace(STALL, suspects=(suspect(0, Reason.DEVICE_STUCK),)),
             "all_reduce #7 on dp has waited 12.4 s for the device of rank 0, "
-            "which never started it",
+            "which has not started it",
         ),
         (
             replace(STALL, collective=None, suspects=(suspect(2, Reason.EXITED),)),
@@ -96,16 +100,18 @@ def test_nothing_unprintable_passes() -> None:
         ),
         (
             replace(STALL, suspects=(suspect(2, Reason.MISMATCH), suspect(5, Reason.MISMATCH))),
-            "all_reduce #7 on dp has waited 12.4 s: ranks 2,5 joined with something else",
+            "all_reduce #7 on dp has waited 12.4 s: "
+            "ranks 2,5 joined with another op, size or type than the other ranks",
         ),
         (
             replace(STALL, reason=Reason.NETWORK_OR_DEVICE),
-            "all_reduce #7 on dp has waited 12.4 s although all of its ranks joined: "
-            "network or device",
+            "all_reduce #7 on dp has waited 12.4 s although all of its ranks have joined: "
+            "no rank is to blame, look at the network and the devices",
         ),
         (
             replace(STALL, unknown=(2,)),
-            "all_reduce #7 on dp has waited 12.4 s; too little is known of rank 2 to name anybody",
+            "all_reduce #7 on dp has waited 12.4 s; the cause may be rank 2, "
+            "of which too little is known: look at the agent (frd status)",
         ),
         (
             replace(
@@ -113,8 +119,47 @@ def test_nothing_unprintable_passes() -> None:
                 kind=Kind.ORDER,
                 suspects=(suspect(0, Reason.ORDER), suspect(1, Reason.ORDER)),
             ),
-            "ranks 0-1 entered their groups in different orders and wait for each other: "
+            "ranks 0-1 entered their groups in different orders, and they wait for each other: "
             "all_reduce #7 on dp has waited 12.4 s",
+        ),
+        (
+            replace(
+                STALL,
+                kind=Kind.ORDER,
+                suspects=(suspect(3, Reason.ORDER),),
+                disagreement="rank 3 went into all_reduce on dp while ranks 0-2 are in send on ep",
+            ),
+            "rank 3 went into all_reduce on dp while ranks 0-2 are in send on ep, "
+            "and they wait for each other: all_reduce #7 on dp has waited 12.4 s",
+        ),
+        (
+            doing("saving a checkpoint", "train.py:88 in save"),
+            "all_reduce #7 on dp has waited 12.4 s for rank 2, "
+            "which is saving a checkpoint (train.py:88 save)",
+        ),
+        (
+            doing("waits for its DataLoader worker pid 7: data.py:8 get", "train.py:88 in main"),
+            "all_reduce #7 on dp has waited 12.4 s for rank 2, "
+            "which waits for its DataLoader worker pid 7: data.py:8 get",
+        ),
+        (
+            doing(
+                "the program has ended, a non-daemon thread keeps it alive: log.py:8 run",
+                "threading.py:1590 in _shutdown",
+            ),
+            "all_reduce #7 on dp has waited 12.4 s for rank 2, where the program has ended, "
+            "a non-daemon thread keeps it alive: log.py:8 run",
+        ),
+        (
+            replace(
+                STALL,
+                suspects=(
+                    replace(suspect(2, Reason.CPU_STUCK, "a.py:1 in f"), doing="compiling"),
+                    suspect(5, Reason.CPU_STUCK),
+                ),
+            ),
+            "all_reduce #7 on dp has waited 12.4 s for rank 2 (compiling, a.py:1 f), "
+            "rank 5 (alive, but has not joined)",
         ),
         (
             replace(
@@ -123,8 +168,19 @@ def test_nothing_unprintable_passes() -> None:
                 suspects=(suspect(2, Reason.MISMATCH, "t.py:3 in g", evidence="passed barrier"),),
                 victims=(0, 1, 3),
             ),
-            "rank 2 (t.py:3 g) joined all_reduce #7 on dp with something else than its peers: "
-            "passed barrier",
+            "rank 2 (t.py:3 g) joined with another op, size or type than the other ranks; "
+            "rank 2 is at t.py:3 g; all_reduce #7 on dp has waited 12.4 s",
+        ),
+        (
+            replace(
+                STALL,
+                kind=Kind.MISMATCH,
+                collective=replace(REF, waiting_ranks=()),
+                suspects=(suspect(2, Reason.MISMATCH, "t.py:3 in g"),),
+                disagreement="rank 2 passed float16 where rank 0 passed float32 to all_reduce #7",
+            ),
+            "rank 2 passed float16 where rank 0 passed float32 to all_reduce #7; "
+            "rank 2 is at t.py:3 g",
         ),
         (
             replace(

@@ -1,0 +1,120 @@
+"""Who did what: the same words whichever rank was seen first, through the whole engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import permutations
+
+import pytest
+
+from frd.engine.disagreement import GLOO, WRONG_RESULT
+from frd.model import Finding, Kind, Signature
+from tests.jobs import Job
+
+
+def sig(dtype: str = "Float", size: int = 4, op: str = "all_reduce") -> Signature:
+    return Signature("nccl", op, ((size,),), ((size,),), (dtype,), (dtype,))
+
+
+def hung(passed: dict[int, str | Signature], order: Iterable[int]) -> Finding:
+    """The finding after ranks joined one collective with this, in this order."""
+    job = Job(len(passed)).group("default_pg", range(len(passed)))
+    for seq in range(249):
+        job.all_reduce("default_pg", seq)
+    job.run(1)
+    for rank in order:
+        job.join("default_pg", [rank], 249, passed[rank])
+    job.run(2)
+    return job.only()
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_another_op_in_any_order_of_arrival(order: tuple[int, ...]) -> None:
+    """Rank 2 calls broadcast: summary and evidence say so, whoever came first."""
+    finding = hung({0: "all_reduce", 1: "all_reduce", 2: "broadcast"}, order)
+    assert finding.kind is Kind.MISMATCH
+    words = "called broadcast where ranks 0-1 called all_reduce (#249 on default_pg)"
+    assert finding.disagreement == f"rank 2 {words}"
+    assert finding.summary.startswith(f"rank 2 {words}; all_reduce #249 on default_pg has waited ")
+    [suspect] = finding.suspects
+    assert suspect.evidence == f"{words}; {GLOO}"
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+@pytest.mark.parametrize(
+    ("odd", "told"),
+    [
+        (sig("Half"), "rank 2 passed float16 where ranks 0-1 passed float32"),
+        (sig(size=8), "rank 2 passed [[8]] where ranks 0-1 passed [[4]]"),
+        (sig("Long", 8), "rank 2 passed int64 of [[8]] where ranks 0-1 passed float32 of [[4]]"),
+    ],
+)
+def test_another_type_or_size(odd: Signature, told: str, order: tuple[int, ...]) -> None:
+    """Types by torch's names; only what differs is told."""
+    finding = hung({0: sig(), 1: sig(), 2: odd}, order)
+    assert finding.disagreement == f"{told} to all_reduce #249 on default_pg"
+    assert GLOO not in finding.suspects[0].evidence
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
+def test_no_majority(order: tuple[int, ...]) -> None:
+    """Both sides are listed, and all ranks are suspects with what each of them did."""
+    finding = hung({0: sig(), 1: sig("Half"), 2: sig("Half"), 3: sig()}, order)
+    where = "to all_reduce #249 on default_pg"
+    told = "ranks 0,3 passed float32, ranks 1-2 passed float16"
+    assert finding.disagreement == f"{told} {where}"
+    assert {s.rank: s.evidence for s in finding.suspects} == {
+        0: f"passed float32 where ranks 1-2 passed float16 {where}",
+        1: f"passed float16 where ranks 0,3 passed float32 {where}",
+        2: f"passed float16 where ranks 0,3 passed float32 {where}",
+        3: f"passed float32 where ranks 1-2 passed float16 {where}",
+    }
+
+
+def test_several_odd_ones() -> None:
+    """Each of them is told, the majority last."""
+    passed: dict[int, str | Signature] = dict.fromkeys(range(4), sig())
+    passed |= {4: sig(op="broadcast"), 5: sig(op="all_gather"), 6: sig("Half")}
+    assert hung(passed, passed).disagreement == (
+        "rank 4 called broadcast and rank 5 called all_gather and rank 6 called all_reduce with "
+        "float16 where ranks 0-3 called all_reduce (#249 on default_pg)"
+    )
+
+
+def test_a_mismatch_that_completes_gives_wrong_numbers() -> None:
+    """Gloo adds int32 to float32 and says nothing; all ranks go on."""
+    job = Job(3).group("dp", range(3)).all_reduce("dp", 0)
+    job.run(1)
+    for rank, passed in enumerate((sig(), sig(), sig("Int"))):
+        job.join("dp", [rank], 1, passed).complete("dp", [rank], 1, passed)
+    told = "rank 2 passed int32 where ranks 0-1 passed float32 to all_reduce #1 on dp"
+    job.run(2)
+    assert job.only().disagreement == told  # it may have been an error that ended it
+    job.all_reduce("dp", 2)
+    job.run(2)
+    finding = job.only()
+    assert finding.disagreement == f"{told}; {WRONG_RESULT}"
+    assert finding.summary == finding.disagreement
+
+
+def test_another_order() -> None:
+    """Rank 3 went into dp first, the others into ep: the odd one comes first."""
+    job = Job(4).group("default_pg", range(4)).group("ep", range(4))
+    job.all_reduce("default_pg", 0).all_reduce("ep", 0)
+    job.run(1)
+    job.join("ep", [0, 1, 2], 1, "all_to_all").join("default_pg", [3], 1)
+    job.run(10)
+    finding = job.only()
+    assert finding.kind is Kind.ORDER
+    told = "rank 3 went into all_reduce on default_pg while ranks 0-2 are in all_to_all on ep"
+    assert finding.disagreement == told
+    assert finding.summary.startswith(f"{told}, and they wait for each other: ")
+
+
+def test_another_order_of_two() -> None:
+    """With no usual order, each rank is told with where it is."""
+    job = Job(2).group("a", range(2)).group("b", range(2)).all_reduce("a", 0).all_reduce("b", 0)
+    job.run(1)
+    job.join("a", [0], 1).join("b", [1], 1)
+    job.run(10)
+    assert job.only().disagreement == "rank 0 is in all_reduce on a, rank 1 is in all_reduce on b"
