@@ -27,6 +27,19 @@ from frd.model import (
     WorkerStack,
 )
 
+REASONS: Final = {
+    Reason.CPU_STUCK: "alive, but has not joined",
+    Reason.EXITED: "its process exited",
+    Reason.UNREACHABLE: "does not answer",
+    Reason.IN_COLLECTIVE_ALONE: "still inside an op that the other ranks completed",
+    Reason.DEVICE_STUCK: "joined, but its device has not started the op",
+    Reason.MISMATCH: "did something else than the other ranks",
+    Reason.ORDER: "entered its groups in another order",
+    Reason.NETWORK_OR_DEVICE: "all ranks joined and none completes: network or devices",
+    Reason.LATE: "comes late again and again",
+    Reason.MEMORY: "its memory rose first",
+}
+"""What each reason means, for people."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST: Final = timedelta(days=100_000)
 

@@ -21,9 +21,10 @@ class Meter:
     """Begins to measure one process at once."""
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
-        self._stat = proc / str(pid) / "stat"
+        self._process = proc / str(pid)
         self._began_s = time.monotonic()
-        self._ticks = _ticks(self._stat)
+        self._ticks = _ticks(self._process)
+        self._queued_ns = _queued_ns(self._process)
 
     async def settled(self) -> None:
         """Waits until the measurement means something."""
@@ -34,26 +35,40 @@ class Meter:
     def text(self) -> str:
         """``busy: uses 1.0 cores``; empty if the process is gone or was not measured for long."""
         passed_s = time.monotonic() - self._began_s
-        ticks = _ticks(self._stat)
+        ticks = _ticks(self._process)
         if ticks is None or self._ticks is None or passed_s < _LEAST_S:
             return ""
-        return usage_text((ticks - self._ticks) / _TICKS_PER_S / passed_s)
+        used_s = (ticks - self._ticks) / _TICKS_PER_S
+        queued_s = (_queued_ns(self._process) - self._queued_ns) / 1e9
+        return usage_text(used_s / passed_s, max(queued_s, 0.0) / passed_s)
 
 
-def usage_text(cores: float) -> str:
+def usage_text(cores: float, queued: float = 0.0) -> str:
+    """`queued`: share of the time in which the main thread could have run and had no processor,
+    for on a crowded machine a rank that computes uses less than a core."""
     if cores >= _BUSY:
         return f"busy: uses {cores:.1f} cores"
+    if cores + queued >= _BUSY:
+        return f"busy: uses {cores:.1f} cores and waits for more"
     if cores < _IDLE:
         return "idle: used no processor time"
     return f"uses {cores:.2f} cores"
 
 
-def _ticks(stat: Path) -> int | None:
+def _ticks(process: Path) -> int | None:
     """User and system time of all its threads, as fields 14 and 15 of ``stat`` count it."""
     try:
-        raw = stat.read_bytes()
+        raw = (process / "stat").read_bytes()
         # The command's name is in parentheses and may hold spaces and parentheses of its own.
         fields = raw[raw.rfind(b")") + 2 :].split(maxsplit=14)
         return int(fields[11]) + int(fields[12])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _queued_ns(process: Path) -> int:
+    """How long its main thread has waited for a processor; 0 where the kernel does not count."""
+    try:
+        return int((process / "schedstat").read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

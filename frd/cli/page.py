@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from frd import __version__
-from frd.cli.render import REASONS, plain, ranks_text
+from frd.cli.render import plain, ranks_text
 from frd.cli.verdict import dump_facts, is_partial, unknown_facts
 from frd.engine import summary
-from frd.forms import finding_json
+from frd.forms import REASONS, finding_json
 from frd.model import Activity
 from frd.offline.analysis import Analysis
 

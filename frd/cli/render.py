@@ -16,22 +16,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from frd.forms import duration_text, fold_ranks
+from frd.forms import REASONS, duration_text, fold_ranks
+from frd.model import Reason
 
 MAX_STACK_LINES = 8
 MAX_GROUPS = 6
-REASONS = {
-    "cpu_stuck": "alive, but has not joined",
-    "exited": "its process exited",
-    "unreachable": "does not answer",
-    "in_collective_alone": "still inside an op that its peers completed",
-    "device_stuck": "its device never started the op",
-    "mismatch": "joined with something else",
-    "order": "entered its groups in another order",
-    "network_or_device": "all joined and nobody completes: network or device",
-    "late": "comes late again and again",
-}
-"""What a reason means, where its name does not say it."""
+MAX_WORKERS = 3
 
 
 def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> RenderableType:
@@ -126,19 +116,33 @@ def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
         text.append(f"\n{plain(suspect['evidence'])}", style="not bold")
     if suspect.get("doing"):
         text.append(f"\n{plain(suspect['doing'])}", style="not bold")
-    _append_stack(text, suspect["stack"], whole)
-    for worker in suspect.get("workers", ()):
-        text.append(f"\nprocess {worker['pid']}, {plain(worker['name'])}", style="not bold")
-        _append_stack(text, worker["stack"], whole)
+    _append_stack(text, suspect["stack"], whole, suspect.get("inside"))
+    workers = suspect.get("workers", ())
+    for worker in workers if whole else workers[:MAX_WORKERS]:
+        _append_worker(text, worker, whole)
+    if not whole and (more := len(workers) - MAX_WORKERS) > 0:
+        text.append(f"\n… {more} more child processes: frd findings ID", style="not bold dim")
     return text
 
 
 def _meaning(reason: str) -> str:
     """In words first; the name is what alerts and JSON have."""
-    return f"{REASONS[reason]} ({reason})" if reason in REASONS else reason
+    return f"{REASONS[Reason(reason)]} ({reason})" if reason in REASONS else reason
 
 
-def _append_stack(text: Text, stack: Sequence[str], whole: bool) -> None:
+def _append_worker(text: Text, worker: Mapping[str, Any], whole: bool) -> None:
+    """One that waits for work is told in one line, unless all is wanted."""
+    told = ", ".join(filter(None, (worker.get("doing"), worker.get("usage"))))
+    head = f"process {worker['pid']}, {worker['name']}" + (f": {told}" if told else "")
+    text.append(f"\n{plain(head)}", style="not bold")
+    if whole or worker.get("doing") != "waits for work":
+        _append_stack(text, worker["stack"], whole, worker.get("inside"))
+
+
+def _append_stack(text: Text, stack: Sequence[str], whole: bool, inside: str | None = None) -> None:
+    """`inside`: the library frame that the first line is in."""
+    if inside:
+        text.append(f"\n  {plain(inside)}", style="not bold dim cyan")
     most = len(stack) if whole else MAX_STACK_LINES
     for line in stack[:most]:
         text.append(f"\n  {plain(line)}", style="not bold cyan")

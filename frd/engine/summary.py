@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import assert_never
 
-from frd.forms import fold_ranks, signal_name, span_text
+from frd.forms import REASONS, fold_ranks, signal_name, span_text
 from frd.model import (
     CollectiveRef,
     ExitInfo,
@@ -32,12 +32,6 @@ STANDS_AT = "main thread at "
 """Starts the part of the evidence that names a stack's innermost frame."""
 _NAMED_ONE_BY_ONE = 3
 """Up to this many suspects are listed with the place of each."""
-
-_BRIEFLY = {
-    Reason.CPU_STUCK: "alive, but has not joined",
-    Reason.EXITED: "its process exited",
-    Reason.UNREACHABLE: "it does not answer",
-}
 
 
 def clean(text: str, limit: int = _TEXT_LIMIT) -> str:
@@ -144,7 +138,12 @@ def _remark(suspect: Suspect) -> str:
     where = place(suspect.stack[0]) if suspect.stack else ""
     if suspect.doing:
         return ", ".join(filter(None, (suspect.doing, _place_beyond(suspect))))
-    return where or _BRIEFLY.get(suspect.reason, "")
+    return where or _briefly(suspect)
+
+
+def _briefly(suspect: Suspect) -> str:
+    told = (Reason.CPU_STUCK, Reason.EXITED, Reason.UNREACHABLE)
+    return REASONS[suspect.reason] if suspect.reason in told else ""
 
 
 def _clause(suspect: Suspect) -> str:

@@ -12,7 +12,7 @@ import pytest
 from frd.cli import FAILED, FINDINGS_PRESENT, run
 from frd.cli.page import MAX_ROWS, page
 from frd.flight import Dump, Entry, Frame, write_pickle
-from frd.model import GroupInfo
+from frd.model import Activity, GroupInfo
 from frd.offline.analysis import Analysis, analyze
 from tests.traces import Folder, Row
 
@@ -53,7 +53,7 @@ class Seen(HTMLParser):
 
 def hang(world: int = 4) -> Analysis:
     """Rank 2 stands in a line of its own while the others wait."""
-    folder = Folder(standing={2: ("data.py:7 in load", "train.py:88 in step")})
+    folder = Folder(standing={2: Activity(("data.py:7 in load", "train.py:88 in step"))})
     folder.group("0", range(world))
     for rank in range(world):
         rows = [Row("nccl:all_reduce", 1)]

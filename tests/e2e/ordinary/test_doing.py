@@ -1,0 +1,84 @@
+"""What a stuck rank is doing, in words: on real ranks, with real DataLoader workers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd.cli.client import Client
+from frd.cli.demo.scenarios import Scenario
+from frd.cli.demo.stage import Stage
+from frd_agent.outside import NoStack, _py_spy
+from tests.real import until
+
+JOBS = Path(__file__).parents[1] / "jobs"
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytest.importorskip("torch")
+
+
+def line_of(text: str) -> int:
+    lines = (JOBS / "doing.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def frd(*arguments: object) -> str:
+    command = [sys.executable, "-m", "frd", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
+
+
+@pytest.fixture(autouse=True)
+def needs_py_spy() -> None:
+    try:
+        _py_spy()
+    except NoStack:
+        pytest.skip("py-spy is not installed")
+
+
+def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
+    """Rank 1 waits for a worker in `__getitem__`, rank 2 saves to a file that takes nothing, rank 3
+    computes: finding, summary and dump name each, the worker with its pid and line."""
+    script = Scenario("doing", "", str(JOBS / "doing.py"), lambda world: None)
+    with Stage(script, 4, 4.0, [str(tmp_path / "pipe")]) as stage:
+        addresses = stage.start_service()
+        client = Client(addresses.http)
+        stage.start_agent(addresses)
+        stage.start_job()
+
+        def told() -> dict[str, Any] | None:
+            for finding in client.get("/api/v1/findings")["findings"]:
+                suspects = {one["rank"]: one for one in finding["suspects"]}
+                if set(suspects) == {1, 2, 3} and all(s.get("doing") for s in suspects.values()):
+                    return {"summary": finding["summary"], "id": finding["id"], **suspects}
+            return None
+
+        finding = until(told, lambda: str(client.get("/api/v1/findings")))
+        waits, saves, computes = (finding[rank] for rank in (1, 2, 3))
+        place = f"doing.py:{line_of('time.sleep(600)')}"
+        stuck = waits["workers"][0]
+        assert stuck["name"] == "pt_data_worker"
+        assert stuck["stack"] == [f"{place} in __getitem__"]
+        assert waits["doing"] == (
+            f"waits for its DataLoader worker pid {stuck['pid']}: {place} __getitem__"
+        )
+        assert Path(f"/proc/{stuck['pid']}/comm").read_text() == "pt_data_worker\n"
+        assert [one["doing"] for one in waits["workers"][1:]] == ["waits for work"]
+        assert "idle: used no processor time" in waits["evidence"]
+        assert saves["doing"] == "saving a checkpoint"
+        assert saves["stack"][0] == f"doing.py:{line_of('torch.save(')} in save"
+        assert saves["inside"].startswith("torch/serialization.py:")
+        assert computes["doing"] == "busy"
+        assert "busy: uses " in computes["evidence"]
+        for told_of in (waits["doing"], "rank 2 (saving a checkpoint, doing.py:", "rank 3 (busy, "):
+            assert told_of in finding["summary"]
+        screen = " ".join(frd("findings", finding["id"], "--http", addresses.http).split())
+        assert f"process {stuck['pid']}, pt_data_worker: loading a batch" in screen
+
+        folder = tmp_path / "dump"
+        frd("dump", "--http", addresses.http, "--stacks", "--ranks", "1", "-o", folder)
+        [text] = [path.read_text() for path in folder.rglob("rank_1.stack.txt")]
+        _, _, section = text.partition(f"== child {stuck['pid']} pt_data_worker\n")
+        assert f"__getitem__ ({JOBS / 'doing.py'}:{line_of('time.sleep(600)')})" in section
