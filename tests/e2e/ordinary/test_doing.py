@@ -48,15 +48,15 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
         stage.start_agent(addresses)
         stage.start_job()
 
-        def told() -> dict[str, Any] | None:
+        def told() -> tuple[dict[str, Any], dict[int, Any]] | None:
             for finding in client.get("/api/v1/findings")["findings"]:
                 suspects = {one["rank"]: one for one in finding["suspects"]}
                 if set(suspects) == {1, 2, 3} and all(s.get("doing") for s in suspects.values()):
-                    return {"summary": finding["summary"], "id": finding["id"], **suspects}
+                    return finding, suspects
             return None
 
-        finding = until(told, lambda: str(client.get("/api/v1/findings")))
-        waits, saves, computes = (finding[rank] for rank in (1, 2, 3))
+        finding, suspects = until(told, lambda: str(client.get("/api/v1/findings")))
+        waits, saves, computes = (suspects[rank] for rank in (1, 2, 3))
         place = f"doing.py:{line_of('time.sleep(600)')}"
         stuck = waits["workers"][0]
         assert stuck["name"] == "pt_data_worker"
