@@ -139,7 +139,11 @@ def _sqlite(analysis: Analysis, path: Path) -> None:
         for table in tables(analysis):
             _fill(db, table)
         db.execute("CREATE TABLE analysis (key TEXT PRIMARY KEY, value TEXT)")
-        facts = {"summary": analysis.summary, "clock_source": analysis.clock_source}
+        facts = {
+            "summary": analysis.summary,
+            "clock_source": analysis.clock_source,
+            "not_proven": json.dumps(list(analysis.not_proven)),
+        }
         db.executemany("INSERT INTO analysis VALUES (?, ?)", facts.items())
         db.execute("CREATE TABLE warnings (warning TEXT)")
         db.executemany("INSERT INTO warnings VALUES (?)", [[text] for text in analysis.warnings])
