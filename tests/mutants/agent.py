@@ -31,6 +31,15 @@ _BOARD = Module("agents/frd_agent/board.py", _TELLING)
 _DICTIONARY = Module("agents/frd_agent/dictionary.py", _TELLING)
 _PROCESS = Module("agents/frd_agent/process.py", ("tests/unit/test_process.py",))
 _EXITS = Module("agents/frd_agent/exits.py", ("tests/unit/test_exits.py",))
+_TAP = Module(
+    "agents/frd_agent/tap.py",
+    (
+        "tests/unit/test_tap_start.py",
+        "tests/unit/test_tap_world.py",
+        "tests/unit/test_tap_names.py",
+    ),
+)
+_RUNS = Module("agents/frd_agent/launch/runs.py", ("tests/unit/test_launch.py",))
 
 MUTANTS = (
     # -- how a process ended -------------------------------------------------------------------
@@ -54,6 +63,35 @@ MUTANTS = (
         "    if status == 0:\n",
         "    if status == 0 and not exception:\n",
         "a program that survived an exception and left with 0 counts as crashed",
+    ),
+    # -- the tap and exec ----------------------------------------------------------------------
+    Mutant(
+        "tap-in-loaders",
+        _TAP,
+        "if of_loader or _installed_pid == os.getpid():",
+        "if _installed_pid == os.getpid():",
+        "every worker of a data loader gets a thread that it has no use for",
+    ),
+    Mutant(
+        "tap-inherits-ranks",
+        _TAP,
+        "found = ranks is not None and ranks is not inherited",
+        "found = ranks is not None",
+        "a forked helper of a rank is published as that rank",
+    ),
+    Mutant(
+        "tap-drops-the-users-setting",
+        _TAP,
+        "if present in environ and environ.get(old) == environ[present]:",
+        "if old in environ:",
+        "a ring size that the user set under the old name is lost",
+    ),
+    Mutant(
+        "run-of-a-living-job",
+        _RUNS,
+        "if not is_alive:",
+        "if True:",
+        "two runs of one script at the same time have one name",
     ),
     # -- the outbox ----------------------------------------------------------------------------
     Mutant(

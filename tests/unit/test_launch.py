@@ -118,6 +118,7 @@ def test_no_answer_is_no_warning(tmp_path: Path) -> None:
 def test_commands_that_are_over_leave_nothing(tmp_path: Path) -> None:
     """Their files go, and so do files of a pid that another process has now."""
     path = commands.record(str(tmp_path), ["torchrun", "train.py"])
+    assert path.stat().st_mode & 0o777 == 0o600
     [command] = commands.running(str(tmp_path))
     assert (command.pid, command.words) == (os.getpid(), "torchrun train.py")
     path.write_text('{"start_ticks": 1, "words": "x"}')

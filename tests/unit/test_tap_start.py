@@ -134,6 +134,35 @@ def test_torch_brings_the_tap(fake_torch: Path) -> None:
     assert python(code, SITE, fake_torch).splitlines() == ["['MainThread', 'frd-tap']", "False"]
 
 
+def test_what_multiprocessing_forks_is_watched(fake_torch: Path) -> None:
+    """A forked process may become a rank. A data loader's worker never does, and a child of a plain
+    fork must stay single-threaded."""
+    code = """
+import multiprocessing, os, threading, warnings
+warnings.simplefilter("ignore")
+import torch.distributed
+
+def names():
+    print(sorted(thread.name for thread in threading.enumerate()), flush=True)
+
+def load():
+    names()
+
+load.__module__ = "torch.utils.data._utils.worker"
+fork = multiprocessing.get_context("fork")
+for target in (names, load):
+    child = fork.Process(target=target)
+    child.start()
+    child.join()
+if os.fork() == 0:
+    names()
+    os._exit(0)
+os.wait()
+"""
+    alone, watched = "['MainThread']", "['MainThread', 'frd-tap']"
+    assert python(code, SITE, fake_torch).splitlines() == [watched, alone, alone]
+
+
 def test_by_hand_and_by_exec_is_once(fake_torch: Path) -> None:
     """`install()` may be called again, and from another copy of the module."""
     code = "import torch.distributed, frd_agent.tap as t; t.install(); t.install(); " + LOADED

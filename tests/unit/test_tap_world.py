@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -138,6 +139,24 @@ def test_backends_in_use(config: str, devices: tuple[str, ...], backends: list[s
     world = World()
     world.init(config=config, devices=devices)
     assert membership(world).backends == backends
+
+
+def test_an_inherited_group_makes_no_rank(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked child has its parent's groups; a default group of its own makes it a rank."""
+    c10d = SimpleNamespace(_world=world)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+    monkeypatch.setattr(tap, "WAIT_LONG_S", 0.001)
+    assert world.default_pg is not None
+    inherited = world.pg_group_ranks[world.default_pg]
+    stop = threading.Event()
+    timer = threading.Timer(0.1, stop.set)
+    timer.start()
+    assert tap._await_groups(stop, inherited) is None
+    timer.join()
+    stop.clear()
+    world.destroy()
+    world.init()
+    assert tap._await_groups(stop, inherited) is c10d
 
 
 def test_counters_of_both_recorders() -> None:

@@ -58,9 +58,15 @@ def record(directory: str, cmd: Sequence[str]) -> Path:
     path = folder / f"{os.getpid()}.json"
     temporary = folder / f".{os.getpid()}.tmp"
     text = json.dumps({"start_ticks": stat.start_ticks if stat else 0, "words": brief(cmd)})
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_private(temporary, text)
     temporary.replace(path)
     return path
+
+
+def write_private(path: Path, text: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
 
 
 def running(directory: str) -> list[Command]:

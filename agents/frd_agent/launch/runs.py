@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from frd_agent.launch.commands import write_private
 from frd_agent.process import read_stat
 
 _FOLDER: Final = "runs"
@@ -85,7 +86,7 @@ def _write(path: Path, number: int) -> None:
         "number": number,
     }
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(said))
+    write_private(temporary, json.dumps(said))
     temporary.replace(path)
 
 
