@@ -21,7 +21,7 @@ import click
 import pytest
 
 from frd import config
-from frd.cli import cli
+from frd.cli import BLIND, cli
 from tests.helm.chart import Object, Rendered, recipe, render
 
 FRD = Path(sys.executable).parent / "frd"
@@ -192,7 +192,8 @@ def is_connected(address: str) -> bool:
 
 
 def test_commands_work_in_the_pod(running: Running) -> None:
-    """`kubectl exec frd-0 -- frd findings` finds certificate and token by the pod's variables."""
+    """`kubectl exec frd-0 -- frd findings` finds certificate and token by the pod's variables; no
+    agent has connected yet, which has an exit code of its own."""
     env = {
         variable["name"]: variable["value"].replace("/etc/frd", f"{running.root}/etc/frd")
         for variable in container(running.rendered)["env"]
@@ -205,7 +206,10 @@ def test_commands_work_in_the_pod(running: Running) -> None:
         check=False,
         timeout=60,
     )
-    assert (done.returncode, json.loads(done.stdout)) == (0, {"findings": []}), done.stderr
+    said = json.loads(done.stdout)
+    assert said["findings"] == [], done.stderr
+    assert said["watching"]["blind"], "no agent has connected"
+    assert done.returncode == BLIND, done.stderr
 
 
 def test_the_hook_pod_says_ready(running: Running) -> None:
