@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -103,7 +104,9 @@ def _let_agent_in(directory: str) -> None:
     """An agent that has waited for this directory to appear needs a moment to take its lock."""
     deadline = time.monotonic() + _AGENT_TURN_S
     while watcher(directory) is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+        # Not time.sleep, which waits for a moment of a clock: where a library fakes clocks, as
+        # faketime does, the kernel may refuse it, and the command would not start.
+        select.select((), (), (), 0.05)
 
 
 def _leave_word(directory: str, cmd: Sequence[str], env: dict[str, str]) -> Path | None:
