@@ -1,7 +1,7 @@
 """`--watch`: one picture, drawn again every second until Ctrl-C.
 
 On a terminal it is redrawn in place and cut to the height of the window, so that its last lines
-stay in sight. Into a pipe a picture is printed when it differs from the one before.
+stay in sight. Into a pipe it is printed every second.
 """
 
 from __future__ import annotations
