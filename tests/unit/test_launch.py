@@ -13,6 +13,7 @@ import pytest
 
 from frd_agent import exec as starter
 from frd_agent.launch import command_line, commands, runs
+from frd_agent.launch.watch import LaunchWatch
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -141,3 +142,19 @@ def test_a_process_tree_is_found() -> None:
         child.kill()
         os.kill(grandchild, 9)
         child.communicate()
+
+
+def test_a_command_whose_rank_is_watched_is_settled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank anywhere below the command is enough; without one, torch that runs without a tap is
+    reported once."""
+    commands.record(str(tmp_path), ["torchrun", "train.py"])
+    found = [commands.Untapped(7, "python train.py", 99.0)]
+    monkeypatch.setattr(commands, "untapped", lambda pids: found)
+    watched, blind = LaunchWatch(tmp_path, set), LaunchWatch(tmp_path, set)
+    watched._judge(commands.running(str(tmp_path)), {os.getpid()})
+    assert caplog.text == ""
+    blind._judge(commands.running(str(tmp_path)), {1})
+    assert "pid 7 (python train.py), started by `frd-agent exec -- torchrun" in caplog.text
+    assert watched._settled == blind._settled != set()
