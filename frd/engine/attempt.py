@@ -430,10 +430,10 @@ class Attempt:
     def has_deserters(self) -> bool:
         """A rank has finished without a collective that other members of its group joined."""
         ranks, pairs, n = self._ranks, self._pairs, self._pairs.count
+        if not (ranks.state[: ranks.count] == FINISHED).any():
+            return False
         finished = ranks.knows(pairs.rank[:n])
         finished[finished] = ranks.state[pairs.rank[:n][finished]] == FINISHED
-        if not finished.any():
-            return False
         layout = self._pairs.layout()
         highest = np.full(self._groups.count, UNKNOWN_SEQ, np.int64)
         highest[layout.groups] = np.maximum.reduceat(pairs.enqueued[layout.order], layout.starts)

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from frd.engine import disagreement, summary
 from frd.engine.edges import Doubt, Ending, Graph, Member, Wait, Why
-from frd.engine.endings import Manner, how_it_ended, manner_of
+from frd.engine.exits import Manner, how_it_ended, manner_of
 from frd.engine.moment import Moment
 from frd.engine.picture import MismatchFact
 from frd.engine.roots import Root

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from frd.engine import compose, summary
 from frd.engine.cause import Verdict
 from frd.engine.compose import Attachments, Key
-from frd.engine.endings import Exit, Loss, Manner
+from frd.engine.endings import Loss
+from frd.engine.exits import Exit, Manner, bad_exits
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
 from frd.engine.severity import severity_of
@@ -40,6 +41,21 @@ _CHANGE_OF_MIND_NS = 1_500_000_000
 
 
 @dataclass(slots=True)
+class Rivals:
+    """Other suspects that the latest looks have shown, and since when."""
+
+    claims: frozenset[tuple[int, Reason]] = frozenset()
+    since: AlignedNs | None = None
+
+    def stood(self, seen: Sequence[Suspect], now: AlignedNs) -> bool:
+        """It is these, and has been for a while."""
+        claims = _claims(seen)
+        if claims != self.claims or self.since is None:
+            self.claims, self.since = claims, now
+        return now - self.since >= _CHANGE_OF_MIND_NS
+
+
+@dataclass(slots=True)
 class Claim:
     finding: Finding
     """As last told."""
@@ -52,9 +68,10 @@ class Claim:
     seen: AlignedNs
     """When something of it was last seen stuck."""
     extras: Attachments = field(default_factory=Attachments)
-    rivals: frozenset[tuple[int, Reason]] = frozenset()
-    """Other suspects that the latest looks have shown."""
-    rivals_since: AlignedNs | None = None
+    rivals: Rivals = field(default_factory=Rivals)
+    """Whom this finding may come to name."""
+    successors: Rivals = field(default_factory=Rivals)
+    """Whom another finding may name in its place."""
     restored_at: AlignedNs | None = None
     """Until this process of the service has seen it with its own eyes."""
 
@@ -71,7 +88,7 @@ class Claim:
     ) -> Claim:
         now = picture.now
         ref = compose.collective_of(picture, verdict, max(0.0, (now - verdict.since) / 1e9))
-        bare = compose.suspects_of(picture, verdict, policy.max_suspects)
+        bare = compose.begun_by(compose.suspects_of(picture, verdict, policy.max_suspects), now)
         about = f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}"
         finding = Finding(
             id=compose.finding_id(key, verdict.kind, about, now),
@@ -94,9 +111,11 @@ class Claim:
     @classmethod
     def of_loss(cls, key: AttemptKey, picture: Picture, loss: Loss, policy: Policy) -> Claim:
         now = picture.now
-        bare = compose.suspects_of_loss(picture, loss, policy.max_suspects)
+        bare = compose.begun_by(compose.suspects_of_loss(picture, loss, policy.max_suspects), now)
         named = {one.rank for one in loss.exits}
         others = {*range(picture.world_size), *picture.rank.tolist()} - named
+        if not named:  # each of those that are gone blames a peer
+            others = {one.rank for one in bad_exits(picture)}
         ref = compose.held_up_by(picture, loss.exits)
         finding = Finding(
             id=compose.finding_id(key, Kind.RANK_LOST, fold_ranks(named), now),
@@ -165,7 +184,7 @@ class Claim:
         if changed and not self._changes_mind(seen, verdict.reason, picture.now):
             return []
         if not changed:
-            self.rivals = frozenset()
+            self.rivals = Rivals()
         self.bare = seen if changed else compose.refined(self.bare, seen)
         named = self.named
         finding = self.finding
@@ -191,7 +210,9 @@ class Claim:
         seen = compose.suspects_of(picture, verdict, most)
         if not seen and verdict.reason is not Reason.NETWORK_OR_DEVICE:
             return False
-        if self.named & {suspect.rank for suspect in seen} or not self._stood(seen, picture.now):
+        if self.named & {suspect.rank for suspect in seen} or not self.successors.stood(
+            seen, picture.now
+        ):
             return False
         if not seen:
             return not self._is_certain
@@ -264,12 +285,10 @@ class Claim:
     ) -> tuple[Suspect, ...] | None:
         """Whom the verdict names, but for those who began after the finding had opened; None when
         nobody else is left."""
+        opened_at = self.finding.opened_at
         told = compose.suspects_of(picture, verdict, most)
-        seen = tuple(
-            replace(s, onset_at=min(s.onset_at or opened_at, opened_at))
-            for opened_at in [self.finding.opened_at]
-            for s in told
-            if not compose.began_after(picture, s, opened_at)
+        seen = compose.begun_by(
+            [s for s in told if not compose.began_after(picture, s, opened_at)], opened_at
         )
         return seen if seen or not told else None
 
@@ -277,17 +296,10 @@ class Claim:
     def _is_certain(self) -> bool:
         return compose.surest(self.bare) == compose.CERTAIN
 
-    def _stood(self, seen: Sequence[Suspect], now: AlignedNs) -> bool:
-        """The latest looks have shown these suspects, for a while."""
-        rivals = _claims(seen)
-        if rivals != self.rivals or self.rivals_since is None:
-            self.rivals, self.rivals_since = rivals, now
-        return now - self.rivals_since >= _CHANGE_OF_MIND_NS
-
     def _changes_mind(self, seen: Sequence[Suspect], reason: Reason | None, now: AlignedNs) -> bool:
         """At once from nobody to somebody; to more than was known, or while nothing is certain to
         something surer, when that was seen for a while. Not once its ranks end: see `ended`."""
-        stood = self._stood(seen, now)
+        stood = self.rivals.stood(seen, now)
         if self.finding.ended_by:
             return False
         if not self.bare:

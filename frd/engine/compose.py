@@ -16,7 +16,8 @@ import numpy as np
 from frd.engine import summary
 from frd.engine.blame import Blame
 from frd.engine.cause import Verdict
-from frd.engine.endings import TOGETHER_NS, Exit, Loss
+from frd.engine.endings import Loss
+from frd.engine.exits import TOGETHER_NS, Exit
 from frd.engine.moment import Moment, ties
 from frd.engine.picture import Bools, GroupPicture, Picture
 from frd.forms import clock_text
@@ -211,6 +212,13 @@ def timed(
             tied=tied,
         )
         for suspect, moment, tied in zip(suspects, began, ties(began, least_ns), strict=True)
+    )
+
+
+def begun_by(suspects: Sequence[Suspect], at: AlignedNs) -> tuple[Suspect, ...]:
+    """No cause is later than its finding, whatever a clock that is off may say."""
+    return tuple(
+        s if s.onset_at is None or s.onset_at <= at else replace(s, onset_at=at) for s in suspects
     )
 
 

@@ -15,14 +15,8 @@ from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
 from frd.engine.compose import Key
-from frd.engine.endings import (
-    STOP_TAKES_S,
-    Exit,
-    Manner,
-    bad_exits,
-    first_lost,
-    judged_after_s,
-)
+from frd.engine.endings import STOP_TAKES_S, first_lost, judged_after_s
+from frd.engine.exits import Exit, Manner, bad_exits
 from frd.engine.pairing import Seen, paired
 from frd.engine.picture import Picture, StallTable
 from frd.engine.policy import Policy

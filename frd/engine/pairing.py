@@ -17,7 +17,7 @@ from frd.engine import compose
 from frd.engine.cause import Verdict
 from frd.engine.claim import Claim
 from frd.engine.compose import Key
-from frd.engine.endings import Exit
+from frd.engine.exits import Exit
 from frd.model import Kind
 
 

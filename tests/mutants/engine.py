@@ -26,6 +26,10 @@ _BLAME = Module("frd/engine/blame.py", _CAUSES)
 _INCIDENT = Module(
     "frd/engine/incident.py", ("tests/unit/test_incident.py", "tests/unit/test_attempts.py")
 )
+_ENDS = ("tests/unit/test_endings.py", "tests/unit/test_incident.py")
+_ENDINGS = Module("frd/engine/endings.py", _ENDS)
+_EXITS = Module("frd/engine/exits.py", _ENDS)
+_CLAIM = Module("frd/engine/claim.py", _ENDS)
 _LATENESS = (
     "tests/unit/test_arrivals.py",
     "tests/unit/test_judge.py",
@@ -337,6 +341,56 @@ MUTANTS = (
         "                and claim.is_reported(picture)\n",
         "",
         "a finding is closed because nobody tells of its ranks any more",
+    ),
+    # -- how jobs end --------------------------------------------------------------------------
+    Mutant(
+        "claim-history",
+        _CLAIM,
+        "        if self.finding.ended_by:\n            return False\n        if not self.bare:",
+        "        if not self.bare:",
+        "who is killed after a hang began becomes its cause",
+    ),
+    Mutant(
+        "claim-certain",
+        _CLAIM,
+        "        if self._is_certain:\n            return False\n        return stood",
+        "        return stood",
+        "what was certain is corrected",
+    ),
+    Mutant(
+        "claim-later-cause",
+        _CLAIM,
+        "[s for s in told if not compose.began_after(picture, s, opened_at)]",
+        "told",
+        "a cause may begin after its finding",
+    ),
+    Mutant(
+        "endings-stop-ignored",
+        _ENDINGS,
+        "if stop.is_interrupt or (other.is_clean and not has_reacted):",
+        "if other.is_clean and not has_reacted:",
+        "what a rank raises while Ctrl-C ends it is taken for a crash",
+    ),
+    Mutant(
+        "endings-majority",
+        _ENDINGS,
+        "    rare = [one for one in early if one.way not in common]",
+        "    rare = list(early)",
+        "the end of a job that most ranks share is a lost rank",
+    ),
+    Mutant(
+        "endings-patience",
+        _ENDINGS,
+        "if (picture.now - stops[0].at) / 1e9 < STOP_TAKES_S:",
+        "if picture.now < stops[0].at:",
+        "ranks that stop before others have saved their checkpoint are lost",
+    ),
+    Mutant(
+        "exits-untold",
+        _EXITS,
+        "        and 0 < picture.state_since[row] <= picture.as_of[row]\n",
+        "",
+        "a rank that finished is held to have left early although nobody knows how far it came",
     ),
     # -- who is late ---------------------------------------------------------------------------
     Mutant(

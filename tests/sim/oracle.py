@@ -60,6 +60,8 @@ _EXPECTED: Final[dict[FaultKind, tuple[frozenset[Kind], frozenset[Reason]]]] = {
 }
 """Kinds of finding and reasons by which each fault may be named; others are no faults. A finding
 keeps its kind: one that opened as a stall, when too little was known, may name the reason later."""
+_OF_INCIDENTS: Final = frozenset({Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST})
+"""Kinds whose cause, once it is certain, is for life."""
 _OFTEN: Final = 4
 """More findings of one kind about the same ranks than this are a finding that flaps."""
 _REPLAYED: Final = 2
@@ -147,6 +149,8 @@ class Oracle:
                 raise Violation("was not open", f"{event.change.name}: {finding.summary}")
         elif (known.kind, known.opened_at) != (finding.kind, finding.opened_at):
             raise Violation("became another", f"{known.summary} -> {finding.summary}")
+        elif finding.kind in _OF_INCIDENTS:
+            _check_cause(known, finding)
         self.findings[finding.id] = finding
 
     # -- safety --------------------------------------------------------------------------------
@@ -295,6 +299,29 @@ class Oracle:
         again = {f.id: _gist(f) for f in replayed.findings}
         if live != again:
             raise Violation("replay", f"{live} -> {again}")
+
+
+def _check_cause(known: Finding, finding: Finding) -> None:
+    """Who is named, and why, changes from nobody to somebody, grows, or gets surer; what is certain
+    stays. No cause is later than the finding."""
+    was, now = _labels(known), _labels(finding)
+    gets_surer = not _labels(known, sure=True) and _surest(finding) > _surest(known)
+    if not (was <= now or gets_surer):
+        raise Violation("cause taken back", f"{known.summary} -> {finding.summary}")
+    late = [s for s in finding.suspects if s.onset_at and s.onset_at > finding.opened_at]
+    if late:
+        raise Violation("cause after its finding", f"{finding.summary}")
+
+
+def _labels(finding: Finding, *, sure: bool = False) -> set[tuple[int, Reason]]:
+    return {
+        (s.rank, s.reason) for s in finding.suspects if not sure or s.confidence is Confidence.HIGH
+    }
+
+
+def _surest(finding: Finding) -> int:
+    order = (Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
+    return max((order.index(s.confidence) for s in finding.suspects), default=-1)
 
 
 def _about(finding: Finding) -> tuple[object, ...]:

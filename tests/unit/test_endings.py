@@ -251,6 +251,27 @@ def test_an_exit_status_comes_before_the_launchers_sigterm() -> None:
     assert job.only().summary.startswith("rank 2 exited with status 1 at ")
 
 
+def test_a_killed_rank_comes_before_peers_that_exit_because_of_it() -> None:
+    """SIGKILL to rank 2; the others catch the error and call sys.exit(1): 20 ms or a second later.
+    Also where there is only one other."""
+    for world, later_s in ((4, 0.02), (4, 1.0), (2, 0.02), (2, 1.0)):
+        job = running(world)
+        leave(job, 1, KILL, ago_s=later_s)
+        for rank in set(range(world)) - {1}:
+            leave(job, rank, STATUS_1)
+        job.run(5)
+        assert named(job.only()) == [(1, Reason.EXITED, Confidence.HIGH)]
+
+
+def test_a_launcher_that_kills_the_rest_is_not_the_cause() -> None:
+    """Rank 2 raises; whatever started the job kills the others at once with SIGKILL."""
+    job = running()
+    leave(job, 2, BAD_BATCH, ago_s=0.1)
+    spread(job, [(0, KILL), (1, KILL), (3, UNKNOWN)], 0.0)
+    job.run(5)
+    assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
+
+
 def test_a_crash_is_told_with_its_line_and_stays_in_the_history() -> None:
     """Rank 1 raises; torchrun ends the rest. The finding closes with the attempt."""
     job = running().join("dp", [0, 2, 3], 4)
@@ -317,6 +338,16 @@ def test_where_each_blames_a_peer_nobody_is_named() -> None:
     assert finding.summary == (
         "ranks 0-3 ended, and each blames a peer: which rank went first is not known"
     )
+
+
+def test_where_nobody_knows_how_far_the_one_that_finished_came_nobody_is_named() -> None:
+    """Rank 0 finishes, but its last counters do not tell what it joined; all others lose it."""
+    job = running()
+    leave(job, 0, CLEAN)
+    spread(job, [(1, RESET), (2, RESET), (3, RESET)], 0.5)
+    job.run(5)
+    assert named(job.only()) == []
+    assert job.only().summary.startswith("ranks 1-3 ended, and each blames a peer")
 
 
 def test_one_that_blames_a_peer_while_all_others_run_on_is_named_with_low_confidence() -> None:
