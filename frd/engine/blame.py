@@ -86,7 +86,7 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     row = graph.waits.row(rank)
     if ending is Ending.MOVING:
-        words.append("still makes progress elsewhere")
+        words.append("it is still active in other groups")
         confidence = Confidence.MEDIUM
     else:
         threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
@@ -137,7 +137,7 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
         case _ as never:
             assert_never(never)
     as_of = int(graph.picture.as_of[graph.waits.row(doubt.rank)])
-    words = [f"{doubt.why.value}; nothing is known since {utc_text(as_of)}"]
+    words = [f"{doubt.why.value}; last heard of at {utc_text(as_of)}"]
     words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
     began = _onset(graph, held_up)
     evidence = "; ".join(filter(None, words))
@@ -158,7 +158,8 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
         stuck = graph.stuck_devices(those)
         ahead = those.inside[those.started]
         words = (
-            f"joined {what}, but its device never started it; {summary.ranks(ahead.tolist())} did"
+            f"joined {what}, but its device has not started it; the device of "
+            f"{summary.ranks(ahead.tolist())} has"
         )
     witnesses = graph.agents_of(ahead)
     blames = []
@@ -281,5 +282,5 @@ def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: boo
         return f"has posted no {way} that matches rank {other} on {label}" if fresh else ""
     enqueued = graph.waits.enqueued(instance.group, rank)
     if enqueued < 0:
-        return f"has joined nothing of {label} yet" if fresh else ""
+        return f"has not joined a collective of {label} yet" if fresh else ""
     return f"last {'joined' if fresh else 'seen at'} seq {enqueued} of {label}"

@@ -208,7 +208,7 @@ class Case:
         if self._is_abandoned(attempt, now):
             self.ended_at = self.ended_at or now
             waited_s = self._policy.deserted_after_s
-            yield from self.close_all(now, f"no agent has spoken for it for {waited_s:.0f} s")
+            yield from self.close_all(now, f"no agent has reported on it for {waited_s:.0f} s")
             return
         if not attempt.ended(now):
             self.ended_at = None

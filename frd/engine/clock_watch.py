@@ -34,7 +34,7 @@ _KINDS: Final = frozenset({Kind.CLOCK_UNSYNCHRONIZED})
 _LOOK_EVERY_NS: Final = 1_000_000_000
 _APART_NS: Final = 2_000_000_000
 """Two contradictions closer than this may come of one step."""
-_WHAT_TO_DO: Final = "look at time synchronization (chrony, PTP) there"
+_WHAT_TO_DO: Final = "check the time synchronization (chrony, PTP) there"
 
 _Ranks = tuple[int, ...]
 """Of the nodes concerned: what identifies a finding, over restarts too."""
@@ -100,8 +100,9 @@ class ClockWatcher:
                 yield self._finding(
                     ranks,
                     now,
-                    f"the clock of {node} ({summary.ranks(ranks)}) is unknown, so its ranks are "
-                    f"not ordered with others: see `frd status` for why, and {_WHAT_TO_DO}",
+                    f"the clock of {node} ({summary.ranks(ranks)}) is not synchronized, so times "
+                    "of its ranks are not compared with those of other nodes: `frd status` says "
+                    f"why; {_WHAT_TO_DO}",
                 )
 
     def _certain(self, attempt: Attempt, now: AlignedNs) -> Iterable[Finding]:
@@ -114,7 +115,7 @@ class ClockWatcher:
                     now,
                     f"the clocks of {_node(attempt, early)} and {_node(attempt, late)} contradict "
                     f"each other: rank {early} completed a collective {span_text(-hint.slack_ns)} "
-                    f"before rank {late} came to it; which of them is wrong is not known: "
+                    f"before rank {late} joined it; one of the two is wrong: "
                     f"{_WHAT_TO_DO}",
                 )
 

@@ -51,7 +51,7 @@ class Why(Enum):
     """Why nothing can be claimed about a rank."""
 
     NEVER_SEEN = "no agent has reported it"
-    DISCONNECTED = "the stream of its agent is down"
+    DISCONNECTED = "its agent is not connected"
     LATE = "its telemetry is late"
     GAP = "its telemetry has gaps"
     UNPROVEN = "its telemetry is older than what would prove it"

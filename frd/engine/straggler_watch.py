@@ -149,10 +149,10 @@ class StragglerWatcher:
         if known.straggler is None:  # not seen since a restart: a window may show it
             patience_s = self._policy.straggler_window_s + self._policy.telemetry_late_s
             waited_s = (picture.now - known.told_at) / 1e9
-            return "" if waited_s < patience_s else "in time again"
+            return "" if waited_s < patience_s else "no longer late"
         still_ns = known.add(window, known.straggler.lates)
         if 2 * still_ns < self._policy.straggler_min_lost_s * 1e9:
-            return "in time again"
+            return "no longer late"
         self._tell(known, known.straggler, window, picture)
         return ""
 
@@ -211,12 +211,12 @@ def _evidence(
     who = "its whole node was" if late.culprit < 0 else "was"
     words = (
         f"{who} last in {late.count:,} of {late.judged:,} collectives of {label} "
-        f"within {window.seconds:.0f} s, by {_mean_text(late)} on average"
+        f"in {window.seconds:.0f} s, {_mean_text(late)} after the others on average"
     )
     others = [other for other in labels if other != label]
     words += f"; and late in {', '.join(others)}" if others else ""
-    words += "; in other groups it is held up" * straggler.is_held_up
-    return words + ("; what it waits for in sends and receives is not known" * straggler.sends)
+    words += "; in other groups it waits for other ranks" * straggler.is_held_up
+    return words + ("; its waits in sends and receives are not recorded" * straggler.sends)
 
 
 def _summary(straggler: Straggler, lost_s: float, picture: Picture) -> str:
@@ -227,7 +227,7 @@ def _summary(straggler: Straggler, lost_s: float, picture: Picture) -> str:
         who = f"node {compose.node_of(picture, ranks[0]) or '?'} ({who})"
     share = 100 * late.count / max(late.judged, 1)
     return (
-        f"{who} comes late again and again: {label} has lost {lost_s:.1f} s to it, "
+        f"{who} comes late again and again: {label} has waited {lost_s:.1f} s for it, "
         f"{_mean_text(late)} in {share:.{0 if share >= 2 else 1}f} % of its collectives"
     )
 

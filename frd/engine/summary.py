@@ -168,7 +168,7 @@ def _tie(suspects: Sequence[Suspect]) -> str:
         return ""
     bounds = sorted(s.onset_uncertainty_s for s in tied if s.onset_uncertainty_s is not None)
     if len(bounds) < len(tied):
-        return "; which of them was first their clocks cannot tell"
+        return "; their clocks cannot tell which of them was first"
     return f"; at the same time, within {span_text(round(sum(bounds[-2:]) * 1e9))}"
 
 

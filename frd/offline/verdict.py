@@ -287,7 +287,7 @@ def contradicted(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding
             job=key.job,
             attempt=key.attempt,
             opened_at=now,
-            summary=f"the clock of {node}{whose} is wrong or has stepped: collectives put it off "
-            f"by {span_text(domain.off_by_ns)} or more, so its ranks are not ordered with others: "
-            "look at its time service",
+            summary=f"the clock of {node}{whose} is wrong or has stepped, by "
+            f"{span_text(domain.off_by_ns)} or more as its collectives show, so times of its ranks "
+            "are not compared with those of others: check its time synchronization (chrony, PTP)",
         )

@@ -43,7 +43,7 @@ def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> Non
     for rank, finding in by_rank.items():
         assert (finding["kind"], len(finding["suspects"])) == ("straggler", 1)
         assert finding["suspects"][0]["reason"] == "late"
-        assert finding["close_reason"] == "in time again"
+        assert finding["close_reason"] == "no longer late"
         assert finding["lost_s"] == pytest.approx(lost_s(came, rank, finding), rel=0.1)
 
 

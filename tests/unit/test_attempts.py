@@ -103,7 +103,7 @@ def test_an_attempt_without_agents_ends() -> None:
     job.run(15)
     assert views(job)[0].ended
     assert job.open() == []
-    assert job.findings()[0].close_reason == "no agent has spoken for it for 30 s"
+    assert job.findings()[0].close_reason == "no agent has reported on it for 30 s"
     job.run(70)
     assert views(job) == {}
 

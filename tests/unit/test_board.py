@@ -40,11 +40,11 @@ def test_a_subject_is_one_finding_from_its_opening_to_its_end() -> None:
     (opened,) = findings.put(claim(3), AlignedNs(S))
     assert findings.put(claim(3), AlignedNs(2 * S)) == []
     (updated,) = findings.put(claim(3, "was very late"), AlignedNs(3 * S))
-    (closed,) = findings.close(3, AlignedNs(4 * S), "in time again")
+    (closed,) = findings.close(3, AlignedNs(4 * S), "no longer late")
     assert changes([opened, updated, closed]) == [Change.OPENED, Change.UPDATED, Change.CLOSED]
     assert {e.finding.id for e in (opened, updated, closed)} == {opened.finding.id}
     assert (closed.finding.opened_at, closed.finding.closed_at) == (S, 4 * S)
-    assert closed.finding.close_reason == "in time again"
+    assert closed.finding.close_reason == "no longer late"
     assert closed.finding.suspects[0].evidence == "was very late"
     assert not len(findings)
     assert findings.close(3, AlignedNs(5 * S), "again") == []

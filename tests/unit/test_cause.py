@@ -46,7 +46,7 @@ def test_a_rank_in_no_collective_is_stuck_in_its_program() -> None:
 def test_a_rank_that_never_joined_anything_is_told_so() -> None:
     """Rank 1 has not joined the first collective of the group yet."""
     verdict = Scene(2).group("dp", [0, 1]).waits("dp", 1, [0]).only()
-    assert verdict.suspects[0].evidence == "has joined nothing of dp yet"
+    assert verdict.suspects[0].evidence == "has not joined a collective of dp yet"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_rank_that_moves_elsewhere_is_named_with_less_confidence() -> None:
     verdict = scene.only()
     assert named(verdict) == {2: Reason.CPU_STUCK}
     assert verdict.suspects[0].confidence is Confidence.MEDIUM
-    assert "progress" in verdict.suspects[0].evidence
+    assert "still active in other groups" in verdict.suspects[0].evidence
 
 
 def test_an_absence_that_has_only_begun_is_not_stuck_for_sure() -> None:

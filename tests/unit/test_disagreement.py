@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
 from frd.engine.disagreement import GLOO, WRONG_RESULT
-from frd.model import Finding, Kind, Signature
+from frd.forms import finding_from_json, finding_json
+from frd.model import Finding, Kind, Signature, WorkerStack
 from tests.jobs import Job
 
 
@@ -118,3 +120,17 @@ def test_another_order_of_two() -> None:
     job.join("a", [0], 1).join("b", [1], 1)
     job.run(10)
     assert job.only().disagreement == "rank 0 is in all_reduce on a, rank 1 is in all_reduce on b"
+
+
+def test_a_finding_with_all_of_it_survives_its_json() -> None:
+    """What a rank is doing and who disagrees come back from the store as they went."""
+    worker = WorkerStack(7, "pt_data_worker", ("a.py:2 in f",), "x/y.py:3 in g", "loading", "idle")
+    finding = hung({0: "all_reduce", 1: "all_reduce", 2: "broadcast"}, range(3))
+    suspect = replace(
+        finding.suspects[0], inside="torch/x.py:1 in y", doing="compiling", workers=(worker,)
+    )
+    finding = replace(finding, suspects=(suspect,))
+    [back] = [finding_from_json(finding_json(finding))]
+    assert back.suspects[0].workers == (worker,)
+    assert (back.suspects[0].inside, back.suspects[0].doing) == (suspect.inside, suspect.doing)
+    assert back.disagreement == finding.disagreement

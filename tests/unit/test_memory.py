@@ -471,7 +471,7 @@ def test_what_has_stood_still_is_over() -> None:
         Change.CLOSED,
         Change.OPENED,
     ]
-    assert told[1].close_reason == "memory has stood still for 60 s"
+    assert told[1].close_reason == "memory has not changed for 60 s"
 
 
 def test_where_all_follow_nobody_is_surely_the_first() -> None:

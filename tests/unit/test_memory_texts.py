@@ -48,17 +48,19 @@ FIGURES = "+2.0 GiB in 4.0 s, 30.0 GiB left"
         (SPIKE, f"GPU memory of rank 3 rose first: {FIGURES}"),
         (
             replace(SPIKE, ranks=(3, 5)),
-            f"GPU memory of ranks 3,5 rose first, too close to tell which: {FIGURES}",
+            "GPU memory of ranks 3,5 rose first, too close together to say which of them: "
+            f"{FIGURES}",
         ),
         (replace(SPIKE, leak=True, on_host=True), f"host memory of rank 3 leaks: {FIGURES}"),
         (OOM, f"rank 3 ran out of GPU memory: {FIGURES}"),
         (
             replace(OOM, failed=(7,)),
-            f"rank 7 ran out of GPU memory; that of rank 3 rose first: {FIGURES}",
+            f"rank 7 ran out of GPU memory; the memory of rank 3 rose first: {FIGURES}",
         ),
         (
             replace(OOM, ranks=(3, 5), failed=(7,)),
-            "rank 7 ran out of GPU memory; that of ranks 3,5 rose first, too close to tell which: "
+            "rank 7 ran out of GPU memory; the memory of ranks 3,5 rose first, "
+            "too close together to say which of them: "
             f"{FIGURES}",
         ),
         (replace(OOM, common=True, failed=(1, 2, 3)), "ranks 1-3 ran out of GPU memory"),

@@ -162,7 +162,7 @@ def test_all_together_are_nobodys_fault() -> None:
     assert (finding.suspects, finding.reason) == ((), Reason.MEMORY)
     assert finding.victims == (0, 1, 2, 3)
     assert finding.summary == (
-        "host memory of ranks 0-3 rose together, which is no rank's fault: "
+        "host memory of ranks 0-3 rose together, no single rank is the cause: "
         "+13.0 GiB in 1.0 s, 1.0 GiB left"
     )
 

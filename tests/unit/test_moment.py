@@ -123,7 +123,7 @@ def test_an_unknown_clock_is_told_as_one() -> None:
     finding = told(under(scene.picture(), NODES, [0.1] * 3 + [None] * 3), scene)
     assert [s.tied for s in finding.suspects] == [True, True]
     assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0001, None]
-    assert finding.summary.endswith("; which of them was first their clocks cannot tell")
+    assert finding.summary.endswith("; their clocks cannot tell which of them was first")
 
 
 @pytest.mark.parametrize(("within_ms", "lost"), [(5.0, [2]), (20.0, [2, 5]), (None, [2, 5])])

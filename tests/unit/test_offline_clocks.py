@@ -164,7 +164,7 @@ def test_a_told_clock_that_lies_is_the_one_that_is_named() -> None:
     found = analyze(folder.trace())
     (finding,) = found.findings
     assert finding.kind is Kind.CLOCK_UNSYNCHRONIZED
-    assert finding.summary.startswith("the clock of n2 (rank 2) is wrong or has stepped: ")
+    assert finding.summary.startswith("the clock of n2 (rank 2) is wrong or has stepped, by ")
     assert "by 2.5 s or more" in finding.summary
     assert (found.fault, found.clock_uncertainties_ns[2]) == (False, None)
     assert found.clock_uncertainties_ns[3] == 100_000

@@ -91,7 +91,7 @@ def test_two_stragglers_of_one_group_are_told_apart(per_node: int) -> None:
         truth = lost_between(came[0], suspect.rank, 0, told_until)
         assert finding.lost_s == pytest.approx(truth, rel=0.1)
         assert finding.victims == tuple(r for r in range(8) if r != suspect.rank)
-        assert f"layer0 has lost {finding.lost_s:.1f} s to it" in finding.summary
+        assert f"layer0 has waited {finding.lost_s:.1f} s for it" in finding.summary
 
 
 def test_what_was_injected_is_what_was_lost() -> None:
@@ -278,7 +278,7 @@ def test_it_closes_when_the_rank_comes_in_time_for_a_window() -> None:
     race.run(arrivals(4, [[range(4)]], 1_800, even(4)))
     (closed,) = [event for event in race.events if event.change is Change.CLOSED]
     assert closed.finding.id == finding.id
-    assert closed.finding.close_reason == "in time again"
+    assert closed.finding.close_reason == "no longer late"
     assert (closed.finding.lost_s or 0.0) >= (finding.lost_s or 0.0)
     assert race.open() == []
 
@@ -301,7 +301,7 @@ def test_a_restored_finding_whose_rank_has_recovered_closes() -> None:
     after = Race(4, [[range(4)]])
     after.engine.restore([finding], AlignedNs(before.now))
     after.run(arrivals(4, [[range(4)]], 3_000, even(4)))
-    assert [e.finding.close_reason for e in after.events] == ["in time again"]
+    assert [e.finding.close_reason for e in after.events] == ["no longer late"]
 
 
 def test_a_shorter_window_is_judged_sooner() -> None:

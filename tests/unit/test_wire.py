@@ -351,6 +351,7 @@ def test_odd_names_survive() -> None:
         Ack(),
         Resync("first sight"),
         Request(5, (0, 2), True, False, 2.5),
+        Request(6, (0, 2), False, True, 8.0, children_of=(2,)),
         Refusal("length", "entries.seq: 15 bytes"),
     ],
 )

@@ -221,7 +221,7 @@ class MemoryIncidents:
             return "its processes were replaced"
         settled = series.high[rows] + series.visible[rows] >= series.mark[rows]
         if settled.any():
-            return f"memory has stood still for {self._policy.memory_settle_s:.0f} s"
+            return f"memory has not changed for {self._policy.memory_settle_s:.0f} s"
         return "memory fell back"
 
     # -- failures ----------------------------------------------------------------------------

@@ -35,8 +35,8 @@ def summary(verdict: MemoryVerdict) -> str:
     if verdict.leak:
         return f"{memory} of {who} leaks: {figures}"
     if verdict.common:
-        return f"{memory} of {who} rose together, which is no rank's fault: {figures}"
-    doubt = ", too close to tell which" if len(verdict.ranks) > 1 else ""
+        return f"{memory} of {who} rose together, no single rank is the cause: {figures}"
+    doubt = ", too close together to say which of them" if len(verdict.ranks) > 1 else ""
     return f"{memory} of {who} rose first{doubt}: {figures}"
 
 
@@ -45,10 +45,10 @@ def _ran_out(verdict: MemoryVerdict, memory: str, figures: str) -> str:
     text = f"{ranks(failed)} ran out of {memory}"
     if verdict.common or not figures:
         return text
-    doubt = ", too close to tell which" if len(verdict.ranks) > 1 else ""
+    doubt = ", too close together to say which of them" if len(verdict.ranks) > 1 else ""
     if verdict.ranks == failed:
         return f"{text}: {figures}{doubt}"
-    return f"{text}; that of {ranks(verdict.ranks)} rose first{doubt}: {figures}"
+    return f"{text}; the memory of {ranks(verdict.ranks)} rose first{doubt}: {figures}"
 
 
 def _figures(rise: MemoryRise) -> str:
@@ -67,7 +67,7 @@ def _figures(rise: MemoryRise) -> str:
 def evidence(verdict: MemoryVerdict, rise: MemoryRise, doing: str) -> str:
     """What is known of one suspect."""
     memory = "host memory" if verdict.on_host else f"memory of {clean(rise.device) or 'its GPU'}"
-    parts = [f"{memory}: {_figures(rise) or 'nobody saw it rise'}"]
+    parts = [f"{memory}: {_figures(rise) or 'no rise was seen'}"]
     if verdict.leak:
         parts.append("a leak: it rises slowly and steadily")
     if rise.out_of_memory:

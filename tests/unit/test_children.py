@@ -1,0 +1,173 @@
+"""Child processes of a rank and the processor time of processes, on real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from frd.flight.places import activity_of
+from frd.flight.stacktext import ADVICE, processes
+from frd_agent.children import MAX_CHILDREN, Children
+from frd_agent.outside import NOT_INSTALLED, NoStack, advice
+from frd_agent.stacks import StackReader
+from frd_agent.usage import Meter, usage_text
+from tests.real import until
+
+Start = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts Python programs that print a line when they are where they should be."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(program: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready")
+        return process
+
+    yield begin
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+FAMILY = """
+import multiprocessing, os, subprocess, sys, time
+def wait_in_child():
+    time.sleep(300)
+shell = subprocess.Popen(["sleep", "300"])
+child = multiprocessing.get_context("fork").Process(target=wait_in_child)
+child.start()
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+print("ready", child.pid, other.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def read(children: Children) -> str:
+    return asyncio.run(children.read(20.0))
+
+
+def pids(text: str) -> set[int]:
+    return {one.pid for one in processes(text) if one.pid}
+
+
+def test_python_children_and_no_others(start: Start) -> None:
+    """A forked child and another Python are read, ``sleep`` is not, nor one that is a rank."""
+    parent = start(FAMILY)
+    below = {int(pid) for pid in _children_of(parent.pid)}
+    python = {pid for pid in below if "python" in os.readlink(f"/proc/{pid}/exe")}
+    assert len(below) == 3
+
+    def all_of_python() -> bool:  # an exec may be under way
+        return pids(read(Children(parent.pid))) == python and len(python) == 2
+
+    until(all_of_python)
+    rank = min(python)
+    assert pids(read(Children(parent.pid, {rank}))) == python - {rank}
+
+
+def _children_of(pid: int) -> list[str]:
+    tasks = Path(f"/proc/{pid}/task/{pid}/children")
+    return tasks.read_text().split()
+
+
+def test_a_forked_child_has_its_own_frames_only(start: Start) -> None:
+    """py-spy shows the frames of the parent below those of the child; they are cut off."""
+    parent = start(FAMILY)
+    text = read(Children(parent.pid))
+    if "py-spy: " in text:
+        pytest.skip("py-spy is not installed, or may not read other processes here")
+    [forked] = [one for one in activity_of(text).workers if "wait_in_child" in str(one.stack)]
+    assert forked.stack == ("<string>:4 in wait_in_child",)
+    assert forked.usage == "idle: used no processor time"
+
+
+def test_children_without_py_spy(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel's view of each; of the rank itself, what to install."""
+    parent = start(FAMILY)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    stack = asyncio.run(StackReader(parent.pid, None).read())
+    told = activity_of(stack.text + read(Children(parent.pid)))
+    assert told.note == "install py-spy beside the agent to see its Python stack"
+    assert f"{ADVICE}install py-spy" in stack.text
+    assert all(one.stack[0].startswith("in the kernel: ") for one in told.workers)
+    assert len(told.workers) == 2
+
+
+def test_advice() -> None:
+    """What helps, where something helps."""
+    assert advice(NoStack(NOT_INSTALLED)).startswith("install py-spy")
+    assert "CAP_SYS_PTRACE" in advice(NoStack("exit code 1: Error: Permission Denied: Try ..."))
+    assert advice(NoStack("no answer within 5 s")) == ""
+
+
+def test_a_rank_of_very_many_children(start: Start) -> None:
+    """No more than the limit are read, and the text says how many were not."""
+    parent = start(f"""
+        import os, time
+        for _ in range({MAX_CHILDREN + 4}):
+            if not os.fork():
+                time.sleep(300)
+                os._exit(0)
+        print("ready", flush=True)
+        time.sleep(300)
+    """)
+    text = read(Children(parent.pid))
+    assert len(pids(text)) == MAX_CHILDREN
+    assert text.endswith("# 4 more child processes were not looked at\n")
+
+
+def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
+    """Busy is who uses a processor, or would if there were one; idle who sleeps or is stopped."""
+    busy = start("print('ready', flush=True)\nwhile True: pass")
+    idle = start("import time\nprint('ready', flush=True)\ntime.sleep(300)")
+
+    async def look() -> tuple[str, str]:
+        meters = Meter(busy.pid), Meter(idle.pid)
+        for meter in meters:
+            await meter.settled()
+        return meters[0].text(), meters[1].text()
+
+    of_busy, of_idle = asyncio.run(look())
+    assert of_busy.startswith("busy: uses ")
+    assert of_idle == "idle: used no processor time"
+    os.kill(busy.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, busy.pid, os.WSTOPPED | os.WNOWAIT)
+    assert asyncio.run(look())[0] == "idle: used no processor time"
+
+
+def test_a_process_that_is_gone_has_no_usage() -> None:
+    """Nothing is said of it."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    meter = Meter(process.pid)
+    asyncio.run(meter.settled())
+    assert meter.text() == ""
+
+
+def test_usage_in_words() -> None:
+    """A rank that computes on a crowded machine is busy as well."""
+    assert usage_text(1.04) == "busy: uses 1.0 cores"
+    assert usage_text(0.3, queued=0.6) == "busy: uses 0.3 cores and waits for more"
+    assert usage_text(0.3) == "uses 0.30 cores"
+    assert usage_text(0.01, queued=0.1) == "idle: used no processor time"
