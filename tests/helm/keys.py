@@ -1,7 +1,8 @@
 """The keys of frd's own configuration as the chart's schema knows them.
 
 They stand in `values.schema.json` under ``$defs``, so that Helm refuses a misspelt one by its name,
-long before a pod does. Made from the code: ``python -m tests.helm.keys`` writes them anew.
+long before a pod does. Made from the code: ``python -m tests.helm.keys`` writes them anew. The same
+holds for the alerts whose rules can be changed, which come from the rule files.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from frd import config
 from frd_agent.config import Config as AgentConfig
 
-SCHEMA = Path(__file__).parents[2] / "helm/frd/values.schema.json"
+CHART = Path(__file__).parents[2] / "helm/frd"
+SCHEMA = CHART / "values.schema.json"
 CHARTS_OWN = {"grpc", "http", "data_dir", "tls", "auth", "insecure"}
 """What the chart sets itself, in the service's file."""
 CHARTS_FLAGS = {"service", "run_dir", "dump_dir", "metrics", "job", "node", "insecure"}
@@ -35,6 +39,21 @@ def agent_keys() -> dict[str, Any]:
         if key.startswith(("tls", "token")):
             del schema["properties"][key]
     return schema
+
+
+def alerts() -> dict[str, Any]:
+    """The schema of `prometheusRule.alerts`: each rule by its alert's name and its severity."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((CHART / "rules").glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text("utf-8"))["groups"]:
+            for rule in group["rules"]:
+                severities = found.setdefault(rule["alert"], {})
+                severities[rule["labels"]["severity"]] = {"$ref": "#/$defs/rule"}
+    return _closed({name: _closed(severities) for name, severities in found.items()})
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _plain(schema: dict[str, Any], without: set[str]) -> dict[str, Any]:
@@ -75,7 +94,11 @@ def _resolved(part: Any, definitions: dict[str, Any]) -> Any:
 def schema() -> dict[str, Any]:
     """The chart's schema with the keys as the code has them now."""
     written: dict[str, Any] = json.loads(SCHEMA.read_text("utf-8"))
-    written["$defs"] |= {"service": service_keys(), "agent": agent_keys()}
+    written["$defs"] |= {
+        "alerts": alerts(),
+        "service": service_keys(),
+        "agent": agent_keys(),
+    }
     return written
 
 

@@ -13,6 +13,7 @@ import click
 import pytest
 import yaml
 
+import frd
 from frd.cli import cli
 from frd_agent.cli import cli as agent_cli
 from tests.helm.chart import CHART, ROOT, Object, containers, helm, render
@@ -59,6 +60,9 @@ def test_every_line_can_be_typed() -> None:
         match words:
             case ["helm", "install" | "upgrade", "frd", "helm/frd", *_]:
                 render(values(words))
+            case ["docker", "build" | "push" as verb, *rest]:
+                tag = frd.__version__
+                assert rest[verb == "build" :][0] == f"registry.example/team/frd:{tag}"
             case ["helm", "test", "frd", *_]:
                 assert render().one("Pod")["metadata"]["annotations"]["helm.sh/hook"] == "test"
             case ["kubectl", "--namespace", "frd", verb, *rest]:
@@ -68,7 +72,20 @@ def test_every_line_can_be_typed() -> None:
             case _:
                 pytest.fail(f"{words}: nobody checks this line")
         seen.add(words[0])
-    assert seen == {"helm", "kubectl"}
+    assert seen == {"docker", "helm", "kubectl"}
+
+
+def test_the_values_that_the_page_shows_are_taken() -> None:
+    """Every block that begins with `# values.yaml` renders."""
+    shown = [
+        yaml.safe_load(block)
+        for page in PAGES
+        for block in blocks(page, "yaml")
+        if block.startswith("# values.yaml\n")
+    ]
+    assert [list(values) for values in shown] == [["prometheusRule"], ["ingress"]]
+    for values_file in shown:
+        render(values_file)
 
 
 def test_the_secrets_that_are_read_by_hand_exist() -> None:

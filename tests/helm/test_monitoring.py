@@ -32,6 +32,14 @@ LOCAL = "http://127.0.0.1:9374/runbooks/"
         ({"insecure": True, "service": {"httpPort": 8080}}, "http://frd.frd.svc:8080/runbooks/"),
         ({"runbookUrl": "https://git/frd/docs/runbooks"}, "https://git/frd/docs/runbooks/"),
         ({"runbookUrl": "https://frd/runbooks/"}, "https://frd/runbooks/"),
+        (
+            {"ingress": {"enabled": True, "hosts": ["frd.example"], "tls": [{"secretName": "w"}]}},
+            "https://frd.example/runbooks/",
+        ),
+        (
+            {"ingress": {"enabled": True, "hosts": ["frd.example", "b.example"]}},
+            "http://frd.example/runbooks/",
+        ),
     ],
 )
 def test_the_rules_are_the_files_with_links_of_this_release(
@@ -46,15 +54,76 @@ def test_the_rules_are_the_files_with_links_of_this_release(
             assert rule["annotations"]["runbook_url"] == f"{base}{rule['alert']}.md"
 
 
+RULE_CHANGES: dict[str, Any] = {
+    "additionalRuleLabels": {"team": "training", "note": "{{ $labels.job }}"},
+    "alerts": {
+        "FrdCollectiveStalled": {
+            "warning": {"enabled": False},
+            "critical": {"for": "2m", "severity": "page"},
+        },
+        "FrdMemoryFirstCause": {"critical": {"severity": "warning"}},
+        "FrdBlind": {"warning": {"for": "10m"}, "critical": {"for": "0s"}},
+        "FrdTelemetryGap": {"warning": {"enabled": False}},
+    },
+}
+
+
+def test_rules_change_as_the_values_say() -> None:
+    """Each by alert and shipped severity: off, later, of another severity; the rest as shipped."""
+    shipped = {
+        (rule["alert"], rule["labels"]["severity"]): rule
+        for group in groups(render())
+        for rule in group["rules"]
+    }
+    changes = {
+        (alert, severity): change
+        for alert, by_severity in RULE_CHANGES["alerts"].items()
+        for severity, change in by_severity.items()
+    }
+    assert changes.keys() <= shipped.keys()
+    expected = []
+    for key, rule in shipped.items():
+        change = changes.get(key, {})
+        if change.get("enabled", True):
+            severity = {"severity": change.get("severity", key[1])}
+            labels = RULE_CHANGES["additionalRuleLabels"] | severity
+            wait = {"for": change["for"]} if "for" in change else {}
+            expected.append(rule | wait | {"labels": labels})
+    (group,) = groups(render({"prometheusRule": RULE_CHANGES}))
+    assert group["rules"] == expected
+    assert len(expected) == len(shipped) - 2
+    assert (group["name"], group["interval"]) == ("frd", "5s")
+
+
+def test_with_all_rules_off_there_is_no_rule_object() -> None:
+    """A PrometheusRule whose groups have no rules would be refused."""
+    off: dict[str, dict[str, Any]] = {}
+    for group in groups(render()):
+        for rule in group["rules"]:
+            severities = off.setdefault(rule["alert"], {})
+            severities[rule["labels"]["severity"]] = {"enabled": False}
+    assert not render({"prometheusRule": {"alerts": off}}).of("PrometheusRule")
+
+
 @pytest.mark.prometheus
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is absent (prometheus)")
-def test_prometheus_takes_the_rendered_rules(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [{}, {"prometheusRule": RULE_CHANGES}], ids=["shipped", "mine"])
+def test_prometheus_takes_the_rendered_rules(values: dict[str, Any], tmp_path: Path) -> None:
     """What the operator would write to disk passes promtool."""
-    spec = render().one("PrometheusRule")["spec"]
+    spec = render(values).one("PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_one_value_labels_all_that_prometheus_selects() -> None:
+    """Monitors and rules carry the label, nothing else does; without it the notes say so."""
+    rendered = render({"monitoring": {"labels": {"release": "prom"}}})
+    labelled = {o["kind"] for o in rendered.objects if "release" in o["metadata"]["labels"]}
+    assert labelled == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
+    assert "monitoring.labels" not in rendered.notes
+    assert "--set monitoring.labels.release=" in render().notes
 
 
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor"])

@@ -15,6 +15,7 @@ from tests.helm.chart import (
     check,
     containers,
     helm,
+    recipe,
     render,
 )
 
@@ -29,9 +30,18 @@ EVERY_POD: Values = {
     "podAnnotations": {"note": "1"},
 }
 MONITOR: Values = {
-    "additionalLabels": {"release": "prometheus"},
     "relabelings": [{"action": "labeldrop", "regex": "pod"}],
     "metricRelabelings": [{"action": "drop", "regex": "x", "sourceLabels": ["__name__"]}],
+}
+SPREAD: Values = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+EXTRAS: Values = {
+    "extraEnv": [
+        {"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"},
+        {"name": "HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+    ],
+    "extraArgs": ["--log-level=debug", "--log-format", "text"],
+    "extraVolumes": [{"name": "ca-bundle", "configMap": {"name": "cas"}}],
+    "extraVolumeMounts": [{"name": "ca-bundle", "mountPath": "/etc/cas", "readOnly": True}],
 }
 OPTIONS: dict[str, Values] = {
     "names": {"nameOverride": "watch", "commonLabels": {"team": "infra"}},
@@ -56,7 +66,20 @@ OPTIONS: dict[str, Values] = {
     "no volume": {"persistence": {"enabled": False}},
     "volume": {"persistence": {"storageClass": "fast", "annotations": {"a": "b"}}},
     "no account": {"serviceAccount": {"create": False, "name": "mine"}},
-    "pod": EVERY_POD,
+    "pod": EVERY_POD | {"topologySpreadConstraints": [SPREAD]},
+    "extras": EXTRAS,
+    "extras of the sidecar": {"agent": EXTRAS},
+    "extras of the daemonset": {"agent": EXTRAS | {"daemonset": {"enabled": True}}},
+    "ingress": {
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "annotations": {"nginx.ingress.kubernetes.io/backend-protocol": "HTTPS"},
+            "hosts": ["frd.example", "frd.team.example"],
+            "tls": [{"hosts": ["frd.example", "frd.team.example"], "secretName": "web"}],
+        }
+    },
+    "ingress of the default class": {"ingress": {"enabled": True, "hosts": ["frd.example"]}},
     "budget": {"podDisruptionBudget": {"enabled": True}},
     "no policy": {"networkPolicy": {"enabled": False}},
     "agents elsewhere": {"agent": {"namespaces": ["training", "frd", "more"]}},
@@ -71,7 +94,14 @@ OPTIONS: dict[str, Values] = {
         kind: {"enabled": False}
         for kind in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards", "tests")
     },
-    "rules": {"prometheusRule": {"additionalLabels": {"a": "b"}}, "runbookUrl": "https://git/"},
+    "monitoring": {"monitoring": {"labels": {"release": "prometheus"}}},
+    "rules": {
+        "prometheusRule": {
+            "additionalRuleLabels": {"team": "training"},
+            "alerts": {"FrdDown": {"critical": {"for": "5m", "severity": "page"}}},
+        },
+        "runbookUrl": "https://git/",
+    },
     "dashboards": {"dashboards": {"additionalLabels": {"a": "b"}, "annotations": {"c": "d"}}},
 }
 OLD_AND_NEW = ("1.25", "1.27", "1.28", "1.29", "1.33", "1.37")
@@ -234,6 +264,59 @@ def test_selectors_find_what_they_mean_and_nothing_else() -> None:
             assert selects(selector, own), thing
             for other in (service, agent, *others):
                 assert other is own or not selects(selector, other), thing
+
+
+def test_the_ingress_leads_to_http() -> None:
+    """Every host leads whole to the Service's port for people, which the Service has."""
+    rendered = render(OPTIONS["ingress"])
+    spec = rendered.one("Ingress")["spec"]
+    assert [rule["host"] for rule in spec["rules"]] == ["frd.example", "frd.team.example"]
+    for rule in spec["rules"]:
+        (path,) = rule["http"]["paths"]
+        assert (path["path"], path["pathType"]) == ("/", "Prefix")
+        backend = path["backend"]["service"]
+        service = rendered.one("Service", backend["name"])["spec"]
+        assert {"name": "http", "port": 9374}.items() <= {
+            key: value
+            for port in service["ports"]
+            if port["name"] == backend["port"]["name"]
+            for key, value in port.items()
+        }.items()
+    assert "https://frd.example" in rendered.notes
+    assert "your Ingress controller must call it so" in rendered.notes
+
+
+def test_the_notes_warn_of_an_ingress_that_is_open() -> None:
+    """Tokens in plain text, or no tokens at all, behind an address outside the cluster."""
+    plain = render(OPTIONS["ingress of the default class"]).notes
+    assert "http://frd.example" in plain
+    assert "WITHOUT TLS" in plain
+    insecure = render(merged(OPTIONS["ingress"], {"insecure": True})).notes
+    assert "let your Ingress controller authenticate" in insecure
+    assert "WITHOUT TLS" not in insecure
+
+
+def added(pod: Object, container: Object) -> Values:
+    """What a container has of EXTRAS, by the values' names."""
+    extras = (("extraEnv", "env"), ("extraArgs", "command"), ("extraVolumeMounts", "volumeMounts"))
+    found = {
+        value: [given for given in EXTRAS[value] if given in container[key]]
+        for value, key in extras
+    }
+    return found | {"extraVolumes": [v for v in EXTRAS["extraVolumes"] if v in pod["volumes"]]}
+
+
+def test_extras_are_in_the_container_that_they_are_meant_for() -> None:
+    """Those of the service are its own; the agent's are in the sidecar and in the DaemonSet."""
+    pod = render(OPTIONS["extras"]).one("StatefulSet")["spec"]["template"]["spec"]
+    assert added(pod, pod["containers"][0]) == EXTRAS
+    pod = recipe(OPTIONS["extras of the sidecar"])
+    assert added(pod, pod["initContainers"][1]) == EXTRAS
+    rendered = render(OPTIONS["extras of the daemonset"])
+    pod = rendered.one("DaemonSet")["spec"]["template"]["spec"]
+    assert added(pod, pod["containers"][0]) == EXTRAS
+    pod = rendered.one("StatefulSet")["spec"]["template"]["spec"]
+    assert not any(added(pod, pod["containers"][0]).values())
 
 
 def test_ports_agree_wherever_they_are_named() -> None:

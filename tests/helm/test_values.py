@@ -75,6 +75,18 @@ def test_a_misspelt_value_is_refused_by_its_name(key: str) -> None:
         ("agent.daemonset.capabilities", ["SYS_ADMIN"], "capabilities"),
         ("serviceMonitor.interval", "5", "interval"),
         ("persistence.enabled", "yes", "enabled"),
+        ("ingress.enabled", True, "hosts"),
+        ("extraVolumes", [{"name": "tmp", "emptyDir": {}}], "extraVolumes"),
+        ("agent.extraVolumes", [{"name": "frd", "emptyDir": {}}], "extraVolumes"),
+        ("extraEnv", [{"name": "A", "valeu": "1"}], "valeu"),
+        ("extraEnv", [{"name": "A", "value": 1}], "value"),
+        ("prometheusRule.additionalRuleLabels", {"severity": "page"}, "severity"),
+        ("prometheusRule.additionalRuleLabels", {"a-b": "c"}, "a-b"),
+        ("prometheusRule.alerts.FrdDwon", {"critical": {"enabled": False}}, "FrdDwon"),
+        ("prometheusRule.alerts.FrdDown", {"warning": {"enabled": False}}, "warning"),
+        ("prometheusRule.alerts.FrdDown", {"severity": "page"}, "severity"),
+        ("prometheusRule.alerts.FrdDown.critical", {"for": "5"}, "for"),
+        ("prometheusRule.alerts.FrdDown.critical", {"enable": False}, "enable"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused(key: str, value: Any, named: str) -> None:
@@ -116,7 +128,10 @@ def test_the_schema_names_no_value_that_is_not_there() -> None:
 
 
 def test_the_schema_knows_the_keys_that_the_code_has() -> None:
-    """`config` and `agent.config` are as in the code; else run python -m tests.helm.keys."""
+    """`config` and `agent.config` are as in the code, `prometheusRule.alerts` as in the rules.
+
+    Else run python -m tests.helm.keys.
+    """
     assert (CHART / "values.schema.json").read_text("utf-8") == keys.text()
 
 

@@ -59,11 +59,19 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ ternary "http" "https" .Values.insecure }}
 {{- end }}
 
+{{/* Where people reach HTTP: by the Ingress, if there is one. */}}
+{{- define "frd.address" -}}
+{{- if .Values.ingress.enabled }}
+{{- printf "%s://%s" (ternary "https" "http" (not (empty .Values.ingress.tls))) (first .Values.ingress.hosts) }}
+{{- else }}
+{{- printf "%s://%s:%v" (include "frd.scheme" .) (include "frd.host" .) .Values.service.httpPort }}
+{{- end }}
+{{- end }}
+
 {{/* A file of the chart whose links to runbooks lead where this release has them: the files name a
      service on the reader's own machine, with its default port. (dict "root" $ "path" path) */}}
 {{- define "frd.linked" -}}
-{{- $own := printf "%s://%s:%v/runbooks" (include "frd.scheme" .root) (include "frd.host" .root) .root.Values.service.httpPort }}
-{{- $base := default $own .root.Values.runbookUrl | trimSuffix "/" }}
+{{- $base := default (printf "%s/runbooks" (include "frd.address" .root)) .root.Values.runbookUrl | trimSuffix "/" }}
 {{- .root.Files.Get .path | replace "http://127.0.0.1:9374/runbooks/" (print $base "/") }}
 {{- end }}
 

@@ -17,6 +17,9 @@ context, so a chart that depends on this one can use them too, with .Subcharts.f
 {{- end }}
 - --token-file=/etc/frd/token
 {{- end }}
+{{- range .root.Values.agent.extraArgs }}
+- {{ quote . }}
+{{- end }}
 {{- end }}
 
 {{- define "frd.agent.env" -}}
@@ -33,6 +36,9 @@ context, so a chart that depends on this one can use them too, with .Subcharts.f
   value: all
 - name: NVIDIA_DRIVER_CAPABILITIES
   value: utility
+{{- end }}
+{{- with .Values.agent.extraEnv }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -93,6 +99,9 @@ fail: nothing of frd shall hold up a rank or make its pod unready.
       mountPath: /etc/frd
       readOnly: true
     {{- end }}
+    {{- with .Values.agent.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end }}
 
 {{/* No sizeLimit on the first: to exceed one evicts the pod, and torch bounds its dumps itself. */}}
@@ -103,6 +112,9 @@ fail: nothing of frd shall hold up a rank or make its pod unready.
 - name: frd-credentials
   secret:
     secretName: {{ include "frd.agentSecret" . }}
+{{- end }}
+{{- with .Values.agent.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 
