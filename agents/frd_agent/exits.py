@@ -34,6 +34,8 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
     exception, where = "", ""
     if record is not None and record.kind == "exception":
         exception, where = _of_a_worker(record) or (record.detail, _place(record.frames))
+        if record.interrupted:
+            exception = f"{_INTERRUPT}, then {exception}"
     return ExitInfo(
         kind=_kind(record, exception, killed_by, status),
         signal=killed_by or _passed_on(status),
@@ -99,7 +101,7 @@ def _kind(
         # An exception on record was printed and survived, as an interactive interpreter does.
         return ExitKind.CLEAN
     if exception:
-        interrupted = exception.partition(":")[0] == _INTERRUPT
+        interrupted = re.match(rf"{_INTERRUPT}\b", exception) is not None
         return ExitKind.INTERRUPT if interrupted else ExitKind.EXCEPTION
     if SIGINT in (killed_by, _passed_on(status)):
         return ExitKind.INTERRUPT

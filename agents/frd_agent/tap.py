@@ -738,9 +738,22 @@ def _exit_record(at_ns: int) -> dict[str, Any]:
             detail += ": " + first if first else ""
             if _IN_A_WORKER in said:
                 record["original"] = _told(said[-MAX_ORIGINAL:], MAX_ORIGINAL)
+        with contextlib.suppress(Exception):
+            if _while_interrupted(sys.last_value):
+                record["interrupted"] = True
         frames = _frames(getattr(sys, "last_traceback", None))
         record.update(kind="exception", detail=_told(detail), frames=frames)
     return record
+
+
+def _while_interrupted(error: Any) -> bool:
+    """It was raised while a KeyboardInterrupt was handled: Ctrl-C in the middle of `torch.save`
+    ends in the RuntimeError of a file that is not whole."""
+    for _ in range(MAX_FRAMES):
+        error = error.__cause__ or error.__context__
+        if error is None or isinstance(error, KeyboardInterrupt):
+            break
+    return isinstance(error, KeyboardInterrupt)
 
 
 def _frames(traceback: Any) -> list[tuple[str, int, str]]:

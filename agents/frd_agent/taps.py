@@ -44,6 +44,8 @@ class ExitRecord:
     original: str = ""
     """The end of the traceback of a data loader's worker, as text, where the exception was one of a
     worker."""
+    interrupted: bool = False
+    """The exception was raised while a KeyboardInterrupt was handled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ class _Exit(msgspec.Struct):
     detail: _Name = ""
     frames: Annotated[list[_Frame], msgspec.Meta(max_length=256)] = []
     original: _Name = ""
+    interrupted: bool = False
 
 
 class _Group(msgspec.Struct):
@@ -231,7 +234,9 @@ def parse_identity(raw: bytes, token: str) -> TapIdentity:
 
 def _exit_record(said: _Exit) -> ExitRecord:
     frames = tuple(Frame(frame.name, frame.file, frame.line) for frame in said.frames)
-    return ExitRecord(said.kind, said.detail, NodeNs(said.at_ns), frames, said.original)
+    return ExitRecord(
+        said.kind, said.detail, NodeNs(said.at_ns), frames, said.original, said.interrupted
+    )
 
 
 def _group(said: _Group, world_size: int) -> TapGroup:

@@ -13,6 +13,7 @@ from frd_agent.taps import ExitRecord
 CLEAN = ExitRecord("clean", "", NodeNs(7))
 RAISED = ExitRecord("exception", "RuntimeError: bad batch", NodeNs(7))
 CTRL_C = ExitRecord("exception", "KeyboardInterrupt", NodeNs(7))
+CUT_SHORT = ExitRecord("exception", "RuntimeError: unexpected pos", NodeNs(7), interrupted=True)
 FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
 
 
@@ -35,6 +36,8 @@ FAILED = ExitRecord("exception", "KeyboardInterruptError: no", NodeNs(7))
         (CTRL_C, 2, ExitKind.INTERRUPT, "KeyboardInterrupt"),
         (CTRL_C, 1 << 8, ExitKind.INTERRUPT, "KeyboardInterrupt"),
         (CTRL_C, None, ExitKind.INTERRUPT, "KeyboardInterrupt"),
+        (CUT_SHORT, 1 << 8, ExitKind.INTERRUPT,
+         "KeyboardInterrupt, then RuntimeError: unexpected pos"),
         (FAILED, None, ExitKind.EXCEPTION, "KeyboardInterruptError: no"),
         (None, 2, ExitKind.INTERRUPT, "killed by SIGINT"),
         (CLEAN, 130 << 8, ExitKind.INTERRUPT, "exited with status 130 (128 + SIGINT)"),

@@ -115,6 +115,32 @@ def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
+    ("first", "is_told"), [(KeyboardInterrupt, True), (KeyError, False), (SystemExit, False)]
+)
+def test_an_exception_after_an_interrupt(
+    first: type[BaseException], is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C in the middle of a save ends in the error of a broken file: the record says so."""
+    try:
+        try:
+            try:
+                raise first
+            finally:
+                raise ValueError("the file is not whole")
+        except ValueError as error:
+            raise RuntimeError("cannot save") from error
+    except RuntimeError as error:
+        monkeypatch.setattr(sys, "last_type", RuntimeError, raising=False)
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+        monkeypatch.setattr(sys, "last_traceback", None, raising=False)
+    write(tmp_path, exit=tap._exit_record(9))
+    (file,) = taps.scan(tmp_path)
+    assert file.identity is not None, file.problem
+    assert file.identity.exit is not None
+    assert file.identity.exit.interrupted == is_told
+
+
+@pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"schema": 2}, "schema"),
