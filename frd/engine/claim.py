@@ -309,8 +309,6 @@ class Claim:
         if _claims(seen) > _claims(self.bare):
             least = min(compose.surest([s]) for s in fresh)
             return stood and least >= compose.surest(self.bare)
-        if self._is_certain:
-            return False
         return stood and compose.surest(seen) > compose.surest(self.bare)
 
     def _with_collective(self, finding: Finding, picture: Picture, verdict: Verdict) -> Finding:

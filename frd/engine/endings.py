@@ -122,8 +122,6 @@ def _stopped(picture: Picture, gone: Sequence[Exit], stops: Sequence[Exit]) -> L
     """Ranks that were asked to stop are lost only if most others run on, and for long."""
     if 2 * len(gone) > len(picture.rank):
         return None
-    if (picture.now - stops[0].at) / 1e9 < STOP_TAKES_S:
-        return None
     if not _run_on(picture, AlignedNs(stops[0].at + round(STOP_TAKES_S * 1e9))):
         return None
     first = tuple(one for one in stops if not stops[0].seen.is_before(one.seen, TOGETHER_NS))

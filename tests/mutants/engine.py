@@ -353,8 +353,8 @@ MUTANTS = (
     Mutant(
         "claim-certain",
         _CLAIM,
-        "        if self._is_certain:\n            return False\n        return stood",
-        "        return stood",
+        "return stood and compose.surest(seen) > compose.surest(self.bare)",
+        "return stood and compose.surest(seen) >= compose.surest(self.bare)",
         "what was certain is corrected",
     ),
     Mutant(
@@ -381,8 +381,8 @@ MUTANTS = (
     Mutant(
         "endings-patience",
         _ENDINGS,
-        "if (picture.now - stops[0].at) / 1e9 < STOP_TAKES_S:",
-        "if picture.now < stops[0].at:",
+        "AlignedNs(stops[0].at + round(STOP_TAKES_S * 1e9))",
+        "AlignedNs(stops[0].at + round(1e9))",
         "ranks that stop before others have saved their checkpoint are lost",
     ),
     Mutant(

@@ -125,10 +125,24 @@ def test_who_is_killed_after_a_hang_began_is_not_its_cause() -> None:
     assert job.only().ended_by.startswith("rank 1 ended by SIGKILL at")
 
 
+def test_who_waits_on_when_others_have_given_up_is_not_the_cause() -> None:
+    """All joined and nobody completes. Rank 1 gives up, which Gloo records as an end of its op, and
+    leaves; 0 and 3 catch the same error. Rank 2 is still inside: it does not become the cause."""
+    job = running().join("dp", range(4), 4)
+    job.run(8)
+    job.complete("dp", [1], 4)
+    leave(job, 1, RESET)
+    job.run(0.5)
+    job.complete("dp", [0, 3], 4)
+    job.run(20)
+    assert [named(finding) for finding in job.findings()] == [[]]
+
+
 def test_a_certain_cause_stays_when_its_process_is_stopped() -> None:
-    """Rank 2 is stuck for sure; then it is stopped as well: its reason stays what it was."""
+    """Rank 2 is stuck for sure, and later it turns out to be stopped as well: its reason stays."""
     job = hanging()
-    job.status(2, RankState.SILENT, "process 102 is stopped (state T)")
+    stopped_at = job.only().opened_at - 1_000_000_000
+    job.status(2, RankState.SILENT, "process 102 is stopped (state T)", at=stopped_at)
     job.run(20)
     assert named(job.only()) == [(2, Reason.CPU_STUCK, Confidence.HIGH)]
 
@@ -142,9 +156,10 @@ def spread(job: Job, ends: Iterable[tuple[int, ExitInfo]], every_s: float) -> No
         job.run(every_s)
 
 
-@pytest.mark.parametrize("first", [CTRL_C, RESET])
+@pytest.mark.parametrize("first", [CTRL_C, RESET, BAD_BATCH])
 def test_ctrl_c_of_a_healthy_job_is_no_loss(first: ExitInfo) -> None:
-    """Some ranks tell of KeyboardInterrupt, others first of the peers that they lost by it."""
+    """Some ranks tell of KeyboardInterrupt, others first of the peers that they lost by it, or of
+    what their own cleaning up ran into."""
     job = running().join("dp", range(4), 4)
     ends = [(1, first), (0, RESET), (3, CTRL_C), (2, RESET)]
     spread(job, ends, 0.5)
