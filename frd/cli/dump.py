@@ -43,7 +43,11 @@ _RUNNING = frozenset({"live", "silent"})
 )
 @click.option("--job", metavar="J", help="The job; may be left out when only one job runs.")
 @click.option("--ranks", metavar="0-3,7", help="Only these ranks.")
-@click.option("--stacks", is_flag=True, help="Python stacks as well.")
+@click.option(
+    "--stacks",
+    is_flag=True,
+    help="Python stacks as well, also of child processes such as DataLoader workers.",
+)
 @click.option("--finding", metavar="ID", help="The dump that was taken when this finding opened.")
 @click.option(
     "--timeout",
