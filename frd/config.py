@@ -19,9 +19,17 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
+from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -37,6 +45,8 @@ from frd.errors import ConfigError
 
 _ENV_PREFIX = "FRD_"
 _ENV_DELIMITER = "__"
+NOT_SHOWN = "set, not shown"
+"""Instead of a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,34 @@ class LogOptions:
     format: Literal["text", "json"] = "text"
 
 
+NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyTarget:
+    """A webhook that is sent findings; see docs/configuration.md."""
+
+    name: str = ""
+    """For metrics and the log; the position in the file when empty."""
+    url: str = field(default="", repr=False)
+    """Where to POST. Whoever knows the URL of a chat's webhook can write there, so it is a secret:
+    it appears in no log, no error and no output."""
+    url_file: Path | None = None
+    """A file whose first line is the URL; read again for every message."""
+    format: Literal["json", "slack"] = "json"
+    on: tuple[NotifyEvent, ...] = ("opened", "critical", "suspect", "closed")
+    min_severity: Literal["warning", "critical"] = "warning"
+    headers_file: Path | None = None
+    """Request headers, ``Name: value`` a line; read again for every message."""
+    runbook_url: str = ""
+    """Where links to runbooks lead; the service's own HTTP address when empty."""
+    timeout_s: float = 10.0
+    """For connecting, and for each wait for the receiver."""
+
+
+_MAX_NOTIFY_TARGETS = 16
+
+
 def _default_data_dir() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification tells to ignore a relative path.
@@ -119,6 +157,8 @@ class Config:
     """How many agents a job should have, by job; a job not named here expects those it has seen."""
     insecure: bool = False
     """Listen beyond loopback without TLS or without asking who is there."""
+    notify: tuple[NotifyTarget, ...] = ()
+    """Webhooks that are sent findings, each ``[[notify]]``; a single ``[notify]`` is one."""
     policy: Policy = field(default_factory=Policy)
     tls: TlsFiles = field(default_factory=TlsFiles)
     auth: AuthFiles = field(default_factory=AuthFiles)
@@ -163,14 +203,19 @@ def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
 
 
 def as_dict(config: Config) -> dict[str, Any]:
-    """Plain values, in the order in which the keys are declared."""
-    return cast("dict[str, Any]", _plain(asdict(config)))
+    """Plain values, in the order in which the keys are declared; secrets are not shown."""
+    plain = cast("dict[str, Any]", _plain(asdict(config)))
+    for target in plain["notify"]:
+        target["url"] = target["url"] and NOT_SHOWN
+    return plain
 
 
 def _plain(value: object) -> object:
     match value:
         case dict():
             return {key: _plain(item) for key, item in value.items()}
+        case tuple():
+            return [_plain(item) for item in value]
         case Path():
             return str(value)
         case _:
@@ -178,13 +223,16 @@ def _plain(value: object) -> object:
 
 
 def as_toml(config: Config) -> str:
-    """A file that `load` reads back to the same configuration."""
+    """A file that `load` reads back to the same configuration; secrets are left out."""
     plain = as_dict(config)
+    targets = plain.pop("notify")
     lines = [f"{key} = {_toml(v)}" for key, v in plain.items() if not isinstance(v, dict)]
     for section, values in plain.items():
         if isinstance(values, dict):
             lines += ["", f"[{section}]"]
             lines += [_line(key, value) for key, value in values.items()]
+    for target in targets:
+        lines += ["", "[[notify]]", *(_line(key, value) for key, value in target.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -194,7 +242,11 @@ def keys() -> list[str]:
 
 
 def _line(key: str, value: object) -> str:
-    return f"# {key}: not set" if value is None else f"{_toml_key(key)} = {_toml(value)}"
+    if value is None:
+        return f"# {key}: not set"
+    if value == NOT_SHOWN:
+        return f"# {key}: {NOT_SHOWN}"
+    return f"{_toml_key(key)} = {_toml(value)}"
 
 
 def changed_keys(old: Config, new: Config) -> list[str]:
@@ -204,7 +256,10 @@ def changed_keys(old: Config, new: Config) -> list[str]:
 
 def needs_restart(key: str) -> bool:
     """A running service cannot take up another value of it."""
-    return key.partition(".")[0] not in ("policy", "store", "log", "expected_agents")
+    return key.partition(".")[0] not in (
+        *("policy", "store", "log"),
+        *("expected_agents", "notify"),
+    )
 
 
 def _value(config: Config, key: str) -> object:
@@ -277,6 +332,11 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
                 f"expected_agents: {variable}: case is lost in a variable's name: "
                 f"set {_ENV_PREFIX}EXPECTED_AGENTS to a JSON object"
             )
+        if key.partition(".")[0] == "notify":
+            raise ConfigError(
+                f"notify: {variable}: there may be several: "
+                f"set {_ENV_PREFIX}NOTIFY to a JSON array of objects"
+            )
         if key not in known:
             raise ConfigError(f"{_unknown(key)} (environment: {variable})")
 
@@ -288,7 +348,9 @@ def _describe(error: ErrorDetails) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return _unknown(key)
-    value = error["input"]
+    loc = error["loc"]
+    is_secret = loc[0] == "notify" and (len(loc) < 3 or loc[2] == "url")
+    value = NOT_SHOWN if is_secret else error["input"]
     if error["type"] in ("model_type", "dict_type"):
         return f"{key}: {value!r}: must be a table of keys"
     return f"{key}: {value!r}: {error['msg'].replace('Input should be', 'must be')}"
@@ -296,9 +358,12 @@ def _describe(error: ErrorDetails) -> str:
 
 def _unknown(key: str) -> str:
     """Near in spelling, or the same name in another section."""
-    name = key.rpartition(".")[2]
-    near = [known for known in keys() if known.rpartition(".")[2] == name]
-    near = near or difflib.get_close_matches(key, keys(), n=1, cutoff=0.6)
+    section, _, name = key.rpartition(".")
+    known_keys = keys()
+    if section.startswith("notify."):
+        known_keys = [f"{section}.{known}" for known in _keys(NotifyTarget)]
+    near = [known for known in known_keys if known.rpartition(".")[2] == name]
+    near = near or difflib.get_close_matches(key, known_keys, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the keys"
     return f"{key}: unknown key: {hint}"
 
@@ -321,7 +386,11 @@ def _checked(config: Config) -> Config:
         )
     _check_tls(config.tls)
     _check_exposure(config)
-    return replace(config, data_dir=config.data_dir.expanduser())
+    return replace(
+        config,
+        data_dir=config.data_dir.expanduser(),
+        notify=_checked_targets(config.notify),
+    )
 
 
 def _listening(config: Config, key: str, given: str, default_port: int) -> str:
@@ -364,6 +433,50 @@ def _check_exposure(config: Config) -> None:
             )
 
 
+def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, ...]:
+    """With a name each."""
+    if len(targets) > _MAX_NOTIFY_TARGETS:
+        raise ConfigError(f"notify: {len(targets)} targets: at most {_MAX_NOTIFY_TARGETS}")
+    named = tuple(
+        replace(target, name=target.name or str(at)) for at, target in enumerate(targets, start=1)
+    )
+    for at, target in enumerate(named):
+        key = f"notify.{at}"
+        if (target.url != "") == (target.url_file is not None):
+            raise ConfigError(f"{key}.url: set either url or url_file")
+        if target.url:
+            checked_url(f"{key}.url", target.url)
+        if not target.on:
+            raise ConfigError(f"{key}.on: []: name at least one event")
+        if target.name in (other.name for other in named[:at]):
+            raise ConfigError(f"{key}.name: {target.name!r}: another target has this name")
+        if target.runbook_url and not target.runbook_url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{key}.runbook_url: {target.runbook_url!r}: write http:// or https://"
+            )
+    return named
+
+
+def checked_url(key: str, url: str) -> SplitResult:
+    """The parts of a URL to POST to.
+
+    Raises:
+        ConfigError: it is none. The message does not hold the URL, which is a secret.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: not a URL") from None
+    if not (url.isascii() and url.isprintable()) or " " in url:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: write it without spaces, in ASCII")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: must begin with http:// or https:// and a host")
+    if "@" in parts.netloc:
+        raise ConfigError(f"{key}: {NOT_SHOWN}: holds a user name: use headers_file instead")
+    return parts
+
+
 # -- models from dataclasses -------------------------------------------------------------------
 
 
@@ -378,12 +491,28 @@ def _keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
 def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
     """An instance of the dataclass `cls`; keys that are absent take its defaults."""
     hints = get_type_hints(cls)
-    return cls(
-        **{
-            name: _build(hints[name], value) if is_dataclass(hints[name]) else value
-            for name, value in values.items()
-        }
-    )
+    return cls(**{name: _built(hints[name], value) for name, value in values.items()})
+
+
+def _built(kind: Any, value: Any) -> Any:
+    if is_dataclass(kind):
+        return _build(cast("type[Any]", kind), value)
+    if (item := _item(kind)) is not None:
+        return tuple(_build(item, one) for one in value)
+    return value
+
+
+def _item(kind: Any) -> type[Any] | None:
+    """The dataclass that a tuple is of."""
+    if get_origin(kind) is not tuple:
+        return None
+    item = get_args(kind)[0]
+    return cast("type[Any]", item) if is_dataclass(item) else None
+
+
+def _listed(value: object) -> object:
+    """A single table where a list of them may stand."""
+    return [value] if isinstance(value, Mapping) else value
 
 
 class _Section(BaseModel):
@@ -423,6 +552,8 @@ def _model(cls: type[Any], base: type[BaseModel], prefix: str = "") -> Any:
         checked: Any = kind
         if is_dataclass(kind):
             checked = _model(cast("type[Any]", kind), _Section, f"{key}.")
+        elif (item := _item(kind)) is not None:
+            checked = Annotated[list[_model(item, _Section, f"{key}.")], BeforeValidator(_listed)]  # type: ignore[misc]
         elif kind is float:
             checked = Annotated[float, Field(**_BOUNDS.get(key, {"gt": 0}), allow_inf_nan=False)]
         elif kind is int:

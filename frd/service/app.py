@@ -14,6 +14,7 @@ import fcntl
 import logging
 import os
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,10 @@ from typing import Final
 from starlette.types import ASGIApp
 
 from frd import __version__
+from frd.address import split_address
 from frd.config import Config, StoreLimits, changed_keys, needs_restart
 from frd.engine.engine import Engine
-from frd.errors import ServiceUnavailable, StoreError
+from frd.errors import ConfigError, ServiceUnavailable, StoreError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
 from frd.service.access import Tokens
 from frd.service.certificates import Certificates
@@ -40,6 +42,7 @@ from frd.service.http import create_app
 from frd.service.ingest import ACK_EVERY_S, Ingest
 from frd.service.looplag import LoopLag
 from frd.service.marks import Marks
+from frd.service.notifier import Notifier
 from frd.service.pings import Pings, raw_now
 from frd.service.recorder import Recorder
 from frd.service.responder import Responder
@@ -168,6 +171,7 @@ class App:
             config.limits.http_connections_per_peer,
             self._http_refused,
         )
+        self._notifier = Notifier(config.notify, self._own_url)
         self._evaluating: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -177,6 +181,7 @@ class App:
     async def start(self) -> None:
         """Take up what an earlier process found, listen, and evaluate from then on."""
         self._evaluator.take_up()
+        self._notifier.take_up(self._findings.open_findings())
         await self._evaluator.evaluate()
         self.http = await self._http.start()
         self.grpc = await self._grpc.start()
@@ -201,7 +206,8 @@ class App:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._responder.close()
-        await asyncio.gather(self._grpc.stop(), self._http.stop())
+        told = asyncio.to_thread(self._notifier.close)
+        await asyncio.gather(self._grpc.stop(), self._http.stop(), told)
         await asyncio.to_thread(self._recorder.close)
         self._findings.close()
         os.close(self._lock)
@@ -211,6 +217,11 @@ class App:
 
         Certificates and tokens are read again when their files have changed, as always.
         """
+        try:
+            self._notifier.adopt(config.notify)
+        except ConfigError as error:
+            log.error("%s: nothing is changed", error)
+            return
         old = self._config
         for key in changed_keys(old, config):
             if needs_restart(key):
@@ -223,6 +234,7 @@ class App:
             store=config.store,
             log=config.log,
             expected_agents=config.expected_agents,
+            notify=config.notify,
         )
         self._engine.adopt(config.policy)
         settings = Settings(__version__, config.policy).encode()
@@ -233,6 +245,14 @@ class App:
         if self._tokens is not None:
             self._tokens.refresh()
         log.info("configuration read again")
+
+    def _own_url(self) -> str:
+        """Where people may reach HTTP, as far as the service itself knows."""
+        address = self.http or self._config.http
+        host, port = split_address(address)
+        if host in ("0.0.0.0", "::"):
+            address = f"{socket.gethostname()}:{port}"
+        return f"{'http' if self._certificates is None else 'https'}://{address}"
 
     # -- what HTTP sees ------------------------------------------------------------------------
 
@@ -323,6 +343,7 @@ class App:
                 http_refused=dict(self._http_refused),
                 handshakes_failed=self._handshakes_failed(),
                 throttled=self._ingest.throttled,
+                notifications=self._notifier.counted(),
             ),
             ingest_lag_s=self._streams.lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
@@ -338,6 +359,7 @@ class App:
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
         self._responder.see(events)
+        self._notifier.see(events)
 
     # -- housekeeping --------------------------------------------------------------------------
 

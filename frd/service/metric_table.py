@@ -160,6 +160,12 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_store_errors_total": Spec(
         _COUNTER, ("store",), "Writes to the data directory that failed."
     ),
+    "frd_notifications_total": Spec(
+        _COUNTER,
+        ("target", "result"),
+        "Messages to the webhooks of `[[notify]]`: `sent`, `failed` tries that are repeated, "
+        "`refused` by the receiver, `dropped` because the queue was full or they were too old.",
+    ),
     "frd_loop_lag_seconds": Spec(
         _GAUGE, (), "How late the service's event loop woke up, worst recent case."
     ),

@@ -217,6 +217,11 @@ def _own_health(state: ServiceState) -> Iterator[Metric]:
     yield _family("frd_ingest_lag_seconds", {(): state.ingest_lag_s})
     yield _family("frd_evicted_total", _known(EVICTED, evicted))
     yield _family("frd_store_errors_total", _known(STORES, counters.store_errors))
+    notifications: dict[tuple[str, ...], float] = {
+        (label(target), result): number
+        for (target, result), number in counters.notifications.items()
+    }
+    yield _family("frd_notifications_total", notifications)
     yield _family("frd_loop_lag_seconds", {(): state.loop_lag_s})
     yield _family("frd_last_evaluation_timestamp_seconds", {(): evaluated / 1e9})
 

@@ -62,6 +62,8 @@ class Counters:
     """TLS handshakes with agents that came to nothing."""
     throttled: int = 0
     """Messages after which a stream had to wait."""
+    notifications: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Deliveries to webhooks, by target and result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,10 @@ OPTIONS: dict[str, Values] = {
             "store": {"journal_bytes": 268435456},
         }
     },
+    "webhook": {
+        "notify": {"secretName": "chat"},
+        "config": {"notify": [{"url_file": "/etc/frd/notify/url", "format": "slack"}]},
+    },
     "service": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}, "grpcPort": 19373}},
     "IPv6": {"bindAddress": "[::]"},
     "no volume": {"persistence": {"enabled": False}},
@@ -243,6 +247,16 @@ def test_nobody_is_called_and_only_agents_and_readers_call() -> None:
     assert [rule["ports"][0]["port"] for rule in spec["ingress"]] == ["grpc", "http"]
     assert all(rule["from"] == [{"namespaceSelector": {}}] for rule in spec["ingress"])
     assert {port["port"] for rule in spec["egress"] for port in rule["ports"]} == {53}
+
+
+def test_webhooks_may_be_reached_where_there_are_any() -> None:
+    """The policy lets the service out to port 443, and the Secret is a folder of the pod."""
+    rendered = render(OPTIONS["webhook"])
+    policy = rendered.one("NetworkPolicy")["spec"]
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 443}
+    pod = rendered.one("StatefulSet")["spec"]["template"]["spec"]
+    (mounted,) = [v for v in pod["volumes"] if v["name"] == "notify"]
+    assert mounted["secret"]["secretName"] == "chat"
 
 
 def selects(selector: dict[str, str], thing: Object) -> bool:

@@ -22,6 +22,7 @@ import pytest
 
 from frd import config
 from frd.cli import BLIND, cli
+from frd.config import NotifyTarget
 from tests.helm.chart import Object, Rendered, recipe, render
 
 FRD = Path(sys.executable).parent / "frd"
@@ -34,6 +35,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "policy": {"stall_after_s": 12.5, "max_ranks": 20000},
             "expected_agents": {"a job": 3, "b": 4},
             "store": {"journal_bytes": 268435456},
+        }
+    },
+    "webhook": {
+        "config": {
+            "notify": [{"url_file": "/etc/frd/notify/url", "on": ["opened"]}, {"url": "http://h/"}]
         }
     },
 }
@@ -70,7 +76,11 @@ def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> N
     assert loaded.insecure is values.get("insecure", False)
     for path in (loaded.tls.cert_file, loaded.tls.key_file, loaded.auth.token_file):
         assert loaded.insecure if path is None else path.is_file()
-    for section, given in values.get("config", {}).items():
+    targets = [(target.name, target.on, target.url) for target in loaded.notify]
+    if "notify" in values.get("config", {}):
+        assert targets == [("1", ("opened",), ""), ("2", NotifyTarget().on, "http://h/")]
+    sections = [(k, v) for k, v in values.get("config", {}).items() if k != "notify"]
+    for section, given in sections:
         for key, value in given.items():
             there = getattr(loaded, section)
             assert (there[key] if isinstance(there, dict) else getattr(there, key)) == value

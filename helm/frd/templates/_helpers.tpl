@@ -94,10 +94,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- list $name (printf "%s.%s" $name $space) (printf "%s.%s.svc" $name $space) (printf "%s.%s.svc.cluster.local" $name $space) (printf "*.%s-headless.%s.svc" $name $space) "localhost" | toJson }}
 {{- end }}
 
-{{/* A TOML document of a map whose values are plain or maps of plain ones. JSON's scalars are TOML's. */}}
+{{/* A TOML document of a map whose values are plain, maps of plain ones, or lists of such maps. JSON's scalars are TOML's. */}}
 {{- define "frd.toml" -}}
 {{- range $key, $value := . }}
-{{- if not (kindIs "map" $value) }}
+{{- if not (or (kindIs "map" $value) (eq $key "notify")) }}
 {{ $key }} = {{ toJson $value }}
 {{- end }}
 {{- end }}
@@ -108,6 +108,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- range $key, $value := $values }}
 {{ regexMatch "^[A-Za-z0-9_-]+$" $key | ternary $key (toJson $key) }} = {{ toJson $value }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- range $target := .notify }}
+
+[[notify]]
+{{- range $key, $value := $target }}
+{{ $key }} = {{ toJson $value }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,0 +1,204 @@
+"""What a webhook is sent about findings, and when: pure, no thread and no socket.
+
+A finding is news four times at most: it opens, it becomes critical, it gets its first suspect, it
+closes. Two of these can happen at once; then a target gets one message, about the first of them
+that it asked for. A closing is sent only to a target that was sent something about this finding
+before. After a restart of the service, the findings that were open in the store count as sent: the
+store keeps findings, not deliveries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+from frd.config import NotifyEvent, NotifyTarget
+from frd.forms import finding_json
+from frd.model import Change, Finding, FindingEvent, Kind, Severity
+
+VERSION: Final = 1
+"""Of the JSON form. It changes when a key loses its meaning, not when keys are added."""
+_MAX_SLACK_CHARS: Final = 3_500
+_MAX_SUSPECTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing that happened to a finding."""
+
+    event: NotifyEvent
+    finding: Finding
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has been news of an open finding."""
+
+    critical: bool
+    suspect: bool
+
+
+class News:
+    """Finds out what of the engine's events is news. Knows all findings that are open."""
+
+    def __init__(self, known: Iterable[Finding] = ()) -> None:
+        self._seen = {finding.id: _seen(finding) for finding in known}
+
+    def of(self, event: FindingEvent) -> Sequence[Notice]:
+        """What happened, the most important first."""
+        finding = event.finding
+        match event.change:
+            case Change.OPENED:
+                self._seen[finding.id] = _seen(finding)
+                happened = ["opened", *_names(_seen(finding))]
+            case Change.UPDATED:
+                now = _seen(finding)
+                before = self._seen.setdefault(finding.id, now)
+                self._seen[finding.id] = now
+                happened = [name for name in _names(now) if name not in _names(before)]
+            case Change.CLOSED:
+                self._seen.pop(finding.id, None)
+                happened = ["closed"]
+            case _:
+                assert_never(event.change)
+        return [Notice(name, finding) for name in happened]
+
+
+def _seen(finding: Finding) -> _Seen:
+    return _Seen(finding.severity is Severity.CRITICAL, bool(finding.suspects))
+
+
+def _names(seen: _Seen) -> list[NotifyEvent]:
+    names: list[NotifyEvent] = []
+    if seen.critical:
+        names.append("critical")
+    if seen.suspect:
+        names.append("suspect")
+    return names
+
+
+class Choice:
+    """What one target is sent of the news."""
+
+    def __init__(self, target: NotifyTarget, known: Iterable[Finding] = ()) -> None:
+        self._target = target
+        self._told = {finding.id for finding in known if self._is_severe(finding)}
+        """Open findings that it was sent something about."""
+
+    def of(self, notices: Sequence[Notice]) -> Notice | None:
+        """The one of `notices`, which are of one finding and one moment, to send."""
+        chosen = next((n for n in notices if self._wants(n)), None)
+        for notice in notices:
+            if notice.event == "closed":
+                self._told.discard(notice.finding.id)
+            elif chosen is not None:
+                self._told.add(notice.finding.id)
+        return chosen
+
+    def _wants(self, notice: Notice) -> bool:
+        if notice.event not in self._target.on:
+            return False
+        if notice.event == "closed":
+            return notice.finding.id in self._told
+        return self._is_severe(notice.finding)
+
+    def _is_severe(self, finding: Finding) -> bool:
+        return self._target.min_severity == "warning" or finding.severity is Severity.CRITICAL
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+_RUNBOOKS: Final[dict[Kind, str]] = {
+    Kind.STALL: "FrdCollectiveStalled",
+    Kind.ORDER: "FrdCollectiveMismatch",
+    Kind.MISMATCH: "FrdCollectiveMismatch",
+    Kind.RANK_LOST: "FrdRankLost",
+    Kind.OOM: "FrdMemoryFirstCause",
+    Kind.MEMORY_SPIKE: "FrdMemoryFirstCause",
+    Kind.STRAGGLER: "FrdStragglerPersistent",
+    Kind.TELEMETRY_GAP: "FrdTelemetryGap",
+    Kind.CLOCK_UNSYNCHRONIZED: "FrdClockUnsynchronized",
+}
+
+
+def body(notice: Notice, target: NotifyTarget, own_url: str) -> bytes:
+    """The request's body. `own_url` is where the service's HTTP listens."""
+    finding = notice.finding
+    base = target.runbook_url.rstrip("/") or f"{own_url}/runbooks"
+    runbook = f"{base}/{_RUNBOOKS[finding.kind]}.md"
+    match target.format:
+        case "json":
+            content = _generic(notice, runbook)
+        case "slack":
+            content = {"text": _slack(notice, runbook)}
+        case _:
+            assert_never(target.format)
+    return json.dumps(content).encode()
+
+
+def _generic(notice: Notice, runbook: str) -> dict[str, Any]:
+    shown = finding_json(notice.finding)
+    return {
+        "version": VERSION,
+        "event": notice.event,
+        "id": notice.finding.id,
+        "job": notice.finding.job,
+        "kind": notice.finding.kind.value,
+        "severity": _severity(notice.finding),
+        "summary": notice.finding.summary,
+        "suspects": shown["suspects"],
+        "runbook_url": runbook,
+        "command": _command(notice.finding),
+        "finding": shown,
+    }
+
+
+def _slack(notice: Notice, runbook: str) -> str:
+    finding = notice.finding
+    lines = [f"*{_headline(notice)}*", finding.summary]
+    for suspect in finding.suspects[:_MAX_SUSPECTS]:
+        where = f"rank {suspect.rank} on {suspect.node}"
+        why = f"{suspect.reason.value}, confidence {suspect.confidence.value}"
+        lines.append(f"• {where} ({why}): {suspect.evidence}")
+    if more := len(finding.suspects) - _MAX_SUSPECTS:
+        lines += [f"• and {more} more"] if more > 0 else []
+    if finding.ended_by:
+        lines.append(finding.ended_by)
+    if notice.event == "closed" and finding.close_reason:
+        lines.append(f"closed: {finding.close_reason}")
+    text = _escaped("\n".join(lines))
+    if len(text) > _MAX_SLACK_CHARS:
+        # Not in the middle of an escape.
+        text = f"{text[:_MAX_SLACK_CHARS].rpartition(' ')[0]} …"
+    return f"{text}\n`{_command(finding)}`\n{_escaped(runbook)}"
+
+
+def _headline(notice: Notice) -> str:
+    finding = notice.finding
+    about = f"{finding.kind.value} in job {finding.job}"
+    match notice.event:
+        case "opened":
+            return f"{_severity(finding)}: {about}"
+        case "critical":
+            return f"now critical: {about}"
+        case "suspect":
+            return f"first suspect: {about}"
+        case "closed":
+            return f"closed: {about}"
+        case _:
+            assert_never(notice.event)
+
+
+def _severity(finding: Finding) -> str:
+    return (finding.severity or Severity.WARNING).value
+
+
+def _command(finding: Finding) -> str:
+    return f"frd findings {finding.id}"
+
+
+def _escaped(text: str) -> str:
+    """As Slack wants it; so nothing in a job's name becomes a mention or a link."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,386 @@
+"""Webhooks: what is sent when, to a real HTTP server, whatever that server does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd import config
+from frd.config import NotifyTarget
+from frd.engine.policy import Policy
+from frd.errors import ConfigError
+from frd.model import AlignedNs, Change, FindingEvent
+from frd.service import notifier as notifier_module
+from frd.service.evaluator import Evaluator
+from frd.service.marks import Marks
+from frd.service.notices import Choice, News
+from frd.service.notifier import Notifier
+from frd.service.recorder import Recorder
+from frd.service.runbooks import load as runbooks
+from frd.service.view import ServiceState
+from frd.store.findings import FindingStore
+from frd.store.journal import JournalLimits
+from tests.jobs import Job
+from tests.real import free_port, until
+from tests.webhook import Receiver
+
+POLICY = Policy(stall_after_s=5.0, critical_after_s=20.0)
+
+
+class Scene:
+    """A scripted job whose findings go through a real evaluator to real webhooks."""
+
+    def __init__(self, folder: Path, *targets: NotifyTarget) -> None:
+        self.job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
+        self.job.run(1)
+        self.store = FindingStore(folder / "findings.sqlite3")
+        self.recorder = Recorder(
+            folder / "journal", settings=b"{}", now=self.job.now, limits=JournalLimits()
+        )
+        self.notifier = Notifier(targets, lambda: "http://127.0.0.1:9374", first_pause_s=0.05)
+        self.published: list[FindingEvent] = []
+        self.evaluator = Evaluator(
+            self.job.engine,
+            Marks(self.job.engine),
+            self.store,
+            self.recorder,
+            now=lambda: self.job.now,
+            project=ServiceState,
+            publish=self._publish,
+        )
+
+    def _publish(self, events: Any) -> None:
+        self.published += events
+        self.notifier.see(events)
+
+    def pass_s(self, seconds: float) -> None:
+        self.job.now = AlignedNs(self.job.now + round(seconds * 1e9))
+        self.job.report()
+        asyncio.run(self.evaluator.evaluate())
+
+    def hang(self) -> None:
+        """Rank 2 does not come; a finding opens."""
+        self.job.join("dp", [0, 1, 3], 1)
+        self.pass_s(6)
+
+    def whole_story(self) -> None:
+        """A finding opens, becomes critical, and closes."""
+        self.hang()
+        for _ in range(25):
+            self.pass_s(1)
+        self.job.join("dp", [2], 1).complete("dp", range(4), 1)
+        for _ in range(5):
+            self.pass_s(1)
+        assert [e.change for e in self.published][-1] is Change.CLOSED
+
+    def counted(self, result: str, target: str = "") -> int:
+        return self.notifier.counted()[target, result]
+
+    def close(self) -> None:
+        self.notifier.close()
+        self.recorder.close()
+        self.store.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def test_a_finding_is_sent_when_it_opens_becomes_critical_and_closes(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """A rank does not come for half a minute: three messages, each with all of the finding."""
+    scene = Scene(tmp_path, NotifyTarget(url=receiver.url))
+    scene.whole_story()
+    until(lambda: len(receiver.received) == 3, "three messages")
+    scene.close()
+    assert receiver.events() == ["opened", "critical", "closed"]
+    assert [m["severity"] for m in receiver.received] == ["warning", "critical", "critical"]
+    opened, _, closed = receiver.received
+    finding = scene.published[0].finding
+    assert (opened["version"], opened["id"], opened["job"]) == (1, finding.id, finding.job)
+    assert opened["summary"] == finding.summary
+    assert [suspect["rank"] for suspect in opened["suspects"]] == [2]
+    assert opened["command"] == f"frd findings {finding.id}"
+    page = opened["runbook_url"].removeprefix("http://127.0.0.1:9374/runbooks/")
+    assert page in runbooks()
+    assert closed["finding"]["state"] == "closed"
+    assert receiver.headers[0]["Content-Type"] == "application/json"
+    assert scene.counted("sent") == 3
+
+
+def test_a_chat_gets_text_with_suspects_and_what_to_type(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """Slack's form; characters that would be a mention or a link there are escaped."""
+    target = NotifyTarget(
+        url=receiver.url, format="slack", on=("opened",), runbook_url="https://wiki/frd/"
+    )
+    scene = Scene(tmp_path, target)
+    scene.hang()
+    (event,) = scene.published
+    hostile = replace(event.finding, id="f2", job="<!channel>")
+    scene.notifier.see([replace(event, finding=hostile)])
+    until(lambda: len(receiver.received) == 2, "two messages")
+    scene.close()
+    texts = [message["text"] for message in receiver.received]
+    assert [list(message) for message in receiver.received] == [["text"]] * 2
+    assert event.finding.summary in texts[0]
+    assert "• rank 2 on " in texts[0]
+    assert f"`frd findings {event.finding.id}`" in texts[0]
+    assert "https://wiki/frd/FrdCollectiveStalled.md" in texts[0]
+    assert "<!channel>" not in texts[1]
+    assert "&lt;!channel&gt;" in texts[1]
+
+
+def test_a_receiver_that_was_down_gets_it_when_it_is_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody listens, then somebody does: everything comes in order, the log has two lines, and
+    none of them says where the messages go."""
+    caplog.set_level(logging.DEBUG)
+    port = free_port()
+    scene = Scene(tmp_path, NotifyTarget(url=f"http://127.0.0.1:{port}/hook/s3cret"))
+    scene.whole_story()
+    until(lambda: scene.counted("failed") >= 2, "two tries")
+    assert scene.counted("sent") == 0
+    with Receiver(port) as receiver:
+        receiver.status = 503
+        until(lambda: "HTTP 503" in caplog.text or scene.counted("failed") >= 4, "more tries")
+        receiver.status = 200
+        until(lambda: len(receiver.received) == 3, "three messages")
+        until(lambda: scene.counted("sent") == 3, "they are counted")
+        scene.close()
+        assert receiver.events() == ["opened", "critical", "closed"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "frd.service.notifier"]
+    assert len(lines) == 2
+    assert "not delivered" in lines[0]
+    assert "takes messages again" in lines[1]
+    assert "s3cret" not in caplog.text
+
+
+def test_a_receiver_that_does_not_answer_delays_neither_evaluation_nor_others(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """One receiver hangs: findings are published as always, and the other one gets them."""
+    receiver.gate.clear()
+    with Receiver() as other:
+        scene = Scene(
+            tmp_path,
+            NotifyTarget(name="slow", url=receiver.url),
+            NotifyTarget(name="quick", url=other.url),
+        )
+        started = time.monotonic()
+        scene.whole_story()
+        until(lambda: len(other.received) == 3, "the quick one")
+        assert time.monotonic() - started < 10 < NotifyTarget().timeout_s + 1
+        assert scene.counted("sent", "slow") == 0
+        receiver.gate.set()
+        until(lambda: len(receiver.received) == 3, "the slow one")
+        scene.close()
+    assert receiver.events() == other.events()
+
+
+def test_a_queue_drops_its_oldest(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message is on its way and two may wait: of five, two are dropped and counted."""
+    monkeypatch.setattr(notifier_module, "MAX_QUEUED", 2)
+    receiver.gate.clear()
+    scene = Scene(tmp_path, NotifyTarget(url=receiver.url))
+    scene.hang()
+    until(lambda: receiver.asked, "the first message")
+    (event,) = scene.published
+    for number in range(4):
+        scene.notifier.see([replace(event, finding=replace(event.finding, id=f"f{number}"))])
+    assert scene.counted("dropped") == 2
+    receiver.gate.set()
+    until(lambda: len(receiver.received) == 3, "three messages")
+    scene.close()
+    assert [message["id"] for message in receiver.received] == [event.finding.id, "f2", "f3"]
+    assert scene.counted("dropped") == 2
+
+
+@pytest.mark.parametrize("status", [302, 307, 404])
+def test_what_is_refused_is_not_sent_again_or_elsewhere(
+    tmp_path: Path, receiver: Receiver, status: int
+) -> None:
+    """A redirect is not followed, an error of ours not repeated; the next message is tried."""
+    with Receiver() as elsewhere:
+        receiver.status, receiver.location = status, elsewhere.url
+        scene = Scene(tmp_path, NotifyTarget(url=receiver.url))
+        scene.hang()
+        until(lambda: scene.counted("refused") == 1, "a refusal")
+        scene.close()
+        assert elsewhere.received == receiver.received == []
+        assert scene.counted("failed") == scene.counted("dropped") == 0
+
+
+def test_a_restart_sends_only_what_is_new(tmp_path: Path, receiver: Receiver) -> None:
+    """The service starts again during a hang: no second opening, but the rest of the story."""
+    target = NotifyTarget(url=receiver.url)
+    scene = Scene(tmp_path, target)
+    scene.hang()
+    until(lambda: len(receiver.received) == 1, "the opening")
+    before = scene.store.open_findings()
+    (opened,) = scene.published
+    scene.notifier.close()
+    again = Notifier([target], lambda: "")
+    again.take_up(before)
+    updated = FindingEvent(Change.UPDATED, opened.finding)
+    again.see([updated])
+    critical = replace(opened.finding, severity=_critical())
+    again.see([FindingEvent(Change.UPDATED, critical), FindingEvent(Change.UPDATED, critical)])
+    again.see([FindingEvent(Change.CLOSED, critical)])
+    until(lambda: len(receiver.received) == 3, "the rest")
+    again.close()
+    scene.close()
+    assert receiver.events() == ["opened", "critical", "closed"]
+
+
+def _critical() -> Any:
+    from frd.model import Severity
+
+    return Severity.CRITICAL
+
+
+def chosen(target: NotifyTarget, *events: FindingEvent) -> list[str]:
+    news, choice = News(), Choice(target)
+    found = [choice.of(news.of(event)) for event in events]
+    return [notice.event for notice in found if notice is not None]
+
+
+def test_each_target_is_sent_what_it_asked_for(tmp_path: Path) -> None:
+    """By event and by severity; a closing only where the finding is known."""
+    scene = Scene(tmp_path)
+    scene.hang()
+    finding = scene.published[0].finding
+    scene.close()
+    bare = replace(finding, suspects=())
+    critical = replace(finding, severity=_critical())
+    story = (
+        FindingEvent(Change.OPENED, bare),
+        FindingEvent(Change.UPDATED, finding),
+        FindingEvent(Change.UPDATED, critical),
+        FindingEvent(Change.UPDATED, critical),
+        FindingEvent(Change.CLOSED, critical),
+    )
+    url = "http://h/"
+    assert chosen(NotifyTarget(url=url), *story) == ["opened", "suspect", "critical", "closed"]
+    only_critical = NotifyTarget(url=url, min_severity="critical")
+    assert chosen(only_critical, *story) == ["critical", "closed"]
+    assert chosen(only_critical, *story[:2], FindingEvent(Change.CLOSED, finding)) == []
+    assert chosen(NotifyTarget(url=url, on=("closed",)), *story) == []
+    at_once = FindingEvent(Change.OPENED, critical)
+    assert chosen(NotifyTarget(url=url), at_once) == ["opened"]
+    assert chosen(NotifyTarget(url=url, on=("critical", "suspect")), at_once) == ["critical"]
+
+
+def test_url_and_headers_come_from_files_that_may_change(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """A Secret is mounted as files: what they hold when a message goes is what counts."""
+    url, headers = tmp_path / "url", tmp_path / "headers"
+    url.write_text(f"{receiver.url}\n")
+    headers.write_text("# ours\nAuthorization: Bearer abc\n")
+    target = NotifyTarget(url_file=url, headers_file=headers)
+    scene = Scene(tmp_path, target)
+    scene.hang()
+    until(lambda: len(receiver.received) == 1, "the opening")
+    headers.write_text("Authorization: Bearer def\n")
+    (event,) = scene.published
+    scene.notifier.see([FindingEvent(Change.CLOSED, event.finding)])
+    until(lambda: len(receiver.received) == 2, "the closing")
+    scene.close()
+    assert [sent["Authorization"] for sent in receiver.headers] == ["Bearer abc", "Bearer def"]
+    url.write_text("hooks.example/s3cret")
+    with pytest.raises(ConfigError, match=r"^notify : url_file: .*/url: set, not shown: must beg"):
+        Notifier([target], lambda: "")
+    headers.write_text("no colon")
+    url.write_text(receiver.url)
+    with pytest.raises(ConfigError, match=r"headers_file: .*: line 1: write NAME: VALUE"):
+        Notifier([target], lambda: "")
+    url.unlink()
+    with pytest.raises(ConfigError, match="no such file"):
+        Notifier([target], lambda: "")
+
+
+def test_a_reload_keeps_the_queues_of_targets_that_stay(tmp_path: Path, receiver: Receiver) -> None:
+    """What waits for a target that stays is sent; a new one hears of what comes."""
+    receiver.status = 500
+    stays = NotifyTarget(name="stays", url=receiver.url)
+    scene = Scene(tmp_path, stays, NotifyTarget(name="goes", url=receiver.url))
+    scene.hang()
+    with Receiver() as second:
+        scene.notifier.adopt([stays, NotifyTarget(name="new", url=second.url)])
+        receiver.status = 200
+        until(lambda: receiver.events() == ["opened"], "the one that stays")
+        (event,) = scene.published
+        other = replace(event.finding, id="other")
+        scene.notifier.see([FindingEvent(Change.CLOSED, event.finding)])
+        scene.notifier.see([replace(event, finding=other)])
+        until(lambda: receiver.events() == ["opened", "closed", "opened"], "what comes")
+        until(lambda: second.events() == ["opened"], "the new one")
+        scene.close()
+
+
+# -- configuration -------------------------------------------------------------------------------
+
+
+def loaded(folder: Path, text: str) -> config.Config:
+    path = folder / "frd.toml"
+    path.write_text(text)
+    return config.load(path)
+
+
+def test_one_table_or_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the file and in the environment; nothing that is printed holds the URL."""
+    one = loaded(tmp_path, '[notify]\nurl = "https://h/s3cret"\non = ["closed"]\n')
+    assert one.notify == (NotifyTarget("1", "https://h/s3cret", on=("closed",)),)
+    for text in (config.as_toml(one), str(config.as_dict(one)), repr(one)):
+        assert "s3cret" not in text
+    text = '[[notify]]\nname = "a"\nurl = "http://h/"\n[[notify]]\nurl_file = "f"\n'
+    two = loaded(tmp_path, text)
+    assert [(t.name, t.url, t.url_file) for t in two.notify] == [
+        ("a", "http://h/", None),
+        ("2", "", Path("f")),
+    ]
+    assert config.changed_keys(one, two) == ["notify"]
+    assert not config.needs_restart("notify")
+    by_file = loaded(tmp_path, '[[notify]]\nurl_file = "f"\n')
+    assert loaded(tmp_path, config.as_toml(by_file)) == by_file
+    monkeypatch.setenv("FRD_NOTIFY", '[{"url": "http://e/", "format": "slack"}]')
+    assert config.load().notify == (NotifyTarget("1", "http://e/", format="slack"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "notify.0.url: set either url or url_file"),
+        ('url = "http://h/"\nurl_file = "f"', "notify.0.url: set either url or url_file"),
+        ('url = "s3cret"', "notify.0.url: set, not shown: must begin with http:// or https://"),
+        ('url = "http://s3cret:99999/"', "notify.0.url: set, not shown: not a URL"),
+        ('url = "http://s3cret@h/"', "notify.0.url: set, not shown: holds a user name"),
+        ('url = "http://h/s3cret x"', "notify.0.url: set, not shown: write it without spaces"),
+        ('urll = "s3cret"', "notify.0.urll: unknown key: did you mean notify.0.url?"),
+        ('url = "http://h/"\non = ["soon"]', "notify.0.on.0: 'soon': must be 'opened', 'critical"),
+        ('url = "http://h/"\non = []', "notify.0.on: []: name at least one event"),
+        ('url = "http://h/"\ntimeout_s = 0', "notify.0.timeout_s: 0: must be greater than 0"),
+        ('url = "http://h/"\n[[notify]]\nurl = "http://h/"\nname = "1"', "notify.1.name: '1': ano"),
+    ],
+)
+def test_a_mistake_names_the_key_and_never_the_url(tmp_path: Path, text: str, message: str) -> None:
+    """Whoever sees the error may not be allowed to see the URL."""
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, f"[[notify]]\n{text}\n")
+    assert str(caught.value).startswith(message)
+    assert "s3cret" not in str(caught.value)
