@@ -1,7 +1,7 @@
 """Clocks and telemetry health: frd about itself, so that its silence can be believed.
 
 The first row says whether it watches at all; then how well it knows the clocks of nodes, how far it
-is behind, what it refused or lost, and how its agents do.
+is behind and what it uses, what it refused or lost, and how its agents do.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def _increase(by: str, metric: str) -> str:
     return f"sum by ({by}) (increase({metric}[$__rate_interval]))"
 
 
+def _own(metric: str) -> str:
+    """Of all processes that Prometheus scrapes, the service's."""
+    return f"({metric} and on (job, instance) frd_build_info)"
+
+
 def _watching() -> list[Panel]:
     expected = 'sum(frd_agents_expected{job=~"$job"})'
     reporting = 'sum(frd_agents_reporting{job=~"$job"})'
@@ -36,6 +41,15 @@ def _watching() -> list[Panel]:
             width=4,
             nothing="DOWN",
             name=True,
+            runbook="FrdDown",
+        ),
+        number(
+            "Runs for",
+            "Since the service's process started. Findings survive a restart.",
+            {"": f"time() - max({_own('process_start_time_seconds')})"},
+            width=4,
+            unit="s",
+            nothing="DOWN",
             runbook="FrdDown",
         ),
         number(
@@ -52,7 +66,7 @@ def _watching() -> list[Panel]:
             "Agents silent",
             "Agents that host ranks of running jobs and were not heard of lately.",
             {"": f"{expected} - {reporting}"},
-            width=4,
+            width=3,
             bad_from=1,
             runbook="FrdBlind",
         ),
@@ -60,7 +74,7 @@ def _watching() -> list[Panel]:
             "Nodes without a clock",
             "Connected nodes whose clock is not known: their times are not compared with others'.",
             {"": 'sum(frd_nodes_unsynchronized{job=~"$job"})'},
-            width=4,
+            width=3,
             bad_from=1,
             runbook="FrdClockUnsynchronized",
         ),
@@ -68,7 +82,7 @@ def _watching() -> list[Panel]:
             "Entries lost",
             "In the time shown, before they reached the service.",
             {"": 'sum(increase(frd_telemetry_gap_entries_total{job=~"$job"}[$__range]))'},
-            width=4,
+            width=3,
             bad_from=1,
             runbook="FrdTelemetryGap",
         ),
@@ -76,7 +90,7 @@ def _watching() -> list[Panel]:
             "Failed writes",
             "Of findings, journal and dumps, in the time shown.",
             {"": "sum(increase(frd_store_errors_total[$__range]))"},
-            width=4,
+            width=3,
             bad_from=1,
             runbook="FrdStoreFailing",
         ),
@@ -122,7 +136,7 @@ def _service() -> list[Panel]:
             "Entries applied",
             "Rows of the ranks' recorders, in a second.",
             {"entries": "sum(rate(frd_ingest_entries_total[$__rate_interval]))"},
-            width=8,
+            width=6,
             unit="ops",
         ),
         graph(
@@ -133,21 +147,27 @@ def _service() -> list[Panel]:
                 "messages": "max(frd_ingest_lag_seconds)",
                 "event loop": "max(frd_loop_lag_seconds)",
             },
-            width=8,
+            width=6,
             unit="s",
             runbook="FrdIngestLagging",
         ),
         graph(
-            "Refused",
-            "Streams and requests that were turned away or made to wait, by reason.",
+            "Processor and files of the service",
+            "Processor time in cores: 100% is one core busy. And open files, sockets of agents "
+            "among them, as a share of what the process may open.",
             {
-                "agents: {{reason}}": _increase("reason", "frd_ingest_refused_total"),
-                "HTTP: {{reason}}": _increase("reason", "frd_http_refused_total"),
-                "handshakes": "sum(increase(frd_handshakes_failed_total[$__rate_interval]))",
-                "made to wait": "sum(increase(frd_ingest_throttled_total[$__rate_interval]))",
+                "cores": "sum(" + _own("rate(process_cpu_seconds_total[$__rate_interval])") + ")",
+                "open files": f"max({_own('process_open_fds')} / {_own('process_max_fds')})",
             },
-            width=8,
-            unit="none",
+            width=6,
+            unit="percentunit",
+        ),
+        graph(
+            "Memory of the service",
+            "Resident memory of its process. It stays within bounds, whatever jobs do.",
+            {"resident": f"max({_own('process_resident_memory_bytes')})"},
+            width=6,
+            unit="bytes",
         ),
     ]
 
@@ -158,7 +178,7 @@ def _losses() -> list[Panel]:
             "Nodes by state of their agent",
             "reporting: heard of lately. late: connected, but not. disconnected: gone.",
             {"{{state}}": 'sum by (state) (frd_nodes{job=~"$job"})'},
-            width=8,
+            width=6,
             unit="none",
             stacked=True,
             runbook="FrdBlind",
@@ -167,7 +187,7 @@ def _losses() -> list[Panel]:
             "Entries lost",
             "Overwritten in a ring before they were read, or dropped from a full outbox.",
             {"{{job}}": _increase("job", 'frd_telemetry_gap_entries_total{job=~"$job"}')},
-            width=8,
+            width=6,
             unit="none",
             runbook="FrdTelemetryGap",
         ),
@@ -176,9 +196,21 @@ def _losses() -> list[Panel]:
             "Dropped to stay within a limit of the service. Dumps, journal segments and findings "
             "go by age and size, as they should; of the rest nothing should.",
             {"{{what}}": _increase("what", "frd_evicted_total")},
-            width=8,
+            width=6,
             unit="none",
             runbook="FrdLimitReached",
+        ),
+        graph(
+            "Refused",
+            "Streams and requests that were turned away or made to wait, by reason.",
+            {
+                "agents: {{reason}}": _increase("reason", "frd_ingest_refused_total"),
+                "HTTP: {{reason}}": _increase("reason", "frd_http_refused_total"),
+                "handshakes": "sum(increase(frd_handshakes_failed_total[$__rate_interval]))",
+                "made to wait": "sum(increase(frd_ingest_throttled_total[$__rate_interval]))",
+            },
+            width=6,
+            unit="none",
         ),
     ]
 

@@ -1,19 +1,19 @@
 """Job overview: are we stuck, since when, who, and which groups wait; then how the job is doing.
 
 Read from the top. The first row answers for people who were just woken, the second names the first
-cause; below stand the ranks, the pace of collectives, and how much memory is left.
+cause; below stand the ranks, stragglers and the pace of collectives, and how much memory is left.
 """
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from scripts.dashboards.parts import Panel, dashboard, graph, number, rows
+from scripts.dashboards.parts import JOB_UID, Panel, dashboard, findings, graph, number
 
 
 def build() -> Dashboard:
     return dashboard(
-        "frd-job",
+        JOB_UID,
         "frd / Job overview",
         "One training job: does it hang, who is to blame, how fast is it, what memory is left.",
         all_jobs=False,
@@ -74,14 +74,14 @@ def _state() -> list[Panel]:
 
 def _incident() -> list[Panel]:
     return [
-        rows(
+        findings(
             "First causes",
-            "Whom open findings name, by reason. Everybody else who waits is a victim. "
-            "`frd findings --job $job` shows the line of the program where each stands.",
-            'max by (rank, node, kind, reason, finding) (frd_suspect{job="$job"})',
-            ("rank", "node", "kind", "reason", "finding"),
-            width=12,
-            nothing="nobody is named",
+            "The ranks that open findings name, by reason; a finding that names none has a row "
+            "without a rank. All other ranks that wait are victims. `frd findings --job $job` "
+            "shows the line of the program at which each rank stands.",
+            'job="$job"',
+            width=14,
+            nothing="no finding is open",
             runbook="FrdCollectiveStalled",
         ),
         graph(
@@ -89,7 +89,7 @@ def _incident() -> list[Panel]:
             "How long each group has waited for its oldest stalled collective, the ten worst. A "
             "finding lists all groups that its suspect holds up.",
             {"{{group}}": 'topk(10, frd_stall_seconds{job="$job"} > 0)'},
-            width=12,
+            width=10,
             unit="s",
             nothing="no group waits",
             runbook="FrdCollectiveStalled",
@@ -110,9 +110,13 @@ def _progress() -> list[Panel]:
             runbook="FrdRankLost",
         ),
         graph(
-            "Findings",
-            "Open findings by kind: each is one incident.",
-            {"{{kind}}": 'sum by (kind) (frd_findings_open{job="$job"})'},
+            "Open findings",
+            "By kind and severity: each is one incident. It opens as a warning, and becomes "
+            "critical once it has lasted.",
+            {
+                "{{kind}} critical": 'sum by (kind) (frd_finding_critical{job="$job"})',
+                "{{kind}} warning": 'sum by (kind) (1 - frd_finding_critical{job="$job"})',
+            },
             width=8,
             unit="none",
         ),
@@ -137,19 +141,28 @@ def _collectives() -> list[Panel]:
 
     skew, duration = "frd_collective_skew_seconds", "frd_collective_duration_seconds"
     return [
+        findings(
+            "Stragglers",
+            "Ranks that come late to collectives again and again, far more often than their peers. "
+            "`frd findings --job $job` says how much time the job has lost to each.",
+            'job="$job", kind="straggler"',
+            width=8,
+            nothing="no rank comes late persistently",
+            runbook="FrdStragglerPersistent",
+        ),
         graph(
             "Skew by op",
             "Time between the first and the last member joining: what ranks lose by waiting for "
             "each other. Median and 99th percentile of the collectives that completed.",
             {"{{op}} median": quantile(0.5, skew), "{{op}} p99": quantile(0.99, skew)},
-            width=12,
+            width=8,
             unit="s",
         ),
         graph(
             "Duration by op",
             "Time between the first member joining and the last completion, the wait included.",
             {"{{op}} median": quantile(0.5, duration), "{{op}} p99": quantile(0.99, duration)},
-            width=12,
+            width=8,
             unit="s",
         ),
     ]

@@ -1,13 +1,16 @@
 """What frd's dashboards have in common: one look, one way to ask, one way to link.
 
-The panels themselves stand in `job` and `health`. Everything that Grafana would decide by itself
-and decide badly is decided here: units, what stands in place of nothing, how many series a panel
-may draw (queries say ``topk`` and ``bottomk``), and that every panel says what it means.
+The panels themselves stand in `fleet`, `job` and `health`. Everything that Grafana would decide by
+itself and decide badly is decided here: units, what stands in place of nothing, how many series a
+panel may draw (queries say ``topk`` and ``bottomk``), where the name of a job leads, and that every
+panel says what it means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
 from typing import Final
 
 from grafana_foundation_sdk.builders import common, prometheus, stat, table, timeseries
@@ -30,6 +33,7 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardLinkType,
     DataSourceRef,
     DataTransformerConfig,
+    DynamicConfigValue,
     Threshold,
     ThresholdsMode,
     VariableOption,
@@ -42,6 +46,8 @@ RUNBOOKS: Final = "http://127.0.0.1:9374/runbooks/"
 """As in the rules; the chart puts its own address in."""
 TAG: Final = "frd"
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+JOB_UID: Final = "frd-job"
+"""Of the dashboard to which the name of a job links."""
 STAT_HEIGHT: Final = 4
 GRAPH_HEIGHT: Final = 7
 
@@ -139,40 +145,154 @@ def number(
     return panel
 
 
-def rows(
+def findings(
     title: str,
     description: str,
-    query: str,
-    columns: Sequence[str],
+    selector: str,
     *,
     width: int,
     nothing: str,
+    height: int = GRAPH_HEIGHT,
+    with_job: bool = False,
     runbook: str = "",
 ) -> table.Panel:
-    """The labels of the series that there are now, in this order."""
-    options = {
-        "excludeByName": {"Time": True, "Value": True},
-        "indexByName": {column: place for place, column in enumerate(columns)},
-        "renameByName": {},
-    }
+    """Open findings of the series that `selector` selects: a row for each suspect, worst first."""
+    columns = ["severity", "Value", "job", "kind", "rank", "node", "reason", "finding"]
+    hidden = ["Time"] if with_job else ["Time", "job"]
+    panel = _table(title, description, width, height, nothing, runbook)
+    panel = panel.with_target(_cells("A", _open_findings(selector)))
+    panel = _organized(panel, columns, hidden, {"Value": "open for"})
+    panel = panel.override_by_name("open for", [_set("unit", "s")])
+    panel = panel.override_by_name("severity", _SEVERITY)
+    if with_job:
+        panel = panel.override_by_name("job", _TO_JOB)
+    worst_first = ["severity", "open for"]
+    return panel.sort_by(
+        [common.TableSortByFieldState().display_name(c).desc(c != "severity") for c in worst_first]
+    )
+
+
+def _open_findings(selector: str) -> str:
+    """Each suspect of each open finding, and each finding without one.
+
+    The value is the finding's age in seconds, its severity is a label.
+    """
+    of = "job, kind, finding"
+    opened = f"max by ({of}) (frd_finding_opened_timestamp_seconds{{{selector}}})"
+    critical = f"max by ({of}) (frd_finding_critical{{{selector}}})"
+    graded = " or ".join(
+        f'label_replace(time() - {opened} and {critical} == {value}, "severity", "{word}", "", "")'
+        for value, word in enumerate(("warning", "critical"))
+    )
+    suspects = f"max by ({of}, rank, node, reason) (frd_suspect{{{selector}}})"
+    return f"{suspects} * on ({of}) group_left (severity) ({graded}) or on ({of}) ({graded})"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number for each job: a query `by (job)`, its unit, and from which value on it is bad."""
+
+    query: str
+    unit: str = "none"
+    bad_from: float | None = None
+
+
+def jobs(
+    title: str,
+    description: str,
+    columns: Mapping[str, Column],
+    *,
+    width: int,
+    height: int,
+    nothing: str,
+    worst: str,
+) -> table.Panel:
+    """A row for each job, which links to its overview; the rows with the largest `worst` first."""
+    panel = _table(title, description, width, height, nothing, "")
+    titles = dict(zip((f"Value #{ref}" for ref in ascii_uppercase), columns, strict=False))
+    for ref, column in zip(ascii_uppercase, columns.values(), strict=False):
+        panel = panel.with_target(_cells(ref, column.query))
+    panel = panel.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    panel = _organized(panel, ["job", *titles], ["Time"], titles)
+    for name, column in columns.items():
+        properties = [_set("unit", column.unit)]
+        if column.bad_from is not None:
+            steps = [{"value": None, "color": "text"}, {"value": column.bad_from, "color": "red"}]
+            properties.append(_set("thresholds", {"mode": "absolute", "steps": steps}))
+            properties.append(_set("custom.cellOptions", {"type": "color-text"}))
+        panel = panel.override_by_name(name, properties)
+    panel = panel.override_by_name("job", _TO_JOB)
+    return panel.sort_by([common.TableSortByFieldState().display_name(worst).desc(True)])
+
+
+def _set(name: str, value: object) -> DynamicConfigValue:
+    """A property of one column."""
+    return DynamicConfigValue(id_val=name, value=value)
+
+
+_SEVERITY: Final = [
+    _set("custom.cellOptions", {"type": "color-background"}),
+    _set(
+        "mappings",
+        [
+            {
+                "type": "value",
+                "options": {
+                    "critical": {"color": "red", "index": 0},
+                    "warning": {"color": "orange", "index": 1},
+                },
+            }
+        ],
+    ),
+]
+_TO_JOB: Final = [
+    _set(
+        "links",
+        [
+            {
+                "title": "Job overview",
+                "url": f"/d/{JOB_UID}?var-job=${{__value.raw}}"
+                "&${datasource:queryparam}&${__url_time_range}",
+            }
+        ],
+    )
+]
+
+
+def _table(
+    title: str, description: str, width: int, height: int, nothing: str, runbook: str
+) -> table.Panel:
     return (
         table.Panel()
         .title(title)
         .description(description)
-        .height(GRAPH_HEIGHT)
+        .height(height)
         .span(width)
         .no_value(nothing)
-        .with_target(
-            prometheus.Dataquery()
-            .expr(query)
-            .instant()
-            .format(PromQueryFormat.TABLE)
-            .datasource(DATASOURCE)
-            .ref_id("A")
-        )
-        .with_transformation(DataTransformerConfig(id_val="organize", options=options))
         .links(_runbook(runbook))
     )
+
+
+def _cells(ref_id: str, query: str) -> prometheus.Dataquery:
+    return (
+        prometheus.Dataquery()
+        .expr(query)
+        .instant()
+        .format(PromQueryFormat.TABLE)
+        .datasource(DATASOURCE)
+        .ref_id(ref_id)
+    )
+
+
+def _organized(
+    panel: table.Panel, order: Sequence[str], hidden: Sequence[str], titles: Mapping[str, str]
+) -> table.Panel:
+    options = {
+        "excludeByName": dict.fromkeys(hidden, True),
+        "indexByName": {column: place for place, column in enumerate(order)},
+        "renameByName": dict(titles),
+    }
+    return panel.with_transformation(DataTransformerConfig(id_val="organize", options=options))
 
 
 def graph(
@@ -226,7 +346,7 @@ def _asked(queries: Queries) -> Sequence[prometheus.Dataquery]:
         .legend_format(legend)
         .datasource(DATASOURCE)
         .ref_id(ref_id)
-        for ref_id, (legend, query) in zip("ABCDEFGH", queries.items(), strict=False)
+        for ref_id, (legend, query) in zip(ascii_uppercase, queries.items(), strict=False)
     ]
 
 

@@ -1,8 +1,8 @@
 """The shipped dashboards, query by query, on what a real service and a real agent export.
 
-One small job is watched, on GPUs of a scripted driver: it runs, hangs, and is asked about while it
-does, so that each panel has something to show. What Grafana does with the answers is not tested:
-it is not there.
+Two small jobs are watched, on GPUs of a scripted driver. One runs, hangs, and is asked about while
+it does; the other runs on with a straggler; so each panel has something to show. What Grafana does
+with the answers is not tested: it is not there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -39,6 +40,10 @@ DASHBOARDS = sorted((ROOT / "helm/frd/dashboards").glob("*.json"))
 JOB = "training"
 RANKS = 3
 LATE = 1
+"""The rank of `JOB` that hangs, and the one of `UNEVEN` that comes late to each collective."""
+UNEVEN = "uneven"
+STRAGGLER = 'kind="straggler"'
+POLICY = {"straggler_window_s": 6, "straggler_min_lost_s": 0.2, "telemetry_late_s": 2}
 GPU = uuid(1)
 NO_DRIVER = not any(map(shutil.which, ("cc", "gcc", "clang")))
 """Without a C compiler there is no scripted driver of GPUs, and their series are absent."""
@@ -58,7 +63,8 @@ def queries() -> Iterator[Any]:
 
 def substituted(expression: str) -> str:
     """As Grafana sends it, for scrapes once a second."""
-    variables = {"$job": JOB, "${job:regex}": JOB, "$__rate_interval": "30s", "$__range": "5m"}
+    job = UNEVEN if STRAGGLER in expression else JOB
+    variables = {"$job": job, "${job:regex}": job, "$__rate_interval": "30s", "$__range": "5m"}
     for name, value in variables.items():
         expression = expression.replace(name, value)
     assert "$" not in expression
@@ -103,6 +109,36 @@ def ranks(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
+def uneven_ranks(run_dir: Path) -> Iterator[None]:
+    """They complete five collectives a second; to each of them one rank comes 100 ms late."""
+    job = [ScriptedRank(run_dir, rank, RANKS, job=UNEVEN) for rank in range(RANKS)]
+    over = threading.Event()
+
+    def play() -> None:
+        while not over.wait(0.1):
+            for rank in job:
+                if rank is not job[LATE]:
+                    rank.enter()
+                rank.publish()
+            over.wait(0.1)
+            job[LATE].enter()
+            for rank in job:
+                rank.leave()
+                rank.entries[-1]["time_discovered_completed_ns"] = time.time_ns()
+                rank.publish()
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield
+    finally:
+        over.set()
+        player.join()
+        for rank in job:
+            rank.close()
+
+
+@contextmanager
 def agent(service: str, run_dir: Path, driver: Driver, library: Path | None) -> Iterator[str]:
     """A real agent; yields where its metrics are."""
     address = f"127.0.0.1:{free_port()}"
@@ -119,21 +155,24 @@ def agent(service: str, run_dir: Path, driver: Driver, library: Path | None) -> 
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Prometheus, some seconds after the job began to hang."""
+    """Prometheus, some seconds after one job began to hang and the other's straggler was found."""
     folder = tmp_path_factory.mktemp("dashboards")
     library = scripted_nvml.build(folder / "nvml")
     driver = Driver(folder / "driver.txt", {GPU: (10 * GIB, 80 * GIB)})
     driver.processes = [(GPU, "compute", os.getpid(), 9 * GIB)]
     driver.write()
+    scenario = replace(SCENARIOS["missing_rank"], policy=POLICY)
     with ExitStack() as stack:
-        stage = stack.enter_context(Stage(SCENARIOS["missing_rank"], RANKS, 2.0))
+        stage = stack.enter_context(Stage(scenario, RANKS, 2.0))
         service = stage.start_service()
         run_dir = folder / "run"
         metrics = stack.enter_context(agent(service.grpc, run_dir, driver, library))
         started = stack.enter_context(Prometheus(folder, service.http, agents=[metrics]))
         until(lambda: started.query("frd_agent_connected == 1"), "a first scrape")
+        stack.enter_context(uneven_ranks(run_dir))
+        until(lambda: started.query(f"frd_suspect{{{STRAGGLER}}}"), "the straggler")
         stack.enter_context(ranks(run_dir))
-        until(lambda: started.query("frd_suspect"), "the finding")
+        until(lambda: started.query(f'frd_suspect{{job="{JOB}"}}'), "the hang")
         yield started
 
 

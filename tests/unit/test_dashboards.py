@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from scripts.dashboards.__main__ import FOLDER, generated, stale
 from tests.prometheus import LOCAL, ROOT
 
 DASHBOARDS = {name: json.loads(text) for name, text in generated().items()}
-PANELS = [
-    pytest.param(panel, id=f"{name}: {panel['title']}")
+NAMED = {
+    f"{name}: {panel['title']}": panel
     for name, dashboard in DASHBOARDS.items()
     for panel in dashboard["panels"]
-]
+}
+PANELS = [pytest.param(panel, id=name) for name, panel in NAMED.items()]
+TABLES = [pytest.param(panel, id=name) for name, panel in NAMED.items() if panel["type"] == "table"]
 
 
 def links(node: Any) -> Iterator[str]:
@@ -66,6 +72,117 @@ def test_a_dashboard_fits_on_two_screens(name: str) -> None:
     height = 1 + max(y for _, y in taken)
     assert height <= 32
     assert len(taken) == 24 * height
+
+
+def test_the_name_of_a_job_leads_to_a_dashboard_that_there_is() -> None:
+    """A cell's link names the uid of a dashboard and a variable that it has."""
+    leads = [
+        link["url"]
+        for panel in DASHBOARDS["fleet.json"]["panels"]
+        for override in panel["fieldConfig"]["overrides"]
+        for setting in override["properties"]
+        if setting["id"] == "links"
+        for link in setting["value"]
+    ]
+    assert len(leads) == 2
+    by_uid = {dashboard["uid"]: dashboard for dashboard in DASHBOARDS.values()}
+    assert len(by_uid) == len(DASHBOARDS)
+    for url in leads:
+        found = re.match(r"/d/([\w-]+)\?var-(\w+)=", url)
+        assert found, url
+        variables = by_uid[found[1]]["templating"]["list"]
+        assert found[2] in {variable["name"] for variable in variables}
+
+
+@pytest.mark.parametrize("panel", TABLES)
+def test_a_tables_columns_are_those_of_its_queries(panel: dict[str, Any]) -> None:
+    """A renamed or formatted column exists, so that no setting is about nothing."""
+    (organize,) = (t["options"] for t in panel["transformations"] if t["id"] == "organize")
+    refs = [target["refId"] for target in panel["targets"]]
+    values = ["Value"] if len(refs) == 1 else [f"Value #{ref}" for ref in refs]
+    assert list(organize["renameByName"]) == values
+    shown = {organize["renameByName"].get(name, name) for name in organize["indexByName"]}
+    shown -= set(organize["excludeByName"])
+    for override in panel["fieldConfig"]["overrides"]:
+        assert override["matcher"]["options"] in shown
+    assert {column["displayName"] for column in panel["options"]["sortBy"]} <= shown
+
+
+def query(name: str, title: str, ref_id: str = "A") -> str:
+    """What a panel asks about all jobs."""
+    (found,) = (
+        target["expr"]
+        for panel in DASHBOARDS[name]["panels"]
+        if panel["title"] == title
+        for target in panel["targets"]
+        if target["refId"] == ref_id
+    )
+    assert isinstance(found, str)
+    return found.replace("$job", ".*")
+
+
+def series(name: str, value: str, **labels: str) -> dict[str, str]:
+    text = ",".join(f'{key}="{of}"' for key, of in labels.items())
+    return {"series": f"{name}{{{text}}}", "values": value}
+
+
+LONG = {"job": "a", "kind": "stall", "finding": "f1"}
+NEW = {"job": "a", "kind": "stall", "finding": "f2"}
+SUSPECT = {"rank": "3", "node": "n0", "reason": "cpu_stuck"}
+SERIES = [
+    series("frd_agents_expected", "1x20", job="a"),
+    series("frd_agents_expected", "1x20", job="b"),
+    # A finding that has lasted and names a rank, told by the service before and after its restart.
+    series("frd_finding_opened_timestamp_seconds", "40x20", **LONG, instance="before"),
+    series("frd_finding_opened_timestamp_seconds", "40x20", **LONG, instance="after"),
+    series("frd_finding_critical", "1x20", **LONG, instance="after"),
+    series("frd_suspect", "1x20", **LONG, **SUSPECT, instance="after"),
+    # A new one that names nobody.
+    series("frd_finding_opened_timestamp_seconds", "90x20", **NEW, instance="after"),
+    series("frd_finding_critical", "0x20", **NEW, instance="after"),
+    # Two ranks share a GPU of one node; another node has a GPU of the same name.
+    *(
+        series(f"frd_gpu_memory_{what}_bytes", value, instance=node, gpu="g")
+        for node, used in (("n0", "60x20"), ("n1", "95x20"))
+        for what, value in (("used", used), ("total", "100x20"))
+    ),
+    series("frd_rank_gpu_memory_bytes", "0x20", job="a", rank="0", gpu="g", instance="n0"),
+    series("frd_rank_gpu_memory_bytes", "20x20", job="a", rank="1", gpu="g", instance="n0"),
+]
+ASKED: list[tuple[str, dict[str, float]]] = [
+    (
+        query("fleet.json", "Open findings"),
+        {
+            "job='a', kind='stall', finding='f1', severity='critical', "
+            "rank='3', node='n0', reason='cpu_stuck'": 60,
+            "job='a', kind='stall', finding='f2', severity='warning'": 10,
+        },
+    ),
+    (query("fleet.json", "Jobs", "B"), {"job='a'": 1, "job='b'": 0}),
+    (query("fleet.json", "Jobs", "L"), {"job='a'": 0.6}),
+]
+
+
+@pytest.mark.prometheus
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is absent (prometheus)")
+def test_tables_show_severity_age_and_the_fullest_gpu(tmp_path: Path) -> None:
+    """What the longer queries answer at 100 s, by Prometheus' own engine."""
+    expected = [
+        {
+            "expr": expression,
+            "eval_time": "100s",
+            "exp_samples": [
+                {"labels": "{" + labels.replace("'", '"') + "}", "value": value}
+                for labels, value in samples.items()
+            ],
+        }
+        for expression, samples in ASKED
+    ]
+    told = {"interval": "10s", "input_series": SERIES, "promql_expr_test": expected}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [told]}))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -1,0 +1,161 @@
+"""Fleet: all jobs at once. Which hang, what is open, who is watched, whose memory is nearly full.
+
+For people who look after a cluster. The name of a job links to its overview.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from scripts.dashboards.parts import Column, Panel, dashboard, findings, graph, jobs, number
+
+OF = '{job=~"$job"}'
+RANKS = 'sum(frd_ranks{job=~"$job"%s})'
+GPU_SHARE = (
+    "max by (job) (frd_gpu_memory_used_bytes / frd_gpu_memory_total_bytes "
+    f"* on (instance, gpu) group_right () (frd_rank_gpu_memory_bytes{OF} >= bool 0))"
+)
+"""Of each job, the share of the fullest device that one of its ranks uses."""
+
+
+def build() -> Dashboard:
+    return dashboard(
+        "frd-fleet",
+        "frd / Fleet",
+        "All training jobs: which hang, what findings are open, who is watched.",
+        all_jobs=True,
+        panels=[*_state(), *_tables(), *_history()],
+    )
+
+
+def _state() -> list[Panel]:
+    return [
+        number(
+            "Jobs running",
+            "Jobs whose newest attempt has not ended.",
+            {"": f"count(max by (job) (frd_agents_expected{OF}) > 0)"},
+            width=4,
+        ),
+        number(
+            "Jobs that hang",
+            "Jobs with a collective older than its group's threshold.",
+            {"": f"count(max by (job) (frd_stall_seconds{OF}) > 0)"},
+            width=4,
+            bad_from=1,
+            runbook="FrdCollectiveStalled",
+        ),
+        number(
+            "Critical findings",
+            "Open findings that have lasted; the others are warnings so far.",
+            {"": f"sum(frd_finding_critical{OF})"},
+            width=4,
+            bad_from=1,
+        ),
+        number(
+            "Ranks alive",
+            "Ranks whose process lives and whose recorder answers, of all that were seen.",
+            {"alive": RANKS % ', state="live"', "seen": RANKS % ""},
+            width=4,
+            runbook="FrdRankLost",
+        ),
+        number(
+            "Agents silent",
+            "Agents that host ranks of running jobs and were not heard of lately.",
+            {"": f"sum(frd_agents_expected{OF}) - sum(frd_agents_reporting{OF})"},
+            width=4,
+            bad_from=1,
+            runbook="FrdBlind",
+        ),
+        number(
+            "Jobs not watched",
+            "Running jobs whose name another running job has: frd watches only the first.",
+            {"": f"sum(frd_job_name_conflicts{OF})"},
+            width=4,
+            bad_from=1,
+        ),
+    ]
+
+
+def _tables() -> list[Panel]:
+    def ranks(state: str) -> str:
+        return f'sum by (job) (frd_ranks{{job=~"$job", state="{state}"}})'
+
+    none = f"0 * max by (job) (frd_agents_expected{OF})"
+    columns = {
+        "hangs for": Column(f"max by (job) (frd_stall_seconds{OF})", "s", 0.001),
+        "critical": Column(
+            f"sum by (job) (frd_finding_critical{OF}) or on (job) {none}", bad_from=1
+        ),
+        "findings": Column(f"sum by (job) (frd_findings_open{OF})", bad_from=1),
+        "live": Column(ranks("live")),
+        "silent": Column(ranks("silent"), bad_from=1),
+        "unwatched": Column(ranks("unwatched"), bad_from=1),
+        "exited": Column(ranks("exited"), bad_from=1),
+        "finished": Column(ranks("finished")),
+        "agents": Column(f"sum by (job) (frd_agents_reporting{OF})"),
+        "expected": Column(f"sum by (job) (frd_agents_expected{OF})"),
+        "not watched": Column(f"sum by (job) (frd_job_name_conflicts{OF})", bad_from=1),
+        "fullest GPU": Column(GPU_SHARE, "percentunit", 0.95),
+    }
+    return [
+        jobs(
+            "Jobs",
+            "The oldest stall, open findings, ranks by state (live to finished), agents that "
+            "report and that are expected, running jobs of the same name that are not watched, "
+            "and the fullest of the job's GPUs. A job's name leads to its overview.",
+            columns,
+            width=24,
+            height=10,
+            nothing="no job is known",
+            worst="hangs for",
+        ),
+        findings(
+            "Open findings",
+            "Of all jobs: the ranks that each finding names, or the finding where it names none.",
+            'job=~"$job"',
+            width=24,
+            height=9,
+            nothing="no finding is open",
+            with_job=True,
+        ),
+    ]
+
+
+def _history() -> list[Panel]:
+    rate = f"rate(frd_collectives_matched_total{OF}[$__rate_interval])"
+    return [
+        graph(
+            "Jobs that hang",
+            "The age of each job's oldest stalled collective, the ten worst.",
+            {"{{job}}": f"topk(10, max by (job) (frd_stall_seconds{OF}) > 0)"},
+            width=6,
+            unit="s",
+            nothing="no job hangs",
+            runbook="FrdCollectiveStalled",
+        ),
+        graph(
+            "Ranks by state",
+            "Of all jobs. unwatched: no agent reports on the rank, so nobody knows how it does.",
+            {"{{state}}": f"sum by (state) (frd_ranks{OF})"},
+            width=6,
+            unit="none",
+            stacked=True,
+            runbook="FrdRankLost",
+        ),
+        graph(
+            "Collectives completed",
+            "By all members, in a second, the ten busiest jobs. Zero while a job hangs.",
+            {"{{job}}": f"topk(10, sum by (job) ({rate}))"},
+            width=6,
+            unit="ops",
+        ),
+        graph(
+            "Fullest GPU",
+            "How much of its memory is in use, by whomever: the ten jobs with the least left.",
+            {"{{job}}": f"topk(10, {GPU_SHARE})"},
+            width=6,
+            unit="percentunit",
+            nothing="no GPU is known",
+            runbook="FrdMemoryFirstCause",
+        ),
+    ]
