@@ -19,9 +19,26 @@ _COLUMNS = Module("frd/wire/columns.py", _MESSAGES)
 _READER = Module("frd/wire/decode.py", _MESSAGES)
 _CLOCK = Module("frd/wire/clock.py", ("tests/unit/test_wire_clock.py", *_MESSAGES))
 _MEMORY = Module("frd/wire/memory.py", ("tests/unit/test_wire_memory.py", *_MESSAGES))
+_PLACES = ("tests/unit/test_places.py", "tests/unit/test_stacktext.py")
+_STACKTEXT = Module("frd/flight/stacktext.py", _PLACES)
+_KNOWN_PLACES = Module("frd/flight/places.py", _PLACES)
 _DURATIONS = Module("frd/offline/durations.py", ("tests/unit/test_durations.py",))
 
 MUTANTS = (
+    Mutant(
+        "stack-of-the-parent",
+        _STACKTEXT,
+        "return frames[: at + 1]",
+        "return frames",
+        "what a forked worker has of its parent's stack is told as its own",
+    ),
+    Mutant(
+        "places-idle-worker",
+        _KNOWN_PLACES,
+        'return "" if _is_idle(child) else child.own[0].place',
+        "return child.own[0].place",
+        "a DataLoader worker without a batch is said to hold up its rank",
+    ),
     Mutant(
         "durations-file-as-proof",
         _DURATIONS,
