@@ -253,7 +253,7 @@ class Collectives:
         spent = closed.last_completed - closed.first_created
         self.duration.add(ops[timed], np.maximum(spent[timed], 0))
         self._compare_arrivals(closed, full, fair, clocks, now)
-        slow = full & (skew * self._policy.stall_tail_factor > self._policy.stall_after_s * 1e9)
+        slow = fair & (skew * self._policy.stall_tail_factor > self._policy.stall_after_s * 1e9)
         if slow.any():
             self._remember(closed, np.flatnonzero(slow), now)
 

@@ -35,6 +35,7 @@ KEPT_WAITS: Final = 8
 KEPT_SORTS: Final = 16
 """Of a job."""
 KEPT_JOBS: Final = 256
+_FAR: Final = 1 << 64
 _ONCE_FACTOR: Final = 2.0
 """The next pause may be so much longer than the only one that has been seen."""
 
@@ -55,6 +56,16 @@ class Wait(NamedTuple):
     @classmethod
     def of(cls, start: int, end: int) -> Wait:
         return cls(start, end, end - start)
+
+    @classmethod
+    def of_numbers(cls, start: int, end: int, length: int) -> Wait:
+        """
+        Raises:
+            ValueError: no clock tells such times.
+        """
+        if max(map(abs, (start, end, length))) > _FAR:
+            raise ValueError("times beyond 64 bits")
+        return cls(start, end, length)
 
 
 def united(waits: Iterable[Wait], most: int) -> list[Wait]:
@@ -137,11 +148,11 @@ class JobPauses:
         try:
             found: dict[str, Any] = json.loads(text)
             waits = {
-                (str(label), int(size)): [Wait(*map(int, wait)) for wait in waits]
+                (str(label), int(size)): [Wait.of_numbers(*map(int, wait)) for wait in waits]
                 for label, size, waits in found["groups"]
             }
             return JobPauses(str(found["job"]), AlignedNs(int(found["learned_at"])), waits)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"pauses of a job: {error!r}") from None
 
 

@@ -231,6 +231,10 @@ def test_foreign_pauses_are_an_error() -> None:
     for garbage in (b"x", b"[]", b"{}", b'{"job": 1, "learned_at": "x", "groups": []}', b"\xff"):
         with pytest.raises(StoreError, match="journal: pauses of a job"):
             decode_pauses(garbage)
+    for number in ("1e999", "NaN", "1" + 400 * "0"):
+        wait = f'{{"job":"a","learned_at":0,"groups":[["dp",4,[[0,1,{number}]]]]}}'
+        with pytest.raises(StoreError, match="journal: pauses of a job"):
+            decode_pauses(wait.encode())
 
 
 def test_the_store_keeps_the_newest_jobs(tmp_path: Path) -> None:
@@ -309,3 +313,22 @@ def test_a_replay_begins_attempts_as_the_service_did(tmp_path: Path) -> None:
     assert replay([learned, *records], pytest.fail).findings == ()
     folder = recorded(tmp_path, [learned, *records])
     assert replay(read(folder, pytest.fail), pytest.fail).findings == ()
+
+
+def test_clocks_that_are_not_known_yet_teach_no_pause() -> None:
+    """The clocks of two nodes are 30 s apart, and collectives come before anybody knows that."""
+    job = Job(4, POLICY).group("dp", range(4))
+    for node in range(2):
+        job.attempt.clock([2 * node, 2 * node + 1], node, None, job.now)
+    for seq in range(6):
+        job.join("dp", [2, 3], seq)
+        true_now, job.now = job.now, AlignedNs(job.now - 30 * S)
+        job.join("dp", [0, 1], seq)
+        job.now = true_now
+        job.complete("dp", range(4), seq).run(0.5)
+    for node in range(2):
+        job.attempt.clock([2 * node, 2 * node + 1], node, 100_000, job.now)
+    for seq in range(6, 12):
+        job.all_reduce("dp", seq).run(1)
+    assert threshold_s(job) == POLICY.stall_after_s
+    assert job.engine.learned == []
