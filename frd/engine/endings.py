@@ -9,7 +9,7 @@ exit (`frd.engine.exits`) decides and not the order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,7 +50,9 @@ def first_lost(picture: Picture, policy: Policy, *, final: bool = False) -> Loss
         return None
     is_over = final or len(gone) == len(picture.rank)
     waited_s = (picture.now - bad[0].at) / 1e9
-    if waited_s < policy.loss_grace_s and not final:
+    is_quiet = all(one.is_clean for one in bad) and not is_over  # its peers may be about to finish
+    grace_s = judged_after_s(policy) if is_quiet else policy.loss_grace_s
+    if waited_s < grace_s and not final:
         return None
     stops = [one for one in bad if one.manner is Manner.ASKED]
     interrupts = [one for one in stops if one.is_interrupt]
@@ -63,7 +65,7 @@ def first_lost(picture: Picture, policy: Policy, *, final: bool = False) -> Loss
         and not any(_explains(stop, one, has_reacted=has_reacted) for stop in first_stops)
     ]
     if causes:
-        return _first_cause(picture, bad, causes, policy, final=final)
+        return _first_cause(picture, gone, causes, first_stops, policy, final=final)
     if stops:
         return _stopped(picture, gone, stops)
     if waited_s < judged_after_s(policy) and not is_over:
@@ -85,11 +87,19 @@ def _explains(stop: Exit, other: Exit, *, has_reacted: bool) -> bool:
 
 
 def _first_cause(
-    picture: Picture, bad: Sequence[Exit], causes: Sequence[Exit], policy: Policy, *, final: bool
+    picture: Picture,
+    gone: Sequence[Exit],
+    causes: Sequence[Exit],
+    stops: Sequence[Exit],
+    policy: Policy,
+    *,
+    final: bool,
 ) -> Loss | None:
-    window_ns = round(policy.loss_grace_s * 1e9) + SEEN_LATE_NS
-    early = [one for one in causes if one.at <= causes[0].at + window_ns]
-    common = _common_ways(picture, early)
+    bad = [one for one in gone if one.is_bad]
+    until = causes[0].at + round(policy.loss_grace_s * 1e9) + SEEN_LATE_NS
+    finished = [one for one in gone if not one.is_bad and causes[0].at <= one.at <= until]
+    early = [one for one in causes if one.at <= until]
+    common = _common_ways(picture, sorted((*early, *finished), key=lambda one: one.at))
     rare = [one for one in early if one.way not in common]
     if not rare:
         return None
@@ -100,8 +110,13 @@ def _first_cause(
     first = crashed or first  # a program may react to a peer with an exception of its own
     if not (_others_run_on(picture, bad[0].at, policy) or _others_died(picture, bad, first, final)):
         return None
-    sure = Confidence.MEDIUM if manner is Manner.ABORTED else Confidence.HIGH
-    return Loss(tuple(first), sure)
+    is_sure = manner is not Manner.ABORTED and _have_order(first[0], (*first, *stops))
+    return Loss(tuple(first), Confidence.HIGH if is_sure else Confidence.MEDIUM)
+
+
+def _have_order(one: Exit, others: Iterable[Exit]) -> bool:
+    """Their clocks are known: those that are not before `one` do not only seem so."""
+    return all(one.seen.margin_ns(other.seen) is not None for other in others)
 
 
 def _common_ways(picture: Picture, early: Sequence[Exit]) -> set[tuple[object, ...]]:
