@@ -17,7 +17,7 @@ from frd.engine import compose, summary
 from frd.engine.cause import Verdict
 from frd.engine.compose import Attachments, Key
 from frd.engine.endings import Loss
-from frd.engine.exits import Exit, Manner, bad_exits
+from frd.engine.exits import SEEN_LATE_NS, Exit, Manner, bad_exits
 from frd.engine.picture import Picture
 from frd.engine.policy import Policy
 from frd.engine.severity import severity_of
@@ -231,18 +231,22 @@ class Claim:
         )
 
     def ended(self, gone: Sequence[Exit], now: AlignedNs) -> list[FindingEvent]:
-        """How ranks of the finding went after it had opened: told beside the cause."""
+        """How ranks of the finding went after it had opened, the first of them: told beside the
+        cause. Who goes much later goes because of that."""
         mine = {*self.named, *self.finding.victims, *self.finding.unknown}
         if self.finding.kind is Kind.RANK_LOST:
             mine -= self.named
         later = [one for one in gone if one.rank in mine and one.at > self.finding.opened_at]
         if not later:
             return []
-        told = min(later, key=lambda e: (e.manner is not Manner.ASKED, e.rank not in self.named))
-        first = min(
-            one.at for one in later if summary.ended_by(one.how) == summary.ended_by(told.how)
+        until = min(one.at for one in later) + SEEN_LATE_NS
+        begun = min(
+            (one for one in later if one.at <= until),
+            key=lambda e: (not e.is_interrupt, e.manner is Manner.REACTED, e.at),
         )
-        words = f"ended by {summary.ended_by(told.how)} at {clock_text(first)}"
+        alike = [e for e in later if summary.ended_by(e.how) == summary.ended_by(begun.how)]
+        told = next((one for one in alike if one.rank in self.named), begun)
+        words = f"ended by {summary.ended_by(told.how)} at {clock_text(alike[0].at)}"
         if told.manner is not Manner.ASKED:
             words = f"rank {told.rank} {words}"
         return self._tell(replace(self.finding, ended_by=words), now)
@@ -261,7 +265,8 @@ class Claim:
 
     def confirm_loss(self, gone: set[int]) -> None:
         """These ranks are seen to be gone, by this process of the service too."""
-        if self.finding.kind is Kind.RANK_LOST and self.named & gone:
+        lost = self.named or {*self.finding.victims}  # nobody is named where each blames a peer
+        if self.finding.kind is Kind.RANK_LOST and lost & gone:
             self.restored_at = None
 
     def escalated(self, now: AlignedNs, policy: Policy) -> list[FindingEvent]:

@@ -203,7 +203,9 @@ class Incidents:
         loss = first_lost(picture, self._policy, final=final)
         if loss is None:
             return []
-        told = loss.exits or tuple(bad_exits(picture))
+        gone = bad_exits(picture)
+        self._told &= {(e.rank, e.at) for e in gone}
+        told = loss.exits or tuple(gone)
         lost = [e for e in told if e.at >= old_news and (e.rank, e.at) not in self._told]
         if not lost:
             return []

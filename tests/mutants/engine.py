@@ -29,7 +29,6 @@ _INCIDENT = Module(
 _ENDS = ("tests/unit/test_endings.py", "tests/unit/test_incident.py")
 _ENDINGS = Module("frd/engine/endings.py", _ENDS)
 _EXITS = Module("frd/engine/exits.py", _ENDS)
-_CLAIM = Module("frd/engine/claim.py", _ENDS)
 _LATENESS = (
     "tests/unit/test_arrivals.py",
     "tests/unit/test_judge.py",
@@ -46,7 +45,7 @@ _PAUSES = Module(
 _COLLECTIVES = Module(
     "frd/engine/collectives.py", ("tests/unit/test_pauses.py", "tests/unit/test_attempt.py")
 )
-_CLAIM = Module("frd/engine/claim.py", ("tests/unit/test_severity.py", *_INCIDENT.tests))
+_CLAIM = Module("frd/engine/claim.py", (*_ENDS, "tests/unit/test_severity.py"))
 
 MUTANTS = (
     # -- signatures ----------------------------------------------------------------------------

@@ -384,3 +384,41 @@ def test_a_restored_loss_of_which_no_agent_tells_closes_within_a_minute() -> Non
     assert len(job.open()) == 1
     job.run(10)
     assert job.open() == []
+
+
+def test_ranks_that_all_leave_with_status_0_are_the_end_of_the_job() -> None:
+    """SIGTERM to all, and each has a handler that calls sys.exit(0): rank 1 at once, the others
+    when the collective that it never came to has failed, half a second after each other."""
+    job = running().join("dp", [0, 2, 3], 4)
+    job.run(0.5)
+    for rank in (1, 0, 2, 3):
+        finish(job, rank)
+        job.run(0.5)
+    job.run(40)
+    assert job.events == []
+
+
+def test_an_exit_whose_order_with_a_stop_is_not_known_is_not_named_with_high_confidence() -> None:
+    """SIGTERM to all; rank 0 saves for 20 s and exits with status 1. Each node has one rank, and
+    nothing is known of the clocks, so rank 0 may have exited before anybody was asked to stop."""
+    job = running()
+    for rank in range(4):
+        job.attempt.clock([rank], rank, None, job.now)
+    spread(job, [(1, TERM), (2, TERM), (3, TERM)], 0.0)
+    job.run(20)
+    leave(job, 0, STATUS_1)
+    job.run(5)
+    assert named(job.only()) == [(0, Reason.EXITED, Confidence.MEDIUM)]
+
+
+def test_a_hang_is_ended_by_the_watchdog_and_not_by_the_launcher_after_it() -> None:
+    """Minutes later rank 0 aborts, its peer loses it, and the launcher ends the rest."""
+    job = hanging()
+    job.run(100)
+    leave(job, 0, ABORT)
+    at = clock_text(job.now)
+    leave(job, 1, RESET, ago_s=0.1)
+    job.run(0.5)
+    spread(job, [(2, TERM), (3, TERM)], 0.0)
+    job.run(10)
+    assert job.findings()[0].ended_by == f"rank 0 ended by SIGABRT at {at}"

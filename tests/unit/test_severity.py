@@ -10,7 +10,7 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.engine.severity import severity_of
 from frd.forms import finding_from_json, finding_json
-from frd.model import Change, Finding, Kind, RankState, Severity
+from frd.model import Change, ExitInfo, ExitKind, Finding, Kind, RankState, Severity
 from tests.jobs import Job, changes
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
@@ -110,6 +110,22 @@ def test_a_lost_rank_becomes_critical_while_the_others_run_on() -> None:
     job.run(40)
     assert changes(job.events) == [OPENED], "nobody has seen since that it is gone"
     job.reconnect(range(4))
+    job.run(2)
+    assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
+
+
+def test_a_loss_of_nobody_in_particular_becomes_critical_after_a_restart_too() -> None:
+    """Five of eight ranks end, each blames a peer, and the others run on."""
+    job = Job(8, POLICY).group("dp", range(8)).all_reduce("dp", 0)
+    job.run(1)
+    lost = ExitInfo(ExitKind.EXCEPTION, exception="RuntimeError: Connection closed by peer")
+    for rank in range(5):
+        job.status(rank, RankState.EXITED, how=lost)
+    job.run(10)
+    assert (job.only().suspects, job.only().severity) == ((), WARNING)
+    job.restart_service()
+    job.run(20)
+    job.reconnect(range(8))
     job.run(2)
     assert severities(job) == [(OPENED, WARNING), (UPDATED, CRITICAL)]
 
