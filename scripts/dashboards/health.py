@@ -201,13 +201,17 @@ def _losses() -> list[Panel]:
             runbook="FrdLimitReached",
         ),
         graph(
-            "Refused",
-            "Streams and requests that were turned away or made to wait, by reason.",
+            "Refused and not delivered",
+            "Streams and requests that were turned away or made to wait, by reason. And messages "
+            "to webhooks that failed (they are repeated), were refused or dropped.",
             {
                 "agents: {{reason}}": _increase("reason", "frd_ingest_refused_total"),
                 "HTTP: {{reason}}": _increase("reason", "frd_http_refused_total"),
                 "handshakes": "sum(increase(frd_handshakes_failed_total[$__rate_interval]))",
                 "made to wait": "sum(increase(frd_ingest_throttled_total[$__rate_interval]))",
+                "webhook {{target}}: {{result}}": _increase(
+                    "target, result", 'frd_notifications_total{result!="sent"}'
+                ),
             },
             width=6,
             unit="none",

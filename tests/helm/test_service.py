@@ -86,6 +86,25 @@ def test_the_service_takes_its_file(values: dict[str, Any], tmp_path: Path) -> N
             assert (there[key] if isinstance(there, dict) else getattr(there, key)) == value
 
 
+@pytest.mark.parametrize(
+    ("values", "runbooks"),
+    [
+        ({}, "https://frd.frd.svc:9374/runbooks"),
+        ({"ingress": {"enabled": True, "hosts": ["frd.example"]}}, "http://frd.example/runbooks"),
+        ({"runbookUrl": "https://git/runbooks/"}, "https://git/runbooks"),
+    ],
+)
+def test_messages_link_to_the_runbooks_of_this_release(
+    values: dict[str, Any], runbooks: str, tmp_path: Path
+) -> None:
+    """A webhook that names no address of its own gets the one that alerts get."""
+    own = {"name": "own", "url": "http://h/", "runbook_url": "http://mine/"}
+    targets = {"config": {"notify": [{"name": "chat", "url": "http://h/"}, own]}}
+    (tmp_path / "frd.toml").write_text(mounted(render(values | targets), tmp_path))
+    loaded = config.load(tmp_path / "frd.toml").notify
+    assert [target.runbook_url for target in loaded] == [runbooks, "http://mine/"]
+
+
 def test_the_command_line_is_frds() -> None:
     """The container's command and its option exist, and so does the folder that it names."""
     found = container(render())

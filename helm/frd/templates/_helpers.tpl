@@ -68,11 +68,15 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
+{{/* Where runbooks lie, for readers of alerts, dashboards and messages. */}}
+{{- define "frd.runbooks" -}}
+{{ default (printf "%s/runbooks" (include "frd.address" .)) .Values.runbookUrl | trimSuffix "/" }}
+{{- end }}
+
 {{/* A file of the chart whose links to runbooks lead where this release has them: the files name a
      service on the reader's own machine, with its default port. (dict "root" $ "path" path) */}}
 {{- define "frd.linked" -}}
-{{- $base := default (printf "%s/runbooks" (include "frd.address" .root)) .root.Values.runbookUrl | trimSuffix "/" }}
-{{- .root.Files.Get .path | replace "http://127.0.0.1:9374/runbooks/" (print $base "/") }}
+{{- .root.Files.Get .path | replace "http://127.0.0.1:9374/runbooks/" (printf "%s/" (include "frd.runbooks" .root)) }}
 {{- end }}
 
 {{- define "frd.tlsSecret" -}}
@@ -125,6 +129,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- $_ := set $config "grpc" (printf "%s:%d" .Values.bindAddress (int .Values.service.grpcPort)) }}
 {{- $_ := set $config "http" (printf "%s:%d" .Values.bindAddress (int .Values.service.httpPort)) }}
 {{- $_ := set $config "data_dir" "/var/lib/frd" }}
+{{- range $target := $config.notify }}
+{{- if not $target.runbook_url }}
+{{- $_ := set $target "runbook_url" (include "frd.runbooks" $) }}
+{{- end }}
+{{- end }}
 {{- if .Values.insecure }}
 {{- $_ := set $config "insecure" true }}
 {{- else }}
