@@ -22,6 +22,7 @@ from frd.usage import examples, usage_error
 FAILED, USAGE, FINDINGS_PRESENT, BLIND, INTERRUPTED = 1, 2, 3, 4, 130
 
 COMMANDS = {
+    "init": "Write a configuration to begin with: tokens, certificates, what to do next.",
     "serve": "Run the central service.",
     "up": "Run service and agent on this machine, together.",
     "demo": "Watch frd find the culprit of a small job that hangs, on this machine.",

@@ -1,0 +1,139 @@
+"""What `frd init` writes works as it is: service, agent and commands, with TLS and tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import ssl
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frd import authority
+from frd.cli import FAILED, USAGE, run
+from frd.service.access import Role, Tokens
+from tests.real import free_port, until
+
+pytestmark = pytest.mark.timeout(120)
+FILES = {"frd.toml", "tokens", "agent-token", "reader-token", "operator-token"}
+CERTIFICATES = {f"{name}.{kind}" for name in ("ca", "server", "client") for kind in ("pem", "key")}
+
+
+def printed(text: str, program: str) -> list[str]:
+    """The command line of `program` that `frd init` tells to type."""
+    (line,) = re.findall(rf"^  ({program} .*)$", text, re.MULTILINE)
+    return shlex.split(line)
+
+
+def start(command: list[str], log: Path) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FRD_")}
+    with log.open("w") as stderr:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env)
+
+
+@pytest.mark.parametrize("maker", ["cryptography", "openssl"])
+def test_what_init_writes_works(
+    maker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command lines that it prints, typed: the agent reports, `frd status` shows it, Prometheus
+    gets metrics. An agent without the certificate, or with another role's token, gets nowhere."""
+    monkeypatch.setattr(authority, "has_cryptography", lambda: maker == "cryptography")
+    folder = tmp_path / "conf"
+    assert run(["init", str(folder), "--tls", "--host", "127.0.0.1"]) == 0
+    told = capsys.readouterr().out
+    assert {path.name for path in folder.iterdir()} == FILES | CERTIFICATES
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    grpc, http = free_port(), free_port()
+    moved = [("--grpc", f"127.0.0.1:{grpc}"), ("--http", f"127.0.0.1:{http}")]
+    serve = [*printed(told, "frd serve"), *(word for pair in moved for word in pair)]
+    serve += ["--data-dir", str(tmp_path / "data")]
+    agent = printed(told.replace(":9373", f":{grpc}"), "frd-agent run")
+    agent += ["--run-dir", str(tmp_path / "run"), "--metrics", "off"]
+    status = printed(told.replace(":9374", f":{http}"), "frd status")
+    processes = [start([sys.executable, "-m", *serve], tmp_path / "serve.log")]
+    try:
+        ready = processes[0].stdout
+        assert ready is not None
+        assert json.loads(ready.readline())["http"].endswith(f":{http}")
+        impostor = [word.replace("agent-token", "reader-token") for word in agent]
+        at = impostor.index("--run-dir") + 1
+        impostor[at] = str(tmp_path / "run2")
+        for command, log in ((agent, "agent.log"), (impostor, "impostor.log")):
+            command[0] = "frd_agent"
+            processes.append(start([sys.executable, "-m", *command], tmp_path / log))
+
+        def watching() -> dict[str, Any]:
+            assert run([*status[1:], "--json"]) == 0
+            found: dict[str, Any] = json.loads(capsys.readouterr().out)
+            return found
+
+        until(lambda: watching()["watching"]["agents"] == 1, "the agent reports")
+        refused = "refused: authorization: no token that may stream"
+        until(lambda: refused in (tmp_path / "serve.log").read_text(), "the other one is refused")
+        assert watching()["watching"]["agents"] == 1
+        context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+        token = (folder / "reader-token").read_text().strip()
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{http}/metrics", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, context=context, timeout=20) as answer:
+            assert b"frd_build_info" in answer.read()
+        assert run([*status[1:-2], "--tls"]) == FAILED, "without the authority"
+        capsys.readouterr()
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.communicate(timeout=30)
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is there is named and stays as it is, and nothing else is written."""
+    (tmp_path / "tokens").write_text("mine")
+    assert run(["init", str(tmp_path), "--tls"]) == USAGE
+    error = capsys.readouterr().err
+    assert error.startswith(f"frd: error: init: {tmp_path}/tokens: exists: move it away or ")
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+    assert (tmp_path / "tokens").read_text() == "mine"
+
+
+def test_for_one_machine_without_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file is valid, each token has its role, and --host without --tls is refused."""
+    assert run(["init", str(tmp_path / "c")]) == 0
+    assert {path.name for path in (tmp_path / "c").iterdir()} == FILES
+    assert run(["check", "--config", str(tmp_path / "c/frd.toml")]) == 0
+    tokens = Tokens(tmp_path / "c/tokens")
+    for role in Role:
+        token = (tmp_path / f"c/{role.value}-token").read_text().strip()
+        grant = tokens.grant(f"Bearer {token}")
+        assert grant is not None
+        assert grant.roles == {role}
+    assert run(["init", str(tmp_path / "d"), "--host", "h"]) == USAGE
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("host", ["a b", "x,DNS:evil", "x\n[v3]", "", "-x"])
+def test_a_host_that_is_none_is_refused(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would go into a file that openssl reads."""
+    assert run(["init", str(tmp_path / "c"), "--tls", "--host", host]) == USAGE
+    assert capsys.readouterr().err.startswith("frd: error: --host: ")
+    assert not (tmp_path / "c").exists()
+
+
+def test_with_nothing_to_make_certificates_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the package nor the program: one line says what to install."""
+    monkeypatch.setattr(authority, "has_cryptography", lambda: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["init", str(tmp_path / "c"), "--tls"]) == USAGE
+    assert "pip install 'frd-daemon[init]'" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
