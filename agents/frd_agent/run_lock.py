@@ -27,6 +27,7 @@ import msgspec
 
 from frd.errors import FrdError
 from frd_agent import tap
+from frd_agent.untrusted import NOT_THE_FORM
 
 NAME: Final = "agent.lock"
 PATIENCE_S: Final = 6.0
@@ -186,5 +187,5 @@ def holder(run_dir: Path) -> Holder | None:
 def _read(fd: int) -> Holder:
     try:
         return msgspec.json.decode(os.pread(fd, _MAX_BYTES, 0), type=Holder)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, *NOT_THE_FORM):
         return Holder()

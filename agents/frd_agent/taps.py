@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ import msgspec
 
 from frd.flight.entry import Frame
 from frd.model import AttemptKey, GroupInfo, NodeNs, RankInfo
-from frd_agent import tap
+from frd_agent import tap, untrusted
 from frd_agent.dictionary import MAX_WORLD_SIZE
 
 _IDENTITY_NAME = re.compile(r"(?P<token>[0-9a-f]{12})\.json")
@@ -118,17 +117,16 @@ def _look(path: Path, known: dict[Path, TapFile], node: str) -> TapFile | None:
     try:
         if (named := _IDENTITY_NAME.fullmatch(path.name)) is None:
             raise ValueError("not a tap's file")
-        # Neither a link nor a pipe: the one leads elsewhere, the other would wait for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        with untrusted.opened(path) as fd:
             found = os.fstat(fd)
             stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
             if (same := known.get(path)) is not None and same.stamp == stamp:
                 return same
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_IDENTITY_BYTES:
-                raise ValueError("no regular file, or too large")
-            identity = parse_identity(file.read(_MAX_IDENTITY_BYTES), named["token"])
-            info = replace(identity.info, node=node or identity.info.node)
+            if found.st_size > _MAX_IDENTITY_BYTES:
+                raise ValueError("too large")
+            raw = untrusted.read_up_to(fd, _MAX_IDENTITY_BYTES)
+        identity = parse_identity(raw, named["token"])
+        info = replace(identity.info, node=node or identity.info.node)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -201,7 +199,7 @@ def parse_identity(raw: bytes, token: str) -> TapIdentity:
     """
     try:
         said = _decoder.decode(raw)
-    except msgspec.MsgspecError as error:
+    except untrusted.NOT_THE_FORM as error:
         raise ValueError(f"no identity: {error}") from error
     if said.token != token:
         raise ValueError(f"token: {said.token!r}: not the file's own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import subprocess
 import sys
 import time
@@ -34,11 +35,12 @@ ME = pwd.getpwuid(os.getuid()).pw_name
         ("bash run.sh 1 2", "run"),
         ("./trainer --x", "trainer"),
         ("python - ", "python"),
+        ("bash -c 'KEY=secret python train.py'", "train"),
     ],
 )
 def test_a_job_is_called_by_its_program(typed: str, program: str) -> None:
     """Script or module, whoever launches it, and the user."""
-    assert command_line.default_job(typed.split()) == f"{program}-{ME}"
+    assert command_line.default_job(shlex.split(typed)) == f"{program}-{ME}"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,11 @@ def test_arguments_are_not_repeated() -> None:
     typed = ["torchrun", "--nproc-per-node", "2", "train.py", "--key", "hunter2"]
     assert command_line.brief(typed) == "torchrun train.py"
     assert command_line.brief(["python", "-m", "pkg.train", "--key=x"]) == "python pkg.train"
+    assert command_line.brief(["bash", "-c", "KEY=secret python src/train.py"]) == (
+        "bash src/train.py"
+    )
+    assert command_line.brief(["env", "A=secret/b.py", "python"]) == "env"
+    assert command_line.brief(["run", "s3://key:secret@host/b.py"]) == "run b.py"
 
 
 def test_reruns_count_and_neighbours_have_names_of_their_own(tmp_path: Path) -> None:
@@ -102,7 +109,7 @@ def test_a_month_old_job_is_forgotten(tmp_path: Path) -> None:
     """The folder does not grow for ever."""
     runs.begin(str(tmp_path), "old", must_be_free=True)
     [path] = (tmp_path / "runs").glob("*.json")
-    path.write_text(path.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))
+    path.write_text(path.read_text().replace(f'"pid":{os.getpid()}', '"pid":1'))
     month_ago = time.time() - 31 * 86_400
     os.utime(path, (month_ago, month_ago))
     runs.begin(str(tmp_path), "new", must_be_free=True)
@@ -127,6 +134,32 @@ def test_commands_that_are_over_leave_nothing(tmp_path: Path) -> None:
     assert not path.exists()
     (path.parent / "7.json").write_text("{")
     assert commands.running(str(tmp_path)) == []
+
+
+def test_hostile_files_of_commands_and_runs(tmp_path: Path) -> None:
+    """Directories, pipes, links and JSON that is too deep or too large are no commands, cost no
+    descriptor, and keep no command from starting."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    (folder / "1.json").mkdir()
+    os.mkfifo(folder / "2.json")
+    (folder / "3.json").symlink_to("/etc/hostname")
+    (folder / "4.json").write_text('{"x":' + "[" * 15_000)
+    (folder / "5.json").write_text('{"start_ticks": 1e400, "words": ""}')
+    before = len(os.listdir("/proc/self/fd"))
+    assert [commands.running(str(tmp_path)) for _ in range(3)] == [[], [], []]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+    os.mkfifo(folder / f".{os.getpid()}.tmp")
+    commands.record(str(tmp_path), ["python", "train.py"])
+    assert [command.words for command in commands.running(str(tmp_path))] == ["python train.py"]
+
+    assert runs.begin(str(tmp_path), "train", must_be_free=True) == ("train", 0)
+    (written,) = (tmp_path / "runs").glob("*.json")
+    written.unlink()
+    os.mkfifo(written)
+    os.mkfifo(written.with_suffix(".tmp"))
+    assert runs.begin(str(tmp_path), "train", must_be_free=True) == ("train", 0)
 
 
 def test_a_process_tree_is_found() -> None:

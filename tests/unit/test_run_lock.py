@@ -100,6 +100,8 @@ def test_nonsense_in_the_file_is_an_agent_without_a_name(tmp_path: Path) -> None
     assert agent.keep(0.0)
     (tmp_path / NAME).write_bytes(b"\xff{")
     assert holder(tmp_path) == Holder()
+    (tmp_path / NAME).write_text('{"x":' + "[" * 60_000)
+    assert holder(tmp_path) == Holder()
     assert str(Holder()) == "another agent"
 
 

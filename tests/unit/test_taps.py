@@ -179,10 +179,13 @@ def test_foreign_files_are_problems(tmp_path: Path) -> None:
     (tmp_path / "000000000003.json").mkdir()
     (tmp_path / "000000000004.json").write_text('{"schema": 1, "tok')
     (tmp_path / "000000000005.json").write_bytes(b"\xff\xfe")
+    (tmp_path / "000000000006.json").write_text('{"x":' + "[" * 100_000)
     (tmp_path / ".0123456789ab.tmp").write_text("half")
     (tmp_path / "dumps").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
     files = taps.scan(tmp_path)
-    assert len(files) == 6
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(files) == 7
     assert all(file.identity is None and str(file.path) in file.problem for file in files)
     assert all(file.socket_path is None for file in files)
 

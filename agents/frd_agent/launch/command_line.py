@@ -35,8 +35,19 @@ def brief(cmd: Sequence[str]) -> str:
     if not cmd:
         return ""
     takes_module = [word for at, word in enumerate(cmd[1:], 1) if cmd[at - 1] == "-m"]
-    scripts = [word for word in cmd[1:] if word.endswith(_SCRIPTS)]
+    scripts = [script for word in cmd[1:] if (script := _script(word)) is not None]
     return " ".join((PurePath(cmd[0]).name, *(scripts or takes_module)[:1]))[:_MAX_BRIEF]
+
+
+def _script(word: str) -> str | None:
+    """The script that a word names: itself, or the last part of what a shell is to run, as in
+    ``bash -c "KEY=secret python train.py"``, whose other parts may hold secrets."""
+    if not word.endswith(_SCRIPTS):
+        return None
+    last = word.rsplit(maxsplit=1)[-1]
+    if "=" in last:
+        return None  # an option or a variable
+    return PurePath(last).name if "://" in last else last
 
 
 def _program(cmd: Sequence[str]) -> str:
@@ -47,8 +58,8 @@ def _program(cmd: Sequence[str]) -> str:
             module = next(words, "")
             if module and module not in _LAUNCHERS:
                 return module.removesuffix(".__main__").rpartition(".")[2]
-        elif word.endswith(_SCRIPTS):
-            return PurePath(word).stem
+        elif (script := _script(word)) is not None:
+            return PurePath(script).stem
         takes_module = takes_module or _TAKES_MODULE.fullmatch(PurePath(word).name) is not None
     return PurePath(cmd[0]).name
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from frd_agent import tap
+import msgspec
+
+from frd_agent import tap, untrusted
 from frd_agent.launch.command_line import brief
 from frd_agent.process import read_stat, started_at
 
@@ -35,6 +37,13 @@ class Command:
     start_ticks: int
     words: str
     """Program and script; arguments may hold secrets."""
+
+
+class _Written(msgspec.Struct):
+    """The content of a command's file."""
+
+    start_ticks: int
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,13 @@ def record(directory: str, cmd: Sequence[str]) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    """Into a new file: what is there could be a pipe, which would block the command's start.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
 
@@ -90,12 +105,10 @@ def running(directory: str) -> list[Command]:
 
 
 def _read(path: Path, pid: int) -> Command | None:
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            said = json.loads(file.read(4 * _MAX_WORDS))
-        return Command(pid, int(said["start_ticks"]), str(said["words"])[:_MAX_WORDS])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    written = untrusted.json_of(path, _Written, 4 * _MAX_WORDS)
+    return (
+        None if written is None else Command(pid, written.start_ticks, written.words[:_MAX_WORDS])
+    )
 
 
 # -- processes ---------------------------------------------------------------------------------

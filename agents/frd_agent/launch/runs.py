@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
+
+from frd_agent import untrusted
 from frd_agent.launch.commands import write_private
 from frd_agent.process import read_stat
 
@@ -25,6 +27,15 @@ _MAX_JOBS: Final = 99
 _TRIES: Final = 20
 _TRY_EVERY_S: Final = 0.01
 _KEPT_S: Final = 30 * 86_400.0
+_MAX_BYTES: Final = 4096
+
+
+class _Written(msgspec.Struct):
+    """The content of a job's file: the process of its last run, and the number of that run."""
+
+    pid: int
+    start_ticks: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=2**31 - 1)]
 
 
 def begin(directory: str, job: str, *, must_be_free: bool) -> tuple[str, int]:
@@ -69,24 +80,19 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _last(path: Path) -> tuple[int, bool]:
     """The number of the last run, -1 for none, and whether it is alive."""
-    try:
-        said = json.loads(path.read_bytes())
-        pid, start_ticks, number = int(said["pid"]), int(said["start_ticks"]), int(said["number"])
-    except (OSError, ValueError, TypeError, KeyError):
+    last = untrusted.json_of(path, _Written, _MAX_BYTES)
+    if last is None:
         return -1, False
-    stat = read_stat(pid)
-    return number, stat is not None and stat.state not in "ZXx" and stat.start_ticks == start_ticks
+    stat = read_stat(last.pid)
+    is_same = stat is not None and stat.start_ticks == last.start_ticks
+    return last.number, is_same and stat is not None and stat.state not in "ZXx"
 
 
 def _write(path: Path, number: int) -> None:
     stat = read_stat(os.getpid())
-    said = {
-        "pid": os.getpid(),
-        "start_ticks": stat.start_ticks if stat is not None else 0,
-        "number": number,
-    }
+    written = _Written(os.getpid(), stat.start_ticks if stat is not None else 0, number)
     temporary = path.with_suffix(".tmp")
-    write_private(temporary, json.dumps(said))
+    write_private(temporary, msgspec.json.encode(written).decode("ascii"))
     temporary.replace(path)
 
 

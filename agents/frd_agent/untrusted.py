@@ -1,0 +1,56 @@
+"""Reading small files that other processes have written: nothing of them is trusted.
+
+A link leads elsewhere, a pipe would block its reader, a directory cannot be read, and a hostile
+JSON document can be too large or too deep. Each of them costs an error or a None, and no
+descriptor stays open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+NOT_THE_FORM: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are not of the form."""
+
+_Form = TypeVar("_Form")
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[int]:
+    """A descriptor of a regular file.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    fd = os.open(path, _FLAGS)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_up_to(fd: int, most: int) -> bytes:
+    """The first `most` bytes at the most."""
+    with open(fd, "rb", closefd=False) as file:
+        return file.read(most)
+
+
+def json_of(path: str | os.PathLike[str], form: type[_Form], most: int) -> _Form | None:
+    """None if the file is missing, unreadable, longer than `most` bytes, or of another form."""
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(form)
+    try:
+        with opened(path) as fd:
+            found: _Form = decoder.decode(read_up_to(fd, most))
+    except (OSError, *NOT_THE_FORM):
+        return None
+    return found
