@@ -1,4 +1,4 @@
-"""frd-agent: watches the ranks of one node and tells the service.
+"""frd-agent: watches the ranks of one node and reports to the service.
 
 A shell around pure parts: it ticks, reads the run directory, gives every rank its turn, lets the
 stream say what there is to say, and answers the service's requests. It owns all tasks; nothing
@@ -121,7 +121,7 @@ class Agent:
             stack.callback(self._roster.close)
             if self._config.memory_hz:
                 self._memory = stack.enter_context(self._watch_memory())
-            log.info("watching %s, telling %s", self._config.run_dir, self._config.service)
+            log.info("watching %s, reporting to %s", self._config.run_dir, self._config.service)
             launches = LaunchWatch(self._config.run_dir, self._living)
             async with asyncio.TaskGroup() as tasks:
                 stream = tasks.create_task(self._stream.run())

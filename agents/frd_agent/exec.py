@@ -87,7 +87,8 @@ def environment(
         tap.make_run_dir(directory, base)
         os.makedirs(dumps, mode=0o700, exist_ok=True)
     except OSError as error:
-        _warn(f"{error}: the command runs on without it")
+        why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        _warn(f"{why}: the command runs without being watched")
     else:
         _set_both(env, _DUMP_PREFIX, os.path.join(dumps, "rank_"))
     return env

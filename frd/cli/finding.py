@@ -93,5 +93,5 @@ def _find(client: Client, name: str) -> Any:
             raise
     if len(fits) > 1:
         ids = ", ".join(one["id"] for one in fits[:5])
-        raise FrdError(f"finding: {name}: {len(fits)} begin like this: write more of it: {ids}")
+        raise FrdError(f"finding: {name!r}: {len(fits)} ids begin with it: write more of it: {ids}")
     return fits[0]

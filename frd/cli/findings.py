@@ -112,9 +112,10 @@ def _refuse_options(context: click.Context) -> None:
     """What stands before the subcommand would be taken for its own, and be lost."""
     for parameter in context.command.params:
         if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
-            raise click.UsageError(
-                f"{parameter.opts[-1]}: write it behind {context.invoked_subcommand}", context
-            )
+            option, name = parameter.opts[-1], context.invoked_subcommand or ""
+            takes_it = any(option in of.opts for of in command.commands[name].params)
+            what = f"write it after {name}" if takes_it else f"{name} does not take it"
+            raise click.UsageError(f"{option}: {what}", context)
 
 
 def _ask(client: Client, query: _Query) -> Mapping[str, Any]:

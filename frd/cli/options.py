@@ -21,7 +21,7 @@ DEFAULT_HTTP = "127.0.0.1:9374"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-_PORTS = {"http": 80, "https": 443}
+_HTTP_PORT, _HTTPS_PORT = 80, 443
 _SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
 _PATH = click.Path(path_type=Path, dir_okay=False)
 _SERVICE = (
@@ -92,13 +92,14 @@ def _client(
     token_file: Path | None,
     insecure: bool,
 ) -> Client:
-    from frd.address import is_loopback, split_address
+    from frd.address import is_loopback, split_address, without_scheme
     from frd.cli.client import Client, token_in, trusting
     from frd.errors import ConfigError
 
-    http, https = _without_scheme(http)
+    is_https = http.strip().lower().startswith("https:")
+    http, scheme = without_scheme(http, _HTTPS_PORT if is_https else _HTTP_PORT)
     context = None
-    if https or tls or tls_ca_file is not None or tls_cert_file is not None:
+    if scheme == "https" or tls or tls_ca_file is not None or tls_cert_file is not None:
         context = trusting(tls_ca_file, tls_cert_file)
     if token_file is None:
         return Client(http, tls=context)
@@ -108,19 +109,6 @@ def _client(
             "--tls-ca-file or --tls, or accept it with --insecure"
         )
     return Client(http, tls=context, token=token_in(token_file))
-
-
-def _without_scheme(http: str) -> tuple[str, bool]:
-    """``HOST:PORT`` of what may be a URL, and whether that asks for TLS.
-
-    People paste what a browser shows; a URL without a port means the scheme's own.
-    """
-    scheme, separator, rest = http.partition("://")
-    if not separator or scheme.lower() not in _PORTS:
-        return http, False
-    host = rest.removesuffix("/")
-    has_port = ":" in host.rpartition("]")[2]
-    return host if has_port else f"{host}:{_PORTS[scheme.lower()]}", scheme.lower() == "https"
 
 
 def json_option(function: _F) -> _F:

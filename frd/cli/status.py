@@ -57,7 +57,7 @@ def command(
         job, unfolded or as_json, "all" if memory else ranks, None if ranks is None else _set(ranks)
     )
     if as_json and watch:
-        raise click.UsageError("--watch: draws for people: leave out --json")
+        raise click.UsageError("--watch: cannot be combined with --json: leave one out")
     if as_json:
         seen = _look(client, wanted)
         others = {key: value for key, value in seen.findings.items() if key != "findings"}
@@ -125,7 +125,7 @@ def _picture(seen: _Seen) -> Picture:
     at = seen.findings.get("at")
     now = datetime.fromisoformat(at) if at else datetime.now(UTC)
     body: list[RenderableType] = [*_findings(seen.findings["findings"], now)]
-    for job in seen.jobs:
+    for job in sorted(seen.jobs, key=lambda job: not job["findings"]):  # a window may be too low
         body += ("", *_job(job))
     body += [_ended(line) for line in seen.ended[:MAX_ENDED]]
     if len(seen.ended) > MAX_ENDED:

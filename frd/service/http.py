@@ -3,8 +3,9 @@
 Routes, checks of what came in, and the form of errors; what an answer means is decided elsewhere.
 Every error is ``{"error": "what: which: what to do"}``. Whatever is large or touches the disk is
 made in a worker thread: the event loop belongs to ingest. The API reads, takes dumps and closes
-findings; it can change nothing else, and a browser on another site cannot make it do either,
-because only a JSON content type is accepted.
+findings; it can change nothing else. A page in a browser cannot make it do either: only a JSON
+content type is accepted, which another site may not send, and no request with an Origin, which
+browsers add also where the site's name has been made to lead to this service (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MAX_BODY_BYTES: Final = 64 * 1024
 MAX_FINDINGS: Final = 10_000
 DEFAULT_FINDINGS: Final = 1_000
 MAX_DUMP_TIMEOUT_S: Final = 300.0
+_UNKNOWN_FINDING: Final = "unknown here: see /api/v1/findings or `frd findings --all`"
 _Form = TypeVar("_Form")
 
 
@@ -154,7 +156,7 @@ class _Api:
         finding_id = request.path_params["id"]
         found = await asyncio.to_thread(self._view.finding, finding_id)
         if found is None:
-            _refuse(404, f"finding: {finding_id!r}: unknown here: see /api/v1/findings")
+            _refuse(404, f"finding: {finding_id!r}: {_UNKNOWN_FINDING}")
         return await _json(lambda: finding_json(found))
 
     async def close(self, request: Request) -> Response:
@@ -167,7 +169,7 @@ class _Api:
         if closed is None:
             known = await asyncio.to_thread(self._view.finding, finding_id)
             if known is None:
-                _refuse(404, f"finding: {finding_id!r}: unknown here: see /api/v1/findings")
+                _refuse(404, f"finding: {finding_id!r}: {_UNKNOWN_FINDING}")
             _refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
         return await _json(lambda: finding_json(closed))
 
@@ -240,7 +242,9 @@ def _place(text: str | None) -> Place:
 
 
 async def _body(request: Request, form: type[_Form], say: str) -> _Form:
-    """The JSON object that was sent; a browser on another site can send none."""
+    """The JSON object that was sent; a page in a browser can send none."""
+    if "origin" in request.headers:
+        _refuse(403, "origin: a page in a browser may change nothing: use the frd command")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         _refuse(400, "content-type: not application/json: send a JSON object")
     body = bytearray()

@@ -114,7 +114,7 @@ def test_a_url_is_an_address(typed: str, address: str, tls: bool) -> None:
 
 def test_a_url_that_is_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A path, another scheme: one line says what to write."""
-    for typed in ("http://127.0.0.1:9374/api/v1", "ftp://127.0.0.1:21"):
+    for typed in ("http://127.0.0.1:9374/api/v1", "ftp://127.0.0.1:21", "http://u:p@h:1"):
         assert run(["status", "--http", typed]) == USAGE
         assert "write" in error_of(capsys)
 
@@ -242,7 +242,7 @@ def test_options_of_export_stand_behind_it(
 ) -> None:
     """What stands before it would be lost, so it is refused."""
     assert run(["findings", "--http", service.address, "export"]) == USAGE
-    assert "write it behind export" in capsys.readouterr().err
+    assert "write it after export" in capsys.readouterr().err
     assert frd(service, "findings", "export", "--since", "soon") == USAGE
     assert "write a time such as" in capsys.readouterr().err
 

@@ -142,7 +142,9 @@ def test_the_beginning_of_an_id_must_be_of_one_only(
     twins = [{**FINDING, "id": f"abcd{n}"} for n in range(2)]
     service.says("/api/v1/findings?limit=10000", answer(*twins))
     assert frd(service, "findings", "close", "abcd", "--because", "x") == FAILED
-    assert "finding: abcd: 2 begin like this: write more of it: abcd0, abcd1" in error_of(capsys)
+    assert "finding: 'abcd': 2 ids begin with it: write more of it: abcd0, abcd1" in error_of(
+        capsys
+    )
 
 
 def test_closing_by_hand(service: Service, capsys: pytest.CaptureFixture[str]) -> None:

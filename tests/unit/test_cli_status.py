@@ -66,6 +66,18 @@ def test_status_begins_with_what_is_wrong(
     assert "old  attempt 1, ended, 4 ranks" in capsys.readouterr().out
 
 
+def test_status_shows_a_job_with_a_finding_first(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A window shows the beginning: jobs without an open finding come later."""
+    says_status(service, {**ENDED, "job": "aa", "ended": False}, findings=[FINDING])
+    service.says("/api/v1/jobs/aa", {**JOB, "job": "aa", "findings": []})
+    service.says("/api/v1/jobs/a%2Fb", {**JOB, "findings": [FINDING]})
+    assert frd(service, "status") == 0
+    text = capsys.readouterr().out
+    assert text.index("a/b  attempt") < text.index("aa  attempt")
+
+
 def test_status_before_the_first_job(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty service says that it has seen nothing."""
     service.says("/api/v1/jobs", {"jobs": []})

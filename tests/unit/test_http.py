@@ -178,10 +178,15 @@ class Client:
         return self.send("GET", path, query)
 
     def post(
-        self, path: str, body: object = b"", *, content_type: str = "application/json"
+        self,
+        path: str,
+        body: object = b"",
+        *,
+        content_type: str = "application/json",
+        origin: str = "",
     ) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.send("POST", path, body=data, content_type=content_type)
+        return self.send("POST", path, body=data, content_type=content_type, origin=origin)
 
     def send(
         self,
@@ -191,11 +196,20 @@ class Client:
         *,
         body: bytes = b"",
         content_type: str = "",
+        origin: str = "",
     ) -> Answer:
-        return asyncio.run(self._send(method, path, query, body, content_type))
+        headers = [(b"host", b"frd"), (b"content-type", content_type.encode())]
+        if origin:
+            headers.append((b"origin", origin.encode()))
+        return asyncio.run(self._send(method, path, query, body, headers))
 
     async def _send(
-        self, method: str, path: str, query: str, body: bytes, content_type: str
+        self,
+        method: str,
+        path: str,
+        query: str,
+        body: bytes,
+        given: list[tuple[bytes, bytes]],
     ) -> Answer:
         scope = {
             "type": "http",
@@ -206,7 +220,7 @@ class Client:
             "path": path,
             "raw_path": path.encode(),
             "query_string": query.encode(),
-            "headers": [(b"host", b"frd"), (b"content-type", content_type.encode())],
+            "headers": given,
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 9374),
         }
@@ -440,6 +454,8 @@ def test_closing_by_hand(client: Client) -> None:
         assert says in answer.json["error"]
     assert client.post(path, {"because": "x" * 1001}).status == 400
     assert client.post(path, {"because": "x"}, content_type="text/plain").status == 400
+    for origin in ("http://frd", "https://elsewhere.example", "null"):
+        assert client.post(path, {"because": "x"}, origin=origin).status == 403
     closed = client.post(path, {"because": "a known\n pause"})
     assert closed.status == 200
     assert closed.json["state"] == "closed"

@@ -29,7 +29,7 @@ BIN = Path(sys.executable).parent
         ("frd dump", "-o / --output: missing: see `frd dump --help`"),
         ("frd analyze --ranks", "--ranks: needs a value: see `frd analyze --help`"),
         ("frd status x", "x: unexpected argument: see `frd status --help`"),
-        ("frd status --watch --json", "--watch: draws for people: leave out --json: see `frd st"),
+        ("frd status --watch --json", "--watch: cannot be combined with --json: leave one out: s"),
         ("frd-agent bogus", "bogus: no such command: see `frd-agent --help`"),
         ("frd-agent run --x", "--x: no such option: see `frd-agent run --help`"),
         ("frd-agent run --log-format xml", "--log-format: 'xml' is not one of 'text', 'json': see"),
