@@ -114,12 +114,13 @@ async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
 
 def _tell(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
     import json
+    import shlex
 
     if as_json:
         click.echo(json.dumps({**where, "run_dir": None if run_dir is None else str(run_dir)}))
         return
     http = "" if where["http"] == "127.0.0.1:9374" else f" --http {where['http']}"
-    place = "" if run_dir is None else f" --run-dir {run_dir}"
+    place = "" if run_dir is None else f" --run-dir {shlex.quote(str(run_dir))}"
     click.echo(
         f"frd is up: http://{where['http']}/metrics, Ctrl-C ends it\n"
         f"  start a job:   frd-agent exec{place} -- torchrun --nproc-per-node 2 train.py\n"

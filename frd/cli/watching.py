@@ -26,10 +26,15 @@ def last_lines(answer: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def watching_text(watching: Mapping[str, Any]) -> str:
-    """``watching 1 job, 2 ranks, 1 agent; last heard 0.4 s ago``."""
+    """``watching 1 job, 2 ranks, 1 agent; last heard 0.4 s ago``.
+
+    A connected agent without ranks has nothing to report, so its silence means nothing.
+    """
     counts = ", ".join(_count(watching[f"{noun}s"], noun) for noun in ("job", "rank", "agent"))
     heard = watching["last_heard_s"]
-    return f"watching {counts}" + ("" if heard is None else f"; last heard {age_text(heard)}")
+    is_idle = watching["agents"] > 0 and not watching["jobs"]
+    ago = "" if heard is None or is_idle else f"; last heard {age_text(heard)}"
+    return f"watching {counts}{ago}"
 
 
 def age_text(age_s: float | None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, run
+from frd.cli.watching import watching_text
 from tests.cli_service import (
     BLIND_NOW,
     ENDED,
@@ -70,6 +71,14 @@ def test_warnings_are_shown(service: Service, capsys: pytest.CaptureFixture[str]
     service.says("/api/v1/findings?state=open", answer(warnings=[warning]))
     assert frd(service, "findings") == 0
     assert "\nwarning: two running jobs on vm are called train\nwatching" in capsys.readouterr().out
+
+
+def test_an_idle_agent_is_not_silent() -> None:
+    """A connected agent without ranks reports nothing; one that is gone was heard some time ago."""
+    watching = {"jobs": 0, "ranks": 0, "agents": 1, "last_heard_s": 1200.0, "blind": []}
+    assert watching_text(watching) == "watching 0 jobs, 0 ranks, 1 agent"
+    gone = watching_text({**watching, "agents": 0})
+    assert gone == "watching 0 jobs, 0 ranks, 0 agents; last heard 20 min ago"
 
 
 def test_an_older_service_says_less(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
