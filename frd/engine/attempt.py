@@ -59,6 +59,15 @@ class Applied:
     completed: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What the states of the ranks come to."""
+
+    ended: bool
+    has_agents: bool
+    lost: tuple[tuple[int, RankState, AlignedNs], ...]
+
+
 class Attempt:
     """One attempt of one job. Handles are ints; a rank's handle is its global rank."""
 
@@ -76,6 +85,8 @@ class Attempt:
         self.created_at = now
         self.revision = 0
         """Changes with everything observed."""
+        self._standing: tuple[int, _Standing] | None = None
+        """At which revision, and what."""
         self.gap_entries = 0
         self.memory = Memory(policy)
         """Fed directly, but for the declaration of series."""
@@ -408,23 +419,35 @@ class Attempt:
 
     def ended(self, now: AlignedNs) -> bool:
         """All ranks that were ever declared are gone."""
-        rank = self._ranks.sorted()
-        return len(rank) > 0 and bool((self._ranks.state[rank] >= EXITED).all())
+        return self._stand().ended
 
     @property
     def has_agents(self) -> bool:
         """Some agent that speaks for a rank is connected."""
-        return bool(self._ranks.connected[: self._ranks.count].any())
+        return self._stand().has_agents
 
     @property
     def lost(self) -> tuple[tuple[int, RankState, AlignedNs], ...]:
         """Ranks that exited uncleanly or are silent, and since when."""
-        table = self._ranks
-        rank = table.sorted()
-        rank = rank[(table.state[rank] == SILENT) | (table.state[rank] == EXITED)]
-        return tuple(
-            (r, STATES[table.state[r]], AlignedNs(int(table.state_since[r]))) for r in rank.tolist()
-        )
+        return self._stand().lost
+
+    def _stand(self) -> _Standing:
+        """Asked at every tick; it changes with what is observed only."""
+        if self._standing is None or self._standing[0] != self.revision:
+            table = self._ranks
+            rank = table.sorted()
+            state = table.state[rank]
+            gone = rank[(state == SILENT) | (state == EXITED)]
+            standing = _Standing(
+                ended=len(rank) > 0 and bool((state >= EXITED).all()),
+                has_agents=bool(table.connected[: table.count].any()),
+                lost=tuple(
+                    (r, STATES[table.state[r]], AlignedNs(int(table.state_since[r])))
+                    for r in gone.tolist()
+                ),
+            )
+            self._standing = self.revision, standing
+        return self._standing[1]
 
     @property
     def has_deserters(self) -> bool:

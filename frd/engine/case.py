@@ -219,10 +219,14 @@ class Case:
             still_told = (Kind.OOM,) if is_long_over else _FATAL
             yield from self.close_all(now, "the attempt ended", but=still_told)
             return
-        before = len(self)
-        yield from self._look_for_stalls(attempt, now, room)
+        before, left = len(self), room
+        if events := self._look_for_stalls(attempt, now, room):
+            yield from events
+            left = room - (len(self) - before)
         for watcher in self._watchers:
-            yield from watcher.look(attempt, now, room=room - (len(self) - before))
+            if events := watcher.look(attempt, now, room=left):
+                yield from events
+                left = room - (len(self) - before)
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
         """Another attempt of the job runs instead: tell what ended this one, and close it all."""

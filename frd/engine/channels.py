@@ -81,6 +81,10 @@ class Channels:
         """The rank has sent or received, as far as that was seen."""
         return rank in self._told
 
+    def are_waiting(self, latest: int) -> bool:
+        """There are channels in `waiting_before(latest)`."""
+        return bool(((self.since > 0) & (self.since <= latest)).any())
+
     def waiting_before(self, latest: int) -> ChannelPicture:
         """All channels of the ranks that have one in flight since `latest` or longer."""
         ranks = np.flatnonzero((self.since > 0) & (self.since <= latest))

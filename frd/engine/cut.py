@@ -21,6 +21,9 @@ _FAR: Final = np.iinfo(np.int64).max
 _RESTS_NS: Final = 2_000_000_000
 """By then all members of a group have told how far they came: what moves is not looked at."""
 
+_NOTHING_STANDS: Final = StallTable(
+    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
+)
 EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
 """Of groups and seqs: whether a member may complete the op before all have come to it."""
 
@@ -45,6 +48,8 @@ def stalls(
     old = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] <= latest)
     row = np.flatnonzero(old)
     row = row[pairs.head[row] > 0]
+    if not len(row) and not channels.are_waiting(latest):
+        return _NOTHING_STANDS
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
     stuck = np.flatnonzero(_confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since))
     if len(stuck):

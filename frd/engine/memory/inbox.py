@@ -136,6 +136,8 @@ class Inbox:
 
     def flush(self) -> None:
         """Apply all that waits."""
+        if not self._waiting:
+            return
         for (_, moments), batches in sorted(self._waiting.items(), key=lambda item: item[0]):
             counts = [len(batch.row) for batch in batches]
             times = np.repeat(np.arange(len(batches)), counts)

@@ -58,6 +58,9 @@ class MemoryIncidents:
         self._failures: list[Failure] = []
 
     def adopt(self, policy: Policy) -> None:
+        self._calm_at = -1
+        """The revision of the series at which they were looked at, and nothing came of it or is
+        awaited: until they change, nothing will."""
         self._policy = policy
         self._link_ns = round(policy.memory_link_s * SECOND)
 
@@ -67,8 +70,10 @@ class MemoryIncidents:
     def update(self, now: AlignedNs) -> list[MemoryVerdict]:
         """What has become of incidents; looks at nothing while nothing rises or fails."""
         series = self._series
-        if not (self._open or self._failures or series.rising[: series.count].any()):
-            return []
+        if not (self._open or self._failures):
+            rising = series.rising[: series.count]
+            if series.revision == self._calm_at or not rising.any():
+                return []
         out: list[MemoryVerdict] = []
         for on_host in (False, True):
             of = causes.rises(series, on_host=on_host, policy=self._policy)
@@ -81,6 +86,8 @@ class MemoryIncidents:
             if reason:
                 del self._open[incident.number]
             out += incident.tell(now, reason)
+        is_calm = not (out or self._open or self._failures or self._waiting)
+        self._calm_at = series.revision if is_calm else -1
         return out
 
     def _of(self, on_host: bool) -> list[Incident]:

@@ -172,6 +172,8 @@ class Series(Columns):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self._policy = policy
+        self.revision = 0
+        """Changes with all that could make a rise begin, go on or end."""
         self.bins = Bins()
         self.trend = Trend(policy.memory_leak_window_s)
 
@@ -190,6 +192,7 @@ class Series(Columns):
 
     def forget(self, row: Int64s) -> None:
         """Nothing has been seen of these yet; who they are stays."""
+        self.revision += 1
         for name, (_, fill) in self._fill.items():
             if name not in _IDENTITY:
                 getattr(self, name)[row] = fill
@@ -205,6 +208,7 @@ class Series(Columns):
 
         A value of -1 is no sample; every row has one.
         """
+        self.revision += 1
         n, moments = values.shape
         has = values >= 0
         count = has.sum(axis=1)
