@@ -31,6 +31,13 @@ _TABLE = Module(
 )
 
 MUTANTS = (
+    Mutant(
+        "series-revision-stands",
+        _SERIES,
+        "        self.revision += 1\n        n, moments",
+        "        n, moments",
+        "a rise that was small when it was looked at never becomes a finding",
+    ),
     # -- what is usual -------------------------------------------------------------------------
     Mutant(
         "bins-age-sign",

@@ -28,9 +28,25 @@ _FINDINGS = Module(
 _WATCHING = Module("frd/service/watching.py", ("tests/unit/test_watching.py",))
 _DISMISSED = Module("frd/engine/case.py", ("tests/unit/test_dismiss.py",))
 _REPLAYED = Module("frd/service/replay.py", ("tests/unit/test_dismiss.py",))
+_NOTICES = Module("frd/service/notices.py", ("tests/unit/test_notify.py",))
+_NOTIFIER = Module("frd/service/notifier.py", ("tests/unit/test_notify.py",))
 _DUMPS = Module("frd/store/dumps.py", ("tests/unit/test_dumps.py", "tests/unit/test_http.py"))
 
 MUTANTS = (
+    Mutant(
+        "notices-closing-to-all",
+        _NOTICES,
+        "            return notice.finding.id in self._told\n",
+        "            return True\n",
+        "a target is sent the closing of a finding that it never heard of",
+    ),
+    Mutant(
+        "notifier-redirect",
+        _NOTIFIER,
+        "urllib.request.ProxyHandler(proxies), _StaysPut()",
+        "urllib.request.ProxyHandler(proxies)",
+        "a redirect sends a finding to another host",
+    ),
     # -- streams -------------------------------------------------------------------------------
     Mutant(
         "session-no-dedup",

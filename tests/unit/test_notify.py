@@ -318,7 +318,8 @@ def test_a_reload_keeps_the_queues_of_targets_that_stay(tmp_path: Path, receiver
     """What waits for a target that stays is sent; a new one hears of what comes."""
     receiver.status = 500
     stays = NotifyTarget(name="stays", url=receiver.url)
-    scene = Scene(tmp_path, stays, NotifyTarget(name="goes", url=receiver.url))
+    nobody = f"http://127.0.0.1:{free_port()}/"
+    scene = Scene(tmp_path, stays, NotifyTarget(name="goes", url=nobody))
     scene.hang()
     with Receiver() as second:
         scene.notifier.adopt([stays, NotifyTarget(name="new", url=second.url)])
