@@ -130,7 +130,8 @@ def _look(path: Path, known: dict[Path, TapFile], node: str) -> TapFile | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        return TapFile(path, stamp, None, f"{path}: {error}: ignored")
+        why = getattr(error, "strerror", None) or error
+        return TapFile(path, stamp, None, f"{path}: {why}: ignored")
     return TapFile(path, stamp, replace(identity, info=info))
 
 

@@ -7,8 +7,10 @@ stderr for what went wrong.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import cast
@@ -19,6 +21,7 @@ from frd import __version__
 from frd.errors import ConfigError, FrdError
 from frd.usage import examples, usage_error
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 FAILED, USAGE, FINDINGS_PRESENT, BLIND, INTERRUPTED = 1, 2, 3, 4, 130
 
 COMMANDS = {
@@ -97,7 +100,15 @@ def main() -> None:
         # Group names and stack lines hold what users like; a narrow locale must not end a command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        code = run(sys.argv[1:])
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        # What could not be written would fail once more at the end of the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = _complain(f"output: {error.strerror}: write it elsewhere", FAILED)
+    sys.exit(code)
 
 
 def _complain(message: str, code: int) -> int:

@@ -119,6 +119,20 @@ def test_a_url_that_is_no_address_is_refused(capsys: pytest.CaptureFixture[str])
         assert "write" in error_of(capsys)
 
 
+def test_a_full_disk_is_one_line() -> None:
+    """Output that cannot be written is an error, not a traceback, and is not tried again."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", "import frd.cli; frd.cli.main()", "completion", "bash"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == FAILED
+    assert done.stderr == "frd: error: output: No space left on device: write it elsewhere\n"
+
+
 def test_help_does_not_import_the_commands() -> None:
     """`frd --help` is fast: it imports no command, and none of their libraries."""
     script = (
