@@ -177,7 +177,7 @@ def _next(folder: Path, tls: bool, host: str) -> str:
             "Prometheus (prometheus.yml, below scrape_configs):",
             "  - job_name: frd",
             "    honor_labels: true",
-            "    scrape_interval: 5s",
+            "    scrape_interval: 2s",
             *(f"    {line}" for line in scrape),
             "    static_configs:",
             f'      - targets: ["{shown}:{_HTTP_PORT}"]',
