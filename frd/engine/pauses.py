@@ -3,7 +3,8 @@
 Groups with the same label and size are of one *sort*, and what one of them shows holds for all: a
 checkpoint makes another group wait each time. What teaches is a wait that ended because all members
 came. A wait that is seen twice is usual, whatever its length: the threshold is a multiple of the
-second longest. A wait that was seen once, and was over before it would have been critical, is usual
+second longest, but no more than some minutes above it, or two outages of a quarter of an hour would
+hide a hang for an hour. A wait that was seen once, and was over before it would have been critical, is usual
 up to twice its length; a longer one may have been an accident, and one bad hour must not blunt the
 detector. Collectives that waited through the same minutes (a rank that is late is late for all of
 its buckets) are one wait, as long as the longest of them: where programs run ahead, the waits of
@@ -104,8 +105,11 @@ class SlowTail:
         again = lengths[-2] if len(lengths) > 1 else 0
         once = max((length for length in lengths if length <= passing), default=0)
         factor = policy.stall_tail_factor
-        usual_s = max(again * factor, once * min(factor, _ONCE_FACTOR)) / 1e9
-        threshold_s = max(policy.stall_after_s, min(usual_s, policy.stall_after_max_s))
+        usual = max(
+            again + min(again, passing) * (factor - 1),
+            once * min(factor, _ONCE_FACTOR),
+        )
+        threshold_s = max(policy.stall_after_s, min(usual / 1e9, policy.stall_after_max_s))
         return round(threshold_s * 1e9)
 
 
