@@ -4,11 +4,11 @@ Groups with the same label and size are of one *sort*, and what one of them show
 checkpoint makes another group wait each time. What teaches is a wait that ended because all members
 came. A wait that is seen twice is usual, whatever its length: the threshold is a multiple of the
 second longest, but no more than some minutes above it, or two outages of a quarter of an hour would
-hide a hang for an hour. A wait that was seen once, and was over before it would have been critical, is usual
-up to twice its length; a longer one may have been an accident, and one bad hour must not blunt the
-detector. Collectives that waited through the same minutes (a rank that is late is late for all of
-its buckets) are one wait, as long as the longest of them: where programs run ahead, the waits of
-one step reach into the next, for hours.
+hide a hang for an hour. A wait that was seen once, and was over before it would have been critical,
+is usual up to twice its length; a longer one may have been an accident, and one bad hour must not
+blunt the detector. Collectives that waited through the same minutes (a rank that is late is late
+for all of its buckets) are one wait, as long as the longest of them: where programs run ahead, the
+waits of one step reach into the next, for hours.
 
 A job writes checkpoints in its next run too. So what its attempts have seen is kept by the job's
 name, in bounded memory, and every new attempt begins with it. A wait is kept only if the job went
