@@ -195,6 +195,8 @@ def on_a_terminal(service: Service, rows: int, *words: str) -> tuple[subprocess.
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 100, 0, 0))
     command = [sys.executable, "-m", "frd", *words, "--http", service.address]
     environment = os.environ | {"TERM": "xterm-256color"}
+    for size in ("LINES", "COLUMNS"):  # they would speak for the window
+        environment.pop(size, None)
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     return process, ours
