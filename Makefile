@@ -4,7 +4,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-# Two at a time on two cores; those with training jobs three at a time, since they mostly wait.
+# Two at a time on two cores; those with real processes three at a time, since they mostly wait.
 PARALLEL := tests/unit tests/property tests/helm tests/sim
 # A machine that others use too may stall any process for seconds. What fails once with real processes
 # is tried again, once, and said in the summary (RERUN): two in a row are a failure.
@@ -36,7 +36,7 @@ test: lint torch
 	@echo "frd: tests"
 	@$(BIN)/pytest -n 2 $(PARALLEL)
 	@echo "frd: tests with real daemons"
-	@$(BIN)/pytest $(REAL) -n 2 --dist loadfile -m "not torch" tests/e2e
+	@$(BIN)/pytest $(REAL) -n 3 --dist loadfile -m "not torch" tests/e2e
 	@echo "frd: tests with real ranks"
 	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m torch --durations 10 tests/e2e
 
