@@ -38,7 +38,8 @@ test: lint torch
 	@echo "frd: tests with real daemons"
 	@$(BIN)/pytest $(REAL) -n 3 --dist loadfile -m "not torch" tests/e2e
 	@echo "frd: tests with real ranks"
-	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m torch --durations 10 tests/e2e
+	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m "torch and not alone" --durations 10 tests/e2e
+	@$(BIN)/pytest $(REAL) -m alone tests/e2e
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,26 @@ from frd.cli.demo.scenarios import SCENARIOS
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+def demo(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "frd", "demo", *arguments],
         capture_output=True,
         text=True,
         timeout=80,
         check=False,
+        env=environment,
     )
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.alone] if name in ("memory", "oom") else [])
+        for name in SCENARIOS
+    ],
+)
 def test_scenario_tells_the_injected_truth(name: str) -> None:
     """Every scenario ends with exit 0, and its JSON names exactly the injected ranks."""
     pytest.importorskip("torch")
@@ -53,14 +63,14 @@ def test_missing_rank_shows_the_line(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1].startswith("next: `frd up` here, and in another")
 
 
-def test_nothing_is_left_behind() -> None:
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """After a demo no folder and no process of it remains."""
     pytest.importorskip("torch")
-    before = set(Path(tempfile.gettempdir()).glob("frd-demo-*"))
-    assert demo("--scenario", "missing_rank", "--json").returncode == 0
-    assert set(Path(tempfile.gettempdir()).glob("frd-demo-*")) == before
+    own = os.environ | {"TMPDIR": str(tmp_path)}
+    assert demo("--scenario", "missing_rank", "--json", environment=own).returncode == 0
+    assert list(tmp_path.glob("frd-demo-*")) == []
     listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert "frd-demo-" not in listing.stdout
+    assert str(tmp_path) not in listing.stdout
 
 
 def test_scripted_ranks_stand_in_for_torch() -> None:

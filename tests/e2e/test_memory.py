@@ -19,7 +19,7 @@ from frd.cli.client import Client
 from frd.cli.demo.scenarios import SCENARIOS
 from frd.cli.demo.stage import Stage, watch
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(120)]
 WITHIN_S = 80.0
 
 
