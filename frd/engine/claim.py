@@ -219,12 +219,19 @@ class Claim:
         return compose.surest(seen) == compose.surest(self.bare)
 
     def hold_up(self, picture: Picture, lost: Sequence[Exit]) -> list[FindingEvent]:
-        """Of a lost rank: who turns out to wait for it before anything is called a stall."""
-        if self.finding.kind is not Kind.RANK_LOST or self.finding.collective is not None:
+        """Of a lost rank: which ranks turn out to wait for it before anything is called a stall.
+        Their agents report one after another, so that there may be more of them later."""
+        if self.finding.kind is not Kind.RANK_LOST:
             return []
         mine = [one for one in lost if one.rank in self.named]
         if not mine or (ref := compose.held_up_by(picture, mine)) is None:
             return []
+        if (known := self.finding.collective) is not None:
+            waiting = {*known.waiting_ranks, *ref.waiting_ranks}
+            is_same = (known.group_id, known.seq) == (ref.group_id, ref.seq)
+            if not is_same or len(waiting) == len(known.waiting_ranks):
+                return []
+            ref = replace(known, waiting_ranks=tuple(sorted(waiting)))
         self.keys = {compose.key_of(ref)}
         return self._tell(
             replace(self.finding, collective=ref, groups_held_up=(ref.group,)), picture.now

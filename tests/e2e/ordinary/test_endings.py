@@ -166,9 +166,9 @@ def test_the_first_to_go_is_the_cause(jobs: Jobs) -> None:
         assert finding["kind"] == "rank_lost", finding["summary"]
         assert suspects(finding) == [(1, "exited", "high")], (mode, finding["summary"])
         assert finding["victims"] == [0, 2]
+    until(lambda: "2 ranks wait for it" in started["catch"].only()["summary"], "both that wait")
     crash, leave, status, caught = (job.only()["summary"] for job in started.values())
     assert crash.startswith("rank 1 raised RuntimeError: bad batch (endings.py:")
     assert status.startswith("rank 1 exited with status 1 at ")
     assert leave.startswith("rank 1 left with status 0 at ")
     assert caught.startswith("rank 1 left with status 0 at ")
-    assert "2 ranks wait for it" in caught
