@@ -19,8 +19,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from frd.config import Config
 from tests.prometheus import Alertmanager, Prometheus, Webhook
 from tests.real import until

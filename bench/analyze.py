@@ -37,7 +37,7 @@ print(time.perf_counter() - begin)
 """
 _LOAD: Final = """
 import sys, time
-from frd.offline.folder import load_trace
+from frd.offline.load.folder import load_trace
 begin = time.perf_counter()
 load_trace(sys.argv[1])
 print(time.perf_counter() - begin)

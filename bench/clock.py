@@ -29,11 +29,11 @@ import numpy as np
 
 from bench.ingest import line, started
 from bench.report import show
-from frd.engine.alignment import Alignment
-from frd.engine.clock import Exchange, ServiceTable
+from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.estimator import Exchange, ServiceTable
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
-from frd.service.clocks import Clocks, guess
-from frd.service.pings import PAIR, pause_s
+from frd.service.clocks.agent_clocks import Clocks, guess
+from frd.service.clocks.pings import PAIR, pause_s
 from frd.wire import Readings, Watermarks
 from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from bench.report import show
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
-from frd.service.replay import replay
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
+from frd.service.journal.replay import replay
 from frd.store.journal import read
 from frd.store.records import RecordKind
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from frd.offline.analysis import Analysis
-    from frd.offline.memory import MemoryAnalysis
+    from frd.offline.analysis.analyze import Analysis
+    from frd.offline.memory.analysis import MemoryAnalysis
 
 __version__ = "0.1.0"
 
@@ -41,8 +41,8 @@ def load(
     Raises:
         DumpError: there is no folder, or no readable dump in it.
     """
-    from frd.offline.analysis import analyze  # noqa: PLC0415  numpy only for those who ask
-    from frd.offline.choice import load_dumps  # noqa: PLC0415
+    from frd.offline.analysis.analyze import analyze  # noqa: PLC0415  numpy only for those who ask
+    from frd.offline.load.job_choice import load_dumps  # noqa: PLC0415
 
     *earlier, last = load_dumps(
         [path], prefix=prefix, ranks=ranks, progress=progress, transform_ft=transform_ft
@@ -67,6 +67,6 @@ def load_memory(
     Raises:
         TelemetryError: there is no sample in any of them.
     """
-    from frd.offline.memory import load_memory as load  # noqa: PLC0415  see above
+    from frd.offline.memory.analysis import load_memory as load  # noqa: PLC0415  see above
 
     return load(paths, clock_uncertainty_s=clock_uncertainty_s, progress=progress)

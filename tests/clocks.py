@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from frd.engine.alignment import Alignment
-from frd.engine.clock import Exchange, NodeClock, Refusal, ServiceTable
+from frd.engine.clocks.alignment import Alignment
+from frd.engine.clocks.estimator import Exchange, NodeClock, Refusal, ServiceTable
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
 
 S = 1_000_000_000

@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from frd.engine.cause import Verdict, find
-from frd.engine.picture import ChannelPicture, GroupPicture, MismatchFact, Picture, StallTable
+from frd.engine.hangs.diagnosis import Verdict, find
+from frd.engine.state.snapshot import (
+    ChannelPicture,
+    GroupPicture,
+    MismatchFact,
+    Picture,
+    StallTable,
+)
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,

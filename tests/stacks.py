@@ -15,12 +15,12 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from frd.flight.places import activity_of
-from frd.flight.stacktext import processes
-from frd_agent.children import Children
-from frd_agent.handlers import Handlers
-from frd_agent.outside import from_py_spy
-from frd_agent.stacks import StackReader
+from frd.flight.stacks.places import activity_of
+from frd.flight.stacks.text import processes
+from frd_agent.ranks.child_stacks import Children
+from frd_agent.ranks.outside_stacks import from_py_spy
+from frd_agent.ranks.stacks import StackReader
+from frd_agent.recorder.worker_server import Handlers
 from tests.real import until
 
 FOLDER = Path(__file__).parent / "golden" / "stacks"

@@ -23,26 +23,26 @@ from typing import Final
 from frd.errors import DumpError, FrdError
 from frd.model import AttemptKey, EntryColumns, NodeNs
 from frd.wire import PROTOCOL, ClockHello, Hello, Request
-from frd_agent.answers import answer
-from frd_agent.board import Board
-from frd_agent.clock import Clock
 from frd_agent.config import LIVE_KEYS, Config
-from frd_agent.dictionary import Dictionary
-from frd_agent.dispatch import Dispatch
-from frd_agent.file_rank import FileRank
-from frd_agent.files import DumpFile, DumpFiles
+from frd_agent.counters import Stats
+from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
 from frd_agent.memory.exits import out_of_memory
 from frd_agent.metrics import AgentCollector, MetricsServer
-from frd_agent.naming import Signatures
-from frd_agent.outbox import Outbox
-from frd_agent.rank import Rank, Shared
-from frd_agent.roster import Roster
-from frd_agent.run_lock import Holder, RunLock, make_default
-from frd_agent.stats import Stats
-from frd_agent.stream import Stream
-from frd_agent.watch import WatchPolicy
+from frd_agent.ranks.dump_files import DumpFile, DumpFiles
+from frd_agent.ranks.file_rank import FileRank
+from frd_agent.ranks.poll_schedule import WatchPolicy
+from frd_agent.ranks.rank import Rank, Shared
+from frd_agent.ranks.roster import Roster
+from frd_agent.recorder.naming import Signatures
+from frd_agent.uplink.answers import answer
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.dispatch import Dispatch
+from frd_agent.uplink.node_clock import Clock
+from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.stream import Stream
 
 _GOODBYE_S: Final = 5.0
 """How long what has not been told may take, when a service listens."""

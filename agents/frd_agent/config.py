@@ -25,7 +25,7 @@ from pydantic_settings import (
 from frd.address import is_loopback, split_address, without_scheme
 from frd.errors import ConfigError, ServiceUnavailable
 from frd_agent import tap
-from frd_agent.line import Service, read
+from frd_agent.uplink.endpoint import Service, read
 
 _PREFIX = "FRD_AGENT_"
 LIVE_KEYS = (

@@ -21,7 +21,7 @@ from typing import NoReturn
 from frd.errors import FrdError
 from frd_agent import tap
 from frd_agent.launch import command_line, commands, runs
-from frd_agent.run_lock import Holder, holder
+from frd_agent.launch.run_lock import Holder, holder
 
 RING_ENTRIES = 2000
 _AGENT_TURN_S = 0.6

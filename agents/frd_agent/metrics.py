@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from frd.address import split_address
 from frd.errors import FrdError
+from frd_agent.counters import POLL_BOUNDS, Stats
 from frd_agent.memory import MemoryView, Samples, memory_metrics
-from frd_agent.outbox import Outbox
-from frd_agent.stats import POLL_BOUNDS, Stats
+from frd_agent.uplink.outbox import Outbox
 
 
 class AgentCollector(Collector):

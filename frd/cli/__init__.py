@@ -41,7 +41,8 @@ COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Commands by name; the module ``frd.cli.<name>`` holds the click command ``command``."""
+    """Commands by name; the module ``frd.cli.commands.<name>`` holds the click command
+    ``command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,7 +50,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__name__}.{cmd_name}")
+        module = importlib.import_module(f"{__name__}.commands.{cmd_name}")
         return cast("click.Command", module.command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -112,7 +113,7 @@ def main() -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    from frd.cli.render import plain
+    from frd.cli.screens.finding_panel import plain
 
     # It may quote what a job is called, or a service that is not what it should be.
     line = plain(" ".join(message.split()))

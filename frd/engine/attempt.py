@@ -16,19 +16,19 @@ from types import MappingProxyType
 
 import numpy as np
 
-from frd.engine import cut, marks, view
-from frd.engine.arrivals import ClockHint
-from frd.engine.channels import Channels
-from frd.engine.collectives import Collectives
-from frd.engine.lateness import Lateness
+from frd.engine.clocks.uncertain_time import UNKNOWN_NS
+from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.collectives import Collectives
+from frd.engine.matching.usual_waits import Sort, Wait
 from frd.engine.memory import Memory
-from frd.engine.moment import UNKNOWN_NS
-from frd.engine.pauses import Sort, Wait
-from frd.engine.picture import MismatchFact, Picture, StallTable
 from frd.engine.policy import Policy
-from frd.engine.rows import Batch, Runs, is_empty
-from frd.engine.straggler import Roll
-from frd.engine.tables import EXITED, FINISHED, SILENT, STATES, Groups, Pairs, Ranks
+from frd.engine.state import snapshot_parts, status_view, watermarks
+from frd.engine.state.entry_batch import Batch, Runs, is_empty
+from frd.engine.state.p2p import Channels
+from frd.engine.state.snapshot import MismatchFact, Picture, StallTable
+from frd.engine.state.tables import EXITED, FINISHED, SILENT, STATES, Groups, Pairs, Ranks
+from frd.engine.stragglers.detection import Roll
+from frd.engine.stragglers.lateness import Lateness
 from frd.errors import WireError
 from frd.model import (
     UNKNOWN_SEQ,
@@ -238,12 +238,12 @@ class Attempt:
             self._count_unread(rank, told, teller, now)
         pairs.told_by[pair] = teller
         as_of = self._ranks.as_of.item(rank)
-        if completed is not None and marks.complete(pairs, completed, as_of, now):
+        if completed is not None and watermarks.complete(pairs, completed, as_of, now):
             self._ranks.moved_at[rank] = now
         slots = None
         if joined is not None:
             created = joined.column(created_ns)
-            if marks.join(pairs, joined, created):
+            if watermarks.join(pairs, joined, created):
                 self._ranks.moved_at[rank] = now
             slots = self._collectives.join(joined, rank, joined.column(signature), created, now)
         if completed is not None:
@@ -534,8 +534,8 @@ class Attempt:
         if info is None or "gloo" not in info.backends:
             return False
         groups = self._groups_of(rank).tolist()
-        marks = [self._pairs.enqueued[self._groups.rows(group)] for group in groups]
-        return any(len(enqueued) > 1 and enqueued.max() < 0 for enqueued in marks)
+        watermarks = [self._pairs.enqueued[self._groups.rows(group)] for group in groups]
+        return any(len(enqueued) > 1 and enqueued.max() < 0 for enqueued in watermarks)
 
     def _heard(self, rank: Int32s) -> bool:
         """The agents of all these ranks are connected."""
@@ -560,7 +560,9 @@ class Attempt:
         self._collectives.settle(now)
         floor = AlignedNs(now - round(self._policy.stall_after_s * 1e9))
         ends_early = self._collectives.ends_early
-        return cut.stalls(self._ranks, self._groups, self._pairs, self._channels, floor, ends_early)
+        return snapshot_parts.stalls(
+            self._ranks, self._groups, self._pairs, self._channels, floor, ends_early
+        )
 
     @property
     def disagrees(self) -> bool:
@@ -580,10 +582,12 @@ class Attempt:
             key=self.key,
             now=now,
             world_size=self.world_size,
-            groups=cut.groups(self._groups, self._pairs, ops, self._ranks, ends_early, now),
+            groups=snapshot_parts.groups(
+                self._groups, self._pairs, ops, self._ranks, ends_early, now
+            ),
             channels=self._channels.picture(),
             mismatches=self._collectives.facts(),
-            **cut.ranks(self._ranks),
+            **snapshot_parts.ranks(self._ranks),
         )
 
     def view(self, now: AlignedNs) -> AttemptView:
@@ -594,8 +598,8 @@ class Attempt:
             key=self.key,
             world_size=self.world_size,
             ended=self.ended(now),
-            ranks=view.ranks(self._ranks, self._groups, self._pairs, collectives, now),
-            groups=view.groups(self._groups, self._ranks, self._pairs, stalls, now),
+            ranks=status_view.ranks(self._ranks, self._groups, self._pairs, collectives, now),
+            groups=status_view.groups(self._groups, self._ranks, self._pairs, stalls, now),
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
             gap_entries=self.gap_entries,

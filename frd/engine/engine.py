@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from frd.engine.arrivals import ClockHint
 from frd.engine.attempt import Applied, Attempt
-from frd.engine.case import Case
-from frd.engine.claim import Claim
-from frd.engine.pauses import JobPauses, LearnedPauses
+from frd.engine.evaluation import Case
+from frd.engine.hangs.incident import Claim
+from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.usual_waits import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (

@@ -7,7 +7,7 @@ from frd.flight.decode import MAX_BYTES, parse
 from frd.flight.entry import Dump, Entry, Frame, Status
 from frd.flight.load import load_dump
 from frd.flight.names import Name, coalesced, judges, parse_profiling_name, signature
-from frd.flight.stacktext import user_frames_of
+from frd.flight.stacks.text import user_frames_of
 from frd.flight.write import Membership, write_pickle
 
 __all__ = [

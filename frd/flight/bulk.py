@@ -28,11 +28,11 @@ from frd.flight.columns import (
 )
 from frd.flight.decode import MAX_BYTES, PICKLE, Budget, lenient, parse, unpack
 from frd.flight.entry import Entry
-from frd.flight.layout import KINDS, Kind
-from frd.flight.lockstep import InStep, read
 from frd.flight.names import parse_profiling_name
+from frd.flight.pickles.layout import KINDS, Kind
+from frd.flight.pickles.lockstep import InStep, read
+from frd.flight.pickles.walk import Repeated
 from frd.flight.trace import SCHEDULED
-from frd.flight.walk import Repeated
 from frd.model import Int64s
 
 _MAX_TABLE = 1 << 20

@@ -22,7 +22,7 @@ import msgspec
 
 from frd.errors import DumpError
 from frd.flight.entry import Dump, Entry, Int64, Status
-from frd.flight.unpickle import load_plain
+from frd.flight.pickles.unpickle import load_plain
 from frd.model import GroupInfo
 
 MAX_BYTES = 256 * 1024 * 1024

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from frd.flight.entry import Dump, Entry, Frame
-from frd.flight.torch_pickle import TorchPickler
+from frd.flight.pickles.torch_pickle import TorchPickler
 
 Membership: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]
 """Group name to description and global ranks."""

@@ -30,27 +30,27 @@ from frd.config import Config, StoreLimits, changed_keys, needs_restart
 from frd.engine.engine import Engine
 from frd.errors import ConfigError, ServiceUnavailable, StoreError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
-from frd.service.access import Tokens
-from frd.service.certificates import Certificates
-from frd.service.clocks import Clocks
-from frd.service.dismissal import Dismissal
-from frd.service.door import Door, Handshakes
-from frd.service.dumps import Dumper
-from frd.service.evaluator import Evaluator
-from frd.service.guard import Guard
-from frd.service.http import create_app
-from frd.service.ingest import ACK_EVERY_S, Ingest
-from frd.service.looplag import LoopLag
-from frd.service.marks import Marks
-from frd.service.notifier import Notifier
-from frd.service.pings import Pings, raw_now
-from frd.service.recorder import Recorder
-from frd.service.responder import Responder
-from frd.service.runs import REASON as JOB_NAME
+from frd.service.access.admission import Door, Handshakes
+from frd.service.access.certificates import Certificates
+from frd.service.access.grants import Tokens
+from frd.service.access.http_guard import Guard
+from frd.service.clocks.agent_clocks import Clocks
+from frd.service.clocks.pings import Pings, raw_now
+from frd.service.findings.dismissal import Dismissal
+from frd.service.findings.dumper import Dumper
+from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.notifier import Notifier
+from frd.service.findings.responder import Responder
+from frd.service.http.routes import create_app
+from frd.service.ingest.collector import ACK_EVERY_S, Ingest
+from frd.service.ingest.job_runs import REASON as JOB_NAME
+from frd.service.ingest.streams import Streams
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.settings import Settings
+from frd.service.journal.writer import Recorder
+from frd.service.metrics.loop_lag import LoopLag
 from frd.service.servers import GrpcServer, HttpServer
-from frd.service.settings import Settings
-from frd.service.streams import Streams
-from frd.service.view import Counters, DumpResult, ServiceState
+from frd.service.state import Counters, DumpResult, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore, Place
 from frd.store.journal import JournalLimits

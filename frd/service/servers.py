@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from frd.address import join_address, split_address
 from frd.errors import ListenError
 from frd.rpc import SERVER_OPTIONS, StreamHandler, collector
-from frd.service.certificates import Certificates
+from frd.service.access.certificates import Certificates
 
 _GRACE_S: Final = 1.0
 _BACKLOG: Final = 4096

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from frd.model import AlignedNs, RankState
-from frd.service.view import NodeView
+from frd.service.state import NodeView
 from frd.views import AttemptView
 
 UNWATCHED: Final = "unwatched"

@@ -1,0 +1,1 @@
+"""What outlives the service on disk: findings, journal, dump folders; a module per format."""

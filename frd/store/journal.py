@@ -3,7 +3,7 @@
 A journal is a folder of numbered segments. Each begins with a preamble that repeats what every live
 stream has declared, so that it can be replayed when its elders are gone: a journal that is bounded
 by size and age loses its oldest segment, never its meaning. Records carry opaque payloads; what
-they mean is `frd.service.replay`'s business.
+they mean is `frd.service.journal.replay`'s business.
 
 Layout: 8 bytes of magic, then records: crc32, payload length, kind, time, stream, payload
 (little-endian). The checksum covers all that follows it. The top bit of the kind marks preamble

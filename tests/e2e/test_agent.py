@@ -54,7 +54,7 @@ from frd.wire import (
     encode_pong,
     encode_service,
 )
-from frd_agent.clock import BURST
+from frd_agent.uplink.node_clock import BURST
 from tests.real import free_port
 from tests.scripted_rank import ScriptedRank
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from tests.prometheus import Alertmanager, Prometheus, Webhook
 from tests.real import until
 

@@ -19,7 +19,7 @@ import pytest
 from frd.model import NodeRawNs
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock
 from frd.wire import ClockHello, Ping, Readings, decode_pong, encode_clock
-from frd_agent.clock import raw_now, read_clocks
+from frd_agent.uplink.node_clock import raw_now, read_clocks
 from tests.e2e.streams import Peer, Service, peer, serve_command
 from tests.real import until
 

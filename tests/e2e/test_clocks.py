@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import Scenario
-from frd.cli.demo.stage import Addresses, Stage
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Addresses, Stage
 from tests.real import free_port, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]

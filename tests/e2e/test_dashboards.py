@@ -23,8 +23,8 @@ from uuid import UUID
 
 import pytest
 
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from tests import scripted_nvml
 from tests.prometheus import ROOT, Prometheus
 from tests.real import free_port, until

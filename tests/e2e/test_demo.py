@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 pytest.importorskip("torch")

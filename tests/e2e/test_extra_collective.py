@@ -7,8 +7,8 @@ import time
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import Scenario
-from frd.cli.demo.stage import Stage, examples
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage, examples
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 pytest.importorskip("torch")

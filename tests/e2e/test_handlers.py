@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from frd.flight import parse
-from frd_agent.handlers import HandlerFailed, Handlers, Refused, Silent
+from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Refused, Silent
 
 needs_torch = pytest.mark.torch
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import Scenario
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage
 
 SECONDS = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(SECONDS + 90)]

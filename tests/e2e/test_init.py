@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from frd import authority
-from frd.cli import FAILED, USAGE, run
-from frd.service.access import Role, Tokens
+from frd.cli import FAILED, USAGE, authority, run
+from frd.service.access.grants import Role, Tokens
 from tests.real import free_port, until
 
 pytestmark = pytest.mark.timeout(120)

@@ -16,9 +16,9 @@ import pytest
 
 from frd.flight.decode import MAX_BYTES
 from frd.flight.trace import Trace
-from frd.offline import readers
-from frd.offline.folder import load_trace
-from frd.offline.readers import read_all
+from frd.offline.load import reader_pool
+from frd.offline.load.folder import load_trace
+from frd.offline.load.reader_pool import read_all
 from tests.dump_files import as_json, as_torch, document, entry
 
 RANKS = 12
@@ -36,8 +36,8 @@ class Runs:
 
 @pytest.fixture(autouse=True)
 def _always_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "SMALL_BYTES", -1)
-    monkeypatch.setattr(readers, "cores", lambda: 3)
+    monkeypatch.setattr(reader_pool, "SMALL_BYTES", -1)
+    monkeypatch.setattr(reader_pool, "cores", lambda: 3)
 
 
 def fill(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_processes_give_what_one_process_gives(
     trace = load_trace(tmp_path, progress=lambda *at: done.append(at))
     assert children() == before
     assert done == [(at, RANKS) for at in range(1, RANKS + 1)]
-    monkeypatch.setattr(readers, "SMALL_BYTES", 1 << 40)
+    monkeypatch.setattr(reader_pool, "SMALL_BYTES", 1 << 40)
     assert plain(load_trace(tmp_path)) == plain(trace)
 
 
@@ -111,7 +111,7 @@ def test_a_reader_that_dies_takes_one_file_with_it(
     """A reader killed over a file is replaced; that file is a warning and the others are read."""
     fill(tmp_path)
     killed: list[Path] = []
-    send = readers._Process.send
+    send = reader_pool._Process.send
 
     def send_and_kill(process: Any, rank: int, path: Path) -> None:
         if rank in (4, 5):
@@ -120,7 +120,7 @@ def test_a_reader_that_dies_takes_one_file_with_it(
             killed.append(path)
         send(process, rank, path)
 
-    monkeypatch.setattr(readers._Process, "send", send_and_kill)
+    monkeypatch.setattr(reader_pool._Process, "send", send_and_kill)
     found = {rank: tmp_path / f"dump_{rank}" for rank in range(RANKS)}
     readings = list(read_all(found))
     assert [reading.rank for reading in readings] == list(range(RANKS))
@@ -144,7 +144,7 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script.write_text(
         "import json\n"
         "from frd.offline import readers\n"
-        "from frd.offline.folder import load_trace\n"
+        "from frd.offline.load.folder import load_trace\n"
         "readers.SMALL_BYTES = -1\n"
         f"print(json.dumps([len(of) for of in load_trace({str(tmp_path)!r}).ranks.values()]))\n"
     )

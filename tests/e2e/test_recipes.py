@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from tests.e2e.streams import serve_command
 from tests.telemetry_files import event
 from tests.telemetry_files import write as write_telemetry

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.service.replay import replay
+from frd.service.journal.replay import replay
 from frd.store.journal import read
 from tests.e2e.streams import Peer, Service, peer, serve_command
 from tests.e2e.test_agent import Collector, play, serving, until

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from frd.flight.stacktext import user_frames
-from frd_agent.handlers import Handlers
-from frd_agent.stacks import StackReader, StackText
+from frd.flight.stacks.text import user_frames
+from frd_agent.ranks.stacks import StackReader, StackText
+from frd_agent.recorder.worker_server import Handlers
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

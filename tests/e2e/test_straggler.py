@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import Scenario
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage
 from frd.forms import finding_from_json
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]

@@ -20,9 +20,10 @@ from typing import IO, Any
 
 import pytest
 
-from frd_agent import tap, taps
-from frd_agent.handlers import Handlers
-from frd_agent.stacks import StackReader
+from frd_agent import tap
+from frd_agent.ranks import tap_files
+from frd_agent.ranks.stacks import StackReader
+from frd_agent.recorder.worker_server import Handlers
 from tests.real import free_port, until
 
 pytest.importorskip("torch")
@@ -107,11 +108,11 @@ def everywhere(ranks: list[Puppet], command: str) -> list[str]:
     return [rank.answer() for rank in ranks]
 
 
-def identities(run_dir: Path, count: int) -> list[taps.TapIdentity]:
+def identities(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
     """By rank, once there are `count`."""
 
-    def whole() -> list[taps.TapIdentity]:
-        found = taps.scan(run_dir)
+    def whole() -> list[tap_files.TapIdentity]:
+        found = tap_files.scan(run_dir)
         assert not [file.problem for file in found if file.problem]
         who = [file.identity for file in found if file.identity is not None]
         return sorted(who, key=lambda i: i.info.rank) if len(who) == count else []
@@ -119,11 +120,11 @@ def identities(run_dir: Path, count: int) -> list[taps.TapIdentity]:
     return until(whole, within_s=10)
 
 
-def identity(run_dir: Path) -> taps.TapIdentity:
+def identity(run_dir: Path) -> tap_files.TapIdentity:
     return identities(run_dir, 1)[0]
 
 
-def counted(shm: taps.TapShm, ops: int) -> taps.ShmSample | None:
+def counted(shm: tap_files.TapShm, ops: int) -> tap_files.ShmSample | None:
     """A sample of one group, once that has enqueued so many.
 
     Not completed: Gloo's threads retire ops out of order, and the last to speak sets the counter.
@@ -159,7 +160,7 @@ def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
             assert [g.info.ranks for g in who.groups] == [(0, 1)]
             assert (who.groups[0].info.name, who.groups[0].info.desc) == ("0", "default_pg")
             assert who.exit is None
-            with taps.TapShm(run_dir / f"{who.token}.shm") as shm:
+            with tap_files.TapShm(run_dir / f"{who.token}.shm") as shm:
                 sample = until(partial(counted, shm, 5), within_s=10)
                 assert [row.recorder for row in sample.rows] == [tap.GENERIC]
                 assert abs(sample.published_at_ns - time.time_ns()) < 5e9
@@ -191,7 +192,7 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
         who = identity(tmp_path)
-        with taps.TapShm(tmp_path / f"{who.token}.shm") as shm:
+        with tap_files.TapShm(tmp_path / f"{who.token}.shm") as shm:
             until(shm.read, within_s=10)
             rank.send("hold 4")
             time.sleep(2.5)
@@ -248,7 +249,7 @@ def test_forked_children_are_not_ranks(tmp_path: Path) -> None:
 def test_questions_at_the_end_do_no_harm(tmp_path: Path) -> None:
     """Three agents ask for stacks without pause while the interpreter ends: exit code 0."""
 
-    async def ask_on(who: taps.TapIdentity, pid: int, over: threading.Event) -> int:
+    async def ask_on(who: tap_files.TapIdentity, pid: int, over: threading.Event) -> int:
         shm = tmp_path / f"{who.token}.shm"
         handlers = Handlers(tmp_path / f"{who.token}.sock")
 
@@ -285,7 +286,7 @@ def test_a_run_directory_with_a_long_name(tmp_path: Path) -> None:
         rank.do("init")
         who = identity(run_dir)
         assert who.socket is not None
-        sockets = taps.SocketDir(run_dir)
+        sockets = tap_files.SocketDir(run_dir)
         assert ask(sockets.address(run_dir / who.socket), "ping")
         sockets.close()
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from frd.flight.entry import Frame
-from frd.offline.analysis import Analysis, analyze
-from frd.offline.export import export_timeline
-from frd.offline.folder import load_trace
-from frd.offline.timeline import MAX_LANES
+from frd.offline.analysis.analyze import Analysis, analyze
+from frd.offline.load.folder import load_trace
+from frd.offline.output.export import export_timeline
+from frd.offline.output.timeline import MAX_LANES
 from tests.traces import MS, T0, Folder, Row
 
 pytest.importorskip("perfetto", reason="the perfetto package is not installed")

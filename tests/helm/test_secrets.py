@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.service.access import Role, Tokens
+from frd.service.access.grants import Role, Tokens
 from tests.helm.apiserver import Secrets, install
 from tests.helm.chart import CHART, render
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Module, Mutant
 
 _OUTBOX = Module(
-    "agents/frd_agent/outbox.py",
+    "agents/frd_agent/uplink/outbox.py",
     (
         "tests/unit/test_outbox.py",
         "tests/property/test_outbox.py",
@@ -17,20 +17,20 @@ _READING = (
     "tests/property/test_transitions.py",
     "tests/unit/test_standing.py",
 )
-_TRANSITIONS = Module("agents/frd_agent/transitions.py", _READING)
-_PROGRESS = Module("agents/frd_agent/progress.py", _READING)
-_STANDING = Module("agents/frd_agent/standing.py", ("tests/unit/test_standing.py",))
+_TRANSITIONS = Module("agents/frd_agent/recorder/transitions.py", _READING)
+_PROGRESS = Module("agents/frd_agent/recorder/progress.py", _READING)
+_STANDING = Module("agents/frd_agent/recorder/standing.py", ("tests/unit/test_standing.py",))
 _TELLING = (
     "tests/unit/test_agent_board.py",
     "tests/unit/test_dispatch.py",
     "tests/unit/test_outbox.py",
     "tests/unit/test_agent_clock.py",
 )
-_DISPATCH = Module("agents/frd_agent/dispatch.py", _TELLING)
-_BOARD = Module("agents/frd_agent/board.py", _TELLING)
-_DICTIONARY = Module("agents/frd_agent/dictionary.py", _TELLING)
-_PROCESS = Module("agents/frd_agent/process.py", ("tests/unit/test_process.py",))
-_EXITS = Module("agents/frd_agent/exits.py", ("tests/unit/test_exits.py",))
+_DISPATCH = Module("agents/frd_agent/uplink/dispatch.py", _TELLING)
+_BOARD = Module("agents/frd_agent/uplink/current_state.py", _TELLING)
+_DICTIONARY = Module("agents/frd_agent/uplink/dictionary.py", _TELLING)
+_PROCESS = Module("agents/frd_agent/ranks/process.py", ("tests/unit/test_process.py",))
+_EXITS = Module("agents/frd_agent/ranks/exits.py", ("tests/unit/test_exits.py",))
 _TAP = Module(
     "agents/frd_agent/tap.py",
     (

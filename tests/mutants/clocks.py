@@ -5,12 +5,13 @@ from __future__ import annotations
 from tests.mutants.mutant import Module, Mutant
 
 _ALL = ("tests/unit/test_clock.py", "tests/property/test_clock.py", "tests/unit/test_clocks.py")
-_BOUNDS = Module("frd/engine/bounds.py", ("tests/unit/test_bounds.py", *_ALL))
-_HULL = Module("frd/engine/hull.py", ("tests/unit/test_hull.py", *_ALL))
-_CLOCK = Module("frd/engine/clock.py", _ALL)
-_REALTIME = Module("frd/engine/realtime.py", ("tests/unit/test_realtime.py", *_ALL))
+_BOUNDS = Module("frd/engine/clocks/offset_bounds.py", ("tests/unit/test_bounds.py", *_ALL))
+_HULL = Module("frd/engine/clocks/feasible_line.py", ("tests/unit/test_hull.py", *_ALL))
+_CLOCK = Module("frd/engine/clocks/estimator.py", _ALL)
+_REALTIME = Module("frd/engine/clocks/realtime_table.py", ("tests/unit/test_realtime.py", *_ALL))
 _CLOCKS = Module(
-    "frd/service/clocks.py", ("tests/unit/test_clocks.py", "tests/unit/test_session.py")
+    "frd/service/clocks/agent_clocks.py",
+    ("tests/unit/test_clocks.py", "tests/unit/test_session.py"),
 )
 
 MUTANTS = (

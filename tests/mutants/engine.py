@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.mutants.mutant import Module, Mutant
 
 _MATCH = Module(
-    "frd/engine/match.py",
+    "frd/engine/matching/signature_rules.py",
     ("tests/unit/test_match.py", "tests/unit/test_cause.py", "tests/unit/test_attempt.py"),
 )
 _RING = Module(
-    "frd/engine/ring.py",
+    "frd/engine/matching/open_collectives.py",
     ("tests/unit/test_ring.py", "tests/property/test_ring.py", "tests/unit/test_attempt.py"),
 )
 _CAUSES = (
@@ -20,32 +20,35 @@ _CAUSES = (
     "tests/unit/test_incidents_real.py",
     "tests/property/test_cause.py",
 )
-_WAITS = Module("frd/engine/waits.py", _CAUSES)
-_EDGES = Module("frd/engine/edges.py", _CAUSES)
-_BLAME = Module("frd/engine/blame.py", _CAUSES)
+_WAITS = Module("frd/engine/hangs/ops_in_flight.py", _CAUSES)
+_EDGES = Module("frd/engine/hangs/wait_graph.py", _CAUSES)
+_BLAME = Module("frd/engine/hangs/attribution.py", _CAUSES)
 _INCIDENT = Module(
-    "frd/engine/incident.py", ("tests/unit/test_incident.py", "tests/unit/test_attempts.py")
+    "frd/engine/hangs/incidents.py", ("tests/unit/test_incident.py", "tests/unit/test_attempts.py")
 )
 _ENDS = ("tests/unit/test_endings.py", "tests/unit/test_incident.py")
-_ENDINGS = Module("frd/engine/endings.py", _ENDS)
-_EXITS = Module("frd/engine/exits.py", _ENDS)
+_ENDINGS = Module("frd/engine/hangs/lost_ranks.py", _ENDS)
+_EXITS = Module("frd/engine/hangs/exits.py", _ENDS)
 _LATENESS = (
     "tests/unit/test_arrivals.py",
     "tests/unit/test_judge.py",
     "tests/unit/test_straggler.py",
     "tests/property/test_straggler.py",
 )
-_STRAGGLER = Module("frd/engine/straggler.py", _LATENESS)
+_STRAGGLER = Module("frd/engine/stragglers/detection.py", _LATENESS)
 _ARRIVALS = Module(
-    "frd/engine/arrivals.py", (*_LATENESS, "tests/unit/test_clocks.py", "tests/unit/test_ring.py")
+    "frd/engine/matching/arrivals.py",
+    (*_LATENESS, "tests/unit/test_clocks.py", "tests/unit/test_ring.py"),
 )
 _PAUSES = Module(
-    "frd/engine/pauses.py", ("tests/unit/test_pauses.py", "tests/unit/test_attempt.py")
+    "frd/engine/matching/usual_waits.py",
+    ("tests/unit/test_pauses.py", "tests/unit/test_attempt.py"),
 )
 _COLLECTIVES = Module(
-    "frd/engine/collectives.py", ("tests/unit/test_pauses.py", "tests/unit/test_attempt.py")
+    "frd/engine/matching/collectives.py",
+    ("tests/unit/test_pauses.py", "tests/unit/test_attempt.py"),
 )
-_CLAIM = Module("frd/engine/claim.py", (*_ENDS, "tests/unit/test_severity.py"))
+_CLAIM = Module("frd/engine/hangs/incident.py", (*_ENDS, "tests/unit/test_severity.py"))
 
 MUTANTS = (
     # -- signatures ----------------------------------------------------------------------------
@@ -229,7 +232,7 @@ MUTANTS = (
     # -- whom to name --------------------------------------------------------------------------
     Mutant(
         "blame-half-majority",
-        Module("frd/engine/disagreement.py", _CAUSES),
+        Module("frd/engine/hangs/disagreements.py", _CAUSES),
         "return 2 * sizes[0] > sum(sizes)",
         "return 2 * sizes[0] >= sum(sizes)",
         "one half of the members is a majority over the other",

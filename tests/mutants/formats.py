@@ -10,9 +10,9 @@ _DUMPS = (
     "tests/property/test_flight.py",
 )
 _DECODE = Module("frd/flight/decode.py", _DUMPS)
-_UNPICKLE = Module("frd/flight/unpickle.py", _DUMPS)
+_UNPICKLE = Module("frd/flight/pickles/unpickle.py", _DUMPS)
 _WALK = Module(
-    "frd/flight/walk.py", ("tests/unit/test_lockstep.py", "tests/property/test_lockstep.py")
+    "frd/flight/pickles/walk.py", ("tests/unit/test_lockstep.py", "tests/property/test_lockstep.py")
 )
 _MESSAGES = ("tests/unit/test_wire.py", "tests/property/test_wire.py")
 _COLUMNS = Module("frd/wire/columns.py", _MESSAGES)
@@ -20,9 +20,9 @@ _READER = Module("frd/wire/decode.py", _MESSAGES)
 _CLOCK = Module("frd/wire/clock.py", ("tests/unit/test_wire_clock.py", *_MESSAGES))
 _MEMORY = Module("frd/wire/memory.py", ("tests/unit/test_wire_memory.py", *_MESSAGES))
 _PLACES = ("tests/unit/test_places.py", "tests/unit/test_stacktext.py")
-_STACKTEXT = Module("frd/flight/stacktext.py", _PLACES)
-_KNOWN_PLACES = Module("frd/flight/places.py", _PLACES)
-_DURATIONS = Module("frd/offline/durations.py", ("tests/unit/test_durations.py",))
+_STACKTEXT = Module("frd/flight/stacks/text.py", _PLACES)
+_KNOWN_PLACES = Module("frd/flight/stacks/places.py", _PLACES)
+_DURATIONS = Module("frd/offline/analysis/durations.py", ("tests/unit/test_durations.py",))
 
 MUTANTS = (
     Mutant(

@@ -11,8 +11,8 @@ _JUDGING = (
     "tests/unit/test_memory_limits.py",
     "tests/property/test_memory.py",
 )
-_BINS = Module("frd/engine/memory/bins.py", _JUDGING)
-_CAUSE = Module("frd/engine/memory/cause.py", _JUDGING)
+_BINS = Module("frd/engine/memory/baseline.py", _JUDGING)
+_CAUSE = Module("frd/engine/memory/onset.py", _JUDGING)
 _INBOX = Module("frd/engine/memory/inbox.py", ("tests/unit/test_memory_table.py", *_JUDGING))
 _SERIES = Module("frd/engine/memory/series.py", _JUDGING)
 _TREND = Module("frd/engine/memory/trend.py", _JUDGING)
@@ -20,7 +20,7 @@ _LEAKS = Module("frd/engine/memory/leaks.py", _JUDGING)
 _INCIDENT = Module("frd/engine/memory/incident.py", _JUDGING)
 _INCIDENTS = Module("frd/engine/memory/incidents.py", _JUDGING)
 _RISE = Module("frd/engine/memory/rise.py", _JUDGING)
-_WATCH = Module("frd/engine/memory/watch.py", ("tests/unit/test_memory_watch.py",))
+_WATCH = Module("frd/engine/memory/detector.py", ("tests/unit/test_memory_watch.py",))
 _SAMPLES = Module(
     "agents/frd_agent/memory/samples.py",
     ("tests/unit/test_memory_samples.py", "tests/unit/test_memory_sampler.py"),

@@ -9,11 +9,13 @@ _STREAMS = (
     "tests/unit/test_session_runs.py",
     "tests/unit/test_wire_release.py",
 )
-_RUNS = Module("frd/service/runs.py", ("tests/unit/test_runs.py", *_STREAMS))
-_SESSION = Module("frd/service/session.py", (*_STREAMS, "tests/unit/test_clocks.py"))
-_LEDGER = Module("frd/service/ledger.py", _STREAMS)
-_OWNERS = Module("frd/service/owners.py", _STREAMS)
-_MARKS = Module("frd/service/marks.py", ("tests/property/test_marks.py", *_STREAMS))
+_RUNS = Module("frd/service/ingest/job_runs.py", ("tests/unit/test_runs.py", *_STREAMS))
+_SESSION = Module("frd/service/ingest/session.py", (*_STREAMS, "tests/unit/test_clocks.py"))
+_LEDGER = Module("frd/service/ingest/revisions.py", _STREAMS)
+_OWNERS = Module("frd/service/ingest/rank_owners.py", _STREAMS)
+_MARKS = Module(
+    "frd/service/ingest/watermark_buffer.py", ("tests/property/test_marks.py", *_STREAMS)
+)
 _RECORDS = (
     "tests/unit/test_journal.py",
     "tests/property/test_journal.py",
@@ -25,11 +27,11 @@ _BUNDLES = Module("frd/store/records.py", _RECORDS)
 _FINDINGS = Module(
     "frd/store/findings.py", ("tests/unit/test_findings_store.py", "tests/unit/test_evaluator.py")
 )
-_WATCHING = Module("frd/service/watching.py", ("tests/unit/test_watching.py",))
-_DISMISSED = Module("frd/engine/case.py", ("tests/unit/test_dismiss.py",))
-_REPLAYED = Module("frd/service/replay.py", ("tests/unit/test_dismiss.py",))
-_NOTICES = Module("frd/service/notices.py", ("tests/unit/test_notify.py",))
-_NOTIFIER = Module("frd/service/notifier.py", ("tests/unit/test_notify.py",))
+_WATCHING = Module("frd/service/http/watching_json.py", ("tests/unit/test_watching.py",))
+_DISMISSED = Module("frd/engine/evaluation.py", ("tests/unit/test_dismiss.py",))
+_REPLAYED = Module("frd/service/journal/replay.py", ("tests/unit/test_dismiss.py",))
+_NOTICES = Module("frd/service/findings/notices.py", ("tests/unit/test_notify.py",))
+_NOTIFIER = Module("frd/service/findings/notifier.py", ("tests/unit/test_notify.py",))
 _DUMPS = Module("frd/store/dumps.py", ("tests/unit/test_dumps.py", "tests/unit/test_http.py"))
 
 MUTANTS = (

@@ -1,4 +1,4 @@
-/* An NVIDIA driver that does what a file says: the calls that frd_agent.memory.nvml makes, and no
+/* An NVIDIA driver that does what a file says: the calls that frd_agent.memory.gpu.nvml makes, and no
  * others, under their real names, so that the real pynvml loads it and the real sampler runs.
  *
  * $FRD_TEST_NVML names the file, which is read again when it has been replaced; a line each:

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frd.engine.cause import find
+from frd.engine.hangs.diagnosis import find
 from frd.model import Kind, RankState, Reason
 from tests.scenes import Mark, Scene, ago, named
 

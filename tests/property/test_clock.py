@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.engine.alignment import FAR_NS, Alignment, ClockState
-from frd.engine.bounds import Bounds
-from frd.engine.clock import MOST_READINGS, Exchange, NodeClock, ServiceTable
+from frd.engine.clocks.alignment import FAR_NS, Alignment, ClockState
+from frd.engine.clocks.estimator import MOST_READINGS, Exchange, NodeClock, ServiceTable
+from frd.engine.clocks.offset_bounds import Bounds
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
 from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 

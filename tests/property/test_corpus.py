@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from frd.model import Confidence, Reason
-from frd.offline.analysis import Analysis, analyze
+from frd.offline.analysis.analyze import Analysis, analyze
 from tests import corpus
 from tests.corpus import Fault, Job, Truth
 

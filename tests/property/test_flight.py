@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from frd.errors import DumpError
 from frd.flight import Dump, Entry, Status, parse, parse_profiling_name, signature, write_pickle
-from frd.flight.stacktext import user_frames
-from frd.flight.unpickle import load_plain
+from frd.flight.pickles.unpickle import load_plain
+from frd.flight.stacks.text import user_frames
 from frd.model import GroupInfo
 
 TEXT = st.text(max_size=8)

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.engine.alignment import Alignment, Segment
+from frd.engine.clocks.alignment import Alignment, Segment
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, WatermarkColumns
-from frd.service.clocks import guess
-from frd.service.marks import Marks
+from frd.service.clocks.agent_clocks import guess
+from frd.service.ingest.watermark_buffer import Marks
 
 NOW = AlignedNs(1_790_000_000_000_000_000)
 WORLD = 4

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frd.offline.bounds import FAR, Samples, bound
+from frd.offline.analysis.clock_bounds import FAR, Samples, bound
 
 SECOND = 1_000_000_000
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from frd.model import EntryColumns
-from frd_agent.outbox import Outbox
+from frd_agent.uplink.outbox import Outbox
 
 RANKS = st.integers(0, 2)
 MAX_ROWS = 40

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.engine.ring import NEVER, Closed, Rings
+from frd.engine.matching.open_collectives import NEVER, Closed, Rings
 
 SEQS = 6
 

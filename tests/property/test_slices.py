@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.offline.analysis import analyze
-from frd.offline.slices import INSTANT, NO_LANE, OPEN, flows, lanes
+from frd.offline.analysis.analyze import analyze
+from frd.offline.output.op_intervals import INSTANT, NO_LANE, OPEN, flows, lanes
 from tests.traces import Folder, Row
 
 times = st.integers(0, 60)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from frd.flight import Dump, Entry
 from frd.model import AttemptKey, Flags
-from frd_agent.dictionary import Dictionary
-from frd_agent.naming import KnownGroup, Naming, Signatures
-from frd_agent.transitions import Ring
+from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.transitions import Ring
+from frd_agent.uplink.dictionary import Dictionary
 
 T0 = 1_700_000_000_000_000_000
 JOB = AttemptKey("job", 0)

@@ -1,8 +1,8 @@
 """One agent process: the production's pure parts, turned by simulated time.
 
-What `frd_agent.agent` and `frd_agent.stream` do around those parts with tasks, sockets and files
-is done here with actions of the kernel: look at the clocks, look at the ranks, say what there is to
-say while the wire takes it.
+What `frd_agent.agent` and `frd_agent.uplink.stream` do around those parts with tasks, sockets and
+files is done here with actions of the kernel: look at the clocks, look at the ranks, say what there
+is to say while the wire takes it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from frd.wire import (
     encode_agent,
     encode_clock,
 )
-from frd_agent.board import Board
-from frd_agent.clock import BURST, Clock
-from frd_agent.dictionary import Dictionary
-from frd_agent.dispatch import Dispatch
+from frd_agent.counters import Stats
 from frd_agent.memory import Samples
-from frd_agent.naming import Signatures
-from frd_agent.outbox import Outbox
-from frd_agent.stats import Stats
-from frd_agent.stream import PROVEN_S, Backoff
+from frd_agent.recorder.naming import Signatures
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.dispatch import Dispatch
+from frd_agent.uplink.node_clock import BURST, Clock
+from frd_agent.uplink.outbox import Outbox
+from frd_agent.uplink.stream import PROVEN_S, Backoff
 from tests.clocks import MS, Host, S
 from tests.sim.clocks import read_clocks
 from tests.sim.kernel import Kernel

@@ -10,7 +10,7 @@ import random
 from typing import Final
 
 from frd.model import NodeNs, NodeRawNs
-from frd_agent.clock import Reading
+from frd_agent.uplink.node_clock import Reading
 from tests.clocks import EPOCH, Clock, Host, S
 
 BOOTED: Final = 50_000 * S

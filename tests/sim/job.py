@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from frd.model import NodeNs
 from frd_agent import tap
-from frd_agent.taps import ExitRecord
+from frd_agent.ranks.tap_files import ExitRecord
 from tests.sim.effects import Effects
 from tests.sim.faults import Fault, Injected
 from tests.sim.memory import Memory

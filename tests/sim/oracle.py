@@ -25,8 +25,8 @@ from frd.model import (
     Kind,
     Reason,
 )
-from frd.service.replay import replay
-from frd.service.streams import Stream
+from frd.service.ingest.streams import Stream
+from frd.service.journal.replay import replay
 from frd.store.journal import read
 from frd.views import Snapshot
 from frd.wire import AgentEvent

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from frd.flight import Status
 from frd.model import NodeNs
 from frd_agent import tap
-from frd_agent.taps import ExitRecord
-from frd_agent.watch import RawKey
+from frd_agent.ranks.poll_schedule import RawKey
+from frd_agent.ranks.tap_files import ExitRecord
 from tests.sim.memory import Memory, MemoryOfRank
 from tests.sim.ops import Group, Op, Program
 from tests.sim.recorder import HANDLERS, Record, Recorder, Seat

@@ -20,14 +20,14 @@ from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
 from frd.model import FindingEvent, ServiceRawNs
 from frd.service.app import RealTime
-from frd.service.clocks import Clocks
-from frd.service.evaluator import Evaluator
-from frd.service.marks import Marks
-from frd.service.pings import Asked
-from frd.service.recorder import Recorder
-from frd.service.settings import Settings
-from frd.service.streams import Stream, Streams
-from frd.service.view import ServiceState
+from frd.service.clocks.agent_clocks import Clocks
+from frd.service.clocks.pings import Asked
+from frd.service.findings.evaluator import Evaluator
+from frd.service.ingest.streams import Stream, Streams
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.settings import Settings
+from frd.service.journal.writer import Recorder
+from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from frd.views import Snapshot

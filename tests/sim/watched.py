@@ -1,4 +1,4 @@
-"""One rank under watch: what `frd_agent.rank.Rank` does around the pure parts, in simulated time.
+"""One rank under watch: what the agent's `Rank` does around the pure parts, in simulated time.
 
 Counters are published, rings are asked for and read (as bytes, by the production's `Recorders`),
 and where the rank stands is put on the board, all at the turns of the agent.
@@ -26,14 +26,14 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from frd_agent.exits import ended_at, exit_info, state_after
-from frd_agent.handlers import Refused, Silent
 from frd_agent.memory.target import Reading
-from frd_agent.naming import KnownGroup, Naming
-from frd_agent.recorders import Recorders
-from frd_agent.rows import columns
-from frd_agent.standing import raw_of, stand
-from frd_agent.watch import RawKey, Watch, WatchPolicy
+from frd_agent.ranks.exits import ended_at, exit_info, state_after
+from frd_agent.ranks.poll_schedule import RawKey, Watch, WatchPolicy
+from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.recorders import Recorders
+from frd_agent.recorder.rows import columns
+from frd_agent.recorder.standing import raw_of, stand
+from frd_agent.recorder.worker_server import Refused, Silent
 from tests.clocks import S
 from tests.sim.job import SimRank
 
@@ -84,7 +84,7 @@ class _Socket:
 
 
 class Watched:
-    """One rank under watch, as `frd_agent.rank.Rank` has it."""
+    """One rank under watch, as `frd_agent.ranks.rank.Rank` has it."""
 
     def __init__(self, process: Process, agent: SimAgent) -> None:
         self.process = process

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frd.errors import ConfigError
-from frd.service.access import EVERYTHING, Grant, Role, Tokens
+from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
 
 ALL, AGENT, OPERATOR = "a" * 32, "b" * 32, "c" * 32
 

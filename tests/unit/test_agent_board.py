@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from frd.model import AttemptKey, NodeNs, RankInfo
-from frd_agent.board import Board
-from frd_agent.channels import Channels
-from frd_agent.dictionary import Dictionary
-from frd_agent.progress import Marks
+from frd_agent.recorder.channels import Channels
+from frd_agent.recorder.progress import Marks
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.dictionary import Dictionary
 
 S = 1_000_000_000
 NOW = NodeNs(1_700_000_000 * S)

@@ -7,10 +7,10 @@ import numpy as np
 from frd.flight import Dump, Entry
 from frd.model import NodeNs, NodeRawNs, WatermarkColumns
 from frd.wire import MAX_READINGS, MAX_SLACK_NS, ClockHello, Goodbye, Watermarks
-from frd_agent.board import Board
-from frd_agent.clock import STEP_NS, Clock, Reading, read_clocks
-from frd_agent.stats import Stats
-from frd_agent.transitions import Ring
+from frd_agent.counters import Stats
+from frd_agent.recorder.transitions import Ring
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.node_clock import STEP_NS, Clock, Reading, read_clocks
 from tests.unit.test_transitions import naming
 
 S = 1_000_000_000

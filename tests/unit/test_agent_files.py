@@ -12,15 +12,15 @@ import pytest
 from frd.errors import DumpError
 from frd.flight import Dump, Entry, write_pickle
 from frd.model import AttemptKey, RankState
-from frd_agent.board import Board
-from frd_agent.dictionary import Dictionary
-from frd_agent.file_rank import FileRank
-from frd_agent.files import DumpFiles
-from frd_agent.naming import Signatures
-from frd_agent.outbox import Outbox
-from frd_agent.rank import Shared
-from frd_agent.stats import Stats
-from frd_agent.watch import WatchPolicy
+from frd_agent.counters import Stats
+from frd_agent.ranks.dump_files import DumpFiles
+from frd_agent.ranks.file_rank import FileRank
+from frd_agent.ranks.poll_schedule import WatchPolicy
+from frd_agent.ranks.rank import Shared
+from frd_agent.recorder.naming import Signatures
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.outbox import Outbox
 
 
 def a_dump(entries: int, done: bool = True) -> bytes:

@@ -13,9 +13,9 @@ import pytest
 import frd
 from frd.flight import Frame, Status
 from frd.model import Activity, Confidence, Kind, Reason
-from frd.offline.analysis import Analysis, analyze
-from frd.offline.channels import channels_of
-from frd.offline.rows import rows_of
+from frd.offline.analysis.analyze import Analysis, analyze
+from frd.offline.analysis.channels import channels_of
+from frd.offline.analysis.rows import rows_of
 from tests.traces import Folder, Row
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

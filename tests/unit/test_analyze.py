@@ -15,11 +15,11 @@ import pytest
 
 import frd
 from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
-from frd.cli.render import finding_panel
+from frd.cli.screens.finding_panel import finding_panel
 from frd.flight import Dump, Entry, Frame, write_pickle
 from frd.forms import finding_json
 from frd.model import GroupInfo
-from frd.offline.export import check_new, export
+from frd.offline.output.export import check_new, export
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 T0 = 1_700_000_000_000_000_000
@@ -275,7 +275,7 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("frd.offline.export.tables", full)
+    monkeypatch.setattr("frd.offline.output.export.tables", full)
     with pytest.raises(frd.errors.StoreError, match="No space left"):
         export(analysis, tmp_path / "a.json")
     check_new(tmp_path / "a.json")

@@ -12,7 +12,7 @@ import frd
 from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.errors import TelemetryError
 from frd.model import Confidence, Finding, FindingState, Kind, SeriesKind
-from frd.offline.memory import MemoryAnalysis
+from frd.offline.memory.analysis import MemoryAnalysis
 from tests.memory_jobs import GIB, Job, Row, level, plus, ramp
 from tests.telemetry_files import event, of_job, write
 from tests.unit.test_memory import SCENES

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frd.engine.arrivals import NOBODY, ClockHint, GroupClocks, as_culprit, charges, waits
-from frd.engine.moment import UNKNOWN_NS
-from frd.engine.ring import NEVER, Closed
-from frd.engine.tables import Pairs, Ranks
+from frd.engine.clocks.uncertain_time import UNKNOWN_NS
+from frd.engine.matching.arrivals import NOBODY, ClockHint, GroupClocks, as_culprit, charges, waits
+from frd.engine.matching.open_collectives import NEVER, Closed
+from frd.engine.state.tables import Pairs, Ranks
 from frd.model import AlignedNs, RankInfo
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frd.engine.attempt import Applied, Attempt
-from frd.engine.mismatch import MOST_FACTS_PER_GROUP
+from frd.engine.matching.mismatches import MOST_FACTS_PER_GROUP
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frd.engine.board import Board
+from frd.engine.findings.board import Board
 from frd.model import (
     Activity,
     AlignedNs,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine.bounds import DRIFT, Bounds
-from frd.engine.exchange import Exchange
+from frd.engine.clocks.exchange import Exchange
+from frd.engine.clocks.offset_bounds import DRIFT, Bounds
 from frd.model import NodeRawNs, ServiceRawNs
 
 MS = 1_000_000

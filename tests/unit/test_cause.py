@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.engine.cause import Verdict
-from frd.engine.match import is_synchronizing
-from frd.engine.picture import MismatchFact, Stuck
-from frd.engine.waits import Instance
+from frd.engine.hangs.diagnosis import Verdict
+from frd.engine.hangs.ops_in_flight import Instance
+from frd.engine.matching.signature_rules import is_synchronizing
+from frd.engine.state.snapshot import MismatchFact, Stuck
 from frd.model import Confidence, Kind, RankState, Reason, Signature
 from tests.scenes import Scene, named
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine.match import difference
-from frd.engine.picture import MismatchFact
-from frd.engine.waits import Instance
+from frd.engine.hangs.ops_in_flight import Instance
+from frd.engine.matching.signature_rules import difference
+from frd.engine.state.snapshot import MismatchFact
 from frd.model import Kind, Reason, Signature
 from tests.scenes import Scene, named
 

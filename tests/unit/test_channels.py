@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from frd.engine.channels import Channels
+from frd.engine.state.p2p import Channels
 
 
 def tell(channels: Channels, rank: int, in_flight: list[int], since: list[int]) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from frd.flight.places import activity_of
-from frd.flight.stacktext import ADVICE, processes
-from frd_agent.children import MAX_CHILDREN, Children
-from frd_agent.outside import NOT_INSTALLED, NoStack, advice
-from frd_agent.stacks import StackReader
-from frd_agent.usage import Meter, usage_text
+from frd.flight.stacks.places import activity_of
+from frd.flight.stacks.text import ADVICE, processes
+from frd_agent.ranks.child_stacks import MAX_CHILDREN, Children
+from frd_agent.ranks.cpu_usage import Meter, usage_text
+from frd_agent.ranks.outside_stacks import NOT_INSTALLED, NoStack, advice
+from frd_agent.ranks.stacks import StackReader
 from tests.real import until
 
 Start = Callable[[str], subprocess.Popen[str]]

@@ -137,7 +137,7 @@ def test_help_does_not_import_the_commands() -> None:
     """`frd --help` is fast: it imports no command, and none of their libraries."""
     script = (
         "import sys; from frd.cli import run; run(['--help']); "
-        "print([m for m in ('rich', 'numpy', 'pydantic', 'grpc', 'frd.cli.status')"
+        "print([m for m in ('rich', 'numpy', 'pydantic', 'grpc', 'frd.cli.commands.status')"
         " if m in sys.modules])"
     )
     done = subprocess.run(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, run
-from frd.cli.watching import watching_text
+from frd.cli.screens.watching import watching_text
 from tests.cli_service import (
     BLIND_NOW,
     ENDED,

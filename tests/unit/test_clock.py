@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from frd.engine.alignment import FAR_NS, ClockState
-from frd.engine.clock import (
+from frd.engine.clocks.alignment import FAR_NS, ClockState
+from frd.engine.clocks.estimator import (
     MOST_READINGS,
     SILENT_NS,
     START_OVER,
@@ -17,7 +17,7 @@ from frd.engine.clock import (
     Refusal,
     ServiceTable,
 )
-from frd.engine.history import MOST_KNOTS, MOST_SEGMENTS
+from frd.engine.clocks.history import MOST_KNOTS, MOST_SEGMENTS
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
 from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 

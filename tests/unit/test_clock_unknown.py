@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from frd.engine.alignment import ClockState
-from frd.engine.clock import Exchange, NodeClock, ServiceTable
+from frd.engine.clocks.alignment import ClockState
+from frd.engine.clocks.estimator import Exchange, NodeClock, ServiceTable
 from frd.model import AlignedNs, ServiceRawNs
 from tests.clocks import EPOCH, MS, S
 

@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from frd.engine.alignment import Alignment, ClockState
-from frd.engine.arrivals import ClockHint
-from frd.engine.clock import Exchange
+from frd.engine.clocks.alignment import Alignment, ClockState
+from frd.engine.clocks.estimator import Exchange
+from frd.engine.matching.arrivals import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
-from frd.service import clocks as module
-from frd.service.clocks import AgentClock, Clocks, claim_ns, decode, encode, guess
+from frd.service.clocks import agent_clocks as module
+from frd.service.clocks.agent_clocks import AgentClock, Clocks, claim_ns, decode, encode, guess
 from frd.wire import Readings, Watermarks
 
 S = 1_000_000_000

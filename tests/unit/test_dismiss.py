@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from frd.model import AlignedNs, Change, FindingState, Kind, RankState
-from frd.service.dismissal import Dismissal
-from frd.service.replay import replay
+from frd.service.findings.dismissal import Dismissal
+from frd.service.journal.replay import replay
 from frd.store.journal import read
 from frd.store.records import Record, RecordKind
 from tests.jobs import Job

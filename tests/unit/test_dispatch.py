@@ -38,14 +38,14 @@ from frd.wire import (
     Watermarks,
     encode_agent,
 )
-from frd_agent.board import Board
-from frd_agent.dictionary import Dictionary, Told
-from frd_agent.dispatch import Dispatch
 from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading
-from frd_agent.outbox import Outbox
-from frd_agent.progress import Marks
-from frd_agent.rows import columns
+from frd_agent.recorder.progress import Marks
+from frd_agent.recorder.rows import columns
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.dictionary import Dictionary, Told
+from frd_agent.uplink.dispatch import Dispatch
+from frd_agent.uplink.outbox import Outbox
 
 NOW = NodeNs(1_700_000_000_000_000_000)
 
@@ -262,7 +262,7 @@ def test_a_full_stream_is_followed_by_one_that_tells_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that wait for an acknowledgement keep their signatures when old ones go."""
-    monkeypatch.setattr("frd_agent.dispatch.Told", partial(Told, max_signatures=2))
+    monkeypatch.setattr("frd_agent.uplink.dispatch.Told", partial(Told, max_signatures=2))
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.dictionary.signature(Signature("gloo", "of long ago"))

@@ -11,15 +11,15 @@ import pytest
 
 from frd.errors import ConfigError, ServiceUnavailable
 from frd.rpc import open_clock
-from frd.service.access import Tokens
+from frd.service.access.admission import Door
+from frd.service.access.grants import Tokens
+from frd.service.access.token_bucket import Pace
 from frd.service.app import RealTime
-from frd.service.clocks import Clocks
-from frd.service.door import Door
-from frd.service.pace import Pace
-from frd.service.pings import Pings, raw_now
+from frd.service.clocks.agent_clocks import Clocks
+from frd.service.clocks.pings import Pings, raw_now
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
-from frd_agent.line import Service
+from frd_agent.uplink.endpoint import Service
 
 
 def test_a_stranger_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frd.model import Activity, Confidence, Kind, RankInfo, Reason
-from frd.offline.analysis import Analysis, analyze
+from frd.offline.analysis.analyze import Analysis, analyze
 from tests.traces import Folder, Row
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from frd.model import AlignedNs, FindingEvent, FindingState
-from frd.service import evaluator
-from frd.service.evaluator import Evaluator
-from frd.service.marks import Marks
-from frd.service.recorder import Recorder
-from frd.service.view import ServiceState
+from frd.service.findings import evaluator
+from frd.service.findings.evaluator import Evaluator
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.writer import Recorder
+from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from tests.jobs import Job

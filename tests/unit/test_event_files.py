@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from frd.errors import TelemetryError
-from frd.offline import event_files, samples
-from frd.offline.event_files import MAX_WARNINGS_A_FILE, EventFile
-from frd.offline.samples import Recorded, Samples
-from frd.offline.telemetry import RESERVED, USED, block_of
+from frd.offline.memory import event_files, samples
+from frd.offline.memory.event_files import MAX_WARNINGS_A_FILE, EventFile
+from frd.offline.memory.samples import Recorded, Samples
+from frd.offline.memory.telemetry import RESERVED, USED, block_of
 from tests.memory_jobs import EPOCH, GIB
 from tests.telemetry_files import event, lines, write
 

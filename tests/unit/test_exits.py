@@ -7,8 +7,8 @@ import pytest
 from frd.flight.entry import Frame
 from frd.forms import exit_text
 from frd.model import ExitInfo, ExitKind, NodeNs, RankState
-from frd_agent.exits import exit_info, state_after
-from frd_agent.taps import ExitRecord
+from frd_agent.ranks.exits import exit_info, state_after
+from frd_agent.ranks.tap_files import ExitRecord
 
 CLEAN = ExitRecord("clean", "", NodeNs(7))
 RAISED = ExitRecord("exception", "RuntimeError: bad batch", NodeNs(7))

@@ -13,7 +13,7 @@ import pytest
 
 from frd.errors import DumpError
 from frd.flight import parse
-from frd.flight.unpickle import load_plain
+from frd.flight.pickles.unpickle import load_plain
 
 PLAIN: list[Any] = [
     {"version": "2.10", "entries": [{"a": (), "b": (1,), "c": (1, 2), "d": (1, 2, 3, 4)}]},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from frd.flight import Dump, Entry, Frame, Status, parse, write_pickle
-from frd.flight.unpickle import load_plain
+from frd.flight.pickles.unpickle import load_plain
 from frd.model import GroupInfo
 from tests.dump_files import as_torch, document, entry
 

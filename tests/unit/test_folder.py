@@ -13,7 +13,7 @@ import pytest
 from frd.errors import DumpError
 from frd.flight.trace import Trace
 from frd.model import Activity
-from frd.offline.folder import MAX_WARNINGS_A_FILE, load_trace
+from frd.offline.load.folder import MAX_WARNINGS_A_FILE, load_trace
 from tests.dump_files import T0, as_gzip, as_json, as_torch, document, entry
 
 

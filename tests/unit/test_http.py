@@ -36,10 +36,10 @@ from frd.model import (
     SeriesKind,
     Suspect,
 )
-from frd.service.clocks import AgentClock, guess
-from frd.service.dismissal import Dismissal
-from frd.service.http import create_app
-from frd.service.view import DumpResult, NodeView, ServiceState
+from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.findings.dismissal import Dismissal
+from frd.service.http.routes import create_app
+from frd.service.state import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore, Place
 from frd.views import AttemptView, GroupView, MemoryView, RankView, Snapshot

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from frd.engine.hull import BATCH_NS, Corridor
+from frd.engine.clocks.feasible_line import BATCH_NS, Corridor
 
 S = 1_000_000_000
 US = 1_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine.cause import find
+from frd.engine.hangs.diagnosis import find
 from frd.model import Confidence, RankInfo, RankState, SeriesInfo, SeriesKind
 from tests.jobs import Job
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from frd.engine.cause import Verdict
-from frd.engine.incident import Incidents
-from frd.engine.picture import Picture, StallTable, Stuck
+from frd.engine.hangs.diagnosis import Verdict
+from frd.engine.hangs.incidents import Incidents
 from frd.engine.policy import Policy
+from frd.engine.state.snapshot import Picture, StallTable, Stuck
 from frd.errors import WireError
 from frd.forms import clock_text
 from frd.model import (

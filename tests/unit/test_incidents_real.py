@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frd.engine.cause import find
-from frd.engine.picture import ChannelPicture, GroupPicture, Picture, StallTable
+from frd.engine.hangs.diagnosis import find
+from frd.engine.state.snapshot import ChannelPicture, GroupPicture, Picture, StallTable
 from frd.flight import Dump, load_dump, parse_profiling_name
 from frd.model import UNKNOWN_SEQ, AlignedNs, AttemptKey, GroupInfo, RankState, Reason
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.arrivals import Charges, as_culprit
-from frd.engine.lateness import BUCKETS, Lateness
+from frd.engine.matching.arrivals import Charges, as_culprit
 from frd.engine.policy import Policy
-from frd.engine.straggler import Judgement, Roll, judge
+from frd.engine.stragglers.detection import Judgement, Roll, judge
+from frd.engine.stragglers.lateness import BUCKETS, Lateness
 from frd.model import AlignedNs, Int32s, Int64s
 
 MS = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd_agent.line import advice
+from frd_agent.uplink.endpoint import advice
 
 FAILED = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9373: "
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from frd.errors import DumpError
-from frd.flight import lockstep, parse
+from frd.flight import parse
 from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, FileColumns, columns_of
-from frd.flight.layout import Kind, Layout, Step, layout_of
-from frd.flight.walk import Walk
+from frd.flight.pickles import lockstep
+from frd.flight.pickles.layout import Kind, Layout, Step, layout_of
+from frd.flight.pickles.walk import Walk
 from tests.dump_files import FRAMES, T0, as_json, as_torch, document, entry, spelled_out
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine import match
+from frd.engine.matching import signature_rules
 from frd.errors import WireError
 from frd.model import Signature
 
@@ -24,7 +24,7 @@ def sig(
 
 
 def agree(one: Signature, other: Signature) -> bool:
-    return match.match_class(one) == match.match_class(other)
+    return signature_rules.match_class(one) == signature_rules.match_class(other)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_members_may_differ_where_their_op_permits(one: Signature, other: Signat
 def test_a_difference_that_matters_is_named(one: Signature, other: Signature, words: str) -> None:
     """Members whose op, sizes or dtypes cannot meet are told apart, and the text says in what."""
     assert not agree(one, other)
-    assert match.difference(one, other) == words
+    assert signature_rules.difference(one, other) == words
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_a_difference_that_matters_is_named(one: Signature, other: Signature, wo
 )
 def test_gathers_and_scatters_check_themselves(signature: Signature, words: str) -> None:
     """A gather gives back its input once per member; a reduce_scatter takes in as much."""
-    assert match.self_contradiction(signature, 2) == words
-    assert match.self_contradiction(signature, 0) == ""
+    assert signature_rules.self_contradiction(signature, 2) == words
+    assert signature_rules.self_contradiction(signature, 0) == ""
 
 
 @pytest.mark.parametrize(
@@ -141,23 +141,23 @@ def test_gathers_and_scatters_check_themselves(signature: Signature, words: str)
     ],
 )
 def test_lists_of_tensors_may_be_uneven(
-    op: str, taken: match.Sizes, given: match.Sizes, fits: bool
+    op: str, taken: signature_rules.Sizes, given: signature_rules.Sizes, fits: bool
 ) -> None:
     """A list of one tensor a member must have the member's own among them, or add up."""
     signature = Signature("nccl", op, taken, given, ("Float",), ("Float",))
-    assert (match.self_contradiction(signature, 2) == "") is fits
+    assert (signature_rules.self_contradiction(signature, 2) == "") is fits
 
 
 def test_what_an_all_to_all_puts_in_is_weighed() -> None:
     """Only an all_to_all has a balance, and an absurd one cannot overflow a sum."""
-    assert match.balance(sig("all_to_all_single", ((6,),), ((4,),))) == 2
-    assert match.balance(sig("all_reduce", ((6,),), ((4,),))) == 0
-    assert match.balance(sig("all_to_all", ((2**62, 2**62),), ())) == 2**53
+    assert signature_rules.balance(sig("all_to_all_single", ((6,),), ((4,),))) == 2
+    assert signature_rules.balance(sig("all_reduce", ((6,),), ((4,),))) == 0
+    assert signature_rules.balance(sig("all_to_all", ((2**62, 2**62),), ())) == 2**53
 
 
 def test_signatures_are_interned_up_to_the_limit() -> None:
     """Equal signatures share a handle, matching ones a class, and too many are refused."""
-    signatures = match.Signatures(limit=2)
+    signatures = signature_rules.Signatures(limit=2)
     one = signatures.handle(sig("all_reduce", ((4,),), ((4,),)))
     other = signatures.handle(sig("all_reduce", ((2, 2),), ((2, 2),)))
     assert one != other
@@ -169,17 +169,17 @@ def test_signatures_are_interned_up_to_the_limit() -> None:
 
 def test_op_names_do_not_become_labels_without_end() -> None:
     """Beyond the first few dozen op names, all others share one histogram."""
-    signatures = match.Signatures(limit=1000)
+    signatures = signature_rules.Signatures(limit=1000)
     for number in range(100):
         signatures.handle(sig(f"op{number}"))
-    assert len(signatures.ops) == match.MAX_OPS + 1
-    assert signatures.ops[-1] == match.OTHER_OP
-    assert signatures.ops[signatures.op[99]] == match.OTHER_OP
+    assert len(signatures.ops) == signature_rules.MAX_OPS + 1
+    assert signatures.ops[-1] == signature_rules.OTHER_OP
+    assert signatures.ops[signatures.op[99]] == signature_rules.OTHER_OP
 
 
 def test_who_waits_for_everybody() -> None:
     """An all_reduce of something cannot end before all have come; of nothing, or a broadcast, it
     can."""
-    assert match.is_strict(sig("all_reduce"))
-    assert not match.is_strict(sig("all_reduce", ((4, 4), (0, 4))))
-    assert not match.is_strict(sig("broadcast"))
+    assert signature_rules.is_strict(sig("all_reduce"))
+    assert not signature_rules.is_strict(sig("all_reduce", ((4, 4), (0, 4))))
+    assert not signature_rules.is_strict(sig("broadcast"))

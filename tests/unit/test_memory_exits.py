@@ -6,7 +6,7 @@ import pytest
 
 from frd.model import MemoryEventKind, NodeNs
 from frd_agent.memory.exits import out_of_memory
-from frd_agent.taps import ExitRecord
+from frd_agent.ranks.tap_files import ExitRecord
 
 CPU_ALLOCATOR = (
     "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "

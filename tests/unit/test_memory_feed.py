@@ -24,7 +24,7 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from frd.service.memory import UNKNOWN_UNCERTAINTY_NS
+from frd.service.ingest.memory_feed import UNKNOWN_UNCERTAINTY_NS
 from frd.views import MemoryView
 from frd.wire import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, Statuses
 from tests.unit.test_session import OFFSET, S, Service, Stream

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
-from frd_agent.memory import cgroup
-from frd_agent.memory.host import SCAN_S, Host, total_bytes
-from frd_agent.memory.node import NodeMemory
+from frd_agent.memory.host import cgroup
+from frd_agent.memory.host.node_memory import NodeMemory
+from frd_agent.memory.host.processes import SCAN_S, Host, total_bytes
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
-from frd_agent.memory.devices import Answer, Devices
-from frd_agent.memory.gpus import Gpus
-from frd_agent.memory.nvml import RETRY_S, Look, Nvml
-from frd_agent.memory.owners import PidSpace, owners
+from frd_agent.memory.gpu.devices import Answer, Devices
+from frd_agent.memory.gpu.gpus import Gpus
+from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
+from frd_agent.memory.gpu.owners import PidSpace, owners
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 from tests import scripted_nvml
 from tests.real import until
@@ -219,7 +219,7 @@ def test_a_driver_that_forgot_us_is_opened_anew(driver: Driver) -> None:
 NO_DRIVER = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-from frd_agent.memory.nvml import Nvml
+from frd_agent.memory.gpu.nvml import Nvml
 nvml = Nvml()
 assert nvml.look(0.0) == nvml.look(100.0), "no devices"
 """

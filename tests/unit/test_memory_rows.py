@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.cli.memory import sparkline
+from frd.cli.screens.memory import sparkline
 from frd.forms import bytes_text
 from frd.model import SeriesInfo, SeriesKind
-from frd.service.memory_rows import MAX_WORST, memory_json
+from frd.service.http.memory_json import MAX_WORST, memory_json
 from frd.views import MemoryView
 
 GIB = 1 << 30

@@ -14,12 +14,12 @@ from frd.model import MemoryColumns, MemoryEventKind, SeriesInfo, SeriesKind
 from frd_agent import tap
 from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.devices import Answer
-from frd_agent.memory.gpus import Gpus
-from frd_agent.memory.host import Host
-from frd_agent.memory.node import NodeMemory
-from frd_agent.memory.nvml import DeviceReading, Look
-from frd_agent.memory.owners import PidSpace
+from frd_agent.memory.gpu.devices import Answer
+from frd_agent.memory.gpu.gpus import Gpus
+from frd_agent.memory.gpu.nvml import DeviceReading, Look
+from frd_agent.memory.gpu.owners import PidSpace
+from frd_agent.memory.host.node_memory import NodeMemory
+from frd_agent.memory.host.processes import Host
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.engine.memory.bins import BIN_NS, Bins
-from frd.engine.memory.cause import rises
+from frd.engine.memory.baseline import BIN_NS, Bins
 from frd.engine.memory.inbox import Inbox
+from frd.engine.memory.onset import rises
 from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.trend import FLOORS, Trend
 from frd.engine.policy import Policy

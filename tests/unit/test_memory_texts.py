@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from frd.engine.memory.texts import evidence, summary
+from frd.engine.memory.text import evidence, summary
 from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
 from frd.model import Change, Confidence, Kind, SeriesKind
 from tests.memory_jobs import GIB, at

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frd.engine.engine import Engine
-from frd.engine.memory.texts import duration, size
+from frd.engine.memory.text import duration, size
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import (

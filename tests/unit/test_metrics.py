@@ -25,10 +25,10 @@ from frd.model import (
     Severity,
     Suspect,
 )
-from frd.service.clocks import AgentClock, guess
-from frd.service.metric_table import MAX_SUSPECTS, METRICS
-from frd.service.metrics import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
-from frd.service.view import Counters, NodeView, ServiceState
+from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
+from frd.service.metrics.table import MAX_SUSPECTS, METRICS
+from frd.service.state import Counters, NodeView, ServiceState
 from frd.views import AttemptView, GroupView, Histogram, RankView, Snapshot
 
 NOW = AlignedNs(1_800_000_000_000_000_000)

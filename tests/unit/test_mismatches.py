@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.engine import mismatch
-from frd.engine.match import Signatures
-from frd.engine.mismatch import MOST_FACTS_PER_GROUP, MOST_GROUPS, Mismatches
-from frd.engine.picture import MismatchFact
-from frd.engine.tables import Groups, Pairs
+from frd.engine.matching import mismatches
+from frd.engine.matching.mismatches import MOST_FACTS_PER_GROUP, MOST_GROUPS, Mismatches
+from frd.engine.matching.signature_rules import Signatures
+from frd.engine.state.snapshot import MismatchFact
+from frd.engine.state.tables import Groups, Pairs
 from frd.model import AlignedNs, GroupInfo, Signature
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
@@ -59,7 +59,7 @@ def test_what_was_dropped_once_is_never_told_in_part() -> None:
     assert [fact.seq for fact in job.facts()] == list(range(1, dropped))
     done = np.array([dropped - 1], np.int64)
     job.mismatches.expire(done, NOW)
-    job.mismatches.expire(done, AlignedNs(NOW + mismatch.RETENTION_NS + 1))
+    job.mismatches.expire(done, AlignedNs(NOW + mismatches.RETENTION_NS + 1))
     job.differs(0, dropped, rank=3)
     assert job.facts() == []
     assert job.mismatches.dropped == 2
@@ -67,7 +67,7 @@ def test_what_was_dropped_once_is_never_told_in_part() -> None:
 
 def test_who_says_the_same_again_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank's row comes twice; the ranks that are remembered over all are two, not three."""
-    monkeypatch.setattr(mismatch, "MOST_RANKS", 3)
+    monkeypatch.setattr(mismatches, "MOST_RANKS", 3)
     job = Job(2)
     for rank in (1, 1, 2):
         job.differs(0, 1, rank)
@@ -77,7 +77,7 @@ def test_who_says_the_same_again_counts_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_group_that_is_forgotten_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many ranks as are remembered disagree; their group starts again; another one disagrees."""
-    monkeypatch.setattr(mismatch, "MOST_RANKS", 3)
+    monkeypatch.setattr(mismatches, "MOST_RANKS", 3)
     job = Job(2)
     for rank in (1, 2, 3):
         job.differs(0, 1, rank)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine import compose
-from frd.engine.cause import find
-from frd.engine.edges import Doubt, Graph, Rules, Why
-from frd.engine.endings import first_lost
-from frd.engine.moment import UNKNOWN_NS, Moment, RankClocks, ties
-from frd.engine.picture import Picture
+from frd.engine.clocks.uncertain_time import UNKNOWN_NS, Moment, RankClocks, ties
+from frd.engine.findings import builder
+from frd.engine.hangs.diagnosis import find
+from frd.engine.hangs.lost_ranks import first_lost
+from frd.engine.hangs.ops_in_flight import Waits
+from frd.engine.hangs.wait_graph import Doubt, Graph, Rules, Why
 from frd.engine.policy import Policy
-from frd.engine.waits import Waits
+from frd.engine.state.snapshot import Picture
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Confidence, Finding, FindingState, Kind, RankState, Reason
 from tests.scenes import NOW, Scene, ago
@@ -84,10 +84,10 @@ def told(picture: Picture, scene: Scene) -> Finding:
         "job",
         0,
         NOW,
-        collective=compose.collective_of(picture, verdict, 12.0),
-        suspects=compose.suspects_of(picture, verdict, 16),
+        collective=builder.collective_of(picture, verdict, 12.0),
+        suspects=builder.suspects_of(picture, verdict, 16),
     )
-    return compose.finished(finding)
+    return builder.finished(finding)
 
 
 NODES = [0, 0, 0, 1, 1, 1]
@@ -153,7 +153,7 @@ def test_when_not_all_can_be_named_the_surest_are() -> None:
     scene = Scene(6).group("tp", range(6)).group("dp", range(6))
     picture = scene.waits("dp", 1, [3]).waits("tp", 1, [0, 1, 2, 4, 5]).picture()
     (verdict,) = find(picture, scene.stalls())
-    named = compose.suspects_of(picture, verdict, 2)
+    named = builder.suspects_of(picture, verdict, 2)
     assert [(suspect.rank, suspect.confidence.value) for suspect in named] == [
         (0, "medium"),
         (3, "high"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from frd.model import AlignedNs, AttemptKey, NodeNs
-from frd.service.clocks import AgentClock, guess
-from frd.service.nodes import Nodes
+from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.ingest.nodes import Nodes
 
 KEY = AttemptKey("job", 0)
 NOW = AlignedNs(1_790_000_000_000_000_000)

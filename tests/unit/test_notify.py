@@ -17,14 +17,14 @@ from frd.config import NotifyTarget
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
 from frd.model import AlignedNs, Change, FindingEvent
-from frd.service import notifier as notifier_module
-from frd.service.evaluator import Evaluator
-from frd.service.marks import Marks
-from frd.service.notices import Choice, News
-from frd.service.notifier import Notifier
-from frd.service.recorder import Recorder
-from frd.service.runbooks import load as runbooks
-from frd.service.view import ServiceState
+from frd.service.findings import notifier as notifier_module
+from frd.service.findings.evaluator import Evaluator
+from frd.service.findings.notices import Choice, News
+from frd.service.findings.notifier import Notifier
+from frd.service.http.runbooks import load as runbooks
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.writer import Recorder
+from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from tests.jobs import Job
@@ -161,7 +161,7 @@ def test_a_receiver_that_was_down_gets_it_when_it_is_up(
         until(lambda: scene.counted("sent") == 3, "they are counted")
         scene.close()
         assert receiver.events() == ["opened", "critical", "closed"]
-    lines = [r.getMessage() for r in caplog.records if r.name == "frd.service.notifier"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "frd.service.findings.notifier"]
     assert len(lines) == 2
     assert "not delivered" in lines[0]
     assert "takes messages again" in lines[1]

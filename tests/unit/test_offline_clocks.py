@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frd.model import AlignedNs, Kind, RankInfo
-from frd.offline.analysis import analyze
-from frd.offline.clocks import Clocks, clocks_of
-from frd.offline.rows import rows_of
+from frd.offline.analysis.analyze import analyze
+from frd.offline.analysis.clocks import Clocks, clocks_of
+from frd.offline.analysis.rows import rows_of
 from tests.traces import MS, T0, Folder, Row
 
 

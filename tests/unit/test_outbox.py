@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from frd.model import EntryColumns, Flags
-from frd_agent.outbox import ROW_BYTES, Outbox
+from frd_agent.uplink.outbox import ROW_BYTES, Outbox
 
 
 def rows(rank: int, *seqs: int, group: int = 0, flags: int = Flags.JOINED) -> EntryColumns:

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from frd.engine import pauses
 from frd.engine.engine import Engine
-from frd.engine.pauses import JobPauses, LearnedPauses, SlowTail, Wait, united
+from frd.engine.matching import usual_waits
+from frd.engine.matching.usual_waits import JobPauses, LearnedPauses, SlowTail, Wait, united
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, RankState, Severity
-from frd.service.evaluator import Evaluator
-from frd.service.marks import Marks
-from frd.service.pauses import decode_pauses, encode_pauses
-from frd.service.recorder import Recorder
-from frd.service.replay import replay
-from frd.service.settings import Settings
-from frd.service.view import ServiceState
+from frd.service.findings.evaluator import Evaluator
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.pauses import decode_pauses, encode_pauses
+from frd.service.journal.replay import replay
+from frd.service.journal.settings import Settings
+from frd.service.journal.writer import Recorder
+from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, read
 from frd.store.records import Record, RecordKind
@@ -195,7 +195,7 @@ def test_waits_unite_in_any_order() -> None:
 
 def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many jobs, groups and waits the most telling stay; after two weeks nothing does."""
-    monkeypatch.setattr(pauses, "KEPT_JOBS", 3)
+    monkeypatch.setattr(usual_waits, "KEPT_JOBS", 3)
     known = LearnedPauses()
     for number in range(5):
         waits = {
@@ -209,7 +209,7 @@ def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> No
     assert known.evicted == 2
     kept = known.of("job4", AlignedNs(2000 * S))
     assert set(kept) == {(f"g{group}", 4) for group in range(24, 40)}
-    assert {len(waits) for waits in kept.values()} == {pauses.KEPT_WAITS}
+    assert {len(waits) for waits in kept.values()} == {usual_waits.KEPT_WAITS}
     assert known.of("job4", AlignedNs(15 * DAY)) == {}
     assert known.of("nobody", AlignedNs(0)) == {}
 
@@ -243,7 +243,7 @@ def test_the_store_keeps_the_newest_jobs(tmp_path: Path) -> None:
     old = [JobPauses(f"old{n}", AlignedNs(START - 15 * DAY)) for n in range(3)]
     store.save_pauses(old)
     assert store.pauses() == old
-    new = [JobPauses(f"new{n:03d}", AlignedNs(START + n)) for n in range(pauses.KEPT_JOBS + 4)]
+    new = [JobPauses(f"new{n:03d}", AlignedNs(START + n)) for n in range(usual_waits.KEPT_JOBS + 4)]
     store.save_pauses(new)
     assert store.pauses() == new[4:]
     store.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.offline import perfetto
-from frd.offline.perfetto import ANNOTATION_TEXTS, BEGIN, END, NAMES, Interner
+from frd.offline.output import perfetto
+from frd.offline.output.perfetto import ANNOTATION_TEXTS, BEGIN, END, NAMES, Interner
 
 proto = pytest.importorskip(
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="the perfetto package is missing"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frd.flight.places import MAX_WORKERS, activity_of
+from frd.flight.stacks.places import MAX_WORKERS, activity_of
 from frd.model import Activity
 
 RECORDED = Path(__file__).parents[1] / "golden" / "stacks"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from frd.model import NodeNs
-from frd_agent.process import Listener, Process, Stat, Vital, listener, read_stat, started_at
+from frd_agent.ranks.process import Listener, Process, Stat, Vital, listener, read_stat, started_at
 from tests.real import until
 
 LINUX = tuple(int(part) for part in os.uname().release.split(".")[:2])

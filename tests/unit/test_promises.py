@@ -20,19 +20,19 @@ from starlette.routing import Route
 
 from frd import config
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, cli
-from frd.cli.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.model import Confidence, Kind, RankState, Reason, SeriesInfo, SeriesKind
-from frd.service.http import create_app
-from frd.service.metric_table import METRICS
+from frd.service.http.routes import create_app
+from frd.service.metrics.table import METRICS
 from frd.views import MemoryView as AttemptMemory
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
-from frd_agent.dictionary import Dictionary
+from frd_agent.counters import Stats
 from frd_agent.memory import MemoryView, Samples
-from frd_agent.memory.nvml import DeviceReading
+from frd_agent.memory.gpu.nvml import DeviceReading
 from frd_agent.metrics import AgentCollector
-from frd_agent.outbox import Outbox
-from frd_agent.stats import Stats
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.outbox import Outbox
 from tests.unit.test_http import Client as ApiClient
 from tests.unit.test_http import Service, attempt_view
 

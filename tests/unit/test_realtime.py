@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from frd.engine.realtime import SLEW_PPM, RealTable
+from frd.engine.clocks.realtime_table import SLEW_PPM, RealTable
 from tests.clocks import EPOCH, MS, US, Clock, S
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frd.service.recent import WINDOW_S, Recent
+from frd.service.ingest.recent_peak import WINDOW_S, Recent
 
 
 def test_the_worst_is_remembered_for_a_window() -> None:

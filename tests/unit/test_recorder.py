@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from frd.model import AlignedNs, MemoryColumns, NodeNs, WatermarkColumns
-from frd.service import recorder
-from frd.service.recorder import Recorder
+from frd.service.journal import writer
+from frd.service.journal.writer import Recorder
 from frd.store.journal import JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks, encode_agent
@@ -119,7 +119,7 @@ def test_a_disk_that_is_too_slow_costs_rows_not_meaning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More waits than may: messages are dropped and counted, what later ones build on is not."""
-    monkeypatch.setattr(recorder, "MAX_WAITING_BYTES", -1)
+    monkeypatch.setattr(writer, "MAX_WAITING_BYTES", -1)
     none = np.zeros(0, np.int64)
     index = np.zeros(0, np.uint32)
     columns = WatermarkColumns(index, index, none, none, none, none, index, none)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from frd.model import AttemptKey
-from frd_agent.dictionary import Dictionary
-from frd_agent.naming import KnownGroup, Naming, Signatures
-from frd_agent.recorders import Recorders
+from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.recorders import Recorders
+from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
 from tests.sim.job import SimRank
 from tests.sim.jobs import EPOCH, PLAN, job_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from frd.cli.render import finding_panel, plain, ranks_text
+from frd.cli.screens.finding_panel import finding_panel, plain, ranks_text
 from frd.forms import REASONS
 from frd.model import Reason
 

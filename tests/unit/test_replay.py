@@ -29,10 +29,10 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.service.clocks import encode, guess
-from frd.service.dismissal import Dismissal
-from frd.service.replay import Replayed, replay
-from frd.service.settings import Settings
+from frd.service.clocks.agent_clocks import encode, guess
+from frd.service.findings.dismissal import Dismissal
+from frd.service.journal.replay import Replayed, replay
+from frd.service.journal.settings import Settings
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire import (

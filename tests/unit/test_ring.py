@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from frd.engine.ring import FIRST_CAPACITY, Closed, Rings
+from frd.engine.matching.open_collectives import FIRST_CAPACITY, Closed, Rings
 from frd.model import Int32s, Int64s
 
 NODES: Int32s = np.zeros(1, np.int32)

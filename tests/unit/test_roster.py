@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frd.model import NodeNs
-from frd_agent.roster import Roster
+from frd_agent.ranks.roster import Roster
 from tests.unit.test_agent_files import shared
 from tests.unit.test_process import descriptors
 from tests.unit.test_taps import TOKEN, identity

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from frd_agent import tap
-from frd_agent.run_lock import NAME, PATIENCE_S, Holder, RunDirBusy, RunLock, holder, make_default
+from frd_agent.launch.run_lock import (
+    NAME,
+    PATIENCE_S,
+    Holder,
+    RunDirBusy,
+    RunLock,
+    holder,
+    make_default,
+)
 
 ME = Holder(pid=27, node="vm", service="127.0.0.1:9373", started_at=1000.5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from frd.model import AlignedNs, AttemptKey, RankInfo
-from frd.service.runs import Runs
+from frd.service.ingest.job_runs import Runs
 
 KEY = AttemptKey("train", 0)
 S = 1_000_000_000

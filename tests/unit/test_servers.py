@@ -34,9 +34,9 @@ from frd.config import TlsFiles
 from frd.errors import ConfigError
 from frd.rpc import SERVER_OPTIONS, Context, open_stream
 from frd.service import servers
-from frd.service.access import Tokens
-from frd.service.certificates import Certificates
-from frd.service.guard import Guard
+from frd.service.access.certificates import Certificates
+from frd.service.access.grants import Tokens
+from frd.service.access.http_guard import Guard
 from frd.service.servers import GrpcServer, HttpServer
 from tests.certs import Authority, Files
 
@@ -355,7 +355,7 @@ def test_a_key_with_a_password(tmp_path: Path) -> None:
     files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked))
     code = (
         "from pathlib import Path; from frd.config import TlsFiles; "
-        "from frd.service.certificates import Certificates; "
+        "from frd.service.access.certificates import Certificates; "
         f"Certificates(TlsFiles(Path({str(files.cert)!r}), Path({str(files.key)!r})))"
     )
     terminal, end = pty.openpty()  # OpenSSL would open the terminal that the session has

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.alignment import Alignment, ClockState, Segment
+from frd.engine.clocks.alignment import Alignment, ClockState, Segment
 from frd.engine.engine import Engine
+from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
-from frd.engine.waits import Waits
 from frd.errors import FrdError, WireError
 from frd.model import (
     AlignedNs,
@@ -28,13 +28,13 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.service import ledger as ledger_module
-from frd.service.clocks import guess
-from frd.service.ledger import Ledger
-from frd.service.marks import Marks
-from frd.service.owners import Owners
-from frd.service.runs import Runs
-from frd.service.session import Session
+from frd.service.clocks.agent_clocks import guess
+from frd.service.ingest import revisions as ledger_module
+from frd.service.ingest.job_runs import Runs
+from frd.service.ingest.rank_owners import Owners
+from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.session import Session
+from frd.service.ingest.watermark_buffer import Marks
 from frd.views import AttemptView, RankView
 from frd.wire import (
     PROTOCOL,
@@ -49,7 +49,7 @@ from frd.wire import (
     Watermarks,
     encode_agent,
 )
-from frd_agent.outbox import part
+from frd_agent.uplink.outbox import part
 
 S = 1_000_000_000
 NOW = 1_790_000_000 * S

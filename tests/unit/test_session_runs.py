@@ -17,10 +17,10 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.service.clocks import AgentClock, guess
-from frd.service.owners import Owners
+from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.ingest.rank_owners import Owners
+from frd.service.state import NodeView
 from frd.service.unwatched import unwatched
-from frd.service.view import NodeView
 from frd.wire import (
     PROTOCOL,
     AgentEvent,

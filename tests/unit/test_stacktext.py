@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frd.flight.stacktext import user_frames
+from frd.flight.stacks.text import user_frames
 
 SITE = "/usr/lib/python3.11/site-packages"
 

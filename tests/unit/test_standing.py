@@ -9,11 +9,11 @@ from msgspec import structs
 
 from frd.flight import Dump, Entry, Status
 from frd.model import AttemptKey, NodeNs
-from frd_agent.dictionary import Dictionary
-from frd_agent.naming import KnownGroup, Naming, Signatures
-from frd_agent.progress import Marks
-from frd_agent.standing import Recorder, Standing, stand, stand_at_end
-from frd_agent.transitions import Ring
+from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.progress import Marks
+from frd_agent.recorder.standing import Recorder, Standing, stand, stand_at_end
+from frd_agent.recorder.transitions import Ring
+from frd_agent.uplink.dictionary import Dictionary
 
 T0 = 1_700_000_000_000_000_000
 JOB = AttemptKey("job", 0)

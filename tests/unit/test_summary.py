@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from frd.engine.summary import clean, place, summarize
+from frd.engine.findings.text import clean, place, summarize
 from frd.model import (
     AlignedNs,
     CollectiveRef,

@@ -15,7 +15,7 @@ import frd_agent
 from frd.errors import FrdError
 from frd_agent import tap
 from frd_agent.exec import environment, exec_command
-from frd_agent.run_lock import Holder, RunLock
+from frd_agent.launch.run_lock import Holder, RunLock
 
 PACKAGE = Path(frd_agent.__file__).parent
 SITE = PACKAGE / "_site"

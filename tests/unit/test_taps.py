@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from frd.model import AttemptKey, GroupInfo, NodeNs
-from frd_agent import tap, taps
+from frd_agent import tap
+from frd_agent.ranks import tap_files
 
 TOKEN = "0123456789ab"
 
@@ -49,7 +50,7 @@ def write(directory: Path, **changes: Any) -> Path:
 def test_the_agent_names_the_node(tmp_path: Path) -> None:
     """An agent that was told its node's name puts it in the place of what the rank saw."""
     write(tmp_path)
-    (named,) = taps.scan(tmp_path, node="gpu-17")
+    (named,) = tap_files.scan(tmp_path, node="gpu-17")
     assert named.identity is not None
     assert named.identity.info.node == "gpu-17"
 
@@ -57,14 +58,14 @@ def test_the_agent_names_the_node(tmp_path: Path) -> None:
 def test_an_identity_is_read(tmp_path: Path) -> None:
     """Everything that the contract names arrives in the words of the model."""
     path = write(tmp_path, exit={"kind": "exception", "detail": "E: x", "at_ns": 9}, future=1)
-    (file,) = taps.scan(tmp_path)
+    (file,) = tap_files.scan(tmp_path)
     who = file.identity
     assert who is not None, file.problem
     assert who.attempt == AttemptKey("j", 2)
     assert (who.info.rank, who.info.world_size, who.info.pid, who.info.node) == (1, 4, 4711, "n1")
     assert (who.info.backends, who.info.devices) == (("gloo",), ("GPU-x",))
-    assert who.groups == (taps.TapGroup(GroupInfo("0", "default_pg", (0, 1, 2, 3)), "gloo"),)
-    assert who.exit == taps.ExitRecord("exception", "E: x", NodeNs(9))
+    assert who.groups == (tap_files.TapGroup(GroupInfo("0", "default_pg", (0, 1, 2, 3)), "gloo"),)
+    assert who.exit == tap_files.ExitRecord("exception", "E: x", NodeNs(9))
     assert file.socket_path == path.with_suffix(".sock")
     assert file.shm_path == path.with_suffix(".shm")
 
@@ -94,7 +95,7 @@ def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(sys, f"last_{name}", value, raising=False)
     record = tap._exit_record(9)
     write(tmp_path, exit=record)
-    (file,) = taps.scan(tmp_path)
+    (file,) = tap_files.scan(tmp_path)
     assert file.identity is not None, file.problem
     told = file.identity.exit
     assert told is not None
@@ -134,7 +135,7 @@ def test_an_exception_after_an_interrupt(
         monkeypatch.setattr(sys, "last_value", error, raising=False)
         monkeypatch.setattr(sys, "last_traceback", None, raising=False)
     write(tmp_path, exit=tap._exit_record(9))
-    (file,) = taps.scan(tmp_path)
+    (file,) = tap_files.scan(tmp_path)
     assert file.identity is not None, file.problem
     assert file.identity.exit is not None
     assert file.identity.exit.interrupted == is_told
@@ -165,7 +166,7 @@ def test_absurd_identities_are_problems(
 ) -> None:
     """Each names the file and the field."""
     path = write(tmp_path, **changes)
-    (file,) = taps.scan(tmp_path)
+    (file,) = tap_files.scan(tmp_path)
     assert file.identity is None
     assert file.problem.startswith(f"{path}: ")
     assert named in file.problem
@@ -183,7 +184,7 @@ def test_foreign_files_are_problems(tmp_path: Path) -> None:
     (tmp_path / ".0123456789ab.tmp").write_text("half")
     (tmp_path / "dumps").mkdir()
     before = len(os.listdir("/proc/self/fd"))
-    files = taps.scan(tmp_path)
+    files = tap_files.scan(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(files) == 7
     assert all(file.identity is None and str(file.path) in file.problem for file in files)
@@ -192,25 +193,25 @@ def test_foreign_files_are_problems(tmp_path: Path) -> None:
 
 def test_no_directory_has_no_taps(tmp_path: Path) -> None:
     """An agent that comes before its first rank."""
-    assert taps.scan(tmp_path / "none") == []
+    assert tap_files.scan(tmp_path / "none") == []
 
 
 def test_a_directory_that_is_none_is_a_problem(tmp_path: Path) -> None:
     """An agent that was given a file to watch says so, or it would be blind in silence."""
     (tmp_path / "file").touch()
-    (file,) = taps.scan(tmp_path / "file")
+    (file,) = tap_files.scan(tmp_path / "file")
     assert (file.identity, str(tmp_path / "file") in file.problem) == (None, True)
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
     """The same object comes back until the file is replaced."""
     write(tmp_path)
-    first = taps.scan(tmp_path)
-    assert taps.scan(tmp_path, first)[0] is first[0]
+    first = tap_files.scan(tmp_path)
+    assert tap_files.scan(tmp_path, first)[0] is first[0]
     replacement = tmp_path / "new"
     replacement.write_text(json.dumps(identity(attempt=3)))
     replacement.replace(tmp_path / f"{TOKEN}.json")
-    (second,) = taps.scan(tmp_path, first)
+    (second,) = tap_files.scan(tmp_path, first)
     assert second.identity is not None
     assert second.identity.attempt.attempt == 3
 
@@ -218,13 +219,13 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
 def test_counters_arrive_as_written(tmp_path: Path) -> None:
     """What the tap's writer writes, the reader reads; the newest publication wins."""
     files = tap.Files(str(tmp_path), TOKEN)
-    with taps.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
+    with tap_files.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
         assert shm.read() is None
         files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
         sample = shm.read()
         assert sample is not None
         assert (sample.published_at_ns, sample.published_mono_ns) == (1, 2)
-        assert sample.rows == [taps.StatusRow(0, 0, 9, -1, 8)]
+        assert sample.rows == [tap_files.StatusRow(0, 0, 9, -1, 8)]
         assert not sample.overflowed
         files.write_counters(3, 4, [])
         sample = shm.read()
@@ -238,7 +239,7 @@ def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
     files = tap.Files(str(tmp_path), TOKEN)
     files.write_counters(1, 2, [])
     assert os.listdir("/proc/self/fd") == before
-    with taps.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
+    with tap_files.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
         assert shm.read() is not None
         (tmp_path / f"{TOKEN}.shm").unlink()
         files.write_counters(3, 4, [(tap.GENERIC, 0, 9, -1, 8)])
@@ -254,7 +255,7 @@ def test_more_groups_than_rows_are_marked(tmp_path: Path) -> None:
     files.write_counters(1, 2, [(tap.NCCL, i, 1, 1, 1) for i in range(tap.CAPACITY + 1)])
     path = tmp_path / f"{TOKEN}.shm"
     assert path.stat().st_size == tap.MEMORY_AT + tap.MEMORY_SIZE
-    sample = taps.parse_counters(path.read_bytes())
+    sample = tap_files.parse_counters(path.read_bytes())
     assert sample is not None
     assert sample.overflowed
     assert len(sample.rows) == tap.CAPACITY
@@ -266,19 +267,19 @@ def test_torn_and_foreign_counters_are_none(tmp_path: Path) -> None:
     files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
     path = tmp_path / f"{TOKEN}.shm"
     whole = path.read_bytes()
-    assert taps.parse_counters(whole) is not None
+    assert tap_files.parse_counters(whole) is not None
     end = tap.HEADER_SIZE + tap.ROW.size
     checked = [*range(8), *range(tap.PREFIX.size, tap.HEADER_SIZE - 4), tap.HEADER_SIZE, end - 1]
     for position in checked:
         torn = bytearray(whole)
         torn[position] ^= 1
-        assert taps.parse_counters(bytes(torn)) is None, position
+        assert tap_files.parse_counters(bytes(torn)) is None, position
     writing = whole[:8] + struct.pack("<Q", 3) + whole[16:]
-    assert taps.parse_counters(writing) is None
-    assert taps.parse_counters(whole[: end - 1]) is None
-    with taps.TapShm(path) as shm:
+    assert tap_files.parse_counters(writing) is None
+    assert tap_files.parse_counters(whole[: end - 1]) is None
+    with tap_files.TapShm(path) as shm:
         assert shm.read() is not None
         os.truncate(path, 10)
         assert shm.read() is None
-    assert taps.TapShm(tmp_path / "none").read() is None
-    assert taps.TapShm(tmp_path).read() is None
+    assert tap_files.TapShm(tmp_path / "none").read() is None
+    assert tap_files.TapShm(tmp_path).read() is None

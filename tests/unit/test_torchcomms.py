@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frd.flight.trace import Trace
-from frd.offline.folder import load_trace
+from frd.offline.load.folder import load_trace
 from tests.dump_files import T0, as_torch, document, entry
 
 CONFIG = {

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from frd.model import Confidence, Finding, Kind, Reason
-from frd.offline.analysis import Analysis, analyze
+from frd.offline.analysis.analyze import Analysis, analyze
 from tests.traces import Folder, Row, Sizes
 
 COLLECTIVES = (

@@ -7,11 +7,11 @@ from typing import Any
 
 from frd.flight import Dump, Entry, Status
 from frd.model import AttemptKey, Flags
-from frd_agent.dictionary import Dictionary
-from frd_agent.naming import KnownGroup, Naming, Signatures
-from frd_agent.progress import Marks
-from frd_agent.rows import columns
-from frd_agent.transitions import Diff, Ring
+from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.progress import Marks
+from frd_agent.recorder.rows import columns
+from frd_agent.recorder.transitions import Diff, Ring
+from frd_agent.uplink.dictionary import Dictionary
 
 J, S, C, F = Flags.JOINED, Flags.STARTED, Flags.COMPLETED, Flags.FAILED
 T0 = 1_700_000_000_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine.waits import Instance, Waits
+from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.model import UNKNOWN_SEQ
 from tests.scenes import Scene, ago
 

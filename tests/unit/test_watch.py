@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frd.flight import Status
-from frd_agent.watch import Raw, Watch, WatchPolicy, Why
+from frd_agent.ranks.poll_schedule import Raw, Watch, WatchPolicy, Why
 
 POLICY = WatchPolicy(ring_entries=1000)
 

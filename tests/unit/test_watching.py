@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from frd.forms import duration_text
 from frd.model import AlignedNs, AttemptKey, NodeNs, RankInfo, RankState, RankStatus
-from frd.service.clocks import AgentClock, guess
-from frd.service.view import NodeView, ServiceState
-from frd.service.watching import watching_json
+from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.http.watching_json import watching_json
+from frd.service.state import NodeView, ServiceState
 from frd.views import AttemptView, RankView, Snapshot
 
 SECOND = 1_000_000_000

@@ -33,10 +33,10 @@ from frd.model import (
     RankStatus,
     Signature,
 )
-from frd.service.ledger import Ledger
-from frd.service.marks import Marks
-from frd.service.runs import Runs
-from frd.service.session import Session
+from frd.service.ingest.job_runs import Runs
+from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.session import Session
+from frd.service.ingest.watermark_buffer import Marks
 from frd.v1 import stream_pb2 as now
 from frd.wire import (
     PROTOCOL,

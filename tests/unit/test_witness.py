@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from frd.engine.alignment import FAR_NS, GROWTH_PPM
-from frd.engine.witness import FRESH_NS, MOST_PEERS, Witnesses
+from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM
+from frd.engine.clocks.collective_bounds import FRESH_NS, MOST_PEERS, Witnesses
 
 S = 1_000_000_000
 EPOCH = 1_800_000_000 * S

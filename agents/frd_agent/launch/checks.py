@@ -25,7 +25,7 @@ from frd.errors import ConfigError
 from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.launch import commands
-from frd_agent.run_lock import Holder
+from frd_agent.launch.run_lock import Holder
 
 _PROBE: Final = Path(__file__).with_name("probe.py")
 _REACHED: Final = "import sys; print(any(hasattr(f, 'frd_tap') for f in sys.meta_path))"

@@ -20,9 +20,9 @@ from typing import Final
 
 import msgspec
 
-from frd_agent import tap, untrusted
+from frd_agent import tap, untrusted_files
 from frd_agent.launch.command_line import brief
-from frd_agent.process import read_stat, started_at
+from frd_agent.ranks.process import read_stat, started_at
 
 _FOLDER: Final = "commands"
 _LIBRARY: Final = b"/libtorch_cpu.so"
@@ -105,7 +105,7 @@ def running(directory: str) -> list[Command]:
 
 
 def _read(path: Path, pid: int) -> Command | None:
-    written = untrusted.json_of(path, _Written, 4 * _MAX_WORDS)
+    written = untrusted_files.json_of(path, _Written, 4 * _MAX_WORDS)
     return (
         None if written is None else Command(pid, written.start_ticks, written.words[:_MAX_WORDS])
     )

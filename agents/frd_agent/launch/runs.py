@@ -18,9 +18,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from frd_agent import untrusted
+from frd_agent import untrusted_files
 from frd_agent.launch.commands import write_private
-from frd_agent.process import read_stat
+from frd_agent.ranks.process import read_stat
 
 _FOLDER: Final = "runs"
 _MAX_JOBS: Final = 99
@@ -80,7 +80,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _last(path: Path) -> tuple[int, bool]:
     """The number of the last run, -1 for none, and whether it is alive."""
-    last = untrusted.json_of(path, _Written, _MAX_BYTES)
+    last = untrusted_files.json_of(path, _Written, _MAX_BYTES)
     if last is None:
         return -1, False
     stat = read_stat(last.pid)

@@ -1,6 +1,6 @@
 """Memory of this node's ranks: sampled, arranged in columns, kept until a stream takes it."""
 
-from frd_agent.memory.kills import OomKills
+from frd_agent.memory.host.kills import OomKills
 from frd_agent.memory.metrics import memory_metrics
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Target

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
 from frd_agent import tap
 from frd_agent.memory.target import ABSURD_BYTES, Part, Reading, Target
-from frd_agent.rows import LATEST_NS
+from frd_agent.recorder.rows import LATEST_NS
 
 _TORN_READS = 3
 _STILL_S = 5.0

@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from frd.model import MemoryEvent, MemoryEventKind
-from frd_agent.taps import ExitRecord
+from frd_agent.ranks.tap_files import ExitRecord
 
 _OF_HOST: Final = re.compile(
     r"(?!OutOfMemoryError)\w*MemoryError\b"  # Python's own, numpy's

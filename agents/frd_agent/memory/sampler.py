@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from frd_agent.memory.allocator import Allocators
-from frd_agent.memory.devices import Answer
-from frd_agent.memory.gpus import Gpus
-from frd_agent.memory.node import NodeMemory
+from frd_agent.memory.gpu.devices import Answer
+from frd_agent.memory.gpu.gpus import Gpus
+from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Part, Target
 
@@ -27,7 +27,7 @@ _OLDEST_NS: Final = 60_000_000_000
 
 
 class Driver(Protocol):
-    """`frd_agent.memory.devices.Devices`."""
+    """`frd_agent.memory.gpu.devices.Devices`."""
 
     def ask(self) -> bool: ...
 

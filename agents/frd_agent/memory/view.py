@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from frd.model import SeriesInfo
-from frd_agent.memory.nvml import DeviceReading
+from frd_agent.memory.gpu.nvml import DeviceReading
 
 
 @dataclass(frozen=True, slots=True)

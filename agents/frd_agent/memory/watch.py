@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from frd_agent.memory.devices import HANGS_S, Devices
-from frd_agent.memory.gpus import Gpus
-from frd_agent.memory.host import Host
-from frd_agent.memory.node import NodeMemory
-from frd_agent.memory.nvml import Nvml
-from frd_agent.memory.owners import PidSpace
+from frd_agent.memory.gpu.devices import HANGS_S, Devices
+from frd_agent.memory.gpu.gpus import Gpus
+from frd_agent.memory.gpu.nvml import Nvml
+from frd_agent.memory.gpu.owners import PidSpace
+from frd_agent.memory.host.node_memory import NodeMemory
+from frd_agent.memory.host.processes import Host
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Target

@@ -6,7 +6,7 @@ and `trend` tell, over all series at once, what is usual and what rises; `rise`,
 into findings.
 """
 
-from frd.engine.memory.memory import Memory
+from frd.engine.memory.attempt_memory import Memory
 from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
 
 __all__ = ["Attribution", "Memory", "MemoryRise", "MemoryVerdict"]

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.bins import BIN_NS
+from frd.engine.memory.baseline import BIN_NS
 from frd.engine.memory.series import Series
-from frd.engine.picture import Bools
+from frd.engine.state.snapshot import Bools
 from frd.model import Int32s, Int64s
 
 MAX_BYTES: Final = 1 << 50

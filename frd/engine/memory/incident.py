@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.bins import BIN_NS, SECOND
+from frd.engine.memory.baseline import BIN_NS, SECOND
 from frd.engine.memory.series import Series
 from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
-from frd.engine.picture import Bools
+from frd.engine.state.snapshot import Bools
 from frd.model import AlignedNs, Change, Confidence, Int64s, Kind
 
 _SOON_NS: Final = SECOND * 3 // 10

@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory import cause as causes
-from frd.engine.memory.bins import SECOND
-from frd.engine.memory.cause import Rises
+from frd.engine.memory import onset as causes
+from frd.engine.memory.baseline import SECOND
 from frd.engine.memory.incident import Heard, Incident
+from frd.engine.memory.onset import Rises
 from frd.engine.memory.rise import Failure, failed, rise_of
 from frd.engine.memory.series import Series
 from frd.engine.memory.verdict import MemoryRise, MemoryVerdict

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.memory.bins import SECOND
+from frd.engine.memory.baseline import SECOND
 from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.verdict import Attribution, MemoryRise
 from frd.model import AlignedNs, MemoryEvent, SeriesKind

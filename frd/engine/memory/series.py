@@ -4,9 +4,9 @@ Thousands of series have ten samples a second each, so nothing here is done for 
 is screened in whole columns: a series that stays within its *band* costs a few comparisons, and
 only those that leave it are followed sample by sample.
 
-The band of a series ends at its usual highest level (`frd.engine.memory.bins`) and some slack, a
-share of how much the series moves anyhow, so that the saw-tooth of training steps, and samples that
-hit its peak by chance, stay inside.
+The band of a series ends at its usual highest level (`frd.engine.memory.baseline`) and some slack,
+a share of how much the series moves anyhow, so that the saw-tooth of training steps, and samples
+that hit its peak by chance, stay inside.
 
 A series *rises* from the moment it leaves its band until it has fallen back for longer than it
 usually dips, or has stood still for so long that the new level is its usual one. When the rise
@@ -22,11 +22,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.memory.bins import BIN_NS, MOST, SECOND, Bins
+from frd.engine.memory.baseline import BIN_NS, MOST, SECOND, Bins
 from frd.engine.memory.trend import Trend
-from frd.engine.picture import Bools
 from frd.engine.policy import Policy
-from frd.engine.tables import Columns
+from frd.engine.state.snapshot import Bools
+from frd.engine.state.tables import Columns
 from frd.model import Float64s, Int32s, Int64s, SeriesKind
 
 _SLACK: Final = 0.5

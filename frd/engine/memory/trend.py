@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.picture import Bools
+from frd.engine.state.snapshot import Bools
 from frd.model import Float64s, Int32s, Int64s
 
 FLOORS: Final = 16

@@ -12,8 +12,8 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from tests.real import until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]

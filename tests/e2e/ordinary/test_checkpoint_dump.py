@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import Scenario
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage
 from tests.real import until
 
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import Scenario
-from frd.cli.demo.stage import Stage
-from frd_agent.outside import NoStack, _py_spy
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage
+from frd_agent.ranks.outside_stacks import NoStack, _py_spy
 from tests.real import until
 
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Addresses, Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Addresses, Stage
 from tests.real import free_port, until
 
 JOB = Path(__file__).parents[1] / "jobs/checkpoints.py"

@@ -19,12 +19,12 @@ import pytest
 
 from frd import __version__
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
-from frd_agent import taps
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from frd_agent.launch import commands
+from frd_agent.launch.run_lock import Holder, RunLock, holder
 from frd_agent.launch.watch import LaunchWatch
-from frd_agent.run_lock import Holder, RunLock, holder
+from frd_agent.ranks import tap_files
 from tests.real import free_port, until
 
 JOBS = Path(__file__).parents[1] / "jobs"
@@ -38,8 +38,8 @@ def environ(run_dir: Path, **more: str) -> dict[str, str]:
     return base | {"FRD_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"} | more
 
 
-def living(run_dir: Path, count: int) -> list[taps.TapIdentity]:
-    found = [file.identity for file in taps.scan(run_dir) if file.identity is not None]
+def living(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
+    found = [file.identity for file in tap_files.scan(run_dir) if file.identity is not None]
     ordered = sorted(found, key=lambda who: who.info.rank)
     return ordered if len(ordered) == count else []
 

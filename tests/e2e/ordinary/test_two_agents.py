@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from frd_agent.run_lock import holder
+from frd_agent.launch.run_lock import holder
 from tests.real import free_port, until
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
-from frd.cli.demo.scenarios import SCENARIOS
-from frd.cli.demo.stage import Stage
+from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests import real
 

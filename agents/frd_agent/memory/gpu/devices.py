@@ -1,0 +1,93 @@
+"""The thread that asks the driver, and the guard that notices when it does not come back.
+
+A call into the driver may hang for minutes, or for ever when a device has died in a bad way. It
+must not hold up anything else, and it cannot be taken back: so one daemon thread asks, others wait
+for its answer as long as they like, and what comes late is an answer of its own time.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from frd_agent.memory.gpu.nvml import Look, Nvml
+
+HANGS_S: Final = 5.0
+"""A look that takes this long is worth a word."""
+SHARE: Final = 1 / 100
+"""Looks become more rare, to take no more than this of a core."""
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    begin_ns: int
+    """CLOCK_REALTIME, as `end_ns`."""
+    end_ns: int
+    look: Look
+
+
+class Devices:
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._wanted = threading.Event()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._asked_at: float | None = None
+        self._rest_until = 0.0
+        self._stopped = False
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="frd-nvml", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: the thread may be in a call that never ends."""
+        self._stopped = True
+        self._wanted.set()
+
+    def ask(self) -> bool:
+        """For a look at all devices, unless one is under way or the last one was dear."""
+        now_s = time.monotonic()
+        if self._asked_at is not None or now_s < self._rest_until:
+            return False
+        self._asked_at = now_s
+        self._wanted.set()
+        return True
+
+    def take(self, timeout_s: float) -> Answer | None:
+        """The next answer, each is given once; waits for one while a look is under way."""
+        try:
+            return self._answers.get(self._asked_at is not None, timeout_s)
+        except queue.Empty:
+            return None
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the driver has not answered."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopped:
+                return
+            before = time.thread_time()
+            begin_ns = time.time_ns()
+            try:
+                look = self._nvml.look(time.monotonic())
+            except Exception:  # a binding that does not know its driver; the next look may be well
+                if not self._failing:
+                    log.exception("NVIDIA driver: an answer could not be read")
+                self._failing, look = True, Look()
+            self._answers.put(Answer(begin_ns, time.time_ns(), look))
+            self._rest_until = time.monotonic() + (time.thread_time() - before) / SHARE
+            self._asked_at = None

@@ -1,0 +1,216 @@
+"""What the NVIDIA driver says of its devices: memory used, by whom, and which ones are lost.
+
+Through pynvml, which is imported here and nowhere else. Nothing here lasts: a driver that is not
+there may be loaded later, one that was reset is opened anew, and a device that falls off the bus
+is told once and looked for again. Every call may take long, or for ever, so this lives on a thread
+of its own (`frd_agent.memory.gpu.devices`).
+
+Lists of processes cost the driver more than all the rest. They are read when the use of the device
+has changed to the byte, and once a second: in training, where an allocator holds what it has, that
+is hardly ever. In between the last list stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from frd_agent.memory.target import NO_SAMPLE
+
+RETRY_S: Final = 60.0
+"""Between two attempts to open the driver, or to find devices that have come."""
+_PROCESSES_S: Final = 1.0
+_FAILURES: Final = 3
+"""Unforeseen errors in a row after which a device counts as lost."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    uuid: str
+    """Of a GPU (``GPU-...``) or of a MIG instance (``MIG-...``)."""
+    used: int
+    total: int
+    processes: Mapping[int, int]
+    """Bytes by pid, as the driver numbers processes; `NO_SAMPLE` where it does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All devices at once."""
+
+    devices: tuple[DeviceReading, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """By UUID, why: those that have been lost since the last look."""
+
+
+@dataclass(slots=True)
+class _Device:
+    handle: Any
+    uuid: str
+    used: int = NO_SAMPLE
+    processes: dict[int, int] = field(default_factory=dict)
+    processes_at: float = float("-inf")
+    failures: int = 0
+
+
+class Nvml:
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._devices: list[_Device] = []
+        self._open_at = float("-inf")
+        self._said: set[str] = set()
+
+    def look(self, now_s: float) -> Look:
+        """Never raises; without a driver there are no devices."""
+        if now_s >= self._open_at:
+            self._open_at = now_s + RETRY_S
+            self._open()
+        lost: dict[str, str] = {}
+        readings = []
+        for device in list(self._devices):
+            if self._nvml is None:
+                break  # closed at the device before
+            try:
+                readings.append(self._read(device, now_s))
+                device.failures = 0
+            except self._nvml.NVMLError as error:
+                if (why := self._judge(device, error)) is not None:
+                    lost[device.uuid] = why
+                    self._devices.remove(device)
+        return Look(tuple(readings), lost)
+
+    # -- coming and going ----------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self._nvml is None:
+            try:
+                import pynvml
+            except ImportError as error:
+                self._say_once(logging.INFO, f"{error}: host memory only")
+                return
+            try:
+                pynvml.nvmlInit()
+            except pynvml.NVMLError as error:
+                self._say_once(logging.INFO, f"{_line(error)}: host memory only")
+                return
+            self._nvml = pynvml
+        try:
+            known = {device.uuid: device for device in self._devices}
+            count = self._nvml.nvmlDeviceGetCount()
+            found = [device for index in range(count) for device in self._at(index)]
+            self._devices = [known.get(device.uuid, device) for device in found]
+        except self._nvml.NVMLError as error:
+            self._say_once(logging.WARNING, f"its devices cannot be listed: {_line(error)}")
+            self._close()
+
+    def _close(self) -> None:
+        """What is open is of no use any more."""
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+        self._nvml = None
+        self._devices = []
+
+    def _at(self, index: int) -> list[_Device]:
+        """The device, or in its place the instances that it is divided into."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            instances = self._instances(handle)
+            return [
+                _Device(one, str(nvml.nvmlDeviceGetUUID(one)))
+                for one in (instances if instances is not None else [handle])
+            ]
+        except nvml.NVMLError as error:
+            self._say_once(logging.WARNING, f"device {index}: {_line(error)}")
+            return []
+
+    def _instances(self, handle: Any) -> list[Any] | None:
+        """None when the device is not divided."""
+        nvml = self._nvml
+        try:
+            if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+                return None
+            most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            return None
+        instances = []
+        for index in range(most):
+            try:
+                instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+            except (nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):
+                continue  # places need not be filled in order
+        return instances
+
+    # -- one device ----------------------------------------------------------------------------
+
+    def _read(self, device: _Device, now_s: float) -> DeviceReading:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(device.handle)
+        used, total = int(memory.used), int(memory.total)
+        if used != device.used or now_s - device.processes_at >= _PROCESSES_S:
+            device.processes = self._processes(device)
+            device.processes_at = now_s
+            device.used = used
+        return DeviceReading(device.uuid, used, total, device.processes)
+
+    def _processes(self, device: _Device) -> dict[int, int]:
+        """One that computes and draws is on both lists, with the same number."""
+        nvml = self._nvml
+        used: dict[int, int] = {}
+        for ask in (
+            nvml.nvmlDeviceGetComputeRunningProcesses,
+            nvml.nvmlDeviceGetGraphicsRunningProcesses,
+        ):
+            for process in self._listed(ask, device):
+                value = process.usedGpuMemory
+                told = NO_SAMPLE if value is None else int(value)
+                used[process.pid] = max(told, used.get(process.pid, NO_SAMPLE))
+        return used
+
+    def _listed(self, ask: Callable[[Any], list[Any]], device: _Device) -> list[Any]:
+        nvml = self._nvml
+        try:
+            return ask(device.handle)
+        except (
+            nvml.NVMLError_NoPermission,
+            nvml.NVMLError_NotSupported,
+            nvml.NVMLError_FunctionNotFound,
+        ) as error:
+            self._say_once(
+                logging.WARNING,
+                f"{device.uuid}: {_line(error)}: memory by process is not seen",
+            )
+            return []
+
+    def _judge(self, device: _Device, error: Exception) -> str | None:
+        """Why the device counts as lost; None when it may come back at the next look."""
+        nvml, why = self._nvml, _line(error)
+        match error:
+            case nvml.NVMLError_GpuIsLost() | nvml.NVMLError_ResetRequired():
+                pass
+            case nvml.NVMLError_NoPermission() | nvml.NVMLError_NotSupported():
+                self._say_once(logging.WARNING, f"{device.uuid}: {why}: not seen")
+                return None
+            case nvml.NVMLError_Uninitialized():
+                self._close()
+                return None
+            case _:
+                device.failures += 1
+                if device.failures < _FAILURES:
+                    return None
+        log.warning("NVIDIA driver: %s: lost: %s", device.uuid, why)
+        return why
+
+    def _say_once(self, level: int, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            log.log(level, "NVIDIA driver: %s", message)
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())

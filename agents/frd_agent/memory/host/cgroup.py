@@ -1,0 +1,154 @@
+"""The cgroup that bounds a rank's memory: its usage, its limit and how often the kernel killed.
+
+Both versions of the interface, wherever they are mounted usually. Of a rank's cgroup and those
+around it the nearest one that has a limit counts, because that is what the rank can run into;
+where none has, it is the rank's own. Used is what the kernel cannot take back: usage less pages of
+files and what it remembers of file names. The "working set" by which the kubelet evicts leaves only
+inactive pages out, and of a dataset that is read for the second time all pages are active: healthy
+jobs fill their cgroups with those, and are not killed for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from frd_agent.memory.host.processes import total_bytes
+
+_ROOT: Final = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the files of one version are called."""
+
+    usage: str
+    limit: str
+    reclaimable: tuple[str, ...]
+    """Lines of ``memory.stat``."""
+    events: str
+
+
+_V1: Final = _Names(
+    "memory.usage_in_bytes",
+    "memory.limit_in_bytes",
+    ("total_inactive_file", "total_active_file"),
+    "memory.oom_control",
+)
+_V2: Final = _Names(
+    "memory.current",
+    "memory.max",
+    ("inactive_file", "active_file", "slab_reclaimable"),
+    "memory.events",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupReading:
+    used: int
+    oom_kills: int
+    """Ever, by the kernel, in this cgroup and below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    path: Path
+    limit: int
+    """0: none that is below the machine's memory."""
+    names: _Names
+
+    def read(self) -> CgroupReading | None:
+        """None when it is gone."""
+        try:
+            usage = int((self.path / self.names.usage).read_bytes())
+            reclaimable = _sum(self.path / "memory.stat", self.names.reclaimable)
+            return CgroupReading(
+                used=max(usage - reclaimable, 0),
+                oom_kills=_sum(self.path / self.names.events, ("oom_kill",)),
+            )
+        except (OSError, ValueError):
+            return None
+
+
+def find(pid: int, proc: Path = Path("/proc"), root: Path = _ROOT) -> Cgroup | None:
+    """None where memory is not accounted, or out of sight."""
+    machine = total_bytes(proc)
+    for base, path, names in _places(pid, proc, root):
+        if (found := _nearest(base, path, names, machine)) is not None:
+            return found
+    return None
+
+
+def kills_file(pid: int, proc: Path = Path("/proc"), root: Path = _ROOT) -> Path | None:
+    """Where the process's own cgroup counts, as ``oom_kill``, how often the kernel killed in it. Of
+    those around it only version 2 counts its kills too."""
+    for base, path, names in _places(pid, proc, root):
+        if (leaf := _leaf(base, path, names)) is not None:
+            return leaf / names.events
+    return None
+
+
+def oom_kills(file: Path) -> int | None:
+    """What such a file, or ``/proc/vmstat`` for the whole machine, says now; None when it is gone
+    or does not count."""
+    try:
+        lines = [line.split() for line in file.read_text("ascii").splitlines()]
+        return next(int(words[1]) for words in lines if words[:1] == ["oom_kill"])
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
+def _places(pid: int, proc: Path, root: Path) -> list[tuple[Path, str, _Names]]:
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [place for line in lines if (place := _place(line, root)) is not None]
+
+
+def _place(line: str, root: Path) -> tuple[Path, str, _Names] | None:
+    """Mount point, path below it, and version of one line of ``/proc/<pid>/cgroup``."""
+    number, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    if "memory" in controllers.split(","):
+        return root / "memory", path, _V1
+    return (root, path, _V2) if number == "0" and not controllers else None
+
+
+def _leaf(base: Path, path: str, names: _Names) -> Path | None:
+    """The cgroup that the process itself is in."""
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:
+        return None  # beside our own namespace
+    leaf = base.joinpath(*parts)
+    if not (leaf / names.usage).exists():
+        leaf = base  # in a container, whose own cgroup is mounted here under no name
+    return leaf if (leaf / names.usage).exists() else None
+
+
+def _nearest(base: Path, path: str, names: _Names, machine: int) -> Cgroup | None:
+    if (leaf := _leaf(base, path, names)) is None:
+        return None
+    around = leaf
+    while True:
+        if limit := _limit(around / names.limit, machine):
+            return Cgroup(around, limit, names)
+        if around == base:
+            return Cgroup(leaf, 0, names)
+        around = around.parent
+
+
+def _limit(path: Path, machine: int) -> int:
+    try:
+        text = path.read_text("ascii").strip()
+    except OSError:
+        return 0
+    limit = int(text) if text.isdecimal() else 0
+    return limit if not machine or limit < machine else 0
+
+
+def _sum(path: Path, names: tuple[str, ...]) -> int:
+    """Of the numbers beside these names; a line that is not there counts nothing."""
+    lines = [line.partition(" ") for line in path.read_text("ascii").splitlines()]
+    return sum(int(number) for name, _, number in lines if name in names)

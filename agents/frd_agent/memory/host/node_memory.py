@@ -1,0 +1,119 @@
+"""Host memory of all ranks of the node as series: their processes, and the cgroups they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
+from frd_agent.memory.host import cgroup
+from frd_agent.memory.host import processes as host
+from frd_agent.memory.host.cgroup import Cgroup
+from frd_agent.memory.host.processes import Host
+from frd_agent.memory.target import Part, Reading, Target
+
+_CGROUP_S: Final = 0.5
+"""Between two looks at a cgroup, whose statistics the kernel gathers from all CPUs when asked."""
+_FIND_S: Final = 30.0
+"""How often a rank's cgroup and its limit are found anew."""
+_LINGER_S: Final = 3.0
+"""A cgroup is looked at for a while after its rank is gone: the kernel kills, and then counts."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    target: Target
+    cgroup: Cgroup | None = None
+    find_at: float = float("-inf")
+    gone_at: float | None = None
+    host_series: SeriesInfo | None = None
+    cgroup_series: SeriesInfo | None = None
+
+
+class NodeMemory:
+    """Lives on one thread."""
+
+    def __init__(
+        self,
+        processes: Host,
+        find: Callable[[int], Cgroup | None] = cgroup.find,
+        machine_bytes: int | None = None,
+    ) -> None:
+        self._processes = processes
+        self._find = find
+        self._machine = host.total_bytes() if machine_bytes is None else machine_bytes
+        self._ranks: dict[int, _Rank] = {}
+        self._cgroups_at = float("-inf")
+        self._kills: dict[Cgroup, int] = {}
+
+    def read(self, targets: Sequence[Target], now_s: float, part: Part) -> None:
+        """Add to `part` what is read now."""
+        self._follow(targets, now_s)
+        self._processes.look_around([t.pid for t in targets if t.pid is not None], now_s)
+        for rank in self._ranks.values():
+            if rank.gone_at is None and rank.target.pid is not None:
+                series = rank.host_series = _series(rank, rank.host_series, SeriesKind.HOST_USED)
+                used = self._processes.used(rank.target.pid)
+                part.readings.append(
+                    Reading(rank.target.attempt, series, self._capacity(rank), used)
+                )
+        if now_s >= self._cgroups_at:
+            self._cgroups_at = now_s + _CGROUP_S
+            self._read_cgroups(part)
+
+    def close(self) -> None:
+        self._processes.close()
+
+    def _follow(self, targets: Sequence[Target], now_s: float) -> None:
+        living = {target.number: target for target in targets}
+        for number, target in living.items():
+            self._ranks.setdefault(number, _Rank(target)).target = target
+        for number, rank in list(self._ranks.items()):
+            if number in living:
+                if now_s >= rank.find_at and rank.target.pid is not None:
+                    rank.find_at = now_s + _FIND_S
+                    rank.cgroup = self._find(rank.target.pid)
+            elif rank.gone_at is None:
+                rank.gone_at = now_s
+            elif now_s - rank.gone_at > _LINGER_S:
+                del self._ranks[number]
+
+    def _capacity(self, rank: _Rank) -> int:
+        return (rank.cgroup.limit if rank.cgroup else 0) or self._machine
+
+    def _read_cgroups(self, part: Part) -> None:
+        """Each cgroup once, however many ranks it holds."""
+        inside: dict[Cgroup, list[_Rank]] = {}
+        for rank in self._ranks.values():
+            if rank.cgroup is not None:
+                inside.setdefault(rank.cgroup, []).append(rank)
+        for group, ranks in inside.items():
+            if (found := group.read()) is None:
+                continue
+            killed = found.oom_kills - self._kills.get(group, found.oom_kills)
+            for rank in ranks:
+                if rank.gone_at is None:
+                    series = _series(rank, rank.cgroup_series, SeriesKind.CGROUP_USED)
+                    rank.cgroup_series = series
+                    capacity = self._capacity(rank)
+                    part.readings.append(Reading(rank.target.attempt, series, capacity, found.used))
+                if killed > 0:
+                    part.events.append(_kill(rank, group, killed, part.begin_ns))
+            self._kills[group] = found.oom_kills
+        self._kills = {group: count for group, count in self._kills.items() if group in inside}
+
+
+def _series(rank: _Rank, known: SeriesInfo | None, kind: SeriesKind) -> SeriesInfo:
+    """The same object again and again: tables compare by identity first."""
+    return SeriesInfo(rank.target.number, kind) if known is None else known
+
+
+def _kill(rank: _Rank, group: Cgroup, killed: int, at_ns: int) -> MemoryEvent:
+    processes = "a process" if killed == 1 else f"{killed} processes"
+    return MemoryEvent(
+        rank=rank.target.number,
+        kind=MemoryEventKind.OOM_KILL,
+        at_ns=NodeNs(at_ns),
+        detail=f"the kernel killed {processes} in {group.path}",
+    )

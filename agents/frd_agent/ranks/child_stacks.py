@@ -1,0 +1,129 @@
+"""Stacks of a rank's child processes, such as DataLoader workers: often they are what is stuck.
+
+They have no tap and no socket, so they are read from outside, a few at a time, only when somebody
+asks for the stacks of their rank, and no more than `MAX_CHILDREN` of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from frd.flight.stacks import text as stacktext
+from frd_agent.ranks.cpu_usage import Meter
+from frd_agent.ranks.outside_stacks import NoStack, from_proc, from_py_spy
+
+MAX_CHILDREN: Final = 16
+_MAX_TEXT: Final = 24 * 1024
+"""Characters of one child's stack: with those of all the text stays below a megabyte."""
+_MAX_BELOW: Final = 256
+"""Descendants of one rank that are looked at."""
+_AT_ONCE: Final = 2
+_PROC: Final = Path("/proc")
+_PYTHON: Final = re.compile(r"(?:.*/)?(?:pypy|python)[\d.]*t?(?: \(deleted\))?")
+_LOADER: Final = "pt_data_worker"
+"""What torch calls its DataLoader workers."""
+_HELPER: Final = "/multiprocessing/resource_tracker.py:"
+"""In the stack of a Python process that never runs anything of the user's. (Its command line would
+say so too, but reading that waits for a lock that a process in trouble may hold.)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    pid: int
+    name: str
+
+
+class Children:
+    """Of one rank, as of now; `ranks` are the pids of all ranks, which are nobody's workers."""
+
+    def __init__(self, pid: int, ranks: Collection[int] = (), proc: Path = _PROC) -> None:
+        found = sorted(
+            _python_below(pid, ranks, proc), key=lambda one: (one.name != _LOADER, one.pid)
+        )
+        self._proc = proc
+        self._left_out = max(len(found) - MAX_CHILDREN, 0)
+        self._children = found[:MAX_CHILDREN]
+        self._meters = {one.pid: Meter(one.pid, proc) for one in self._children}
+
+    async def read(self, timeout_s: float) -> str:
+        """A section of text for each, within about the time given; raises nothing."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        texts = await asyncio.gather(*(self._read(one, gate, deadline) for one in self._children))
+        for meter in self._meters.values():
+            await meter.settled()
+        parts = [
+            stacktext.child_header(one.pid, one.name) + self._usage(one) + text
+            for one, text in zip(self._children, texts, strict=True)
+            if _HELPER not in text
+        ]
+        if self._left_out:
+            parts.append(f"# {self._left_out} more child processes were not looked at\n")
+        return "".join(parts)
+
+    async def _read(self, child: Child, gate: asyncio.Semaphore, deadline: float) -> str:
+        async with gate:
+            left_s = deadline - asyncio.get_running_loop().time()
+            try:
+                if left_s <= 0:
+                    raise NoStack("no time left")
+                return _ended(await from_py_spy(child.pid, left_s))
+            except NoStack as error:
+                note = f"# py-spy: {error}\n"
+        try:
+            return note + _ended(from_proc(self._proc / str(child.pid)))
+        except NoStack as error:
+            return f"{note}# proc: {error}\n"
+
+    def _usage(self, child: Child) -> str:
+        text = self._meters[child.pid].text()
+        return f"{stacktext.USAGE}{text}\n" if text else ""
+
+
+def _ended(text: str) -> str:
+    return text[:_MAX_TEXT].rstrip("\n") + "\n"
+
+
+def _python_below(pid: int, ranks: Collection[int], proc: Path) -> Iterator[Child]:
+    below = _by_parent(proc)
+    queue = [pid]
+    looked = 0
+    while queue and looked < _MAX_BELOW:
+        for child in below.get(queue.pop(0), ()):
+            if child in ranks:
+                continue
+            looked += 1
+            queue.append(child)
+            if (name := _python_name(proc / str(child))) is not None:
+                yield Child(child, name)
+
+
+def _by_parent(proc: Path) -> Mapping[int, list[int]]:
+    below: dict[int, list[int]] = {}
+    for name in os.listdir(proc):
+        if name.isdecimal():
+            try:
+                raw = (proc / name / "stat").read_bytes()
+                # The command's name is in parentheses and may hold spaces and parentheses.
+                state, parent = raw[raw.rfind(b")") + 2 :].split(maxsplit=2)[:2]
+                if state not in (b"Z", b"X"):
+                    below.setdefault(int(parent), []).append(int(name))
+            except (OSError, ValueError):
+                continue
+    return below
+
+
+def _python_name(process: Path) -> str | None:
+    """What the process calls itself; None if it does not run Python."""
+    try:
+        if not _PYTHON.fullmatch(os.readlink(process / "exe")):
+            return None
+        return (process / "comm").read_text("utf-8", "backslashreplace").strip()
+    except OSError:
+        return None

@@ -1,0 +1,104 @@
+"""Dump files that torch writes by itself, when a collective times out.
+
+They are the last word of a rank that is about to be killed, and the only word of ranks without a
+tap. A file says neither whose it is nor of which job: the rank is the number at the end of its
+name, the membership is the recorder's own. torch writes in place and overwrites, so a file is read
+once it has stopped changing, and kept in memory while there is room. Nothing of a file is trusted:
+a hostile or damaged one is refused, counted and left where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from frd.errors import DumpError
+from frd.flight import Dump, load_dump
+from frd.model import NodeNs
+from frd_agent.uplink.dictionary import MAX_WORLD_SIZE
+
+_NAMED: Final = re.compile(r"[^.].*?(?<!\d)(?P<rank>\d+)")
+_MAX_FILES: Final = 4_096
+_MAX_KEPT_ENTRIES: Final = 200_000
+
+_Stamp: TypeAlias = tuple[int, int, int]
+"""Inode, modification time, size."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFile:
+    path: Path
+    rank: int
+    written_at_ns: NodeNs
+    dump: Dump
+
+
+class DumpFiles:
+    """The dump files of some folders, which need not exist."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._seen: dict[Path, _Stamp] = {}
+        self._read: dict[Path, _Stamp] = {}
+        self._kept: OrderedDict[Path, DumpFile] = OrderedDict()
+
+    def changed(self) -> list[Path]:
+        """Files that have changed since they were read, but not since the last call."""
+        seen = dict(self._look())
+        settled = [
+            path
+            for path, stamp in seen.items()
+            if self._seen.get(path) == stamp and self._read.get(path) != stamp
+        ]
+        self._seen = seen
+        self._read = {path: stamp for path, stamp in self._read.items() if path in seen}
+        return settled
+
+    def read(self, path: Path) -> DumpFile:
+        """May take long: call it beside the event loop.
+
+        Raises:
+            DumpError: it is no dump, or no honest one. It is not read again before it changes.
+        """
+        stamp = self._read[path] = self._seen[path]
+        named = _NAMED.fullmatch(path.name)
+        dump = load_dump(path)
+        # The length first: int() itself refuses very long numbers.
+        if named is None or len(named["rank"]) > 7 or int(named["rank"]) >= MAX_WORLD_SIZE:
+            raise DumpError(f"{path}: no rank at the end of its name: name it rank_<number>")
+        file = DumpFile(path, int(named["rank"]), NodeNs(stamp[1]), dump)
+        self._keep(file)
+        return file
+
+    def kept(self, path: Path) -> DumpFile | None:
+        return self._kept.get(path)
+
+    def _look(self) -> list[tuple[Path, _Stamp]]:
+        found: list[tuple[Path, _Stamp]] = []
+        for folder in self._folders:
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if len(found) >= _MAX_FILES:
+                            break
+                        if _NAMED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                            stat = entry.stat(follow_symlinks=False)
+                            stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+                            found.append((folder / entry.name, stamp))
+            except OSError:
+                continue  # not there, or not there any more
+        return found
+
+    def _keep(self, file: DumpFile) -> None:
+        self._kept[file.path] = file
+        self._kept.move_to_end(file.path)
+        while (
+            len(self._kept) > 1
+            and sum(len(kept.dump.entries) for kept in self._kept.values()) > _MAX_KEPT_ENTRIES
+        ):
+            self._kept.popitem(last=False)

@@ -1,0 +1,112 @@
+"""How a rank's process ended: its own record and the kernel's status, put together.
+
+Neither is enough alone. The record of the tap knows the exception and its traceback, but nothing of
+`sys.exit(1)`, `os._exit` and signals; the status, as `os.waitpid` returns it, knows those and no
+words. The status can be missing as well: the parent had collected it before the agent could look,
+or the process is in another pid namespace. Pure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from signal import SIGINT, SIGKILL, valid_signals
+from typing import Final
+
+from frd.flight.entry import Frame
+from frd.flight.stacks.text import user_frames_of
+from frd.model import ExitInfo, ExitKind, NodeNs, RankState
+from frd_agent.ranks.tap_files import ExitRecord
+
+_BY_SIGNAL: Final = 128
+"""A handler or a shell that ends the process because of signal n exits with 128 + n."""
+_INTERRUPT: Final = "KeyboardInterrupt"
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
+_FRAME: Final = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d{1,9}), in (?P<name>.*)')
+_WORKER: Final = re.compile(r"DataLoader worker process \d+")
+"""As torch words it."""
+
+
+def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
+    """`wait_status` is in the kernel's encoding, None when nobody saw it."""
+    killed_by, status = _decoded(wait_status)
+    exception, where = "", ""
+    if record is not None and record.kind == "exception":
+        exception, where = _of_a_worker(record) or (record.detail, _place(record.frames))
+        if record.interrupted:
+            exception = f"{_INTERRUPT}, then {exception}"
+    return ExitInfo(
+        kind=_kind(record, exception, killed_by, status),
+        signal=killed_by or _passed_on(status),
+        status=status,
+        exception=exception,
+        where=where,
+    )
+
+
+def ended_at(how: ExitInfo, record: ExitRecord | None, seen_at_ns: NodeNs) -> NodeNs:
+    """When the end began. The record is written before the process lets go of its connections, so
+    its time is before anything that peers notice; what was seen from outside comes after it."""
+    if record is None or how.kind is ExitKind.SIGNAL:
+        return seen_at_ns
+    return min(record.at_ns, seen_at_ns)
+
+
+def may_be_oom(how: ExitInfo) -> bool:
+    """The kernel's out-of-memory killer can have been it."""
+    return how.signal == SIGKILL or how.kind is ExitKind.UNKNOWN
+
+
+def _place(frames: Sequence[Frame]) -> str:
+    """``train.py:88 load_batch``"""
+    own = user_frames_of(frames)
+    return " ".join(own[0].rsplit(" in ", 1)) if own else ""
+
+
+def _of_a_worker(record: ExitRecord) -> tuple[str, str] | None:
+    """The exception and its place in the worker of a data loader; None where it was no worker's."""
+    lines = record.original.rpartition(_TRACEBACK)[2].splitlines()
+    frames = [found for line in lines if (found := _FRAME.fullmatch(line))]
+    raised = [line for line in lines if line and not line[0].isspace()]
+    if not frames or not raised:
+        return None
+    place = _place([Frame(f["name"], f["file"], int(f["line"])) for f in reversed(frames)])
+    worker = _WORKER.search(record.detail)
+    return f"{raised[0]}, in {worker[0] if worker else 'a data loader worker'}", place
+
+
+def state_after(how: ExitInfo) -> RankState:
+    return RankState.FINISHED if how.kind is ExitKind.CLEAN else RankState.EXITED
+
+
+def _decoded(wait_status: int | None) -> tuple[int, int | None]:
+    """The signal that killed the process (0: none), and the status that it exited with."""
+    if wait_status is None:
+        return 0, None
+    if os.WIFSIGNALED(wait_status):
+        return os.WTERMSIG(wait_status), None
+    return 0, os.WEXITSTATUS(wait_status)
+
+
+def _passed_on(status: int | None) -> int:
+    number = (status or 0) - _BY_SIGNAL
+    return number if number in valid_signals() else 0
+
+
+def _kind(
+    record: ExitRecord | None, exception: str, killed_by: int, status: int | None
+) -> ExitKind:
+    if status == 0:
+        # An exception on record was printed and survived, as an interactive interpreter does.
+        return ExitKind.CLEAN
+    if exception:
+        interrupted = re.match(rf"{_INTERRUPT}\b", exception) is not None
+        return ExitKind.INTERRUPT if interrupted else ExitKind.EXCEPTION
+    if SIGINT in (killed_by, _passed_on(status)):
+        return ExitKind.INTERRUPT
+    if killed_by:
+        return ExitKind.SIGNAL
+    if status:
+        return ExitKind.STATUS
+    return ExitKind.UNKNOWN if record is None else ExitKind.CLEAN

@@ -1,0 +1,400 @@
+"""One rank process under watch: reads its counters, asks for its ring, knows when it is gone.
+
+All decisions are taken by pure parts (`watch`: when to ask; `transitions`: what is new; `standing`:
+where the rank is now); this is the shell that feeds them and hands what they say to the outbox and
+the board. Death and silence are different things here: a dead process refuses or is missing in
+/proc, a silent one exists and does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from frd.errors import ServiceUnavailable
+from frd.flight import Status
+from frd.forms import exit_text
+from frd.model import EntryColumns, ExitInfo, ExitKind, NodeNs, RankState, RankStatus
+from frd_agent import tap
+from frd_agent.counters import Stats
+from frd_agent.memory import OomKills, Target
+from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom, state_after
+from frd_agent.ranks.poll_schedule import Raw, Watch, WatchPolicy
+from frd_agent.ranks.process import Listener, Process, Vital, listener
+from frd_agent.ranks.stacks import StackReader
+from frd_agent.ranks.tap_files import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
+from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.recorders import KeptDump, Recorders
+from frd_agent.recorder.rows import columns
+from frd_agent.recorder.standing import raw_of, stand, stand_at_end
+from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Silent
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.dictionary import Dictionary
+from frd_agent.uplink.outbox import Outbox
+
+DUMP_TIMEOUT_S: Final = 3.0
+_STOPPED_AGE_S: Final = 1.5
+"""A stopped process whose counters are younger than this may be running again already."""
+_MOVING_S: Final = 10.0
+"""A rank that has made progress within this time is training."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all ranks of one agent have in common."""
+
+    dictionary: Dictionary
+    signatures: Signatures
+    outbox: Outbox
+    board: Board
+    stats: Stats
+    policy: WatchPolicy
+    dumping: asyncio.Semaphore
+    """So that the ranks of a node are not all asked at once."""
+    wake: Callable[[], None]
+    """There is news for the service."""
+
+
+class Rank:
+    """A rank process. `number` is the dictionary's; a process that sets up all its groups anew
+    becomes another rank of another attempt, with another number."""
+
+    def __init__(self, file: TapFile, identity: TapIdentity, shared: Shared, sockets: SocketDir):
+        self.file = file
+        self.identity = identity
+        self.gone_at_ns: NodeNs | None = None
+        self.files_removed = False
+        self.former: list[int] = []
+        """Numbers under which it was known in earlier attempts, the last one only."""
+        self._shared = shared
+        self._shm = TapShm(file.shm_path)
+        self._socket = None if file.socket_path is None else sockets.address(file.socket_path)
+        handlers = None if self._socket is None else Handlers(self._socket, DUMP_TIMEOUT_S)
+        self._recorders = Recorders(handlers, identity.info.torch_version) if handlers else None
+        self._watch = Watch(shared.policy)
+        self._task: asyncio.Task[None] | None = None
+        self._raw: Raw | None = None
+        self._published_at_ns = NodeNs(0)
+        self._published_mono_ns = 0
+        self._every_s = 1.0
+        self._shown = (0, 0, 0)
+        """What it was made of: nothing changes while this does not."""
+        self._is_exact = False
+        self._silent = False
+        self._note = ""
+        self._lost = 0
+        self._complained = False
+        self.process, self._is_elsewhere = self._find_process()
+        self._oom_kills = OomKills(self.process.pid) if self.process else None
+        self.stacks = StackReader(self.pid, handlers, file.shm_path)
+        self._begin_attempt()
+
+    # -- who it is -----------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        key = self.identity.attempt
+        return f"rank {self.identity.info.rank} of {key.job} attempt {key.attempt}"
+
+    def _find_process(self) -> tuple[Process | None, bool]:
+        """The process, and whether it is out of sight in another pid namespace."""
+        identity = self.identity
+        if identity.socket is not None and self._socket is not None:
+            match who := listener(self._socket):
+                case Listener.ELSEWHERE:
+                    return None, True
+                case int():
+                    return Process.pin(who), False
+        return Process.pin(identity.info.pid, identity.started_at_ns), False
+
+    def _begin_attempt(self) -> None:
+        shared, identity = self._shared, self.identity
+        self._attempt = shared.dictionary.attempt(
+            identity.attempt, identity.info.world_size, identity.run
+        )
+        self.number = shared.dictionary.rank(self._attempt, identity.info)
+        self.naming = Naming(shared.dictionary, shared.signatures, self._attempt)
+        self._state, self._since_ns = RankState.LIVE, identity.started_at_ns
+        self._lost = 0
+        if self._recorders is not None:
+            self._recorders.begin_attempt()
+        self._learn_groups()
+
+    def _learn_groups(self) -> None:
+        groups = {
+            group.info.name: KnownGroup(
+                group.info.desc, group.info.ranks, tuple(filter(None, group.backend.split(",")))
+            )
+            for group in self.identity.groups
+        }
+        self.naming.replace(groups)
+        for group in self.naming.all_groups():
+            self._shared.board.expect(self.number, group)
+        if self._recorders is not None:
+            self._recorders.close(lambda name: name not in groups)
+
+    def renew(self, file: TapFile, identity: TapIdentity, now_ns: NodeNs) -> None:
+        """The tap has written another identity."""
+        was = self.identity
+        self.file, self.identity = file, identity
+        if (was.attempt, was.info.rank) == (identity.attempt, identity.info.rank):
+            self._learn_groups()
+            return
+        self._tell(RankState.FINISHED, now_ns, f"went on as {self}")
+        self.forget_former()
+        self.former.append(self.number)
+        self._begin_attempt()
+
+    def forget_former(self) -> None:
+        for number in self.former:
+            self._shared.board.forget(number)
+            self._shared.outbox.forget(number)
+        self.former.clear()
+
+    @property
+    def has_process(self) -> bool:
+        """It was alive when it was found."""
+        return self.process is not None or self._is_elsewhere
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process else self.identity.info.pid
+
+    @property
+    def counters_age_s(self) -> float:
+        """How long ago the tap published; infinite when it never did."""
+        sample = self._shm.read()
+        if sample is None:
+            return float("inf")
+        return max(time.monotonic_ns() - sample.published_mono_ns, 0) / 1e9
+
+    def target(self, now_s: float) -> Target:
+        """What the samplers of memory need to know."""
+        return Target(
+            number=self.number,
+            attempt=self._attempt,
+            pid=self.process.pid if self.process else None,
+            said_pid=self.identity.info.pid,
+            devices=self.identity.info.devices,
+            shm_path=self.file.shm_path,
+            moving=self._watch.rested_s(now_s) < _MOVING_S,
+        )
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    @property
+    def is_gone(self) -> bool:
+        return self.gone_at_ns is not None
+
+    def poll(self, now_s: float, now_ns: NodeNs) -> bool:
+        """Read what costs nothing, and start asking for the ring when that is due.
+
+        False when the process is gone: `end` is to follow, after a last look at its identity.
+        """
+        vital = self._look()
+        self._read_counters()
+        if vital is Vital.GONE:
+            return False
+        self._stand(now_s)
+        self._judge(vital, now_ns)
+        why = self._watch.due(now_s)
+        if why is not None and self._task is None and self._recorders is not None:
+            self._shared.stats.dumps[why.value] += 1
+            self._watch.asked(now_s)
+            self._task = asyncio.create_task(self._poll_ring())
+        return True
+
+    def _look(self) -> Vital:
+        if self.process is not None:
+            return self.process.look()
+        if not self._is_elsewhere:
+            return Vital.GONE
+        # Out of sight: the socket tells, and is asked only when there is reason to.
+        suspicious = self._watch.is_stale or self.identity.exit is not None
+        if suspicious and self._socket is not None and listener(self._socket) is Listener.NOBODY:
+            return Vital.GONE
+        return Vital.RUNNING
+
+    def _read_counters(self) -> None:
+        sample = self._shm.read()
+        if sample is None or sample.published_mono_ns == self._published_mono_ns:
+            return
+        if self._published_mono_ns:
+            every_s = (sample.published_mono_ns - self._published_mono_ns) / 1e9
+            self._every_s = min(max(every_s, 1.0), tap.PUBLISH_MAX_S)
+        self._published_mono_ns = sample.published_mono_ns
+        self._published_at_ns = sample.published_at_ns
+        self._raw = None if sample.overflowed else _raw(sample)
+
+    def _stand(self, now_s: float) -> None:
+        exact = self._show()
+        age_s = max(time.monotonic_ns() - self._published_mono_ns, 0) / 1e9
+        self._watch.see(self._raw, age_s, exact=exact, now=now_s, every_s=self._every_s)
+
+    def _show(self) -> bool:
+        """Put where the rank stands on the board; False when its counters do not tell all."""
+        if self._recorders is None:
+            return False
+        shown = self._recorders.revision, self._published_mono_ns, self._published_at_ns
+        if shown != self._shown:
+            standing = stand(self._recorders.rings, self._raw, self._published_at_ns)
+            self._shared.board.set_standing(self.number, standing)
+            self._shown, self._is_exact = shown, standing.exact
+        return self._is_exact
+
+    def _show_last(self) -> None:
+        """The tap writes the counters after its exit record. If they do not tell how far the rank
+        came, what was known before its end is all that is known."""
+        record = self.identity.exit
+        if self._recorders is None or record is None or self._published_at_ns < record.at_ns:
+            self._show()
+            return
+        rings = self._recorders.rings
+        standing = stand_at_end(rings, self._raw, self._published_at_ns)
+        if standing is not None:
+            self._shared.board.set_standing(self.number, standing)
+
+    def set_back(self, by_ns: int) -> None:
+        """The wall clock has been: times that are compared with later ones go with it."""
+        self._published_at_ns = NodeNs(max(self._published_at_ns - by_ns, 0))
+        if self._recorders is not None:
+            self._recorders.set_back(by_ns)
+
+    def _judge(self, vital: Vital, now_ns: NodeNs) -> None:
+        """Alive or silent, in words for people."""
+        if vital is Vital.STOPPED and self._watch.age_s > _STOPPED_AGE_S and self.process:
+            self._tell(RankState.SILENT, self._published_at_ns or now_ns, self.process.describe())
+        elif self._watch.is_stale and (self._silent or self._recorders is None):
+            where = self.process.describe() if self.process else "process in another pid namespace"
+            asked = "its socket does not answer" if self._silent else "it has no socket"
+            self._tell(RankState.SILENT, self._published_at_ns or now_ns, f"{where}; {asked}")
+        elif self._recorders is None:
+            detail = f"recorder out of reach: {self.identity.socket_error}"
+            self._tell(RankState.LIVE, now_ns, detail)
+        else:
+            self._tell(RankState.LIVE, now_ns, self._note if self._watch.is_stale else "")
+
+    def _tell(
+        self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
+    ) -> None:
+        if state is not self._state:
+            self._state, self._since_ns = state, since_ns
+            is_well = state in (RankState.LIVE, RankState.FINISHED)
+            words = [detail] if how else [state.value, detail]
+            log.log(
+                logging.INFO if is_well else logging.WARNING,
+                "%s: %s", self, ": ".join(filter(None, words)) or state.value,
+            )  # fmt: skip
+        gap = self._lost + self._shared.outbox.dropped.get(self.number, 0)
+        status = RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
+        self._shared.board.set_status(status)
+
+    def end(self, now_ns: NodeNs) -> None:
+        """The process is gone; what its counters said last still counts."""
+        self._show_last()
+        self.gone_at_ns = now_ns
+        record = self.identity.exit
+        end = self.process.ended(now_ns) if self.process else None
+        how = exit_info(record, end.wait_status if end else None)
+        how = replace(how, note=self._note_of(how))
+        at_ns = ended_at(how, record, end.at_ns if end else now_ns)
+        self._tell(state_after(how), at_ns, exit_text(how), how)
+        self.close()
+        self._shared.wake()
+
+    def _note_of(self, how: ExitInfo) -> str:
+        """Why its end is not known, and whether it can have been for want of memory."""
+        unknown = ""
+        if how.kind is ExitKind.UNKNOWN:
+            unknown = "its parent collected the status first"
+            if self._is_elsewhere:
+                unknown = "its process is in another pid namespace"
+            elif self.process is None:
+                unknown = "it ended before this agent saw it"
+        kills = self._oom_kills.text() if may_be_oom(how) and self._oom_kills else ""
+        return "; ".join(filter(None, (unknown, kills)))
+
+    def close(self) -> None:
+        self._shm.close()
+        if self._task is not None:
+            self._task.cancel()
+
+    def release_process(self) -> None:
+        """Nobody waits for its end any more."""
+        if self.process is not None:
+            self.process.close()
+
+    # -- the rings -----------------------------------------------------------------------------
+
+    async def _poll_ring(self) -> None:
+        try:
+            async with self._shared.dumping:
+                await self.ask(DUMP_TIMEOUT_S)
+        except ServiceUnavailable:
+            pass  # gone or silent: the next turn judges
+        except HandlerFailed as error:
+            self._complain(str(error))
+        except Exception:
+            if not self._complained:
+                log.exception("%s: its recorder could not be read", self)
+            self._complained = True
+        finally:
+            self._task = None
+        self._stand(time.monotonic())
+        self._shared.wake()
+
+    async def ask(self, timeout_s: float) -> list[KeptDump]:
+        """Read all rings of the rank now; the dumps as they came.
+
+        Raises:
+            ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
+            HandlerFailed: it has no recorder, or says that it cannot tell.
+        """
+        if self._recorders is None:
+            raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
+        try:
+            reading = await self._recorders.read(self.naming, timeout_s)
+        except Silent:
+            self._silent = True
+            raise
+        self._silent = False
+        if self._watch.is_stale:
+            self._note = (
+                f"its tap's heartbeat is {self._watch.age_s:.0f} s old: the GIL may be held"
+            )
+        if reading.rows:
+            self._shared.outbox.record(columns(self.number, 0, reading.rows))
+        self._lost += reading.lost
+        self._shared.stats.dropped_rows["overrun"] += reading.lost
+        self._watch.dumped(raw_of(self._recorders.rings), reading.entries)
+        if reading.unread:
+            self._watch.retry()
+        self._shared.board.set_channels(self._recorders.channels(self.number))
+        for problem in reading.problems:
+            self._complain(problem)
+        return reading.dumps
+
+    def _complain(self, message: str) -> None:
+        """Once per rank; one that cannot be read is also one whose `as_of` stands still."""
+        if not self._complained:
+            self._complained = True
+            log.warning("%s: %s", self, message)
+
+    def kept(self) -> list[KeptDump]:
+        """The last dumps, for when the rank does not answer."""
+        return self._recorders.kept() if self._recorders else []
+
+    def in_flight(self) -> EntryColumns | None:
+        rows = self._recorders.in_flight() if self._recorders else []
+        return columns(self.number, 0, rows) if rows else None
+
+
+def _raw(sample: ShmSample) -> Raw:
+    return {
+        (row.recorder, row.pg_id): Status(row.enqueued, row.started, row.completed)
+        for row in sample.rows
+    }

@@ -1,0 +1,197 @@
+"""All ranks of this node: who came, who went, and when what they left behind may go.
+
+A rank's files stay until its end has been told and a moment has passed, so that an agent that is
+restarted in between still finds them; what is known of a dead rank stays in memory as long as other
+ranks of its attempt live here, because a service that is restarted must hear of it again. A rank
+that was dead before this agent ever saw it is told of when that is news (within a minute) or when
+others of its attempt are alive and may be waiting for it; else only its files are cleared away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from frd.model import AttemptKey, NodeNs
+from frd_agent.ranks.rank import Rank, Shared
+from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity, scan
+
+_FILES_STAY_S: Final = 60.0
+"""Beyond the keepalive of the stream: what was told into a connection that is dead was not told."""
+_FILES_STAY_UNTOLD_S: Final = 3600.0
+_NEWS_S: Final = 60.0
+_REMEMBERED_S: Final = 900.0
+_MAX_DEAD: Final = 1024
+
+log = logging.getLogger(__name__)
+
+
+class Roster:
+    def __init__(self, run_dir: Path, shared: Shared, node: str = "") -> None:
+        self._run_dir = run_dir
+        self._node = node
+        self._shared = shared
+        self._sockets = SocketDir(run_dir)
+        self._files: list[TapFile] = []
+        self._problems: dict[Path, tuple[int, int, int]] = {}
+        self._ranks: dict[str, Rank] = {}
+        """By token, dead ones included until they are forgotten."""
+        self._namesakes: set[tuple[str, str]] = set()
+        """Job and run that the log has warned of."""
+        self._is_short = False
+        """And the log has said so."""
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(list(self._ranks.values()))
+
+    def by_number(self, number: int) -> Rank | None:
+        return next((rank for rank in self._ranks.values() if rank.number == number), None)
+
+    def update(self, now_ns: NodeNs) -> list[Rank]:
+        """Read the run directory; the ranks that are new."""
+        self._files = scan(self._run_dir, self._files, self._node)
+        new: list[Rank] = []
+        for file in self._files:
+            if file.identity is None:
+                self._refuse(file)
+                continue
+            known = self._ranks.get(file.identity.token)
+            if known is None:
+                if (rank := self._meet(file, file.identity)) is not None:
+                    new.append(rank)
+            elif known.file is not file and not known.files_removed:
+                known.renew(file, file.identity, now_ns)
+        # The living first: whether a dead one is news depends on them.
+        new.sort(key=lambda rank: (not rank.has_process, rank.identity.started_at_ns))
+        return [rank for rank in new if self._admit(rank, now_ns)]
+
+    def end(self, rank: Rank, now_ns: NodeNs) -> None:
+        """Its process is gone; that is news, unless another process has taken its place."""
+        if self._successor(rank) is None:
+            rank.end(now_ns)
+        else:
+            rank.close()
+            self._remove_files(rank)
+            self._forget(rank)
+
+    def _successor(self, rank: Rank) -> Rank | None:
+        """A later process of the rank in the same run, whose end the service could not tell from
+        this one's."""
+        later = (other for other in self._later(rank) if other.identity.run == rank.identity.run)
+        return next(later, None)
+
+    def _later(self, rank: Rank) -> Iterator[Rank]:
+        me = rank.identity
+        for other in self:
+            it = other.identity
+            is_same = (it.attempt, it.info.rank) == (me.attempt, me.info.rank)
+            if is_same and it.started_at_ns > me.started_at_ns:
+                yield other
+
+    def clear(self, now_ns: NodeNs) -> None:
+        """Remove the files of ranks whose end has been told, and forget what is long over."""
+        living = {rank.identity.attempt for rank in self if not rank.is_gone}
+        dead = [rank for rank in self if rank.is_gone]
+        for rank in dead:
+            age_s = (now_ns - (rank.gone_at_ns or now_ns)) / 1e9
+            told = self._shared.stats.connected and self._shared.board.is_told(rank.number)
+            if age_s > (_FILES_STAY_S if told else _FILES_STAY_UNTOLD_S):
+                self._remove_files(rank)
+                if any(self._later(rank)):
+                    self._forget(rank)  # another run of the job has taken its place
+            if age_s > _REMEMBERED_S and rank.identity.attempt not in living:
+                self._forget(rank)
+        for rank in dead[: max(len(dead) - _MAX_DEAD, 0)]:
+            self._remove_files(rank)
+            self._forget(rank)
+
+    def close(self) -> None:
+        for rank in self:
+            rank.close()
+            rank.release_process()
+        self._sockets.close()
+
+    # -- coming --------------------------------------------------------------------------------
+
+    def _meet(self, file: TapFile, identity: TapIdentity) -> Rank | None:
+        """None when that takes what this process is short of, such as descriptors: the next turn
+        tries again. Whoever cannot be looked at must not be taken for dead."""
+        try:
+            rank = Rank(file, identity, self._shared, self._sockets)
+        except OSError as error:
+            if not self._is_short:
+                log.warning("%s: cannot be looked at: %s: trying again", file.path, error.strerror)
+            self._is_short = True
+            return None
+        self._is_short = False
+        return rank
+
+    def _admit(self, rank: Rank, now_ns: NodeNs) -> bool:
+        if not rank.has_process and not self._is_news(rank, now_ns):
+            rank.close()
+            self._remove_files(rank)
+            self._forget(rank)
+            return False
+        self._ranks[rank.identity.token] = rank
+        for former in self:
+            if former.is_gone and self._successor(former) is not None:
+                self._remove_files(former)
+                self._forget(former)  # its end would be taken for that of its successor
+        if rank.has_process:
+            log.info("%s: found, pid %d on %s", rank, rank.pid, rank.identity.info.node)
+            self._warn_of_namesake(rank)
+        return True
+
+    def _warn_of_namesake(self, rank: Rank) -> None:
+        """Once for each run: the service watches only one of two running jobs of a name."""
+        me = rank.identity
+        for other in self:
+            it = other.identity
+            same = (it.attempt.job, it.info.rank) == (me.attempt.job, me.info.rank)
+            if not same or it.run == me.run or other.is_gone or not me.run or not it.run:
+                continue
+            if (me.attempt.job, me.run) not in self._namesakes:
+                self._namesakes.add((me.attempt.job, me.run))
+                log.warning(
+                    "two running jobs are called %s (pids %d, %d): "
+                    "only one of them is watched: give each its own --job",
+                    me.attempt.job,
+                    other.pid,
+                    rank.pid,
+                )
+            return
+
+    def _is_news(self, rank: Rank, now_ns: NodeNs) -> bool:
+        changed_s = max(now_ns - rank.file.stamp[1], 0) / 1e9
+        return min(changed_s, rank.counters_age_s) < _NEWS_S or self._lives(rank.identity.attempt)
+
+    def _lives(self, key: AttemptKey) -> bool:
+        return any(rank.identity.attempt == key and not rank.is_gone for rank in self)
+
+    def _refuse(self, file: TapFile) -> None:
+        if self._problems.get(file.path) == file.stamp:
+            return
+        if file.path not in self._problems:
+            log.warning("%s", file.problem)
+        self._problems[file.path] = file.stamp
+        self._shared.stats.refused_files["identity"] += 1
+
+    # -- going ---------------------------------------------------------------------------------
+
+    def _remove_files(self, rank: Rank) -> None:
+        if rank.files_removed:
+            return
+        rank.files_removed = True
+        token = rank.identity.token
+        for name in (f"{token}.json", f"{token}.shm", f"{token}.sock", f".{token}.tmp"):
+            with contextlib.suppress(OSError):
+                (self._run_dir / name).unlink()
+
+    def _forget(self, rank: Rank) -> None:
+        self._ranks.pop(rank.identity.token, None)
+        self._shared.board.forget(rank.number)
+        self._shared.outbox.forget(rank.number)
+        rank.forget_former()

@@ -1,0 +1,204 @@
+"""The recorders of one rank: which it has, and what they say when asked.
+
+A rank may have several (NCCL's and Gloo's are apart), each a ring of its own, all behind one
+socket. Reading them is the only thing here that waits. What is read is made into rows by the pure
+`transitions`; the dumps themselves are kept, because a rank that dies takes its rings with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from frd.errors import DumpError
+from frd.flight import Dump, parse
+from frd.model import ChannelColumns, NodeNs
+from frd_agent import tap
+from frd_agent.recorder.channels import Channels
+from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.rows import Row
+from frd_agent.recorder.standing import Recorder
+from frd_agent.recorder.transitions import Ring
+from frd_agent.recorder.worker_server import HandlerFailed
+
+_RECORDERS: Final = (
+    Recorder("fr_trace_json", {}, tap.GENERIC),
+    Recorder("dump_nccl_trace_json", {}, tap.NCCL),
+)
+_NCCL2: Final = Recorder("fr_trace_json", {"backend": "nccl2"}, None)
+_NCCL2_SINCE: Final = (2, 15)
+_HOLD_S: Final = 3.0
+"""How long rows wait for the membership of their group."""
+_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Of a recorder's last dump, for when the rank is gone."""
+
+
+class WorkerServer(Protocol):
+    """What is asked of a rank: `frd_agent.recorder.worker_server.Handlers`."""
+
+    async def names(self) -> tuple[str, ...]: ...
+
+    async def ask(self, name: str, *, timeout_s: float | None = None, **params: str) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptDump:
+    """What a recorder, or a file, said last."""
+
+    source: str
+    taken_at_ns: NodeNs
+    data: bytes
+
+
+@dataclass(slots=True)
+class Reading:
+    """All rings of a rank, read once."""
+
+    dumps: list[KeptDump] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    lost: int = 0
+    unread: bool = False
+    """Something was there that could not be read yet: ask again soon."""
+    problems: list[str] = field(default_factory=list)
+    entries: int = 0
+    """In the largest ring."""
+
+
+class Recorders:
+    def __init__(
+        self,
+        handlers: WorkerServer,
+        torch_version: str,
+        *,
+        wall_ns: Callable[[], int] = time.time_ns,
+        mono_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._handlers = handlers
+        self._torch_version = torch_version
+        self._wall_ns = wall_ns
+        self._mono_ns = mono_ns
+        self.rings: list[tuple[Recorder, Ring]] = []
+        """Known after the first reading."""
+        self.revision = 0
+        """Changes with all that the rings know."""
+        self._kept: dict[int, KeptDump] = {}
+        self._held_since_s: dict[int, float] = {}
+        """By ring: since when its rows wait for the membership of a group."""
+        self._reading = asyncio.Lock()
+        """An older dump must not be read after a newer one."""
+
+    async def read(self, naming: Naming, timeout_s: float) -> Reading:
+        """Raises:
+        ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
+        HandlerFailed: it has no recorder, or says that it cannot tell.
+        """
+        async with self._reading:
+            if not self.rings:
+                offered = await self._handlers.names()
+                self.rings = [(recorder, Ring()) for recorder in self._offered(offered)]
+                if not self.rings:
+                    raise HandlerFailed("no recorder among its handlers: is it an old torch?")
+            reading = Reading()
+            for recorder, ring in list(self.rings):
+                await self._read_ring(recorder, ring, naming, timeout_s, reading)
+            return reading
+
+    def _offered(self, names: tuple[str, ...]) -> list[Recorder]:
+        recorders = [recorder for recorder in _RECORDERS if recorder.handler in names]
+        if _NCCL2.handler in names and _version(self._torch_version) >= _NCCL2_SINCE:
+            recorders.append(_NCCL2)
+        return recorders
+
+    async def _read_ring(
+        self, recorder: Recorder, ring: Ring, naming: Naming, timeout_s: float, reading: Reading
+    ) -> None:
+        asked_mono_ns = self._mono_ns()
+        try:
+            data = await self._handlers.ask(
+                recorder.handler, timeout_s=timeout_s, **recorder.params
+            )
+            # When it was asked, on the wall clock as it is now: it may have been set meanwhile.
+            taken_at_ns = NodeNs(self._wall_ns() - (self._mono_ns() - asked_mono_ns))
+            dump = parse(data, source=recorder.handler)
+        except HandlerFailed as error:
+            if error.status in (400, 404):  # offered, but not like this
+                self.rings.remove((recorder, ring))
+                self.revision += 1
+            reading.problems.append(str(error))
+            return
+        except DumpError as error:
+            reading.problems.append(str(error))
+            return
+        kept = KeptDump(recorder.handler, taken_at_ns, data)
+        reading.dumps.append(kept)
+        if len(data) <= _KEPT_BYTES:
+            self._kept[id(ring)] = kept
+        if self._can_name(ring, dump, taken_at_ns, naming):
+            self.revision += 1
+            diff = ring.apply(dump, taken_at_ns, naming)
+            reading.rows += diff.rows
+            reading.lost += diff.lost
+            reading.unread |= not ring.is_whole
+        else:
+            reading.unread = True
+        reading.entries = max(reading.entries, ring.capacity)
+
+    def _can_name(self, ring: Ring, dump: Dump, taken_at_ns: NodeNs, naming: Naming) -> bool:
+        """The tap publishes new groups within a second, so waiting a little is worth it."""
+        new = ring.new_groups(dump, taken_at_ns)
+        naming.learn(
+            {name: KnownGroup(group.desc, group.ranks) for name, group in dump.groups.items()}
+        )
+        if not any(again or not naming.knows(name) for name, again in new.items()):
+            self._held_since_s.pop(id(ring), None)
+            return True
+        now_s = self._mono_ns() / 1e9
+        return now_s - self._held_since_s.setdefault(id(ring), now_s) > _HOLD_S
+
+    # -- what is known without asking ----------------------------------------------------------
+
+    def set_back(self, by_ns: int) -> None:
+        """The wall clock has been."""
+        self.revision += 1
+        for _, ring in self.rings:
+            if ring.taken_at_ns:
+                ring.taken_at_ns = max(ring.taken_at_ns - by_ns, 1)
+                ring.seen_until_ns = max(ring.seen_until_ns - by_ns, 0)
+
+    def begin_attempt(self) -> None:
+        self.revision += 1
+        for _, ring in self.rings:
+            ring.begin_attempt()
+
+    def close(self, gone: Callable[[str], bool]) -> None:
+        self.revision += 1
+        for _, ring in self.rings:
+            ring.close(gone)
+
+    def in_flight(self) -> list[Row]:
+        return [row for _, ring in self.rings for row in ring.in_flight()]
+
+    def channels(self, number: int) -> ChannelColumns:
+        rings = [ring.channels for _, ring in self.rings] or [Channels()]
+        parts = [channels.columns(number) for channels in rings]
+        return ChannelColumns(
+            rank=number,
+            group=np.concatenate([part.group for part in parts]),
+            peer=np.concatenate([part.peer for part in parts]),
+            is_send=np.concatenate([part.is_send for part in parts]),
+            in_flight=np.concatenate([part.in_flight for part in parts]),
+            head_created_ns=np.concatenate([part.head_created_ns for part in parts]),
+        )
+
+    def kept(self) -> list[KeptDump]:
+        return list(self._kept.values())
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Major and minor of ``2.13.0+cpu``."""
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

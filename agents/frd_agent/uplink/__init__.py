@@ -1,0 +1,5 @@
+"""Streams to the service: what is sent, in which order, and what waits for acknowledgement.
+
+`stream` does the I/O, `dispatch` decides what to send next, `outbox` keeps rows until
+acknowledged.
+"""

@@ -1,0 +1,218 @@
+"""Answers to the service's requests: a rank's dump, who it is, and what it is doing.
+
+Every part is answered, with data or with the reason why there is none, within the time that the
+service gives. A rank that does not answer any more is spoken for by what it said last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Final, TypeAlias
+
+import msgspec
+
+from frd.errors import DumpError, FrdError
+from frd.flight import Dump, parse, write_pickle
+from frd.flight.stacks.text import USAGE
+from frd.forms import utc_text
+from frd.model import AttemptKey, NodeNs, RankInfo
+from frd.wire import PART_BYTES, Part, Request, ResponsePart
+from frd_agent.ranks.child_stacks import Children
+from frd_agent.ranks.cpu_usage import Meter
+from frd_agent.ranks.dump_files import DumpFile
+from frd_agent.ranks.file_rank import FileRank
+from frd_agent.ranks.rank import Rank
+from frd_agent.recorder.naming import KnownGroup
+from frd_agent.recorder.recorders import KeptDump
+
+_MARGIN: Final = 0.8
+"""Of the time given, what the rank may use; the rest is for the way back."""
+_DUMP_S: Final = 5.0
+_HANDLER_S: Final = 2.0
+
+Send: TypeAlias = Callable[[ResponsePart], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    dump: Dump
+    source: str
+    taken_at_ns: NodeNs
+
+
+async def answer(
+    rank: Rank | FileRank,
+    request: Request,
+    files: Sequence[DumpFile],
+    send: Send,
+    *,
+    others: Collection[int] | None = None,
+) -> None:
+    """All parts that `request` wants of one rank. `files`: dump files of it, newest first.
+
+    `others` are the pids of all ranks, if the stacks of this one's child processes are wanted: a
+    rank is nobody's worker.
+    """
+    tasks = []
+    if request.dump:
+        tasks.append(_answer_dump(rank, request, files, send))
+    if request.stacks:
+        tasks.append(_answer_stack(rank, request, others, send))
+    await asyncio.gather(*tasks)
+
+
+async def _answer_dump(
+    rank: Rank | FileRank, request: Request, files: Sequence[DumpFile], send: Send
+) -> None:
+    budget_s = min(request.timeout_s * _MARGIN, _DUMP_S)
+    try:
+        found = await _find(rank, files, budget_s)
+        data = write_pickle(found.dump, _membership(rank, found.dump))
+    except (FrdError, TimeoutError) as error:
+        why = str(error) or f"no answer within {budget_s:g} s"
+        await _send(rank, request, Part.DUMP, send, error=why)
+        await _send(rank, request, Part.IDENTITY, send, data=_identity(rank, None, why))
+        return
+    identity = _identity(rank, found, "")
+    await _send(rank, request, Part.DUMP, send, data=data, source=found.source)
+    await _send(rank, request, Part.IDENTITY, send, data=identity, source=found.source)
+
+
+async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: float) -> _Found:
+    """The best dump there is: now from the rank, else its last one, else a file.
+
+    Raises:
+        FrdError: there is none; the message says why the rank did not answer.
+    """
+    said: FrdError | TimeoutError | None = None
+    if isinstance(rank, Rank):
+        try:
+            if not rank.is_gone:
+                async with asyncio.timeout(budget_s):
+                    return _chosen(await rank.ask(budget_s), "")
+        except (FrdError, TimeoutError) as error:
+            said = error
+        if kept := rank.kept():
+            newest = max(dump.taken_at_ns for dump in kept)
+            if not files or files[0].written_at_ns <= newest:
+                return _chosen(kept, f", kept from {utc_text(newest)}")
+    if files:
+        file = files[0]
+        return _Found(file.dump, f"file {file.path.name}", file.written_at_ns)
+    raise said or DumpError(f"{rank}: gone, and it left no dump")
+
+
+def _chosen(kept: Sequence[KeptDump], suffix: str) -> _Found:
+    """One recorder's dump speaks for the rank: one with something open, NCCL's before Gloo's."""
+    found = [
+        _Found(parse(dump.data, source=dump.source), dump.source + suffix, dump.taken_at_ns)
+        for dump in kept
+    ]
+    if not found:
+        raise DumpError("no recorder gave a dump")
+    return max(
+        reversed(found),
+        key=lambda one: (any(not e.retired for e in one.dump.entries), bool(one.dump.entries)),
+    )
+
+
+async def _answer_stack(
+    rank: Rank | FileRank, request: Request, others: Collection[int] | None, send: Send
+) -> None:
+    if isinstance(rank, FileRank):
+        await _send(rank, request, Part.STACK, send, error="it runs without a tap")
+        return
+    if rank.is_gone:
+        await _send(rank, request, Part.STACK, send, error="the process is gone")
+        return
+    budget_s = request.timeout_s * _MARGIN
+    deadline = asyncio.get_running_loop().time() + budget_s
+    handler_s = min(budget_s / 2, _HANDLER_S)
+    meter = Meter(rank.pid)
+    below = asyncio.create_task(_children(rank.pid, others, budget_s))
+    try:
+        async with asyncio.timeout_at(deadline):
+            stack = await rank.stacks.read(
+                handler_timeout_s=handler_s, py_spy_timeout_s=budget_s - handler_s
+            )
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await asyncio.wait({below})
+                await meter.settled()
+        children = below.result() if below.done() else "# child processes: no answer in time\n"
+    except TimeoutError:
+        await _send(rank, request, Part.STACK, send, error="no stack in time")
+        return
+    finally:
+        below.cancel()
+    usage = f"{USAGE}{text}\n" if (text := meter.text()) else ""
+    data = f"{usage}{stack.text}".rstrip("\n") + f"\n{children}"
+    await _send(
+        *(rank, request, Part.STACK, send),
+        data=data.encode("utf-8", "backslashreplace"),
+        source=stack.source,
+    )
+
+
+async def _children(pid: int, others: Collection[int] | None, timeout_s: float) -> str:
+    """Sections of text on the rank's child processes; empty where nobody asks for them."""
+    if others is None:
+        return ""
+    try:
+        children = await asyncio.to_thread(Children, pid, others)
+    except OSError as error:
+        return f"# child processes: {error.strerror}\n"
+    return await children.read(timeout_s)
+
+
+async def _send(
+    rank: Rank | FileRank,
+    request: Request,
+    part: Part,
+    send: Send,
+    *,
+    data: bytes = b"",
+    source: str = "",
+    error: str = "",
+) -> None:
+    pieces = [data[i : i + PART_BYTES] for i in range(0, len(data), PART_BYTES)] or [b""]
+    for number, piece in enumerate(pieces, 1):
+        last = number == len(pieces)
+        await send(ResponsePart(request.request_id, rank.number, part, piece, last, source, error))
+
+
+def _membership(rank: Rank | FileRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:
+    """Of every group that the dump names; the rank alone where nobody knows more."""
+    known = rank.naming.known()
+    groups = {entry.group_name: entry.group_desc for entry in dump.entries}
+    return {
+        name: (group.desc, group.ranks)
+        for name, desc in groups.items()
+        if name not in dump.groups or name in known
+        for group in [known.get(name, KnownGroup(desc, (_who(rank)[1].rank,)))]
+    }
+
+
+def _who(rank: Rank | FileRank) -> tuple[AttemptKey, RankInfo]:
+    if isinstance(rank, Rank):
+        return rank.identity.attempt, rank.identity.info
+    return rank.key, rank.info
+
+
+def _identity(rank: Rank | FileRank, found: _Found | None, error: str) -> bytes:
+    """``rank_<rank>.json`` of a dump folder; the service adds the clock's offset."""
+    key, info = _who(rank)
+    document = {
+        "job": key.job,
+        "attempt": key.attempt,
+        **asdict(info),
+        "source": found.source if found else "",
+        "taken_at_ns": found.taken_at_ns if found else None,
+        "node_time_ns": time.time_ns(),
+        "warnings": list(found.dump.warnings) if found else [error],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

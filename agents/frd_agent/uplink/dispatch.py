@@ -1,0 +1,135 @@
+"""What to say next on a stream: the protocol of the agent's side, without any I/O.
+
+Rows go first, since watermarks claim that all rows before them have been told; statuses last, since
+what is known of a rank that died includes what it did before; memory has all the time in the world,
+but for what is urgent. A service that has restarted knows
+nothing: it gets the open collectives whose rows it acknowledged in its former life as a replay,
+before the rows that still wait. Nothing queues up here: what is not said yet stays in the outbox
+and on the board, within their bounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from frd.model import EntryColumns, NodeNs
+from frd.wire import AgentEvent
+from frd_agent.memory import Samples
+from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.dictionary import About, Dictionary, Told
+from frd_agent.uplink.outbox import Outbox, part
+
+_ROUND_S: Final = 0.9
+"""Between two rounds of watermarks; the taps publish once a second."""
+_ROUND_WAITING_S: Final = 0.4
+
+
+class Dispatch:
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        outbox: Outbox,
+        board: Board,
+        samples: Samples,
+        in_flight: Callable[[], Iterable[EntryColumns]],
+    ) -> None:
+        """`in_flight` gives the open collectives of every rank, JOINED flags set."""
+        self._dictionary = dictionary
+        self._outbox = outbox
+        self._board = board
+        self._samples = samples
+        self._in_flight = in_flight
+        self._told = Told(dictionary)
+        self._replays: deque[EntryColumns] = deque()
+
+    @property
+    def must_reopen(self) -> bool:
+        """The stream has been told about as much as one stream may be."""
+        return self._told.full
+
+    def open(self, *, knows_nothing: bool) -> None:
+        """A new stream, to a service that has restarted (`knows_nothing`) or not."""
+        if self._told.full:
+            open_now = [int(i) for batch in self._in_flight() for i in batch.signature]
+            self._dictionary.keep_signatures([*open_now, *self._outbox.used_signatures()])
+        self._told = Told(self._dictionary)
+        self._say_all_again(replay=knows_nothing)
+
+    def resync(self) -> None:
+        """The service asks for everything anew, on this stream."""
+        self._say_all_again(replay=True)
+
+    def ack(self, revisions: dict[int, int]) -> None:
+        """By stream index."""
+        ranks = {self._told.rank_of(index): revision for index, revision in revisions.items()}
+        self._outbox.ack({rank: n for rank, n in ranks.items() if rank is not None})
+
+    def round_s(self, now_ns: NodeNs) -> float:
+        """How often watermarks are due: more often while a stall may be about to be found."""
+        return _ROUND_WAITING_S if self._board.someone_waits(now_ns) else _ROUND_S
+
+    def rank_of(self, stream_index: int) -> int | None:
+        return self._told.rank_of(stream_index)
+
+    def tell(self, event: About) -> list[AgentEvent]:
+        return list(self._told.tell(event))
+
+    def next(self, now_ns: NodeNs, *, watermarks_due: bool) -> list[AgentEvent]:
+        """The next messages, in order; none when the service knows all that is due."""
+        event: About | None
+        if self._replays:
+            event = self._replays.popleft()
+        else:
+            event = (
+                self._outbox.next_batch()
+                or self._samples.next_events()
+                or self._board.next_channels()
+            )
+        if event is None and (watermarks_due or self._board.has_news):
+            event = self._board.next_watermarks(now_ns) or self._board.next_statuses()
+        if event is None and (watermarks_due or self._samples.urgent):
+            event = self._samples.next_batch()
+        return [] if event is None else self.tell(event)
+
+    def _say_all_again(self, *, replay: bool) -> None:
+        self._outbox.rewind()
+        self._board.rewind()
+        self._samples.rewind()
+        self._replays.clear()
+        if replay:
+            for batch in self._in_flight():
+                acknowledged = self._acknowledged(batch)
+                if len(acknowledged):
+                    self._replays.append(acknowledged)
+
+    def _acknowledged(self, batch: EntryColumns) -> EntryColumns:
+        """Without the collectives whose JOINED row still waits: the row will tell them."""
+        waiting = self._outbox.first_joined(batch.rank)
+        keep = [
+            row
+            for row, (group, seq) in enumerate(
+                zip(batch.group.tolist(), batch.seq.tolist(), strict=True)
+            )
+            if seq < waiting.get(group, seq + 1)
+        ]
+        if len(keep) == len(batch):
+            return replace(batch, first_revision=0)
+        return replace(_rows(batch, keep), first_revision=0)
+
+
+def _rows(batch: EntryColumns, rows: list[int]) -> EntryColumns:
+    if not rows:
+        return part(batch, 0, 0)
+    return replace(
+        batch,
+        group=batch.group[rows],
+        seq=batch.seq[rows],
+        signature=batch.signature[rows],
+        flags=batch.flags[rows],
+        created_ns=batch.created_ns[rows],
+        started_ns=batch.started_ns[rows],
+        completed_ns=batch.completed_ns[rows],
+    )

@@ -1,0 +1,232 @@
+"""The node's clocks as the service should know them: readings of both, and pings.
+
+The wall clock (what ranks and recorders stamp with) may step and be slewed; the raw monotonic one
+may not. Both are read together a few times a second, so that the service can turn wall time into
+raw time and see a step where it happened; one is told at once. Watermarks, which go out once a
+second anyhow, carry the newest reading; pings carry those that are still untold, and are stamped
+with the raw clock, the first as late and the answers as early as Python allows: a task of its own
+waits for nothing but answers, because one that first has to be asked to listen adds its own delay.
+A burst at connect gives a bound at once; after that about one a second, more rarely where the
+service has many agents and says so, with jitter, so that a whole job does not ping in step.
+
+What goes wrong here ends here: the stream beside does not notice, and pings are tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import grpc.aio
+import numpy as np
+
+from frd.errors import FrdError, ServiceUnavailable
+from frd.model import NodeNs, NodeRawNs
+from frd.rpc import StreamCall
+from frd.wire import (
+    MAX_READINGS,
+    MAX_SLACK_NS,
+    AgentEvent,
+    ClockHello,
+    Ping,
+    Readings,
+    Watermarks,
+    decode_pong,
+    encode_clock,
+)
+from frd_agent.counters import Stats
+from frd_agent.uplink.endpoint import Line
+from frd_agent.uplink.stream import PROVEN_S, Backoff
+
+READ_EVERY_S: Final = 0.25
+BURST: Final = 8
+_BURST_AFTER_STEP: Final = 3
+"""The service believes nothing that began before it."""
+_TOGETHER: Final = 2
+"""The first ping wakes both hosts, and is slow on its way there; the second is not, and tells how
+the first one ended."""
+_BURST_EVERY_S: Final = 0.01
+_PING_EVERY_S: Final = 1.0
+_JITTER: Final = (0.8, 1.2)
+_LONGEST_PAUSE_S: Final = 60.0
+_TRIES: Final = 3
+_GOOD_SLACK_NS: Final = 2_000
+_SLEW: Final = 500e-6
+"""What the kernel does at most to bring a clock round without a step."""
+STEP_NS: Final = 1_000_000
+"""Less than this is not worth telling at once; the service sees it a second later."""
+
+log = logging.getLogger(__name__)
+
+
+class Reading(NamedTuple):
+    raw_ns: NodeRawNs
+    real_ns: NodeNs
+    slack_ns: int
+    """The wall clock was read within this of the raw one."""
+
+
+def raw_now() -> NodeRawNs:
+    return NodeRawNs(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
+
+
+def read_clocks() -> Reading:
+    """Both clocks; the tightest of a few tries, for the kernel may take the core in between."""
+    best = None
+    for _ in range(_TRIES):
+        before, real, after = raw_now(), NodeNs(time.time_ns()), raw_now()
+        slack = (after - before + 1) // 2
+        if best is None or slack < best.slack_ns:
+            best = Reading(NodeRawNs(before + (after - before) // 2), real, slack)
+        if slack <= _GOOD_SLACK_NS:
+            break
+    assert best is not None
+    return best
+
+
+@dataclass(slots=True)
+class Clock:
+    hello: ClockHello
+    stats: Stats
+    on_step: Callable[[int], None]
+    """The wall clock has stepped, by so many nanoseconds."""
+    read: Callable[[], Reading] = read_clocks
+    roll: Callable[[float, float], float] = random.uniform
+    _readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
+    """Not told yet; of those that nobody takes the oldest go first."""
+    _last: Reading | None = None
+    _pong: tuple[int, NodeRawNs] | None = None
+    _pause_s: float = _PING_EVERY_S
+    _stepped: asyncio.Event = field(default_factory=asyncio.Event)
+    _complained: str = ""
+
+    # -- readings ------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Read the clocks until cancelled, whether there is a service or not."""
+        while True:
+            self.look()
+            await asyncio.sleep(READ_EVERY_S)
+
+    def look(self) -> Reading | None:
+        """Both clocks; None when they could not be read closely enough to tell anything."""
+        reading, last = self.read(), self._last
+        if reading.slack_ns > MAX_SLACK_NS:
+            return None
+        self._last = reading
+        self._readings.append(reading)
+        if last is not None and (step_ns := _step_ns(last, reading)):
+            log.warning("the wall clock of this node stepped by %+.6f s", step_ns / 1e9)
+            self.stats.clock_steps += 1
+            self._stepped.set()
+            self.on_step(step_ns)
+        return reading
+
+    def stamp(self, event: AgentEvent) -> AgentEvent:
+        """The last touch to what is about to be sent: watermarks take the newest reading along."""
+        if not isinstance(event, Watermarks) or (reading := self.look()) is None:
+            return event
+        if not self._stepped.is_set():  # else the next ping tells all of it
+            self._readings.clear()
+        raw_ns, real_ns, slack_ns = reading
+        return replace(event, sent_at_ns=real_ns, sent_raw_ns=raw_ns, sent_slack_ns=slack_ns)
+
+    def take_readings(self) -> Readings:
+        """Those that have not been taken yet."""
+        table = np.array(self._readings, np.int64).reshape(-1, 3)
+        self._readings.clear()
+        return Readings(*table.T)
+
+    # -- pings ---------------------------------------------------------------------------------
+
+    async def ping(self, line: Line) -> None:
+        """Ping over `line` until cancelled."""
+        backoff = Backoff(self.roll)
+        while True:
+            began = time.monotonic()
+            try:
+                await self._live(line.clock())
+            except FrdError as error:
+                self._complain(str(error))
+            except Exception as error:
+                if self._complained != repr(error):
+                    log.exception("clock: unforeseen")
+                self._complained = repr(error)
+            if time.monotonic() - began > PROVEN_S:
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
+
+    async def _live(self, call: StreamCall) -> None:
+        self._pong = None
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await call.write(encode_clock(self.hello))
+            tasks += (asyncio.create_task(self._hear(call)), asyncio.create_task(self._say(call)))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise await _ending(call) from None
+        finally:
+            for task in tasks:
+                task.cancel()
+            call.cancel()
+
+    async def _hear(self, call: StreamCall) -> None:
+        while isinstance(data := await call.read(), bytes):
+            at = raw_now()
+            number, pause_s = decode_pong(data)
+            self._pong = number, at
+            self._pause_s = min(pause_s or _PING_EVERY_S, _LONGEST_PAUSE_S)
+            self.stats.pongs += 1
+            self._complained = ""
+        raise await _ending(call)
+
+    async def _say(self, call: StreamCall) -> None:
+        hasty = BURST
+        for number in itertools.count(1):
+            self.look()
+            readings = self.take_readings()
+            pong, self._pong = self._pong, None
+            await call.write(encode_clock(Ping(number, raw_now(), readings, pong)))
+            hasty -= 1
+            if hasty > 0:
+                await asyncio.sleep(_BURST_EVERY_S)
+                continue
+            pause_s = self._pause_s * self.roll(*_JITTER)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stepped.wait(), pause_s)
+            hasty = _TOGETHER
+            if self._stepped.is_set():
+                self._stepped.clear()
+                hasty = _BURST_AFTER_STEP
+
+    def _complain(self, why: str) -> None:
+        if self._complained != why:
+            log.warning("clock: pings have ended: %s", why)
+        self._complained = why
+
+
+async def _ending(call: StreamCall) -> ServiceUnavailable:
+    """Why a call that is over ended."""
+    try:
+        async with asyncio.timeout(1.0):
+            return ServiceUnavailable(f"{(await call.code()).name.lower()}: {await call.details()}")
+    except TimeoutError:
+        return ServiceUnavailable("the stream ended")
+
+
+def _step_ns(last: Reading, reading: Reading) -> int:
+    """By how much the wall clock left the raw one since `last`, beyond any slew; 0 when it did
+    not."""
+    moved = (reading.real_ns - last.real_ns) - (reading.raw_ns - last.raw_ns)
+    slewed = _SLEW * (reading.raw_ns - last.raw_ns) + last.slack_ns + reading.slack_ns
+    return moved if abs(moved) > slewed + STEP_NS else 0

@@ -1,0 +1,292 @@
+"""The agent's one stream to the service: connects, says what `Dispatch` says, hears the answers.
+
+Whatever goes wrong ends in the same place: the stream is gone, and after a moment another one is
+tried, with full jitter, because the streams of a thousand nodes break together. Back-pressure is
+gRPC's own: a write waits while the service does not read, and meanwhile only the bounded outbox
+fills. A service that refuses the same rows twice will refuse them for ever, so they are dropped and
+counted, which is better than to be mute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from frd.errors import ServiceUnavailable, WireError
+from frd.model import NodeNs
+from frd.rpc import StreamCall
+from frd.wire import (
+    Ack,
+    AgentEvent,
+    Goodbye,
+    Hello,
+    Refusal,
+    Request,
+    ResponsePart,
+    Resync,
+    ServiceEvent,
+    Welcome,
+    decode_service,
+    encode_agent,
+)
+from frd_agent.counters import Stats
+from frd_agent.uplink.dispatch import Dispatch
+from frd_agent.uplink.endpoint import Line, Service, advice
+from frd_agent.uplink.outbox import Outbox
+
+BACKOFF_S: Final = 0.5
+BACKOFF_MAX_S: Final = 15.0
+_HANDSHAKE_S: Final = 10.0
+PROVEN_S: Final = 5.0
+"""A stream that lived this long was no failure."""
+_REFUSALS: Final = 2
+_NO_FAULT_OF_ROWS: Final = ("version", "token", "job")
+
+log = logging.getLogger(__name__)
+
+
+class _Lost(ServiceUnavailable):
+    """The stream is gone; the message says why."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Full jitter: anywhere between at once and a bound that doubles."""
+
+    roll: Callable[[float, float], float] = random.uniform
+    _failures: int = 0
+
+    def next_s(self) -> float:
+        bound = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return self.roll(0, bound)
+
+    def reset(self) -> None:
+        self._failures = 0
+
+
+@dataclass(slots=True)
+class Stream:
+    service: Service
+    hello: Callable[[], Hello]
+    dispatch: Dispatch
+    outbox: Outbox
+    stats: Stats
+    on_request: Callable[[Request], None]
+    """Must return at once; answers come back through `answer`."""
+    stamp: Callable[[AgentEvent], AgentEvent]
+    """The last touch to what is about to be sent."""
+    beside: Callable[[Line], Coroutine[None, None, None]]
+    """Runs on the line of every stream that is welcome, and is cancelled with it."""
+    _backoff: Backoff = field(default_factory=Backoff)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
+    _instance: str = ""
+    _refusals: int = 0
+    _round_at: float = 0.0
+    _closing: bool = False
+    _hang_up: bool = False
+    _unreachable: bool = False
+
+    async def run(self) -> None:
+        """Until `close`, or cancelled."""
+        while not self._closing:
+            began = time.monotonic()
+            try:
+                await self._live()
+            except ServiceUnavailable as error:
+                self._say_lost(error)
+            except Exception:
+                log.exception("service %s: unforeseen", self.service)
+            finally:
+                self.stats.connected = False
+            if time.monotonic() - began > PROVEN_S:
+                self._backoff.reset()
+            if not self._closing:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed(), self._backoff.next_s())
+
+    def wake(self) -> None:
+        """There may be something to say."""
+        self._wake.set()
+
+    def redial(self, service: Service) -> None:
+        """Go on on another line."""
+        self.service = service
+        self._hang_up = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Say what is left and goodbye; `run` returns soon."""
+        self._closing = True
+        self._wake.set()
+
+    async def answer(self, part: ResponsePart) -> None:
+        """Waits while earlier parts have not been written. `part.rank_index` is the agent's own."""
+        await self._parts.put(part)
+        self._wake.set()
+
+    async def _closed(self) -> None:
+        while not self._closing:
+            await self._wake.wait()
+            self._wake.clear()
+
+    # -- one stream ----------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        self._hang_up = False
+        async with self.service.connect() as line:
+            call = line.stream()
+            beside: asyncio.Task[None] | None = None
+            try:
+                await self._handshake(call)
+                beside = asyncio.create_task(self.beside(line))
+                reader = asyncio.create_task(self._read(call))
+                writer = asyncio.create_task(self._write(call))
+                done, pending = await asyncio.wait(
+                    {reader, writer}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if writer in done and writer.exception() is None:
+                    # Goodbye is said, and may still be on its way: who has heard it hangs up.
+                    await asyncio.wait({reader})
+                    reader.exception()
+                    return
+                for task in pending:
+                    task.cancel()
+                await asyncio.wait(pending or done)
+                for task in done:
+                    task.result()
+            except grpc.aio.AioRpcError as error:
+                raise self._ended(error.code(), error.details()) from None
+            except asyncio.InvalidStateError:
+                raise await self._ending(call) from None
+            except WireError as error:
+                raise _Lost(f"it said what cannot be read: {error}") from None
+            finally:
+                call.cancel()
+                if beside is not None:
+                    beside.cancel()
+                    await asyncio.wait({beside})
+
+    async def _handshake(self, call: StreamCall) -> None:
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await call.write(encode_agent(self.hello()))
+                event = await self._next(call)
+        except TimeoutError:
+            raise _Lost(f"no welcome within {_HANDSHAKE_S:g} s") from None
+        if isinstance(event, Refusal):
+            raise self._refused(event)
+        if not isinstance(event, Welcome):
+            raise _Lost(f"it began with {type(event).__name__} instead of a welcome")
+        knows_nothing = event.instance != self._instance
+        self._instance = event.instance
+        self.dispatch.open(knows_nothing=knows_nothing)
+        while not self._parts.empty():
+            self._parts.get_nowait()  # answers to questions of a stream that is gone
+        self._round_at = 0.0
+        self.stats.connected = True
+        self.stats.streams += 1
+        self._unreachable = False
+        log.info("service %s (%s): connected", self.service, event.service_version)
+
+    async def _next(self, call: StreamCall) -> ServiceEvent:
+        data = await call.read()
+        if not isinstance(data, bytes):
+            raise await self._ending(call)
+        return decode_service(data)
+
+    async def _read(self, call: StreamCall) -> None:
+        while True:
+            match event := await self._next(call):
+                case Ack():
+                    self._refusals = 0
+                    self.dispatch.ack(event.revisions)
+                case Request():
+                    self.on_request(event)
+                case Resync():
+                    log.info("service %s: asks for a resync: %s", self.service, event.reason)
+                    self.dispatch.resync()
+                    self._wake.set()
+                case Refusal():
+                    raise self._refused(event)
+                case Welcome():
+                    raise _Lost("it said welcome twice")
+
+    async def _write(self, call: StreamCall) -> None:
+        while True:
+            now, now_ns = time.monotonic(), NodeNs(time.time_ns())
+            round_s = self.dispatch.round_s(now_ns)
+            due = now - self._round_at >= round_s or self._closing
+            events = self.dispatch.next(now_ns, watermarks_due=due)
+            if not events and not self._parts.empty():
+                events = self.dispatch.tell(self._parts.get_nowait())
+            for event in events:
+                await call.write(encode_agent(self.stamp(event)))
+            if events:
+                continue
+            if due:
+                self._round_at = now
+            if self._closing:
+                await call.write(encode_agent(Goodbye("the agent stops")))
+                await call.done_writing()
+                return
+            if self._hang_up:
+                raise _Lost("the configuration was read again: opening another line")
+            if self.dispatch.must_reopen:
+                raise _Lost("all that one stream may declare is declared: opening another")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), round_s)
+            self._wake.clear()
+
+    # -- what goes wrong -----------------------------------------------------------------------
+
+    async def _ending(self, call: StreamCall) -> _Lost:
+        """Why a call that is over ended."""
+        try:
+            async with asyncio.timeout(1.0):
+                return self._ended(await call.code(), await call.details())
+        except TimeoutError:
+            return _Lost("the stream ended")
+
+    def _ended(self, code: grpc.StatusCode, details: str | None) -> _Lost:
+        if code is grpc.StatusCode.INVALID_ARGUMENT:  # outran the Refusal that says the same
+            return self._refused(Refusal("status", details or "no reason given"))
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
+            return _Lost(advice(details))
+        return _Lost(f"{code.name.lower()}: {details}" if details else "the service closed it")
+
+    def _refused(self, refusal: Refusal) -> _Lost:
+        if refusal.reason not in _NO_FAULT_OF_ROWS:
+            self._refusals += 1
+        if self._refusals >= _REFUSALS:
+            self._refusals = 0
+            dropped = self.outbox.clear()
+            self.stats.dropped_rows["refused"] += dropped
+            log.warning(
+                "service %s: refuses what it is sent: %d rows dropped",
+                self.service,
+                dropped,
+            )
+        return _Lost(f"refused: {refusal.message}")
+
+    def _say_lost(self, error: ServiceUnavailable) -> None:
+        """One line when the stream goes, and one when the service cannot be reached at first."""
+        if self.stats.connected or not self._unreachable:
+            log.warning(
+                "service %s: %s: %s: the agent keeps trying, and keeps %d rows until then",
+                self.service,
+                "connection lost" if self.stats.connected else "not reachable",
+                error,
+                self.outbox.rows,
+            )
+        self._unreachable = True

@@ -1,0 +1,282 @@
+"""`frd analyze`: the verdict on a folder of dumps, or on files of memory telemetry, with no
+service; the details on demand.
+
+Parses flags, shows progress and prints. What is concluded, tabulated and written to files comes
+from `frd.offline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from frd.cli import FINDINGS_PRESENT
+from frd.cli.options import console, json_option, print_json
+from frd.cli.screens.progress import progress
+from frd.forms import unfold_ranks
+from frd.usage import examples
+
+if TYPE_CHECKING:
+    from frd.offline.analysis.analyze import Analysis
+    from frd.offline.output.selection import Selection
+
+
+@click.command(
+    "analyze",
+    epilog=examples(
+        "frd analyze dumps                         # the verdict",
+        "frd analyze dumps --entries --ranks 2     # what rank 2 recorded",
+        "frd analyze dumps --timeline t.pftrace.gz",
+        "frd analyze --memory rank_0.jsonl rank_1.jsonl",
+    ),
+)
+@click.argument(
+    "paths",
+    metavar="DIR.. | --memory FILE..",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+)
+@click.option("--memory", is_flag=True, help="Read files of memory telemetry, not dumps.")
+@click.option(
+    "--clock-uncertainty",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="With --memory: how far off each host's clock may be. By default 1.",
+)
+@click.option("-p", "--prefix", metavar="P", help="What file names start with, before the rank.")
+@click.option("--entries", is_flag=True, help="A table of what each rank recorded.")
+@click.option("--collectives", is_flag=True, help="A table of all collectives.")
+@click.option("--ranks", metavar="0-3,7", help="Only these ranks in the tables.")
+@click.option(
+    "--groups",
+    metavar="G,..",
+    help="Only these groups in the tables: names or descriptions; * fits anything.",
+)
+@click.option("--stacks", is_flag=True, help="The stacks of the entries below each table.")
+@json_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write all of it to a new .json, .sqlite or .parquet file.",
+)
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a trace for ui.perfetto.dev to a new file, packed if it ends in .gz.",
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the verdict to a new page that can be shared: one file, no network.",
+)
+@click.option(
+    "--stall-after",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long an op must have waited when dumped to be a hang. By default as long as for the "
+    "service that took the dumps, else 10.",
+)
+@click.option("--transform-ft", is_flag=True, help="The dumps are those of torchft replicas.")
+@click.option(
+    "--group-world-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ranks in one torchft replica.",
+)
+def command(
+    paths: tuple[Path, ...],
+    memory: bool,
+    clock_uncertainty: float | None,
+    prefix: str | None,
+    entries: bool,
+    collectives: bool,
+    ranks: str | None,
+    groups: str | None,
+    stacks: bool,
+    as_json: bool,
+    output: Path | None,
+    timeline: Path | None,
+    html: Path | None,
+    stall_after: float | None,
+    transform_ft: bool,
+    group_world_size: int | None,
+) -> int:
+    """Say who is the first cause in DIR, a folder of Flight Recorder dumps; no service needed.
+
+    The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
+    `frd dump` made. Several folders are dumps of one job at different times: a wait that is in the
+    first and still in the last has lasted. With --memory: say whose memory rose first in files of
+    telemetry events. Exit code 3 when there are findings.
+    """
+    if memory:
+        _check_memory(paths)
+        return _analyze_memory(paths, clock_uncertainty, as_json)
+    if clock_uncertainty is not None:
+        raise click.UsageError("--clock-uncertainty: is about files of telemetry: add --memory")
+    from frd.offline.analysis.analyze import analyze
+    from frd.offline.load.job_choice import load_dumps
+    from frd.offline.output.export import check_export, check_new
+    from frd.offline.output.selection import select
+
+    if transform_ft != (group_world_size is not None):
+        raise click.UsageError("--transform-ft and --group-world-size: give both or neither")
+    if (ranks or groups) and not (entries or collectives):
+        raise click.UsageError(
+            "--ranks, --groups: choose what tables show: add --entries or --collectives"
+        )
+    if stacks and not entries:
+        raise click.UsageError("--stacks: the stacks of entries: add --entries")
+    wanted_ranks = _ranks(ranks)
+    wanted_groups = [part.strip() for part in groups.split(",")] if groups else None
+    if output is not None:
+        check_export(output)
+    for file in (timeline, html):
+        if file is not None:
+            check_new(file)
+
+    with progress("reading dumps") as step:
+        *earlier, last = load_dumps(
+            paths, prefix=prefix, progress=step, transform_ft=group_world_size
+        )
+    analysis = analyze(last, stall_after_s=stall_after, earlier=earlier)
+    chosen = select(analysis, wanted_ranks, wanted_groups)
+    if as_json:
+        print_json(_json(chosen, entries, collectives))
+    elif entries or collectives:
+        _print_tables(chosen, entries, collectives, stacks)
+    else:
+        _print_verdict(analysis, paths)
+    _write_files(analysis, output, timeline)
+    if html is not None:
+        _write_page(analysis, paths, html)
+    return FINDINGS_PRESENT if analysis.findings else 0
+
+
+# -- files of memory telemetry -------------------------------------------------------------------
+
+
+_WITH_MEMORY = frozenset({"paths", "memory", "clock_uncertainty", "as_json"})
+
+
+def _check_memory(paths: tuple[Path, ...]) -> None:
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _WITH_MEMORY and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[-1]}: is about dumps: leave it out with --memory")
+    for path in paths:
+        if path.is_dir():
+            raise click.UsageError(
+                f"--memory: {path}: is a folder: name the files of telemetry in it, or leave out "
+                "--memory to analyze dumps"
+            )
+
+
+def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as_json: bool) -> int:
+    from frd.cli.screens.memory_verdict import memory_verdict
+    from frd.offline.memory.analysis import CLOCK_UNCERTAINTY_S, load_memory
+
+    reach_s = CLOCK_UNCERTAINTY_S if clock_uncertainty is None else clock_uncertainty
+    with progress("reading telemetry (MiB)") as step:
+        analysis = load_memory(
+            paths,
+            clock_uncertainty_s=reach_s,
+            progress=lambda done, total: step(done >> 20, total >> 20),
+        )
+    if as_json:
+        print_json(analysis.to_json())
+    else:
+        screen = console()
+        for part in memory_verdict(analysis, paths):
+            screen.print(part)
+    return FINDINGS_PRESENT if analysis.findings else 0
+
+
+# -- a folder of dumps ---------------------------------------------------------------------------
+
+
+def _ranks(ranks: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if ranks is None else unfold_ranks(ranks)
+    except ValueError as error:
+        raise click.UsageError(f"--{error}") from None
+
+
+# -- what is printed ---------------------------------------------------------------------------
+
+
+def _json(chosen: Selection, entries: bool, collectives: bool) -> dict[str, object]:
+    from frd.offline.output import tables
+
+    analysis = chosen.analysis
+    out: dict[str, object] = analysis.to_json()
+    if entries:
+        table = tables.entries(analysis, chosen.ranks, chosen.rows)
+        out["entries"] = list(table.rows())
+    if collectives:
+        out["collectives"] = list(tables.collectives(analysis, chosen.collectives()).rows())
+    return out
+
+
+def _print_tables(chosen: Selection, entries: bool, collectives: bool, stacks: bool) -> None:
+    from frd.offline.output.text_tables import LEGEND, collective_lines, entry_lines
+
+    if entries:
+        _print_lines([LEGEND])
+        for rank in chosen.without_dump:
+            _print_lines([f"rank {rank}: no dump"])
+        for rank in chosen.ranks:
+            rows = chosen.rows(chosen.analysis.trace.ranks[rank])
+            _print_lines(entry_lines(chosen.analysis, rank, rows, stacks=stacks))
+    if collectives:
+        _print_lines(collective_lines(chosen.analysis, chosen.collectives()))
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Whole lines into a pipe; on a terminal as much as fits, for a wrapped table is none."""
+    from frd.cli.screens.finding_panel import plain
+
+    screen = console()
+    width = screen.width if screen.is_terminal else None
+    texts: Iterable[str] = map(plain, lines)
+    if width is not None:
+        texts = (text if len(text) <= width else f"{text[: width - 1]}…" for text in texts)
+    click.echo("\n".join(texts))
+
+
+def _print_verdict(analysis: Analysis, folders: Sequence[Path]) -> None:
+    from frd.cli.screens.verdict import verdict
+
+    screen = console()
+    for part in verdict(analysis, folders):
+        screen.print(part)
+
+
+def _write_page(analysis: Analysis, folders: Sequence[Path], html: Path) -> None:
+    from frd.cli.screens.html_page import page
+    from frd.offline.output.export import write_new
+
+    write_new(html, page(analysis, folders))
+    click.echo(f"written: {html}: open it in any browser", err=True)
+
+
+def _write_files(analysis: Analysis, output: Path | None, timeline: Path | None) -> None:
+    from frd.offline.output.export import export, export_timeline
+
+    if output is not None:
+        export(analysis, output)
+        click.echo(f"written: {output}", err=True)
+    if timeline is not None:
+        with progress("writing the timeline") as step:
+            export_timeline(analysis, timeline, step)
+        click.echo(f"written: {timeline}: open it in https://ui.perfetto.dev", err=True)

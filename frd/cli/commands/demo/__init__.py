@@ -1,0 +1,150 @@
+"""`frd demo`: a job that hangs on this machine, and what frd says of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from frd.cli.commands.demo.run import Outcome, Scene, play
+from frd.cli.commands.demo.scenarios import DEFAULT_RANKS, SCENARIOS
+from frd.cli.commands.demo.stage import Stage
+from frd.cli.options import json_option, print_json
+from frd.cli.screens.finding_panel import finding_panel
+from frd.cli.screens.memory import memory_table
+from frd.errors import FrdError
+from frd.usage import examples
+
+_NEXT = (
+    "next: `frd up` here, and in another terminal "
+    "`frd-agent exec -- torchrun --nproc-per-node 2 train.py`"
+)
+_STATE_STYLE = {"live": "green", "silent": "yellow", "exited": "red", "finished": "dim"}
+
+
+@click.command(
+    "demo",
+    epilog=examples(
+        "frd demo",
+        "frd demo --scenario gil",
+        "frd demo --scenario straggler --ranks 8 --scripted",
+    ),
+)
+@click.option(
+    "--scenario",
+    type=click.Choice(list(SCENARIOS)),
+    default="missing_rank",
+    show_default=True,
+    help="What goes wrong.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(2, 32),
+    default=DEFAULT_RANKS,
+    show_default=True,
+    help="Size of the job.",
+)
+@click.option(
+    "--stall-after",
+    type=click.FloatRange(min=1.0),
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Floor of the stall threshold.",
+)
+@click.option("--scripted", is_flag=True, help="Use scripted ranks even where torch is installed.")
+@json_option
+def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_json: bool) -> None:
+    """Start a service, an agent and a small job that hangs; name the culprit; clean up.
+
+    Ends by itself within a minute. Exit code 0 when the findings match what was injected.
+    """
+    chosen = SCENARIOS[scenario]
+    if ranks < chosen.min_ranks:
+        raise click.BadParameter(
+            f"{scenario} takes at least {chosen.min_ranks}", param_hint="--ranks"
+        )
+    notes = Console(stderr=True)
+    with Stage(chosen, ranks, stall_after, scripted=scripted) as stage:
+        if stage.scripted:
+            why = "asked for" if scripted else "torch is not installed"
+            notes.print(f"scripted ranks ({why}): they speak the same protocol as torch's")
+        scenes = play(stage)
+        live = not as_json and sys.stdout.isatty()
+        outcome = _watch_live(stage, scenes) if live else _watch_plain(notes, scenes)
+    if as_json:
+        truth = chosen.truth(ranks)
+        print_json(
+            {
+                "scenario": scenario,
+                "ranks": ranks,
+                "matched": not outcome.problems,
+                "injected": None if truth is None else list(truth.suspects),
+                "findings": list(outcome.findings),
+            }
+        )
+    else:
+        _print_outcome(Console(), outcome)
+    if outcome.problems:
+        raise FrdError(f"demo: {scenario}: {'; '.join(outcome.problems)}")
+    if not as_json:
+        click.echo(_NEXT)
+
+
+def _watch_live(stage: Stage, scenes: Iterator[Scene | Outcome]) -> Outcome:
+    title = f"[b]frd demo[/b]: {stage.scenario.title}"
+    with Live(Text("..."), refresh_per_second=8, transient=True) as live:
+        for scene in scenes:
+            if isinstance(scene, Outcome):
+                return scene
+            live.update(_picture(title, scene, of_memory=stage.scenario.of_memory))
+    raise FrdError("demo: ended without an outcome")
+
+
+def _watch_plain(notes: Console, scenes: Iterator[Scene | Outcome]) -> Outcome:
+    doing = ""
+    for scene in scenes:
+        if isinstance(scene, Outcome):
+            return scene
+        if scene.doing != doing:
+            doing = scene.doing
+            notes.print(f"{scene.passed_s:5.1f} s  {doing}", highlight=False)
+    raise FrdError("demo: ended without an outcome")
+
+
+def _picture(title: str, scene: Scene, *, of_memory: bool) -> RenderableType:
+    parts: list[RenderableType] = [Text.from_markup(title)]
+    if scene.job is not None:
+        table = Table(expand=False)
+        for column in ("rank", "state", "waiting in", "for"):
+            table.add_column(column, justify="right" if column in ("rank", "for") else "left")
+        for rank in scene.job["ranks"]:
+            state = rank["state"]
+            table.add_row(
+                str(rank["rank"]),
+                Text(state, style=_STATE_STYLE.get(state, "")),
+                Text(rank["waiting_in"]),
+                f"{rank['waiting_s']:.1f} s" if rank["waiting_in"] else "",
+            )
+        parts.append(table)
+        if of_memory:
+            parts.append(memory_table(scene.job["memory"]))
+    parts += [finding_panel(finding) for finding in scene.findings]
+    parts.append(Text(f"{scene.passed_s:5.1f} s  {scene.doing}", style="dim"))
+    return Group(*parts)
+
+
+def _print_outcome(console: Console, outcome: Outcome) -> None:
+    for finding in outcome.findings:
+        console.print(finding_panel(finding))
+    if not outcome.findings:
+        console.print("no findings")
+    if outcome.metrics:
+        console.print("what Prometheus sees:", style="bold")
+        for line in outcome.metrics:
+            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

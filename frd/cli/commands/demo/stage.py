@@ -1,0 +1,217 @@
+"""The demo's processes: a service, an agent and the ranks of one job, all on this machine.
+
+Everything lives below one temporary folder and in process groups of its own, so that leaving the
+stage, however it happens, leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import frd
+from frd.cli.commands.demo.scenarios import Scenario, arguments
+from frd.errors import ServiceUnavailable
+
+_READY_WITHIN_S = 20.0
+_STOP_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    grpc: str
+    http: str
+
+
+ANY_PORTS = Addresses("127.0.0.1:0", "127.0.0.1:0")
+
+
+def examples() -> Path:
+    """Folder of the example scripts: inside the package in a wheel, beside it in a checkout."""
+    package = Path(frd.__file__).parent
+    packed = package / "examples"
+    return packed if packed.is_dir() else package.parent / "examples"
+
+
+def torch_available() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+class Stage:
+    """Starts and stops the demo's processes; use as a context manager."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        ranks: int,
+        stall_after_s: float,
+        script_arguments: Sequence[str] | None = None,
+        *,
+        scripted: bool = False,
+    ) -> None:
+        self.scenario = scenario
+        self.scripted = scripted or not torch_available()
+        self._arguments = (
+            arguments(scenario, ranks) if script_arguments is None else list(script_arguments)
+        )
+        self.world = ranks
+        self.job = f"demo-{scenario.name}"
+        self._stall_after_s = stall_after_s
+        self.folder = Path(tempfile.mkdtemp(prefix="frd-demo-"))
+        self.run_dir = self.folder / "run"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.service: subprocess.Popen[bytes] | None = None
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.ranks: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def start_service(self, at: Addresses = ANY_PORTS) -> Addresses:
+        """Start `frd serve` and wait until it says where it listens.
+
+        Raises:
+            ServiceUnavailable: it ended or said nothing in time; the message has its last words.
+        """
+        service = self.service = self._spawn(
+            "service",
+            [sys.executable, "-m", "frd", "serve"]
+            + ["--grpc", at.grpc, "--http", at.http]
+            + ["--data-dir", str(self.folder / "data")]
+            + ["--stall-after", str(self._stall_after_s)],
+            environment=os.environ | self._policy(),
+            stdout=subprocess.PIPE,
+        )
+        assert service.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(service.stdout, selectors.EVENT_READ)
+            ready = selector.select(_READY_WITHIN_S)
+        line = service.stdout.readline() if ready else b""
+        if not line:
+            raise ServiceUnavailable(f"frd serve: did not start: {self.log('service')[-500:]}")
+        said = json.loads(line)
+        return Addresses(said["grpc"], said["http"])
+
+    def start_agent(self, addresses: Addresses) -> None:
+        self.agent = self._spawn(
+            "agent",
+            [sys.executable, "-m", "frd_agent", "run", "--service", addresses.grpc]
+            + ["--run-dir", str(self.run_dir), "--metrics", "off"],
+        )
+
+    def start_job(self) -> None:
+        """Start the ranks as a launcher such as torchrun would: a process each, by environment."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = self._rank_command()
+        start_at = time.time() + 2.0
+        for rank in range(self.world):
+            environment = os.environ | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "FRD_JOB": self.job,
+                "FRD_RUN_DIR": str(self.run_dir),
+                "FRD_DEMO_START_AT": str(start_at),
+            }
+            self.ranks.append(self._spawn(f"rank{rank}", command, environment=environment))
+
+    def inject(self) -> None:
+        """Send the scenario's signal to the rank that it is meant for (scripted ones do it)."""
+        truth = self.scenario.truth(self.world)
+        if self.scenario.signal is not None and truth is not None and not self.scripted:
+            self.ranks[truth.suspects[0]].send_signal(self.scenario.signal)
+
+    def log(self, name: str) -> str:
+        """All that a part has printed so far."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace").strip() if path.exists() else ""
+
+    def stop(self) -> None:
+        """End every process, ranks first, and remove the folder."""
+        for process in reversed(self._processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL if process in self.ranks else signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_WITHIN_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _policy(self) -> dict[str, str]:
+        return {
+            f"FRD_POLICY__{key.upper()}": str(value) for key, value in self.scenario.policy.items()
+        }
+
+    def _rank_command(self) -> list[str]:
+        if self.scripted:
+            return [sys.executable, "-m", "frd.cli.commands.demo.scripted", self.scenario.name]
+        script = str(examples() / self.scenario.script)
+        tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(self.run_dir), "--"]
+        return [*tap, sys.executable, script, *self._arguments]
+
+    def _spawn(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: dict[str, str] | None = None,
+        stdout: int | None = None,
+    ) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+
+def watch(every_s: float, within_s: float) -> Iterator[float]:
+    """Yield the seconds passed, about every `every_s`, until `within_s` is over."""
+    start = time.monotonic()
+    while (passed := time.monotonic() - start) < within_s:
+        yield passed
+        time.sleep(every_s)

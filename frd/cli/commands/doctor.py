@@ -1,0 +1,135 @@
+"""`frd doctor`: what is missing for a job on this machine to be watched, in order, with what to do.
+
+The node's part is `frd_agent.launch.checks`, which tries instead of guessing; what is asked of the
+service stands here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frd.cli.options import json_option, print_json, service_options
+from frd.usage import examples
+
+if TYPE_CHECKING:
+    from frd.cli.client import Client
+    from frd_agent.launch.checks import Check
+
+
+@click.command(
+    "doctor",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog=examples(
+        "frd doctor",
+        "frd doctor -- torchrun --nproc-per-node 2 train.py    # in the Python of this command",
+        "frd doctor --run-dir /run/frd-alice --json",
+    ),
+)
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the taps publish."
+)
+@json_option
+@service_options
+@click.argument("job_command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD ...]")
+def command(
+    client: Client, run_dir: Path | None, as_json: bool, job_command: tuple[str, ...]
+) -> int:
+    """Check whether a job on this machine would be watched, and say what to do if not.
+
+    Starts a Python as CMD would, without running CMD: does the tap load there, with which torch and
+    which variables? Then the run directory, its agent, the service, and whether the service hears
+    that agent. Exit code 1 if something has failed; warnings do not count.
+    """
+    from frd_agent.launch import checks
+
+    done: list[Check] = []
+    for check in _checks(client, run_dir, job_command):
+        done.append(check)
+        if not as_json:
+            from frd.cli.screens.finding_panel import plain
+
+            click.echo(plain(checks.line(check)))
+    said = checks.as_json(done)
+    if as_json:
+        print_json(said)
+    return 0 if said["ok"] else 1
+
+
+def _checks(client: Client, run_dir: Path | None, cmd: tuple[str, ...]) -> Iterator[Check]:
+    import os
+
+    from frd_agent import exec as starter
+    from frd_agent import tap
+    from frd_agent.launch import checks
+
+    yield from checks.of_node(cmd, run_dir)
+    directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
+    agent = starter.watcher(directory)
+    yield from _service(client, agent.node if agent is not None else "")
+
+
+def _service(client: Client, node: str) -> Iterator[Check]:
+    """`node`: of the agent that watches here; empty: there is none."""
+    from frd.errors import FrdError
+    from frd_agent.launch.checks import Check, State
+
+    try:
+        watching = client.get("/api/v1/jobs")["watching"]
+        metrics = client.text("/metrics")
+    except (FrdError, KeyError, TypeError) as error:
+        yield Check("service, HTTP", State.FAILED, str(error).removeprefix("service: "))
+        return
+    yield _version(client, metrics)
+    if node and not (watching["agents"] and _value(metrics, "frd_clock_steps_total", node)):
+        yield Check(
+            "service hears the agent",
+            State.FAILED,
+            f"{node}: no agent of this node is connected to {client.address}: does the agent's "
+            "--service name the same service? see its log",
+        )
+    elif node:
+        yield Check("service hears the agent", State.OK, f"{node} is connected")
+        yield _clock(metrics, node)
+    for text in watching["blind"]:
+        yield Check("blind", State.WARNING, text)
+
+
+def _version(client: Client, metrics: str) -> Check:
+    from frd import __version__
+    from frd_agent.launch.checks import Check, State
+
+    found = re.search(r'^frd_build_info\{version="([^"]*)"\}', metrics, re.MULTILINE)
+    theirs = found[1] if found else "unknown"
+    if theirs == __version__:
+        return Check("service, HTTP", State.OK, f"{client.address}, version {theirs}")
+    return Check(
+        "service, HTTP",
+        State.WARNING,
+        f"{client.address}: is version {theirs}, this is {__version__}: see docs/upgrade.md",
+    )
+
+
+def _clock(metrics: str, node: str) -> Check:
+    from frd_agent.launch.checks import Check, State
+
+    value = _value(metrics, "frd_clock_uncertainty_seconds", node)
+    if value is None:
+        return Check(
+            "clock",
+            State.WARNING,
+            f"{node}: not known to the service yet: look again in a few seconds; if it stays so, "
+            "the network between them delays every message",
+        )
+    return Check("clock", State.OK, f"{node}: known within ±{float(value) * 1e3:.3g} ms")
+
+
+def _value(metrics: str, name: str, node: str) -> str | None:
+    """The value of a sample with the one label `node`."""
+    quoted = node.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    found = re.search(rf'^{name}\{{node="{re.escape(quoted)}"\}} (\S+)', metrics, re.MULTILINE)
+    return found[1] if found else None

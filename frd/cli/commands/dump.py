@@ -1,0 +1,225 @@
+"""`frd dump`: a folder of Flight Recorder dumps, taken now or when a finding opened.
+
+The service collects and keeps; this command asks, fetches one tar and unpacks it. Nothing of the
+folder appears under its final name before all of it is there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from frd.cli import FAILED
+from frd.cli.options import service_options
+from frd.errors import FrdError, StoreError
+from frd.forms import fold_ranks, unfold_ranks
+from frd.usage import examples
+
+if TYPE_CHECKING:
+    from frd.cli.client import Client
+
+_PATIENCE_S = 15.0
+"""The service answers within the ranks' time limit plus what it needs itself."""
+
+_RUNNING = frozenset({"live", "silent"})
+"""States of ranks whose processes are there."""
+
+
+@click.command(
+    "dump",
+    epilog=examples(
+        "frd dump --stacks -o dumps                       # every rank, now",
+        "frd dump --ranks 0-3 -o four",
+        "frd dump --finding 5f0c6a2e91d3b784 -o opened     # as taken when it opened",
+    ),
+)
+@click.option("--job", metavar="J", help="The job; may be left out when only one job runs.")
+@click.option("--ranks", metavar="0-3,7", help="Only these ranks.")
+@click.option(
+    "--stacks",
+    is_flag=True,
+    help="Python stacks as well, also of child processes such as DataLoader workers.",
+)
+@click.option("--finding", metavar="ID", help="The dump that was taken when this finding opened.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0.1, max=300.0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a rank may take to answer.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="The folder to make; it must not exist yet.",
+)
+@service_options
+def command(
+    client: Client,
+    job: str | None,
+    ranks: str | None,
+    stacks: bool,
+    finding: str | None,
+    timeout_s: float,
+    folder: Path,
+) -> int:
+    """Fetch Flight Recorder dumps of every rank, now; or those taken when a finding opened.
+
+    torchfrtrace reads DIR/<job>. Ranks that did not answer are listed with the reason.
+    """
+
+    if finding is not None and (job is not None or ranks is not None or stacks):
+        raise click.UsageError(
+            "--finding: its dump is already taken: leave out --job, --ranks and --stacks"
+        )
+    _refuse_existing(folder)
+    if finding is not None:
+        dump_id = _of_finding(client, finding)
+    else:
+        wanted = {"ranks": _checked(ranks), "stacks": stacks, "timeout_s": timeout_s}
+        dump_id = _take(client, job if job is not None else _only_job(client), wanted)
+    with tempfile.TemporaryFile() as tar:
+        client.download(f"/api/v1/dumps/{dump_id}", tar)
+        tar.seek(0)
+        _unpack(tar, folder)
+    return _report(folder)
+
+
+def _refuse_existing(folder: Path) -> None:
+    if folder.exists() or folder.is_symlink():
+        raise StoreError(
+            f"output: {folder}: exists: dumps are never overwritten, name a new folder"
+        )
+
+
+def _checked(ranks: str | None) -> str | None:
+    try:
+        return None if ranks is None else fold_ranks(unfold_ranks(ranks))
+    except ValueError as error:
+        raise click.UsageError(f"--{error}") from None
+
+
+def _only_job(client: Client) -> str:
+    """The job that runs; where none does, the only one that the service knows."""
+    jobs = client.get("/api/v1/jobs")["jobs"]
+    live = [job for job in jobs if not job["ended"] and _RUNNING & job["ranks"].keys()]
+    match live or jobs:
+        case [job]:
+            name: str = job["job"]
+            return name
+        case []:
+            raise FrdError("job: none: the service knows no job yet: wait for its agents")
+        case several:
+            names = ", ".join(sorted(job["job"] for job in several))
+            what = "several jobs run" if live else "several jobs have ended and none runs"
+            raise FrdError(f"job: {names}: {what}: choose one with --job")
+
+
+def _take(client: Client, job: str, wanted: Mapping[str, Any]) -> str:
+    from frd.cli.client import job_path
+
+    limit_s = wanted["timeout_s"] + _PATIENCE_S
+    dump_id: str = client.post(job_path(job, "dumps"), wanted, timeout_s=limit_s)["id"]
+    return dump_id
+
+
+def _of_finding(client: Client, finding: str) -> str:
+    from urllib.parse import quote
+
+    dump_id: str | None = client.get(f"/api/v1/findings/{quote(finding, safe='')}").get("dump")
+    if dump_id is None:
+        raise FrdError(
+            f"finding: {finding}: has no dump: none of its ranks could be asked, or it was dropped "
+            "to stay within store.dump_count and store.dump_bytes"
+        )
+    return dump_id
+
+
+# -- the folder --------------------------------------------------------------------------------
+
+
+def _unpack(tar: IO[bytes], folder: Path) -> None:
+    """Make `folder` from `tar`: all of it or nothing."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as staging:
+            whole = Path(staging, "dump")
+            whole.mkdir()
+            with tarfile.open(fileobj=tar, mode="r:") as archive:
+                _extract(archive, whole)
+            _refuse_existing(folder)
+            whole.rename(folder)
+    except tarfile.TarError as error:
+        raise FrdError(f"dump: {folder}: the service sent no tar ({error}): try again") from None
+    except OSError as error:
+        raise StoreError(
+            f"output: {error.filename or folder}: {error.strerror}: free space or choose another"
+        ) from None
+
+
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Plain files below `folder`, nothing else.
+
+    Stricter than ``filter="data"``, which Python 3.11 has only from its fourth patch release on:
+    a dump folder has no links, no devices and no owners, so none are made.
+    """
+    for member in archive:
+        path = PurePosixPath(member.name)
+        if member.isdir():
+            continue
+        usual = member.isreg() and not member.issparse()  # few bytes could fill the disk
+        if not usual or path.is_absolute() or ".." in path.parts or not path.name:
+            raise FrdError(f"dump: {member.name!r}: does not belong in a dump folder: nothing kept")
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = archive.extractfile(member)
+        assert source is not None  # a regular file always has contents
+        with source, target.open("xb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+
+
+def _report(folder: Path) -> int:
+    """Say who answered and who did not; fail when nobody did."""
+    from frd.cli.screens.finding_panel import plain
+
+    summary = _summary(folder)
+    answered: Iterable[int] = summary["answered"]
+    failed: Mapping[str, str] = summary["failed"]
+    click.echo(f"{folder}: dumps of {_count(answered)}")
+    by_reason: dict[str, list[int]] = {}
+    for rank, reason in failed.items():
+        by_reason.setdefault(reason, []).append(int(rank))
+    for reason, ranks in sorted(by_reason.items(), key=lambda item: item[1]):
+        click.echo(f"no answer from {_count(ranks)}: {plain(reason)}")
+    if answered:
+        click.echo(f"look at it: frd analyze {shlex.quote(str(folder))}")
+    return 0 if answered else FAILED
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    try:
+        told: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        return told
+    except (OSError, msgspec.DecodeError):
+        raise FrdError(f"dump: {path}: cannot be read: the folder is incomplete") from None
+
+
+def _count(ranks: Iterable[int]) -> str:
+    sorted_ranks = sorted(ranks)
+    noun = "rank" if len(sorted_ranks) == 1 else "ranks"
+    return f"{noun} {fold_ranks(sorted_ranks)}" if sorted_ranks else "no rank"

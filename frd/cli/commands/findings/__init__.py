@@ -1,0 +1,232 @@
+"""`frd findings`: what the service has found, once or redrawn while it happens.
+
+`frd findings ID` shows one finding, `close` closes one, `export` writes them all for other tools.
+Every answer ends in a line of what is watched: no findings in a job that nobody watches mean
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from frd.cli import BLIND, FINDINGS_PRESENT
+from frd.cli.commands.findings.export import export
+from frd.cli.commands.findings.one import close, show
+from frd.cli.options import console, json_option, moment, print_json, service_options
+from frd.usage import examples
+
+if TYPE_CHECKING:
+    from frd.cli.client import Client
+    from frd.cli.screens.live import Picture
+
+_Query = Mapping[str, str | None]
+
+
+class _Findings(click.Group):
+    """A word that is no subcommand is the id of a finding: ``frd findings ID`` shows it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = parser.ignore_unknown_options = True
+        try:
+            _, words, _ = parser.parse_args(list(args))
+        except click.UsageError:
+            words = []  # the parser proper says what is wrong
+        # Options that are unknown here are among the words: those of a subcommand, behind its name.
+        if words and words[0] not in self.commands and not words[0].startswith("-"):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    "findings",
+    cls=_Findings,
+    invoke_without_command=True,
+    subcommand_metavar="[ID | COMMAND ...]",
+    epilog=examples(
+        "frd findings                    # open findings; exit code 3 if there are any",
+        "frd findings --watch            # the same, redrawn every second",
+        "frd findings --since 12h        # what was open in the last 12 hours",
+        "frd findings 5f0c6a2e91d3b784   # one finding: evidence, stacks, history",
+        'frd findings close 5f0c6a2e --because "the file server was restarted"',
+    ),
+)
+@click.option("--job", metavar="J", help="Only findings of this job.")
+@click.option("--all", "closed_too", is_flag=True, help="Closed findings as well.")
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Findings that were open then or later: 7d, 12h, 30m ago, or a time.",
+)
+@click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
+@json_option
+@service_options
+@click.pass_context
+def command(
+    context: click.Context,
+    client: Client,
+    job: str | None,
+    closed_too: bool,
+    since: str | None,
+    watch: bool,
+    as_json: bool,
+) -> int:
+    """List what frd has found: open findings, and what it watches.
+
+    The newest finding is last on a terminal, first in a pipe. With an ID, show that finding.
+
+    Exit code 3 when there are findings, 4 when there are none but frd is blind: something that it
+    should watch is not watched, as the output says. With --watch, --json prints each finding as one
+    line whenever it changes.
+    """
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return 0
+    state = None if closed_too or since is not None else "open"
+    query = {"job": job, "state": state, "since": moment("--since", since)}
+    answer = _ask(client, query)  # a wrong address is an error now, a restart later is not
+    if job is not None and not answer["findings"]:
+        _require_job(client, job)
+    if watch:
+        return _watch(client, query, as_json)
+    if as_json:
+        print_json(answer)
+    else:
+        screen = console()
+        screen.print(_picture(answer, newest_last=screen.is_terminal))
+    return _exit_code(answer)
+
+
+command.add_command(show)
+command.add_command(close)
+command.add_command(export)
+
+
+def _refuse_options(context: click.Context) -> None:
+    """What stands before the subcommand would be taken for its own, and be lost."""
+    for parameter in context.command.params:
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+            option, name = parameter.opts[-1], context.invoked_subcommand or ""
+            takes_it = any(option in of.opts for of in command.commands[name].params)
+            what = f"write it after {name}" if takes_it else f"{name} does not take it"
+            raise click.UsageError(f"{option}: {what}", context)
+
+
+def _ask(client: Client, query: _Query) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = client.get("/api/v1/findings", query)
+    return answer
+
+
+def _exit_code(answer: Mapping[str, Any]) -> int:
+    """Whether there are findings; if there are none, whether frd sees what it should."""
+    if answer["findings"]:
+        return FINDINGS_PRESENT
+    return BLIND if _blind(answer) else 0
+
+
+def _blind(answer: Mapping[str, Any]) -> Sequence[str]:
+    """Why frd does not see all that it should; a service of an older version does not say."""
+    texts: Sequence[str] = answer.get("watching", {}).get("blind", ())
+    return texts
+
+
+def _require_job(client: Client, job: str) -> None:
+    """No findings of a job that was never seen would read as if all were well.
+
+    Raises:
+        FrdError: neither does it run nor is there a finding of it.
+    """
+    from frd.cli.client import unknown_job
+
+    known = [line["job"] for line in client.get("/api/v1/jobs")["jobs"]]
+    if job not in known and not _ask(client, {"job": job, "limit": "1"})["findings"]:
+        raise unknown_job(job, known)
+
+
+def _picture(answer: Mapping[str, Any], *, newest_last: bool) -> Picture:
+    """The service gives the newest first."""
+    from rich.text import Text
+
+    from frd.cli.screens.finding_panel import finding_panel
+    from frd.cli.screens.live import Picture
+    from frd.cli.screens.watching import last_lines
+
+    found = answer["findings"]
+    body = [finding_panel(one) for one in (reversed(found) if newest_last else found)]
+    last = list(last_lines(answer))
+    if not found and _blind(answer):
+        last.insert(0, Text("no findings, but frd does not see everything", style="yellow"))
+    elif not found:
+        last.insert(0, Text("no findings", style="green"))
+    return Picture(body, last, keep_end=newest_last)
+
+
+def _watch(client: Client, query: _Query, as_json: bool) -> int:
+    screen = console()
+    if screen.is_terminal and not as_json:
+        from frd.cli.screens.live import watch
+
+        watch(screen, lambda: _picture(_ask(client, query), newest_last=True))
+        return 0
+    with contextlib.suppress(KeyboardInterrupt):
+        _follow(client, query, as_json)
+    return 0
+
+
+def _follow(client: Client, query: _Query, as_json: bool) -> None:
+    """For a pipe: each finding when it is new or has changed, and what is watched when frd goes
+    blind or sees again."""
+    from frd.errors import ServiceUnavailable
+
+    shown: dict[str, Mapping[str, Any]] = {}
+    blind: Sequence[str] | None = [] if as_json else None
+    silent = False
+    while True:
+        try:
+            answer = _ask(client, {**query, "state": None})
+            silent = False
+        except ServiceUnavailable as error:
+            if not silent:
+                click.echo(f"frd: warning: {error}", err=True)
+            silent = True
+            time.sleep(1.0)
+            continue
+        for finding in reversed(answer["findings"]):
+            is_news = finding["id"] in shown or query["state"] in (None, finding["state"])
+            if is_news and shown.get(finding["id"]) != finding:
+                shown[finding["id"]] = finding
+                _tell(finding, as_json)
+        if (seen := list(_blind(answer))) != blind:
+            blind = seen
+            _tell_watching(answer, as_json)
+        time.sleep(1.0)
+
+
+def _tell(finding: Mapping[str, Any], as_json: bool) -> None:
+    from frd.cli.screens.finding_panel import finding_panel
+
+    if as_json:
+        _print_line(finding)
+    else:
+        console().print(finding_panel(finding))
+
+
+def _tell_watching(answer: Mapping[str, Any], as_json: bool) -> None:
+    from frd.cli.screens.watching import last_lines
+
+    if as_json:
+        _print_line({"watching": answer["watching"]})
+    else:
+        console().print(*last_lines(answer), sep="\n")
+
+
+def _print_line(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.encode(value).decode("utf-8"))

@@ -1,0 +1,97 @@
+"""One finding: `frd findings ID` shows all of it, `frd findings close ID` closes it by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from frd.cli.options import console, json_option, print_json, service_options
+from frd.usage import examples
+
+if TYPE_CHECKING:
+    from frd.cli.client import Client
+
+_LEAST_PREFIX = 4
+_SEARCHED = "10000"
+"""How many of the newest findings are looked through for the beginning of an id."""
+
+
+@click.command(
+    "show",
+    epilog=examples(
+        "frd findings 5f0c6a2e91d3b784",
+        "frd findings 5f0c                # the beginning of an id is enough",
+        "frd findings show 5f0c --json",
+    ),
+)
+@click.argument("finding", metavar="ID")
+@json_option
+@service_options
+def show(client: Client, finding: str, as_json: bool) -> int:
+    """Show all of one finding: evidence, whole stacks, victims, history. The same as
+    `frd findings ID`.
+
+    Exit code 3 while it is open, 0 once it is closed.
+    """
+    from frd.cli import FINDINGS_PRESENT
+    from frd.cli.screens.finding_panel import finding_panel
+
+    found = _find(client, finding)
+    if as_json:
+        print_json(found)
+    else:
+        console().print(finding_panel(found, whole=True))
+    return FINDINGS_PRESENT if found["state"] == "open" else 0
+
+
+@click.command(
+    "close",
+    epilog=examples('frd findings close 5f0c6a2e91d3b784 --because "checkpoint to a slow disk"'),
+)
+@click.argument("finding", metavar="ID")
+@click.option("--because", metavar="TEXT", required=True, help="Why; stored with the finding.")
+@json_option
+@service_options
+def close(client: Client, finding: str, because: str, as_json: bool) -> None:
+    """Close an open finding by hand: its alert ends.
+
+    The same incident opens no other finding while it lasts, unless the service is restarted.
+    Where the service has tokens, this needs an operator's.
+    """
+    from frd.cli.screens.finding_panel import plain
+
+    found = _find(client, finding)
+    closed = client.post(
+        f"/api/v1/findings/{quote(found['id'], safe='')}/close", {"because": because}
+    )
+    if as_json:
+        print_json(closed)
+    else:
+        click.echo(f"closed {closed['id']}: {plain(closed['summary'])}")
+
+
+def _find(client: Client, name: str) -> Any:
+    """The finding of that id, or the only one whose id begins like this.
+
+    Raises:
+        FrdError: none, or several.
+    """
+    from frd.errors import FrdError, ServiceUnavailable
+
+    try:
+        return client.get(f"/api/v1/findings/{quote(name, safe='')}")
+    except ServiceUnavailable:
+        raise
+    except FrdError:
+        if len(name) < _LEAST_PREFIX:
+            raise
+        found = client.get("/api/v1/findings", {"limit": _SEARCHED})["findings"]
+        fits = [one for one in found if one["id"].startswith(name)]
+        if not fits:
+            raise
+    if len(fits) > 1:
+        ids = ", ".join(one["id"] for one in fits[:5])
+        raise FrdError(f"finding: {name!r}: {len(fits)} ids begin with it: write more of it: {ids}")
+    return fits[0]

@@ -1,0 +1,86 @@
+"""`frd replay`: the findings that a journal gives, with no service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frd.cli import FINDINGS_PRESENT
+from frd.cli.options import console, json_option, moment, print_json
+from frd.usage import examples
+
+if TYPE_CHECKING:
+    from frd.service.journal.replay import Replayed
+
+
+@click.command(
+    "replay",
+    epilog=examples(
+        "frd replay ~/.local/state/frd/journal",
+        "frd replay ~/.local/state/frd/journal --job train --since 12h",
+        "frd replay journal/00000007.frdj --json",
+    ),
+)
+@click.argument("journal", type=click.Path(path_type=Path))
+@click.option("--job", metavar="J", help="Only findings of this job.")
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Findings that were open then or later: 7d, 12h, 30m ago, or a time.",
+)
+@json_option
+def command(journal: Path, job: str | None, since: str | None, as_json: bool) -> int:
+    """Give the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
+
+    The same code decides as in the live service, at the times that the journal tells; all of the
+    journal is played, whatever is asked for. Exit code 3 when there are findings.
+    """
+    from frd.cli.client import unknown_job
+    from frd.cli.screens.progress import progress
+    from frd.forms import finding_json, utc_ns
+    from frd.service.journal.replay import replay
+    from frd.store.journal import read
+
+    text = moment("--since", since)
+    after = utc_ns(text) if text is not None else 0
+    warnings: list[str] = []
+    with progress("replaying (MiB)") as step:
+        records = read(journal, warnings.append, lambda done, total: step(done >> 20, total >> 20))
+        whole = replay(records, warnings.append)
+    if job is not None and job not in whole.jobs:
+        raise unknown_job(job, whole.jobs, "this journal")
+    replayed = replace(
+        whole,
+        findings=tuple(
+            finding
+            for finding in whole.findings
+            if job in (None, finding.job)
+            if finding.closed_at is None or finding.closed_at >= after
+        ),
+    )
+    if as_json:
+        print_json({"findings": [finding_json(f) for f in replayed.findings], "warnings": warnings})
+    else:
+        _show(replayed, warnings)
+    return FINDINGS_PRESENT if replayed.findings else 0
+
+
+def _show(replayed: Replayed, warnings: Sequence[str]) -> None:
+    from rich.text import Text
+
+    from frd.cli.screens.finding_panel import finding_panel, plain
+    from frd.forms import finding_json, utc_text
+
+    screen = console()
+    for warning in warnings:
+        screen.print(Text(plain(warning), style="yellow"))
+    span = f"{utc_text(replayed.first_at)} to {utc_text(replayed.last_at)}"
+    screen.print(Text(f"{replayed.records} records, {span}", style="dim"))
+    for finding in replayed.findings:
+        screen.print(finding_panel(finding_json(finding)))
+    if not replayed.findings:
+        screen.print(Text("no findings", style="green"))

@@ -1,0 +1,217 @@
+"""`frd status`: where every job stands now, folded so that 16,384 ranks fit a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from frd.cli.options import console, json_option, print_json, service_options
+from frd.usage import examples
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from frd.cli.client import Client
+    from frd.cli.screens.live import Picture
+
+MAX_ENDED = 20
+
+
+@click.command(
+    "status",
+    epilog=examples(
+        "frd status --watch          # redrawn every second",
+        "frd status --job train",
+        "frd status --ranks 0-3,7    # these ranks, with all of their memory",
+        "frd status --all            # jobs that ended in full, too",
+        "frd status --json | jq '.jobs[].ranks'",
+    ),
+)
+@click.option("--job", metavar="J", help="Only this job.")
+@click.option("--all", "unfolded", is_flag=True, help="Show jobs that ended in full as well.")
+@click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
+@click.option("--memory", is_flag=True, help="Memory of all ranks, not of the worst few.")
+@click.option("--ranks", metavar="0-3,7", help="Only these ranks, with all of their memory.")
+@json_option
+@service_options
+def command(
+    client: Client,
+    job: str | None,
+    unfolded: bool,
+    watch: bool,
+    memory: bool,
+    ranks: str | None,
+    as_json: bool,
+) -> None:
+    """Show jobs, groups, ranks, memory and clocks, and what is open now.
+
+    Open findings come first, and the ranks that they suspect come first among the ranks. A job that
+    has ended is one line.
+    """
+    wanted = _Wanted(
+        job, unfolded or as_json, "all" if memory else ranks, None if ranks is None else _set(ranks)
+    )
+    if as_json and watch:
+        raise click.UsageError("--watch: cannot be combined with --json: leave one out")
+    if as_json:
+        seen = _look(client, wanted)
+        others = {key: value for key, value in seen.findings.items() if key != "findings"}
+        print_json({**others, "jobs": seen.jobs})
+    elif watch:
+        from frd.cli.screens import live
+
+        live.watch(console(), lambda: _picture(_look(client, wanted)))
+    else:
+        console().print(_picture(_look(client, wanted)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    job: str | None
+    unfolded: bool
+    memory: str | None
+    ranks: frozenset[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    findings: Mapping[str, Any]
+    """The answer with the open findings, which says what is watched, too."""
+    jobs: Sequence[Mapping[str, Any]]
+    """In full."""
+    ended: Sequence[Mapping[str, Any]]
+    """A line of the list of jobs each."""
+
+
+def _look(client: Client, wanted: _Wanted) -> _Seen:
+    from frd.cli.client import job_path, unknown_job
+
+    known = client.get("/api/v1/jobs")["jobs"]
+    lines = [line for line in known if wanted.job in (None, line["job"])]
+    if wanted.job is not None and not lines:
+        raise unknown_job(wanted.job, [line["job"] for line in known])
+    folded = [
+        line
+        for line in lines
+        if line["ended"] and not line["open_findings"] and wanted.job is None
+        if not wanted.unfolded
+    ]
+    jobs = [
+        _with_ranks(client.get(job_path(line["job"]), {"memory": wanted.memory}), wanted.ranks)
+        for line in lines
+        if line not in folded
+    ]
+    findings = client.get("/api/v1/findings", {"job": wanted.job, "state": "open"})
+    return _Seen(findings, jobs, folded)
+
+
+def _with_ranks(job: Mapping[str, Any], ranks: frozenset[int] | None) -> Mapping[str, Any]:
+    if ranks is None:
+        return job
+    return {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in ranks]}
+
+
+def _picture(seen: _Seen) -> Picture:
+    """Open findings first, then each job; last what frd watches."""
+    from frd.cli.screens.live import Picture
+    from frd.cli.screens.watching import last_lines
+
+    # By the service's clock, as all times that it gives; a service of an older version is silent.
+    at = seen.findings.get("at")
+    now = datetime.fromisoformat(at) if at else datetime.now(UTC)
+    body: list[RenderableType] = [*_findings(seen.findings["findings"], now)]
+    for job in sorted(seen.jobs, key=lambda job: not job["findings"]):  # a window may be too low
+        body += ("", *_job(job))
+    body += [_ended(line) for line in seen.ended[:MAX_ENDED]]
+    if len(seen.ended) > MAX_ENDED:
+        body.append(f"and {len(seen.ended) - MAX_ENDED} more that ended: --all")
+    if not seen.jobs and not seen.ended:
+        body.append("no jobs: no rank has been seen yet")
+    return Picture(body, ["", *last_lines(seen.findings)])
+
+
+def _ended(line: Mapping[str, Any]) -> Text:
+    """``train  attempt 0 ended, 4 ranks (3 finished, 1 exited), last heard 2 h 5 min ago``."""
+    from rich.text import Text
+
+    from frd.cli.screens.finding_panel import plain
+    from frd.cli.screens.watching import age_text
+
+    states = ", ".join(f"{count} {state}" for state, count in line["ranks"].items())
+    size = line["world_size"] or sum(line["ranks"].values())
+    text = Text(plain(line["job"]), style="dim")
+    return text.append(
+        f"  attempt {line['attempt']} ended, {size} ranks ({states}), "
+        f"last heard {age_text(line.get('last_heard_s'))}"
+    )
+
+
+def _set(ranks: str) -> frozenset[int]:
+    from frd.forms import unfold_ranks
+
+    try:
+        return frozenset(unfold_ranks(ranks))
+    except ValueError as error:
+        raise click.UsageError(f"--{error}") from None
+
+
+def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
+    from frd.cli.screens.job_tables import clocks_table, groups_table, nodes_table, ranks_table
+    from frd.cli.screens.memory import memory_table
+
+    parts: list[RenderableType] = [
+        _title(job),
+        ranks_table(job["ranks"], _suspects(job["findings"])),
+    ]
+    if job["memory"]["series"]:
+        parts.append(memory_table(job["memory"]))
+    if job["groups"]:
+        parts.append(groups_table(job["groups"]))
+    if job["nodes"]:
+        parts += (nodes_table(job["nodes"]), clocks_table(job["nodes"]))
+    return parts
+
+
+def _suspects(findings: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
+    """By rank: which open finding suspects it."""
+    return {
+        suspect["rank"]: f"suspect in {finding['id'][:8]}"
+        for finding in findings
+        for suspect in finding["suspects"]
+    }
+
+
+def _title(job: Mapping[str, Any]) -> Text:
+    from rich.text import Text
+
+    from frd.cli.screens.finding_panel import plain
+
+    text = Text(plain(job["job"]), style="bold")
+    ended = ", ended" if job["ended"] else ""
+    size = job["world_size"] or len(job["ranks"])
+    return text.append(f"  attempt {job['attempt']}{ended}, {size} ranks", style="not bold")
+
+
+def _findings(findings: Sequence[Mapping[str, Any]], now: datetime) -> Sequence[Text]:
+    """A line each, the newest last, and how to see all of one."""
+    from rich.text import Text
+
+    from frd.cli.screens.finding_panel import plain
+    from frd.cli.screens.watching import age_text
+
+    lines = []
+    for one in sorted(findings, key=lambda finding: str(finding["opened_at"])):
+        opened = datetime.fromisoformat(one["opened_at"])
+        age = age_text((now - opened).total_seconds())
+        style = "yellow" if one.get("severity") == "warning" else "red"
+        text = Text(f"{one['id']}  {one['kind']} in {plain(one['job'])}", style=f"bold {style}")
+        text.append(f", opened {age}: {plain(one['summary'])}", style=f"not bold {style}")
+        lines.append(text)
+    if lines:
+        lines.append(Text("`frd findings ID` shows one of them whole", style="dim"))
+    return lines or [Text("no open findings", style="green")]

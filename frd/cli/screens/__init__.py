@@ -1,0 +1,1 @@
+"""What commands print: tables, panels and pages. They draw values that they receive."""

@@ -1,0 +1,246 @@
+"""`frd analyze --html`: the verdict as one page that can be mailed, printed and kept.
+
+The page is one file without scripts, and its own policy forbids it to load anything, so it shows
+the same without a network and tells nobody that it was opened. Names, evidence and stack lines come
+from other people's programs: every text passes through `_text`, and no text becomes part of a tag.
+Draws an `Analysis` and concludes nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from frd import __version__
+from frd.cli.screens.finding_panel import plain, ranks_text
+from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
+from frd.engine.findings import text as summary
+from frd.forms import REASONS, finding_json
+from frd.model import Activity
+from frd.offline.analysis.analyze import Analysis
+
+MAX_ROWS: Final = 2_000
+"""Rows of a table; the rest is counted."""
+
+_STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1c2128; --soft: #57606a; --line: #d0d7de; --back: #fff;
+  --card: #f6f8fa; --bad: #b42318; --warn: #8a5a00; --good: #1a7f37; --code: #0b5cad; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa4af; --line: #3a424c;
+  --back: #0f141a; --card: #171d25; --bad: #ff8078; --warn: #e5b454; --good: #5fd082;
+  --code: #85c1ff; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 1.5rem;
+  color: var(--ink); background: var(--back);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif;
+  overflow-wrap: anywhere; }
+h1 { font-size: 1.35rem; line-height: 1.35; margin: .2rem 0 .8rem; }
+h2 { font-size: 1.05rem; margin: 1.8rem 0 .5rem; }
+h3 { font-size: 1rem; margin: 0 0 .4rem; }
+p { margin: .3rem 0; }
+.soft { color: var(--soft); }
+.bad { color: var(--bad); } .warn { color: var(--warn); } .good { color: var(--good); }
+.verdict { border-left: .35rem solid currentColor; padding-left: .8rem; }
+.verdict h1 { color: inherit; }
+article { border: 1px solid var(--line); border-radius: .5rem; background: var(--card);
+  padding: .9rem 1rem; margin: .8rem 0; }
+.suspect { border-top: 1px solid var(--line); margin-top: .8rem; padding-top: .7rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .6rem 0; }
+dt { color: var(--soft); } dd { margin: 0; }
+pre { margin: .5rem 0 0; padding: .5rem .7rem; border: 1px solid var(--line); border-radius: .4rem;
+  background: var(--back); color: var(--code); white-space: pre-wrap; font-size: .85rem;
+  font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: .9em; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; overflow-wrap: normal; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+details { margin-top: .6rem; }
+summary { cursor: pointer; color: var(--soft); }
+.paper { display: none; }
+.first { font-weight: 600; color: var(--bad); }
+footer { margin-top: 2rem; border-top: 1px solid var(--line); padding-top: .6rem; font-size: .85rem;
+  color: var(--soft); }
+@media print { :root { color-scheme: light; --ink: #000; --soft: #444; --line: #bbb; --back: #fff;
+  --card: #fff; --bad: #9b1c12; --warn: #6b4600; --good: #14602a; --code: #000; }
+  body { max-width: none; padding: 0; font-size: 11pt; } article { break-inside: avoid; }
+  .scroll { overflow: visible; } .paper { display: block; } details { display: none; } }
+"""
+
+_HEAD: Final = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="referrer" content="no-referrer">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+"""
+
+
+def page(analysis: Analysis, folders: Sequence[Path]) -> str:
+    """The whole document."""
+    return "\n".join(_parts(analysis, folders))
+
+
+def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
+    job = _text(analysis.trace.key.job)
+    yield f"{_HEAD}<title>frd: {job}</title>\n<style>{_STYLE}</style>\n</head>\n<body>"
+    style = "bad" if analysis.fault else "warn" if is_partial(analysis) else "good"
+    yield f'<header class="verdict {style}"><p class="soft">{job}</p>'
+    yield f"<h1>{_text(analysis.summary)}</h1></header>"
+    for text in analysis.not_proven:
+        yield f'<p class="warn"><strong>Not proven:</strong> {_text(text)}</p>'
+    for finding in analysis.findings:
+        yield from _finding(finding_json(finding), analysis.summary)
+    yield "<h2>What was looked at</h2>"
+    yield _facts(dump_facts(analysis, folders))
+    if unknown := list(unknown_facts(analysis)):
+        yield "<h2>What is not known</h2>"
+        yield _list(unknown)
+    if analysis.warnings:
+        yield "<h2>Warnings</h2>"
+        yield _list(analysis.warnings)
+    yield from _ranks(analysis)
+    yield from _groups(analysis)
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    command = _text(f"frd analyze {shlex.join(map(str, folders))}")
+    yield f"<footer>frd {_text(__version__)}, {made}: <code>{command}</code></footer>"
+    yield "</body>\n</html>\n"
+
+
+def _text(value: object) -> str:
+    """Anything as text of the page: no markup, and nothing that turns the line around."""
+    return escape(plain(str(value)), quote=True)
+
+
+# -- findings ----------------------------------------------------------------------------------
+
+
+def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
+    """A finding that the headline tells already is not told again."""
+    told = headline.startswith(finding["summary"])
+    words = finding["kind"] if told else f"{finding['kind']}: {finding['summary']}"
+    yield f"<article><h3>{_text(words)}</h3>"
+    yield _facts(_finding_facts(finding))
+    if finding.get("ended_by"):
+        yield f"<p>{_text(finding['ended_by'])}</p>"
+    suspects = finding["suspects"]
+    if not suspects:
+        reason = REASONS.get(finding.get("reason", ""), "too little is known")
+        yield f"<p><strong>Nobody is named:</strong> {_text(reason)}</p>"
+    for suspect in suspects:
+        yield from _suspect(suspect)
+    if finding["victims"]:
+        count = len(finding["victims"])
+        who = _text(ranks_text(finding["victims"]))
+        only = "1 rank only waits" if count == 1 else f"{count} ranks only wait"
+        yield f"<details><summary>{only}</summary><p>{who}</p></details>"
+        yield f'<p class="paper">{only}: {who}</p>'
+    yield "</article>"
+
+
+def _finding_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if (of := finding.get("collective")) is not None:
+        number = f" #{of['seq']}" if of["seq"] >= 0 else ""
+        size = f", {of['group_size']} ranks" if of["group_size"] else ""
+        waited = f", waiting for {of['waiting_s']:.1f} s or more" if of["waiting_s"] >= 0.05 else ""
+        yield "collective", f"{of['op'] or 'collective'}{number} on {of['group']}{size}{waited}"
+        if of["missing_ranks"]:
+            yield "not joined by", summary.ranks(of["missing_ranks"])
+    if (witness := finding.get("witness")) is not None:
+        yield "witness", f"rank {witness['rank']} waits at {witness['stack'][0]}"
+    if len(held_up := finding.get("groups_held_up", ())) > 1:
+        yield "holds up", ", ".join(held_up)
+    if finding.get("unknown_ranks"):
+        yield "unknown", f"{ranks_text(finding['unknown_ranks'])}, of which there is no dump"
+
+
+def _suspect(suspect: Mapping[str, Any]) -> Iterator[str]:
+    where = f" on {_text(suspect['node'])}" if suspect["node"] else ""
+    reason = REASONS.get(suspect["reason"], suspect["reason"])
+    yield f'<div class="suspect"><strong>Rank {_text(suspect["rank"])}</strong>{where}: '
+    yield f"{_text(reason)} <span class='soft'>({_text(suspect['confidence'])} confidence)</span>"
+    if suspect.get("doing"):
+        yield f"<p>{_text(suspect['doing'])}</p>"
+    if suspect["evidence"]:
+        yield f"<p>{_text(suspect['evidence'])}</p>"
+    if suspect["stack"]:
+        yield _stack(suspect["stack"])
+    for worker in suspect.get("workers", ()):
+        name = f"{worker.get('name', 'process')} {worker.get('pid', '')}"
+        yield f"<p class='soft'>{_text(name)}</p>{_stack(worker.get('stack', ()))}"
+    yield "</div>"
+
+
+def _stack(lines: Iterable[str]) -> str:
+    return "<pre>" + "\n".join(map(_text, lines)) + "</pre>"
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def _groups(analysis: Analysis) -> Iterator[str]:
+    rows = [
+        (g.label, g.size or "?", ranks_text(g.info.ranks), g.matched, g.open, g.mismatched)
+        for g in analysis.groups
+    ]
+    yield f"<h2>Groups ({len(rows)})</h2>"
+    yield from _table(("group", "size#", "ranks", "matched#", "open#", "mismatched#"), rows)
+
+
+def _ranks(analysis: Analysis) -> Iterator[str]:
+    suspects = {suspect.rank for finding in analysis.findings for suspect in finding.suspects}
+    rows = [
+        (
+            rank,
+            "first cause" if rank in suspects else "",
+            report.info.node if report.info is not None else "",
+            report.entries,
+            report.waiting_in or "nothing",
+            next(iter(analysis.trace.standing.get(rank, Activity()).stack), ""),
+            report.source,
+        )
+        for rank, report in sorted(analysis.ranks.items())
+    ]
+    yield f"<h2>Ranks ({len(rows)})</h2>"
+    if analysis.missing_ranks:
+        yield f'<p class="warn">No readable dump: {_text(ranks_text(analysis.missing_ranks))}</p>'
+    head = ("rank#", "", "node", "entries#", "waits in", "main thread", "file")
+    yield from _table(head, rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    """A column whose name ends in # holds numbers; one that nobody fills is left out."""
+    used = [at for at in range(len(head)) if any(str(row[at]) for row in rows)]
+    styles = [' class="n"' if head[at].endswith("#") else "" for at in used]
+    yield '<div class="scroll"><table><thead><tr>'
+    for at, style in zip(used, styles, strict=True):
+        yield f"<th{style}>{_text(head[at].removesuffix('#'))}</th>"
+    yield "</tr></thead><tbody>"
+    for row in rows[:MAX_ROWS]:
+        cells = (
+            f"<td{style}>{_mark(row[at]) if not head[at] else _text(row[at])}</td>"
+            for at, style in zip(used, styles, strict=True)
+        )
+        yield f"<tr>{''.join(cells)}</tr>"
+    yield "</tbody></table></div>"
+    if (more := len(rows) - MAX_ROWS) > 0:
+        yield f'<p class="soft">… {more} more: frd analyze --json has all of them</p>'
+
+
+def _mark(value: object) -> str:
+    return f'<span class="first">{_text(value)}</span>' if value else ""
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> str:
+    rows = (f"<dt>{_text(label)}</dt><dd>{_text(text)}</dd>" for label, text in facts)
+    return f"<dl>{''.join(rows)}</dl>"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"

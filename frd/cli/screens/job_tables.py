@@ -1,0 +1,127 @@
+"""The tables of one job in `frd status`: ranks, groups, nodes, clocks.
+
+Each is folded or cut to its worst rows, so that 16,384 ranks fit a screen. Draws the JSON of
+``/api/v1/jobs/{job}`` and computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from frd.cli.screens.finding_panel import plain, ranks_text
+from frd.cli.screens.watching import age_text
+from frd.forms import duration_text
+
+MAX_ROWS = 20
+
+
+def ranks_table(ranks: Sequence[Mapping[str, Any]], suspects: Mapping[int, str]) -> Table:
+    """One row for all ranks of one state that wait in the same place; suspects first, apart."""
+
+    alike: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    for rank in ranks:
+        mark = suspects.get(rank["rank"], "")
+        alike.setdefault((mark, rank["state"], rank["detail"], rank["waiting_in"]), []).append(rank)
+    marks = any(mark for mark, *_ in alike)
+    table = _table("ranks", "state", "waiting in", "for", "heard")
+    if marks:
+        table.add_column(no_wrap=True)
+    # What tells ranks apart is not folded for the sake of what they wait in.
+    widest = max((len(ranks_text([r["rank"] for r in rows])) for rows in alike.values()), default=0)
+    table.columns[0].min_width = min(widest, 24)
+    ordered = sorted(alike.items(), key=lambda item: (not item[0][0], -len(item[1])))
+    for (mark, state, detail, waiting_in), rows in ordered:
+        waited = max(row["waiting_s"] for row in rows)
+        ages = [row["age_s"] for row in rows if row["age_s"] is not None]
+        table.add_row(
+            Text(ranks_text([row["rank"] for row in rows]), style="bold red" if mark else ""),
+            Text(plain(f"{state}: {detail}" if detail else state), style=_STYLES.get(state, "")),
+            Text(plain(waiting_in)),
+            duration_text(waited) if waiting_in else "",
+            age_text(max(ages, default=None)),
+            *([Text(f"<- {mark}" if mark else "", style="bold red")] if marks else []),
+        )
+    return _cut(table, len(alike))
+
+
+_STYLES = {
+    "live": "green",
+    "silent": "yellow",
+    "unwatched": "bold yellow",
+    "exited": "red",
+    "finished": "dim",
+}
+
+
+def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
+
+    worst = sorted(groups, key=lambda g: (-g["stall_s"], -g["open"], -g["size"], g["group"]))
+    table = _table("group", "size", "enqueued", "completed", "matched", "open", "stalled")
+    for group in worst[:MAX_ROWS]:
+        stalled = f"{group['stalled']}, {duration_text(group['stall_s'])}"
+        table.add_row(
+            Text(plain(group["group"])),
+            *(str(group[key]) for key in ("size", "enqueued", "completed", "matched", "open")),
+            Text(stalled if group["stalled"] else "", style="red"),
+        )
+    return _cut(table, len(groups))
+
+
+def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
+
+    worst = sorted(nodes, key=lambda n: (n["connected"], -(n["last_message_age_s"] or 0.0)))
+    table = _table("node", "agent", "ranks", "last message")
+    for node in worst[:MAX_ROWS]:
+        table.add_row(
+            Text(plain(node["node"])),
+            Text("connected", style="green") if node["connected"] else Text("gone", style="red"),
+            ranks_text(node["ranks"]),
+            age_text(node["last_message_age_s"]),
+        )
+    return _cut(table, len(nodes))
+
+
+def clocks_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
+    """What is to be added to a node's times, those known worst first; or why it is not known."""
+
+    unknown = float("inf")
+    worst = sorted(
+        nodes,
+        key=lambda n: -(unknown if n["clock_uncertainty_s"] is None else n["clock_uncertainty_s"]),
+    )
+    table = _table("node", "clock", "offset in ms", "drift in ppm", "steps", "age")
+    for node in worst[:MAX_ROWS]:
+        reason, age_s = node["clock_reason"], node["clock_age_s"]
+        table.add_row(
+            Text(plain(node["node"])),
+            Text(plain(reason or node["clock_state"]), style="yellow" if reason else "green"),
+            _offset(node["clock_offset_s"], node["clock_uncertainty_s"]),
+            "" if age_s is None else f"{node['clock_drift_ppm']:+.1f}",
+            str(node["clock_steps"]),
+            "" if age_s is None else duration_text(age_s),
+        )
+    return _cut(table, len(nodes))
+
+
+def _offset(offset_s: float, uncertainty_s: float | None) -> str:
+    text = f"{offset_s * 1e3:+.3f}"
+    return f"{text} ± {uncertainty_s * 1e3:.3f}" if uncertainty_s is not None else text
+
+
+def _table(*columns: str) -> Table:
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", caption_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _cut(table: Table, wanted: int) -> Table:
+    if wanted > table.row_count:
+        table.caption = f"{wanted - table.row_count} more"
+    return table

@@ -1,0 +1,78 @@
+"""The first screen of `frd analyze --memory`: the verdict, whose memory stands where, what is not
+known. Draws a `MemoryAnalysis` and concludes nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from frd.cli.screens.finding_panel import plain, ranks_text
+from frd.cli.screens.verdict import facts_table, findings_parts, period_text, warning_facts
+from frd.engine.memory.text import size
+from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
+
+MAX_RANKS = 8
+MAX_JOBS = 4
+
+
+def memory_verdict(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[RenderableType]:
+    partial = any(job.missing_ranks for job in analysis.jobs)
+    style = "red" if analysis.fault else "yellow" if partial else "green"
+    yield from findings_parts(analysis.summary, analysis.findings, style)
+    yield facts_table(_facts(analysis, files))
+
+
+def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[str, Text]]:
+    several = len(analysis.jobs) > 1
+    for job in analysis.jobs[:MAX_JOBS]:
+        name = f"{job.job}: " if several else ""
+        yield "samples", Text(plain(f"{name}{_samples(job)}"))
+        first = min(told.first_ns for told in job.ranks.values())
+        last = max(told.last_ns for told in job.ranks.values())
+        yield "recorded", Text(period_text(first, last))
+        for number, line in enumerate(_memory(analysis, job)):
+            yield "memory" if number == 0 else "", Text(plain(line))
+        if job.missing_ranks:
+            what = f"{name}ranks without samples: {ranks_text(job.missing_ranks)}"
+            yield "not known", Text(plain(what), style="yellow")
+    if (more := len(analysis.jobs) - MAX_JOBS) > 0:
+        yield "", Text(f"… {more} more jobs: --json has all of them", style="dim")
+    yield "clocks", Text(plain(analysis.clock_source))
+    yield from warning_facts(analysis.warnings, f"{files[0].absolute().parent}/")
+    names = " ".join(shlex.quote(str(file)) for file in files[:2])
+    names += " .." if len(files) > 2 else ""
+    yield "look at", Text(plain(f"frd analyze --memory {names} --json"), style="cyan")
+
+
+def _samples(job: MemoryJob) -> str:
+    world = max(job.world_size, len(job.ranks))
+    count = sum(told.samples for told in job.ranks.values())
+    hosts = "host" if len(job.hosts) == 1 else "hosts"
+    return f"{len(job.ranks)} of {world} ranks on {len(job.hosts)} {hosts}, {count:,} samples"
+
+
+def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:
+    """Suspects first, then whoever uses the most of what there is."""
+    named = [s.rank for f in analysis.findings if f.job == job.job for s in f.suspects]
+    order = dict.fromkeys(rank for rank in named if rank in job.ranks)
+    order |= dict.fromkeys(sorted(job.ranks, key=lambda rank: -_share(job.ranks[rank])))
+    for rank in list(order)[:MAX_RANKS]:
+        told = job.ranks[rank]
+        capacity = f" of {size(told.capacity_bytes)}" if told.capacity_bytes else ""
+        moved = f"{size(told.first_bytes)} to {size(told.last_bytes)}"
+        what = _WHAT.get(told.what, "")
+        yield f"rank {rank}: {what}{moved}, at most {size(told.peak_bytes)}{capacity}"
+    if (more := len(order) - MAX_RANKS) > 0:
+        yield f"… {more} more ranks used less: --json has all of them"
+
+
+_WHAT = {"allocator": "torch's allocator ", "host": "host memory "}
+
+
+def _share(told: MemoryRank) -> float:
+    return told.peak_bytes / (told.capacity_bytes or 1)

@@ -1,0 +1,185 @@
+"""The first screen of `frd analyze`: what an on-call engineer should know, in the order of need.
+
+The verdict and its findings, then what the folder holds, then what is not known, then where to look
+further. Draws an `Analysis` and concludes nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from frd.cli.screens.finding_panel import finding_panel, plain, ranks_text
+from frd.engine.findings.text import ranks
+from frd.forms import finding_json, fold_ranks
+from frd.model import Finding, Kind
+from frd.offline.analysis.analyze import Analysis
+from frd.offline.output.op_intervals import ended
+
+MAX_FINDINGS = 8
+MAX_WARNINGS = 3
+_LASTING = frozenset({Kind.STALL})
+"""Kinds of findings that a wait must last for; others are wrong at once."""
+
+
+def verdict(analysis: Analysis, folders: Sequence[Path]) -> Iterator[RenderableType]:
+    style = "red" if analysis.fault else "yellow" if is_partial(analysis) else "green"
+    yield from findings_parts(analysis.summary, analysis.findings, style)
+    for text in analysis.not_proven[:MAX_FINDINGS]:
+        yield Text(f"not proven: {plain(text)}", style="yellow")
+    if (more := len(analysis.not_proven) - MAX_FINDINGS) > 0:
+        yield Text(f"… {more} more waits that are not proven: --json has all of them", style="dim")
+    yield facts_table(_facts(analysis, folders))
+
+
+def findings_parts(
+    summary: str, findings: Sequence[Finding], style: str
+) -> Iterator[RenderableType]:
+    """The verdict, unless the only finding says it, and the first findings."""
+    if not (len(findings) == 1 and summary.startswith(findings[0].summary)):
+        yield Text(plain(summary), style=f"bold {style}")
+    for finding in findings[:MAX_FINDINGS]:
+        yield finding_panel(finding_json(finding))
+    if (more := len(findings) - MAX_FINDINGS) > 0:
+        yield Text(f"… {more} more findings: --json has all of them", style="dim")
+
+
+def facts_table(facts: Iterable[tuple[str, Text]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in facts:
+        table.add_row(label, text)
+    return table
+
+
+def warning_facts(warnings: Sequence[str], here: str) -> Iterator[tuple[str, Text]]:
+    """The first warnings, without the folder `here`, which has been said often enough."""
+    for number, warning in enumerate(warnings[:MAX_WARNINGS]):
+        label = f"{len(warnings)} warnings" if len(warnings) > 1 else "warning"
+        text = plain(warning.replace(here, ""))
+        yield label if number == 0 else "", Text(text, style="yellow")
+    if (more := len(warnings) - MAX_WARNINGS) > 0:
+        yield "", Text(f"… {more} more: --json has all of them", style="dim")
+
+
+def is_partial(analysis: Analysis) -> bool:
+    """Too little for an all-clear that looks like one."""
+    if analysis.missing_ranks or analysis.not_proven:
+        return True
+    return not any(map(len, analysis.trace.ranks.values()))
+
+
+def _facts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, Text]]:
+    for label, text in dump_facts(analysis, folders):
+        yield label, Text(plain(text))
+    for what in unknown_facts(analysis):
+        yield "not known", Text(plain(what), style="yellow")
+    here = f"{folders[0].absolute()}/" if len(folders) == 1 else ""
+    yield from warning_facts(analysis.warnings, here)
+    for label, line in _next(analysis, folders):
+        yield label, Text(line, style="cyan")
+
+
+def dump_facts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """What was looked at, with its label."""
+    yield "dumps", _dumps(analysis)
+    if analysis.trace.folder and not _is_named(analysis.trace.folder, folders):
+        yield "taken from", analysis.trace.folder
+    if apart := _apart(analysis):
+        yield "earlier", apart
+    if span := _span(analysis):
+        yield "recorded", span
+    if analysis.ranks:
+        yield "clocks", analysis.clock_source
+
+
+def _is_named(folder: str, folders: Sequence[Path]) -> bool:
+    """Whoever named the folder, or one in it, knows where the dumps are."""
+    return any(path.absolute().is_relative_to(folder) for path in folders)
+
+
+def _apart(analysis: Analysis) -> str:
+    """How far earlier dumps lie before the one that is judged."""
+    *earlier, last = analysis.dumps
+    if not earlier:
+        return ""
+    known = [last.taken_by_ns - one.taken_by_ns for one in earlier if one.taken_by_ns]
+    what = "1 dump" if len(earlier) == 1 else f"{len(earlier)} dumps"
+    before = f", {known[0] / 1e9:.1f} s before the one that is judged" if known else ""
+    return f"{what} of the same job{before}"
+
+
+def _dumps(analysis: Analysis) -> str:
+    trace = analysis.trace
+    world = max(trace.world_size, len(analysis.ranks))
+    ranks = f"{len(analysis.ranks)} of {world} ranks"
+    done = [ended(of, trace.names) for of in trace.ranks.values()]
+    total, in_flight = sum(map(len, done)), sum(int((~one).sum()) for one in done)
+    used = len(np.unique(np.concatenate([of.group for of in trace.ranks.values()])))
+    groups = f"{used} group{'s' * (used != 1)}"
+    return f"{ranks}, {groups} in use, {total:,} entries, {in_flight:,} of them in flight"
+
+
+def _span(analysis: Analysis) -> str:
+    """From the first entry to the last, on the aligned clock."""
+    first, last = [], []
+    for rank, of in analysis.trace.ranks.items():
+        if len(known := of.created_ns[of.created_ns > 0]):
+            offset = analysis.clock_offsets_ns.get(rank, 0)
+            first.append(int(known.min()) + offset)
+            last.append(int(known.max()) + offset)
+    if not first:
+        return ""
+    return period_text(min(first), max(last))
+
+
+def period_text(first_ns: int, last_ns: int) -> str:
+    begin, end = (datetime.fromtimestamp(at // 10**9, UTC) for at in (first_ns, last_ns))
+    same_day = begin.date() == end.date()
+    return (
+        f"{begin:%Y-%m-%d %H:%M:%S} to {end:{'%H:%M:%S' if same_day else '%Y-%m-%d %H:%M:%S'}} UTC"
+    )
+
+
+def unknown_facts(analysis: Analysis) -> Iterator[str]:
+    """What the dumps leave open, for people."""
+    if analysis.missing_ranks:
+        yield f"ranks without a readable dump: {ranks_text(analysis.missing_ranks)}"
+    open_ended = [w for w in analysis.waiting if not w.is_proven]
+    lasting = [f.kind for f in analysis.findings if f.kind in _LASTING]
+    if open_ended and lasting:
+        least = min(w.at_least_s for w in open_ended)
+        most = max((w.at_most_s or 0.0 for w in open_ended if w.is_before_timeout), default=0.0)
+        between = f"{least:.1f} to {most:.1f} s" if most else f"at least {least:.1f} s"
+        yield (
+            f"how long they had waited when dumped: {between}, the files do not tell more; if the "
+            "job still runs, take another dump and name both folders"
+        )
+    blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
+    if blind:
+        verb = "stands" if len(set(blind)) == 1 else "stand"
+        yield f"where {ranks(blind)} {verb} now: for a job that still runs, take frd dump --stacks"
+    nowhere = [group.label for group in analysis.groups if not group.size]
+    if nowhere:
+        yield f"who belongs to {', '.join(nowhere[:3])}: no dump tells"
+    resets = [rank for rank, report in analysis.ranks.items() if report.resets]
+    if resets:
+        yield f"what was before a reset of the recorder: {ranks_text(resets)}"
+
+
+def _next(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Lines to type next."""
+    command = f"frd analyze {shlex.join(map(str, folders))}"
+    suspects = sorted({s.rank for finding in analysis.findings for s in finding.suspects})
+    ranks = f" --ranks {fold_ranks(suspects)}" if suspects else ""
+    stacks = " --stacks" if analysis.trace.stacks else ""
+    yield "look at", f"{command} --entries{ranks}{stacks}"
+    yield "", f"{command} --timeline trace.pftrace"

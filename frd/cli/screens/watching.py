@@ -1,0 +1,46 @@
+"""The last lines of `frd findings` and `frd status`: warnings, why frd is blind, what it watches.
+
+Draws what the service says in ``watching`` and ``warnings``. A service of an older version says
+neither; then there is no such line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from frd.cli.screens.finding_panel import plain
+from frd.forms import duration_text
+
+
+def last_lines(answer: Mapping[str, Any]) -> Iterator[Text]:
+    """Warnings, one line for each reason to be blind, and what is watched."""
+    for warning in answer.get("warnings", ()):
+        yield Text(f"warning: {plain(warning['text'])}", style="yellow")
+    if (watching := answer.get("watching")) is not None:
+        for text in watching["blind"]:
+            yield Text(f"blind: {plain(text)}", style="bold yellow")
+        yield Text(watching_text(watching), style="dim")
+
+
+def watching_text(watching: Mapping[str, Any]) -> str:
+    """``watching 1 job, 2 ranks, 1 agent; last heard 0.4 s ago``.
+
+    A connected agent without ranks has nothing to report, so its silence means nothing.
+    """
+    counts = ", ".join(_count(watching[f"{noun}s"], noun) for noun in ("job", "rank", "agent"))
+    heard = watching["last_heard_s"]
+    is_idle = watching["agents"] > 0 and not watching["jobs"]
+    ago = "" if heard is None or is_idle else f"; last heard {age_text(heard)}"
+    return f"watching {counts}{ago}"
+
+
+def age_text(age_s: float | None) -> str:
+    """``3 min ago``; ``never`` when there was nothing yet."""
+    return "never" if age_s is None else f"{duration_text(age_s)} ago"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,70 @@
+"""What collectives say of a clock: nobody can leave one before everybody has entered.
+
+Where every output depends on every input, the last member to join came before any member was done.
+If the times of two nodes tell otherwise by more than their clocks may be off, one of the clocks is
+wrong; if they tell it by less, the offsets are bounded. Such bounds rest on another node's word. So
+they never narrow the interval that a node's own exchanges prove, they only move the estimate within
+it; and one peer alone is not believed where there are others who could say the same, because then a
+node that lies would move the clocks of honest ones. Of two nodes that contradict each other nobody
+can tell which one is wrong.
+
+Collectives bound loosely (their ends are seen by polling), so these bounds seldom matter; what
+counts is the contradiction.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM
+
+FRESH_NS: Final = 60_000_000_000
+MOST_PEERS: Final = 16
+
+
+class Witnesses:
+    """Bounds of one clock's offset, by the peers that gave them."""
+
+    __slots__ = ("_high", "_low", "_needed")
+
+    def __init__(self) -> None:
+        self._low: dict[str, tuple[int, int]] = {}
+        """Aligned time and offset, likewise `_high`."""
+        self._high: dict[str, tuple[int, int]] = {}
+        self._needed = 1
+
+    def __bool__(self) -> bool:
+        return bool(self._low or self._high)
+
+    def tell(self, peer: str, peers: int, at: int, low: int | None, high: int | None) -> None:
+        """`peer`, one of `peers` nodes that could, bounds the offset at an aligned time."""
+        self._needed = min(2, max(peers, 1))
+        if low is not None:
+            _tell(self._low, peer, at, -low)
+        if high is not None:
+            _tell(self._high, peer, at, high)
+
+    def interval(self, at: int) -> tuple[int, int]:
+        """Bounds of the offset that enough peers agree on; far apart without any."""
+        return -self._highest(self._low, at), self._highest(self._high, at)
+
+    def _highest(self, side: dict[str, tuple[int, int]], at: int) -> int:
+        for peer in [peer for peer, (then, _) in side.items() if abs(at - then) > FRESH_NS]:
+            del side[peer]
+        if len(side) < self._needed:
+            return FAR_NS
+        return sorted(_grown(bound, at) for bound in side.values())[self._needed - 1]
+
+
+def _tell(side: dict[str, tuple[int, int]], peer: str, at: int, high: int) -> None:
+    known = side.pop(peer, None)
+    if known is not None and _grown(known, at) < high:
+        at, high = known
+    side[peer] = (at, high)
+    if len(side) > MOST_PEERS:
+        del side[next(iter(side))]
+
+
+def _grown(bound: tuple[int, int], at: int) -> int:
+    then, high = bound
+    return high + abs(at - then) * GROWTH_PPM // 1_000_000 + 1

@@ -1,0 +1,287 @@
+"""From the end of a chain of waiting to named ranks: reason, confidence and evidence.
+
+Confidence is high only when the evidence is fresh, complete and of the kind that leaves no other
+explanation; each function says what lowers it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from frd.engine.clocks.uncertain_time import Moment
+from frd.engine.findings import text as summary
+from frd.engine.hangs import disagreements
+from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
+from frd.engine.hangs.ops_in_flight import Instance
+from frd.engine.hangs.root_causes import Root
+from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Member, Wait, Why
+from frd.engine.state.snapshot import MismatchFact
+from frd.forms import utc_text
+from frd.model import AlignedNs, Confidence, RankState, Reason
+
+_STOPPED = ("stopped", "zombie", "state t", "state z")
+"""Words in an agent's evidence for a process that provably does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One suspect and what speaks against it."""
+
+    rank: int
+    reason: Reason
+    confidence: Confidence
+    evidence: str
+    began: Moment
+    """As far as the picture tells, on the clock of whoever tells it."""
+
+    @property
+    def onset(self) -> AlignedNs:
+        return self.began.at
+
+
+def blame(
+    graph: Graph, root: Root, held_up: Sequence[Wait], fact: MismatchFact | None
+) -> list[Blame]:
+    """The suspects of one root; `held_up` are the waits that lead straight to it, oldest first,
+    and `fact` is what its members do not agree on, for a mismatch."""
+    node = root.nodes[0]
+    match root.ending:
+        case Ending.ORDER:
+            return _circle(graph, root)
+        case Ending.MISMATCH if fact is not None:
+            return _minority(graph, fact)
+        case Ending.ALONE | Ending.DEVICE if isinstance(node, Wait):
+            return _left_inside(graph, node.instance, root.ending)
+        case Ending.GONE if isinstance(node, Member):
+            return [_gone(graph, node.rank, held_up)]
+        case Ending.IDLE | Ending.MOVING if isinstance(node, Member):
+            return [_elsewhere(graph, node.rank, root.ending, held_up)]
+        case Ending.DOUBT if isinstance(node, Doubt):
+            return _silence(graph, node, held_up)
+        case _:
+            return []
+
+
+def op_of(graph: Graph, instance: Instance) -> str:
+    if instance.is_p2p:
+        return f"send {_end(instance.src)}->{_end(instance.dst)}"
+    return graph.picture.groups[instance.group].ops(instance.seq)
+
+
+def describe(graph: Graph, instance: Instance) -> str:
+    label = graph.picture.groups[instance.group].info.label
+    return summary.collective(op_of(graph, instance), instance.seq, label)
+
+
+def _end(rank: int) -> str:
+    return str(rank) if rank >= 0 else "?"
+
+
+def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Blame:
+    """High when the rank is provably in no collective, and was absent for long, not just now: one
+    that was in something else all that time may have come out of it a moment ago."""
+    began = _onset(graph, held_up)
+    words = [_last_joined(graph, rank, held_up, fresh=True)]
+    row = graph.waits.row(rank)
+    if ending is Ending.MOVING:
+        words.append("it is still active in other groups")
+        confidence = Confidence.MEDIUM
+    else:
+        threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
+        as_of = int(graph.picture.as_of[row])
+        seen_absent_s, rested_s = (as_of - began.at) / 1e9, (as_of - graph.moved_at(rank)) / 1e9
+        proven = seen_absent_s >= threshold_s / 2 and rested_s >= threshold_s
+        proven = proven and not graph.waits.has_forgotten(rank)
+        confidence = Confidence.HIGH if proven else Confidence.MEDIUM
+    if graph.picture.detail[row]:
+        words.append(summary.clean(graph.picture.detail[row]))
+    return Blame(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
+
+
+def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
+    """High on the agent's positive evidence; a recorder that merely does not answer is not, and a
+    rank that blames a peer in its last words is hardly the first cause."""
+    picture, row = graph.picture, graph.waits.row(rank)
+    detail = summary.clean(picture.detail[row])
+    since = AlignedNs(int(picture.state_since[row]))
+    at = f" at {utc_text(since)}" if since > 0 else ""
+    confidence, reason = Confidence.HIGH, Reason.EXITED
+    match picture.state[row]:
+        case RankState.FINISHED:
+            words = [f"finished cleanly{at}", detail]
+        case RankState.SILENT:
+            reason = Reason.UNREACHABLE
+            words = [detail or f"its recorder has not answered since{at.removeprefix(' at')}"]
+            if not any(word in detail.lower() for word in _STOPPED):
+                confidence = Confidence.MEDIUM
+        case _:
+            words = [f"process exited{at}", detail]
+            if manner_of(how_it_ended(picture, row)) is Manner.REACTED:
+                confidence = Confidence.LOW
+    words.append(_last_joined(graph, rank, held_up, fresh=False))
+    began = picture.moment(rank, since) if since > 0 else _onset(graph, held_up)
+    return Blame(rank, reason, confidence, "; ".join(filter(None, words)), began)
+
+
+def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]:
+    """An agent that was there and is not any more is a weak claim; any other doubt is none."""
+    match doubt.why:
+        case Why.DISCONNECTED:
+            confidence = Confidence.MEDIUM
+        case Why.LATE:
+            confidence = Confidence.LOW
+        case Why.NEVER_SEEN | Why.GAP | Why.UNPROVEN:
+            return []
+        case _ as never:
+            assert_never(never)
+    as_of = int(graph.picture.as_of[graph.waits.row(doubt.rank)])
+    words = [f"{doubt.why.value}; last heard of at {utc_text(as_of)}"]
+    words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
+    began = _onset(graph, held_up)
+    evidence = "; ".join(filter(None, words))
+    return [Blame(doubt.rank, Reason.UNREACHABLE, confidence, evidence, began)]
+
+
+def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame]:
+    """High for a minority: when most are left behind, what they share may be at fault. And on the
+    word of more than another agent, or of their own: one alone may tell what is not."""
+    those = graph.waits.attendance(instance)
+    what = describe(graph, instance)
+    if ending is Ending.ALONE:
+        reason = Reason.IN_COLLECTIVE_ALONE
+        stuck, ahead = graph.stuck_inside(those, those.done_at), those.done
+        words = f"still inside {what}, which {summary.ranks(ahead.tolist())} completed"
+    else:
+        reason = Reason.DEVICE_STUCK
+        stuck = graph.stuck_devices(those)
+        ahead = those.inside[those.started]
+        words = (
+            f"joined {what}, but its device has not started it; the device of "
+            f"{summary.ranks(ahead.tolist())} has"
+        )
+    witnesses = graph.agents_of(ahead)
+    blames = []
+    for rank in stuck:
+        confirmed = len(witnesses) > 1 or witnesses == graph.agents_of([rank])
+        certain = confirmed and len(stuck) <= len(ahead)
+        confidence = Confidence.HIGH if certain else Confidence.MEDIUM
+        since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
+        began = graph.picture.moment(rank, since)
+        blames.append(Blame(rank, reason, confidence, words, began))
+    return blames
+
+
+def _circle(graph: Graph, root: Root) -> list[Blame]:
+    """Each rank with its own order: what it is in, and what it keeps others waiting in. Those who
+    do as most do are less likely to be wrong."""
+    waits = sorted(
+        (n for n in root.nodes if isinstance(n, Wait)), key=lambda w: (w.instance, w.rank)
+    )
+    heads = {n.rank: graph.waits.head(n.rank) for n in root.nodes if isinstance(n, Member)}
+    [(most, count)] = Counter(head.instance for head in heads.values() if head).most_common(1)
+    usual = most if 2 * count > len(heads) else None
+    blames = []
+    for rank, head in sorted(heads.items()):
+        if head is None:
+            continue
+        after: list[str] = []
+        never: list[str] = []
+        for wait in waits:
+            if wait.instance == head.instance or Member(rank) not in graph.edges[wait]:
+                continue
+            mine = any(op.instance == wait.instance for op in graph.waits.ops(rank))
+            (after if mine else never).append(describe(graph, wait.instance))
+        words = [f"is in {describe(graph, head.instance)}"]
+        if after:
+            words.append(f"which it entered before {' and '.join(after)}")
+        if never:
+            words.append(f"and has not joined {' and '.join(never)}")
+        began = graph.picture.moment(rank, head.since)
+        confidence = Confidence.MEDIUM if head.instance == usual else Confidence.HIGH
+        blames.append(Blame(rank, Reason.ORDER, confidence, ", ".join(words), began))
+    return blames
+
+
+def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
+    """All but the largest class, when that is a true majority of all members; else everybody."""
+    majority = disagreements.has_majority(fact)
+    began = graph.onset(Wait(Instance(fact.group, fact.seq)))
+    confidence = Confidence.HIGH if majority and fact.complete else Confidence.MEDIUM
+    named = fact.classes[1:] if majority else fact.classes
+    if len(fact.classes) == 1:  # their sums do not add up, and nothing tells whose is wrong
+        confidence, named = Confidence.LOW, fact.classes
+    label = graph.picture.groups[fact.group].info.label
+    completed = has_completed(graph, fact)
+    return [
+        Blame(
+            rank,
+            Reason.MISMATCH,
+            confidence,
+            disagreements.of_rank(fact, rank, label, completed=completed),
+            began,
+        )
+        for _, ranks in named
+        for rank in ranks
+    ]
+
+
+def has_completed(graph: Graph, fact: MismatchFact) -> bool:
+    """All members completed the collective and went on to a later one: no error stopped them."""
+    group = graph.picture.groups[fact.group]
+    done = (group.completed >= fact.seq) & (group.enqueued > fact.seq)
+    return bool(len(done)) and bool(done.all())
+
+
+def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
+    """One sentence on who did what, for ranks that do not agree; empty where none do."""
+    if root.ending is Ending.MISMATCH and fact is not None:
+        label = graph.picture.groups[fact.group].info.label
+        completed = has_completed(graph, fact)
+        return disagreements.of_mismatch(fact, label, completed=completed)
+    if root.ending is not Ending.ORDER:
+        return ""
+    members: dict[Instance, list[int]] = {}
+    for node in root.nodes:
+        if isinstance(node, Member) and (head := graph.waits.head(node.rank)) is not None:
+            members.setdefault(head.instance, []).append(node.rank)
+    heads = sorted(members.items(), key=lambda item: (len(item[1]), item[1]))
+    most = max(map(len, members.values()), default=0)
+    told = [(_without_number(graph, instance), ranks) for instance, ranks in heads]
+    return disagreements.of_order(told, has_usual=2 * most > sum(map(len, members.values())))
+
+
+def _without_number(graph: Graph, instance: Instance) -> str:
+    label = graph.picture.groups[instance.group].info.label
+    return summary.collective(op_of(graph, instance), -1, label)
+
+
+def lowered(blames: Sequence[Blame]) -> list[Blame]:
+    """The same with at most medium confidence, for an incident that is not fully seen."""
+    return [
+        replace(b, confidence=Confidence.MEDIUM) if b.confidence is Confidence.HIGH else b
+        for b in blames
+    ]
+
+
+def _onset(graph: Graph, held_up: Sequence[Wait]) -> Moment:
+    onsets = [graph.onset(wait) for wait in held_up]
+    return min(onsets, key=lambda one: one.at, default=graph.picture.moment(-1, graph.picture.now))
+
+
+def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: bool) -> str:
+    """How far the rank came in what waits for it the longest, as far as that is known."""
+    if not held_up:
+        return ""
+    instance = held_up[0].instance
+    label = summary.clean(graph.picture.groups[instance.group].info.label)
+    if instance.is_p2p:
+        way = "recv" if rank == instance.dst else "send"
+        other = instance.peer_of(rank)
+        return f"has posted no {way} that matches rank {other} on {label}" if fresh else ""
+    enqueued = graph.waits.enqueued(instance.group, rank)
+    if enqueued < 0:
+        return f"has not joined a collective of {label} yet" if fresh else ""
+    return f"last {'joined' if fresh else 'seen at'} seq {enqueued} of {label}"

@@ -1,0 +1,282 @@
+"""First causes: what the wait-for graph of a picture ends in, one verdict per incident.
+
+Start at the ranks whose waiting is confirmed, follow the edges of `frd.engine.hangs.wait_graph` to
+the roots of `frd.engine.hangs.root_causes`, and let `frd.engine.hangs.attribution` name who is
+there. Pure: a picture and thresholds in, verdicts out; the live engine and offline analysis ask the
+same way.
+
+The rule refuses to invent a culprit: where only missing telemetry is left, nobody is named beyond
+the one who does not answer, and where all have joined and nobody completes, nobody at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from frd.engine.hangs.attribution import Blame, blame, disagree, lowered, op_of
+from frd.engine.hangs.ops_in_flight import Instance, Waits
+from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
+from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Node, Rules, Wait
+from frd.engine.state.snapshot import MismatchFact, Picture, StallTable, Stuck
+from frd.model import AlignedNs, Int32s, Kind, Reason
+
+_FOREMOST = (
+    frozenset({Ending.MISMATCH}),
+    DEFINITE,
+    frozenset({Ending.MOVING}),
+    frozenset({Ending.DOUBT}),
+    frozenset({Ending.NOBODY}),
+)
+"""Of all that an incident ends in, the first of these sets that has any is told."""
+
+_ON_ITS_WAY = frozenset({Ending.ALONE, Ending.DEVICE, Ending.NOBODY})
+"""Ends that also look like this for a moment when somebody came late, and all is well again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One incident as a picture shows it."""
+
+    kind: Kind
+    reason: Reason | None
+    """Of the whole incident, where there is no suspect to carry it."""
+    instance: Instance
+    """What it is about: the oldest stalled op that waits directly for a suspect, a collective
+    where there is one."""
+    op: str
+    since: AlignedNs
+    """When the first rank began to wait in `instance`."""
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+    stalled: tuple[Stuck, ...]
+    """All that is stalled in the incident, oldest first."""
+    suspects: tuple[Blame, ...]
+    """By onset; empty when nobody can be named."""
+    victims: tuple[int, ...]
+    unknown: tuple[int, ...]
+    """Ranks that are waited for, and of which nothing can be claimed."""
+    disagreement: str = ""
+    """A sentence on who did what, where ranks do not agree."""
+
+
+def find(
+    picture: Picture,
+    stalled: StallTable,
+    *,
+    threshold_s: Callable[[int], float] = lambda group: 10.0,
+    late_s: float = 5.0,
+) -> list[Verdict]:
+    """The incidents of a picture, oldest first.
+
+    `threshold_s` gives the stall threshold of a group by its index: what is young beside it is
+    moving, not stuck. Telemetry older than `late_s` proves no absence. All mismatches of the
+    picture count; leave out those that are not to be told yet.
+    """
+    facts = _first_facts(picture.mismatches)
+    graph = Graph(Waits(picture), Rules(threshold_s, late_s, facts.keys()))
+    starts = _starts(graph, stalled.rank)
+    for instance in facts:
+        starts.setdefault(Wait(instance), set())
+    verdicts = [
+        verdict
+        for incident in incidents(graph, starts)
+        if (verdict := _judge(graph, incident, facts, stalled, starts)) is not None
+    ]
+    return _one_each(sorted(verdicts, key=lambda v: (v.since, v.instance)))
+
+
+def _first_facts(mismatches: Sequence[MismatchFact]) -> dict[Instance, MismatchFact]:
+    """The first mismatch of each group: what does not match after it is its consequence."""
+    first: dict[int, MismatchFact] = {}
+    for fact in mismatches:
+        if fact.group not in first or fact.seq < first[fact.group].seq:
+            first[fact.group] = fact
+    return {Instance(fact.group, fact.seq): fact for fact in first.values()}
+
+
+def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
+    """What the stalled ranks wait in, each with its ranks. The gone wait for nobody."""
+    starts: dict[Wait, set[int]] = {}
+    for instance, started, ranks in graph.waits.by_head(stalled):
+        alive = {rank for rank in ranks.tolist() if not graph.is_gone(rank)}
+        if alive:
+            end = min(alive) if instance.is_p2p else -1
+            starts[Wait(instance, started, end)] = alive
+    return starts
+
+
+def _judge(
+    graph: Graph,
+    incident: Incident,
+    facts: Mapping[Instance, MismatchFact],
+    stalled: StallTable,
+    starts: Mapping[Wait, set[int]],
+) -> Verdict | None:
+    """None when all that the incident ends in is too young to be told."""
+    roots = _foremost(graph, incident)
+    if not roots:
+        return None
+    held_up = _held_up(graph, incident)
+    starting = set().union(*(starts[wait] for wait in incident.starts))
+    suspects = _suspects(graph, roots, held_up, facts)
+    named = {suspect.rank for suspect in suspects}
+    unknown = {n.rank for n in incident.nodes if isinstance(n, Doubt)} - named
+    victims = (starting | _waiting_anywhere(graph, incident)) - named - unknown
+    rows = _rows(stalled, starting)
+    about = _about(graph, roots, held_up, {stuck for stuck, _ in rows})
+    waiting, missing = _attendance(graph, about)
+    return Verdict(
+        kind=_kind(roots),
+        reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NOBODY else None,
+        instance=about.instance,
+        op=_op(graph, about.instance, facts),
+        since=graph.since(about),
+        waiting=waiting,
+        missing=missing,
+        stalled=tuple(stuck for stuck, _ in rows),
+        suspects=tuple(lowered(suspects) if unknown else suspects),
+        victims=tuple(sorted(victims)),
+        unknown=tuple(sorted(unknown)),
+        disagreement=next(filter(None, (_disagree(graph, root, facts) for root in roots)), ""),
+    )
+
+
+def _op(graph: Graph, instance: Instance, facts: Mapping[Instance, MismatchFact]) -> str:
+    """Where members do not agree, what most of them called, whoever was seen first."""
+    fact = facts.get(instance)
+    return op_of(graph, instance) if fact is None else fact.classes[0][0].op
+
+
+def _disagree(graph: Graph, root: Root, facts: Mapping[Instance, MismatchFact]) -> str:
+    node = root.nodes[0]
+    return disagree(graph, root, facts.get(node.instance) if isinstance(node, Wait) else None)
+
+
+def _foremost(graph: Graph, incident: Incident) -> list[Root]:
+    ripe = [
+        root
+        for root in incident.roots
+        if root.ending not in _ON_ITS_WAY
+        or all(graph.is_ripe(node) for node in root.nodes if isinstance(node, Wait))
+    ]
+    for endings in _FOREMOST:
+        if told := [root for root in ripe if root.ending in endings]:
+            return told
+    return []
+
+
+def _kind(roots: Sequence[Root]) -> Kind:
+    endings = {root.ending for root in roots}
+    if endings == {Ending.MISMATCH}:
+        return Kind.MISMATCH
+    return Kind.ORDER if endings == {Ending.ORDER} else Kind.STALL
+
+
+def _held_up(graph: Graph, incident: Incident) -> dict[Node, list[Wait]]:
+    """For each node the waits that lead straight to it, the most telling first."""
+    waits = [node for node in incident.nodes if isinstance(node, Wait)]
+    waits.sort(key=lambda wait: _order(graph, wait))
+    found: dict[Node, list[Wait]] = {}
+    for wait in waits:
+        for target in graph.edges[wait]:
+            found.setdefault(target, []).append(wait)
+    return found
+
+
+def _suspects(
+    graph: Graph,
+    roots: Sequence[Root],
+    held_up: Mapping[Node, list[Wait]],
+    facts: Mapping[Instance, MismatchFact],
+) -> list[Blame]:
+    """By onset. A rank that several roots name is told once, by its earliest onset."""
+    blames: list[Blame] = []
+    for root in roots:
+        node = root.nodes[0]
+        fact = facts.get(node.instance) if isinstance(node, Wait) else None
+        blames += blame(graph, root, held_up.get(node, []), fact)
+    by_rank: dict[int, Blame] = {}
+    for one in sorted(blames, key=lambda b: (b.onset, b.rank)):
+        by_rank.setdefault(one.rank, one)
+    return list(by_rank.values())
+
+
+def _waiting_anywhere(graph: Graph, incident: Incident) -> set[int]:
+    """Everybody inside anything that the incident goes through."""
+    ranks: set[int] = set()
+    for node in incident.nodes:
+        if isinstance(node, Wait):
+            ranks.update(_attendance(graph, node)[0])
+    return ranks
+
+
+def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Who waits in it and who is missing, sorted."""
+    if wait.instance.is_p2p:
+        peer = wait.instance.peer_of(wait.rank)
+        came = graph.waits.is_paired(wait.instance, wait.rank)
+        return (wait.rank,), () if came else (peer,)
+    those = graph.waits.attendance(wait.instance)
+    inside = np.sort(np.concatenate([those.inside, those.behind]))
+    return tuple(inside.tolist()), tuple(those.absent.tolist())
+
+
+def _rows(stalled: StallTable, ranks: set[int]) -> list[tuple[Stuck, int]]:
+    """What of these ranks is stalled, with its age, oldest first."""
+    mine = np.isin(stalled.rank, np.fromiter(ranks, np.int64, len(ranks)))
+    oldest: dict[Stuck, int] = {}
+    for stuck, since in zip(stalled.rows(mine), stalled.since[mine].tolist(), strict=True):
+        oldest[stuck] = min(since, oldest.get(stuck, since))
+    return sorted(oldest.items(), key=lambda item: (item[1], item[0]))
+
+
+def _about(
+    graph: Graph,
+    roots: Sequence[Root],
+    held_up: Mapping[Node, list[Wait]],
+    stalled: set[Stuck],
+) -> Wait:
+    """The first stalled op that waits directly for a root; else the first that does."""
+    direct = [
+        wait
+        for root in roots
+        for node in root.nodes
+        for wait in ([node] if isinstance(node, Wait) else held_up.get(node, []))
+    ]
+    confirmed = [w for w in direct if Stuck(w.instance.group, w.instance.seq, w.rank) in stalled]
+    return min(confirmed or direct, key=lambda w: _order(graph, w))
+
+
+def _order(graph: Graph, wait: Wait) -> tuple[bool, int, Instance, bool, int]:
+    """Collectives first, which tell how far a rank came; the oldest of them."""
+    return wait.instance.is_p2p, graph.since(wait), wait.instance, wait.started, wait.rank
+
+
+def _one_each(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Verdicts that name the same rank are one incident; the oldest speaks for them."""
+    kept: list[Verdict] = []
+    for verdict in verdicts:
+        named = {b.rank for b in verdict.suspects}
+        for at, other in enumerate(kept):
+            if named & {b.rank for b in other.suspects}:
+                kept[at] = _joined(other, verdict)
+                break
+        else:
+            kept.append(verdict)
+    return kept
+
+
+def _joined(first: Verdict, second: Verdict) -> Verdict:
+    known = {b.rank for b in first.suspects}
+    suspects = (*first.suspects, *(b for b in second.suspects if b.rank not in known))
+    named = {b.rank for b in suspects}
+    return replace(
+        first,
+        stalled=tuple(dict.fromkeys((*first.stalled, *second.stalled))),
+        suspects=suspects,
+        victims=tuple(sorted({*first.victims, *second.victims} - named)),
+        unknown=tuple(sorted({*first.unknown, *second.unknown} - named)),
+    )

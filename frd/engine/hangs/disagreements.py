@@ -1,0 +1,149 @@
+"""Sentences on ranks that disagree: who called what, whichever of them was seen first.
+
+With a majority the odd ones come first ("rank 2 called broadcast where ranks 0-1 called
+all_reduce"), without one all sides are listed. Only what differs is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from frd.engine.findings import text as summary
+from frd.engine.matching import signature_rules
+from frd.engine.state.snapshot import MismatchFact
+from frd.model import Signature
+
+_MOST: Final = 3
+"""Odd classes that one sentence tells of."""
+_MOST_CHARS: Final = 600
+WRONG_RESULT: Final = "it completed, so its result is wrong numbers"
+GLOO: Final = "Gloo records reduce_scatter as all_reduce"
+_DTYPES: Final = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+"""What recorders call the types that people know by torch's names."""
+
+
+def has_majority(fact: MismatchFact) -> bool:
+    sizes = [len(ranks) for _, ranks in fact.classes]
+    return 2 * sizes[0] > sum(sizes)
+
+
+def of_mismatch(fact: MismatchFact, label: str, *, completed: bool) -> str:
+    """``rank 2 passed float16 where ranks 0-1 passed float32 to all_reduce #7 on default_pg``"""
+    usual, *odd = fact.classes
+    words = _Words(fact, label)
+    if not odd:
+        what = summary.collective(usual[0].op, fact.seq, label)
+        return _ended(f"sizes in {what} contradict each other: {fact.detail}", completed)
+    told = [f"{summary.ranks(ranks)} {words.did(one)}" for one, ranks in odd[:_MOST]]
+    if len(odd) > _MOST:
+        told.append(f"{sum(len(ranks) for _, ranks in odd[_MOST:])} more did something else")
+    mine = f"{summary.ranks(usual[1])} {words.did(usual[0])}"
+    if has_majority(fact):
+        return _ended(f"{' and '.join(told)} where {mine}{words.where}", completed)
+    return _ended(f"{', '.join([mine, *told])}{words.where}", completed)
+
+
+def of_rank(fact: MismatchFact, rank: int, label: str, *, completed: bool) -> str:
+    """What one rank did: ``called broadcast where ranks 0-1 called all_reduce (#249 on dp)``."""
+    words = _Words(fact, label)
+    signature, ranks = next((one, ranks) for one, ranks in fact.classes if rank in ranks)
+    others = [(one, theirs) for one, theirs in fact.classes if theirs != ranks]
+    told = f"passed {summary.clean(signature.op)}; {fact.detail}"
+    if others:
+        other, theirs = others[0]
+        told = f"{words.did(signature)} where {summary.ranks(theirs)} {words.did(other)}"
+        told += words.where
+        if wrong := signature_rules.self_contradiction(signature, fact.group_size):
+            told += f"; {wrong}"
+    return _ended(told, completed) + (f"; {GLOO}" if _of_gloo(fact) else "")
+
+
+def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> str:
+    """``rank 3 went into all_reduce on dp while ranks 0-2 are in all_to_all on ep``.
+
+    `heads` tells which ranks are in what, the usual one last.
+    """
+    told = [f"{summary.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
+    if not has_usual:
+        return ", ".join(told)
+    odd = [f"{summary.ranks(ranks)} went into {what}" for what, ranks in heads[:-1]]
+    return f"{' and '.join(odd)} while {told[-1]}"
+
+
+def _is(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _ended(text: str, completed: bool) -> str:
+    text = summary.clean(text, _MOST_CHARS)
+    return f"{text}; {WRONG_RESULT}" if completed else text
+
+
+def _of_gloo(fact: MismatchFact) -> bool:
+    """Whether what a recorder calls it leaves open what it was."""
+    return len({one.op for one, _ in fact.classes}) > 1 and any(
+        one.backend == "gloo" and one.op == "all_reduce" for one, _ in fact.classes
+    )
+
+
+class _Words:
+    """What each class did, in words that tell no more than what differs."""
+
+    def __init__(self, fact: MismatchFact, label: str) -> None:
+        self._usual = fact.classes[0][0]
+        signatures = [one for one, _ in fact.classes]
+        self._by_op = len({one.op for one in signatures}) > 1
+        self._by_backend = not self._by_op and len({one.backend for one in signatures}) > 1
+        self._differ = signature_rules.differing(signatures)
+        number = f"#{fact.seq} on {summary.clean(label)}"
+        what = summary.collective(self._usual.op, fact.seq, label)
+        self.where = f" ({number})" if self._by_op else f" to {what}"
+        if self._by_backend:
+            self.where = f" for {what}"
+
+    def did(self, one: Signature) -> str:
+        if self._by_op:
+            passed = ""
+            if one.op == self._usual.op and one != self._usual:
+                passed = f" with {_values(one, signature_rules.differing([one, self._usual]))}"
+            return f"called {summary.clean(one.op)}{passed}"
+        if self._by_backend:
+            return f"used {summary.clean(one.backend)}"
+        return f"passed {_values(one, self._differ)}"
+
+
+def _values(one: Signature, differ: Sequence[str]) -> str:
+    """``float16 of [[8]]``, ``[[8]] and outputs of [[9]]``"""
+    parts = []
+    for side, dtypes, sizes in (
+        ("input", one.input_dtypes, one.input_sizes),
+        ("output", one.output_dtypes, one.output_sizes),
+    ):
+        words = []
+        if f"{side} dtypes" in differ:
+            words.append(", ".join(dict.fromkeys(map(_dtype, dtypes))) or "nothing")
+        if f"{side} sizes" in differ:
+            words.append(signature_rules.shapes_text(sizes))
+        if words:
+            parts.append(("outputs of " if side == "output" else "") + " of ".join(words))
+    if len(parts) == 2 and parts[1] == f"outputs of {parts[0]}":
+        parts.pop()
+    return summary.clean(" and ".join(parts)) or signature_rules.shapes_text(one.input_sizes)
+
+
+def _dtype(name: str) -> str:
+    return _DTYPES.get(name, name.removeprefix("torch."))

@@ -1,0 +1,175 @@
+"""How rank processes left: each exit with its time and its *manner*.
+
+A job that dies leaves a mess of exits. One process is killed, raises or simply returns; its peers
+raise because their connection broke; the launcher terminates the rest. Why a process left says more
+about the first cause than when it did, because agents may see an end late. What follows from all of
+them together is `frd.engine.hangs.lost_ranks`' business.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from frd.engine.clocks.uncertain_time import Moment
+from frd.engine.state.snapshot import Picture
+from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, ExitKind, RankState
+
+TOGETHER_NS: Final = 50_000_000
+"""Exits closer than this have no order."""
+SEEN_LATE_NS: Final = 2_000_000_000
+"""How much later the exit of a process without a record may be seen, and how far apart the ranks of
+one job end that end for one reason: an interpreter with torch takes a second or more to leave."""
+
+_RECORD = re.compile(r"\b[\w.]*(?:Error|Exception)\b")
+_INTERRUPTED = re.compile(r"\b(?:KeyboardInterrupt|SystemExit|SignalException)\b")
+"""Both read the text of an agent of version 0.1, which sends no `ExitInfo`."""
+_OF_A_PEER = re.compile(
+    r"connection|\bpeer\b|\bremote\b|\bsocket\b|broken pipe|timed? ?out|\babort", re.IGNORECASE
+)
+"""What exceptions say when it was somebody else who went away."""
+_WORKER_STOPPED = re.compile(r"killed by signal: (?:Terminated|Interrupt)")
+"""A data loader's worker got the SIGTERM or SIGINT that was meant for the whole job."""
+_ASKS: Final = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
+
+
+class Manner(IntEnum):
+    """Why a process left; the lower, the likelier it is the first cause."""
+
+    OWN = 0
+    """It returned, called exit, raised an exception of its own, crashed, or got SIGKILL, which no
+    launcher sends before SIGTERM."""
+    SILENT = 1
+    """It is gone without a word: killed, probably."""
+    ABORTED = 2
+    """SIGABRT: its own fault, or its watchdog's answer to a peer's."""
+    REACTED = 3
+    """It raised an exception that blames a peer."""
+    ASKED = 4
+    """Ctrl-C, SIGTERM, SIGHUP: somebody wanted it to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """One rank that is gone."""
+
+    rank: int
+    seen: Moment
+    how: ExitInfo
+    manner: Manner
+    told: bool = False
+    """All that it did is known, to its end."""
+    deserted: bool = False
+    """Its peers joined a collective that it never came to, as far as it is known to its end."""
+
+    @property
+    def at(self) -> AlignedNs:
+        return self.seen.at
+
+    @property
+    def is_clean(self) -> bool:
+        return self.how.kind is ExitKind.CLEAN
+
+    @property
+    def is_bad(self) -> bool:
+        """Something to explain: not clean, or clean too early."""
+        return not self.is_clean or self.deserted
+
+    @property
+    def has_record(self) -> bool:
+        """The process itself wrote down when it ended; other exits are seen later."""
+        return self.how.kind not in (ExitKind.SIGNAL, ExitKind.UNKNOWN)
+
+    @property
+    def is_interrupt(self) -> bool:
+        """By Ctrl-C, which no launcher sends of its own accord."""
+        return self.manner is Manner.ASKED and (
+            self.how.kind is ExitKind.INTERRUPT or self.how.signal == signal.SIGINT
+        )
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What ends that have one reason have in common. The text of an exception may carry
+        numbers, and whoever is gone without a word may have been killed."""
+        how = self.how
+        if self.manner is Manner.SILENT or how.signal == signal.SIGKILL:
+            return ("killed",)
+        return how.kind, how.signal, how.status, how.exception.partition(":")[0], how.where
+
+
+def manner_of(how: ExitInfo) -> Manner:
+    if how.kind is ExitKind.EXCEPTION:
+        if _WORKER_STOPPED.search(how.exception):
+            return Manner.ASKED
+        return Manner.REACTED if _OF_A_PEER.search(how.exception) else Manner.OWN
+    if how.kind is ExitKind.INTERRUPT or (how.signal in _ASKS and how.kind is not ExitKind.CLEAN):
+        return Manner.ASKED
+    if how.kind is ExitKind.UNKNOWN:
+        return Manner.SILENT
+    if how.signal == signal.SIGABRT:
+        return Manner.ABORTED
+    return Manner.REACTED if how.signal == signal.SIGPIPE else Manner.OWN
+
+
+def how_it_ended(picture: Picture, row: int) -> ExitInfo:
+    """What the agent sent; of an agent that sends no more than a text, what that says."""
+    known = picture.exits.get(int(picture.rank[row]))
+    if known is not None:
+        return known
+    detail = picture.detail[row]
+    if picture.state[row] is RankState.FINISHED:
+        return ExitInfo(ExitKind.CLEAN)
+    if _INTERRUPTED.search(detail):
+        return ExitInfo(ExitKind.INTERRUPT, exception=detail)
+    if _RECORD.search(detail):
+        return ExitInfo(ExitKind.EXCEPTION, exception=detail)
+    return ExitInfo(ExitKind.UNKNOWN, note=detail)
+
+
+def exits(picture: Picture) -> list[Exit]:
+    """All ranks of the attempt that are gone, earliest first."""
+    gone = (RankState.EXITED, RankState.FINISHED)
+    told = _told(picture)
+    deserters = _deserters(picture, told)
+    found = []
+    for row, rank in enumerate(picture.rank.tolist()):
+        if picture.state[row] in gone:
+            how = how_it_ended(picture, row)
+            at = picture.moment(rank, AlignedNs(int(picture.state_since[row])))
+            found.append(Exit(rank, at, how, manner_of(how), rank in told, rank in deserters))
+    return sorted(found, key=lambda one: (one.at, one.rank))
+
+
+def bad_exits(picture: Picture) -> list[Exit]:
+    """Those of `exits` that need an explanation."""
+    return [one for one in exits(picture) if one.is_bad]
+
+
+def _told(picture: Picture) -> set[int]:
+    """Ranks that finished, and of which all is known that they did. Agents of version 0.1 do not
+    tell how far a rank came at its end."""
+    return {
+        rank
+        for row, rank in enumerate(picture.rank.tolist())
+        if picture.state[row] is RankState.FINISHED
+        and rank in picture.exits
+        and not picture.gap[row]
+        and 0 < picture.state_since[row] <= picture.as_of[row]
+    }
+
+
+def _deserters(picture: Picture, told: set[int]) -> set[int]:
+    """Those of them that have not joined what their peers joined."""
+    if not told:
+        return set()
+    found: set[int] = set()
+    for group in picture.groups:
+        behind = group.enqueued < group.enqueued.max(initial=UNKNOWN_SEQ)
+        behind &= group.enqueued > UNKNOWN_SEQ
+        if group.hidden is not None:
+            behind &= ~group.hidden
+        found.update(told.intersection(group.members[behind].tolist()))
+    return found

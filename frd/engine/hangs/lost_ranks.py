@@ -1,0 +1,188 @@
+"""How an attempt ends: which rank began it, and when nobody did.
+
+The first cause is the first rank that left for a reason of its own before anybody was asked to
+stop. A rank that reacted to a peer is never the cause while anything else is known. And neither a
+stop of the whole job nor an end that most ranks share is a lost rank: a lost rank is one of few.
+Times of exit are known only as well as an agent can see them, so within a window the manner of an
+exit (`frd.engine.hangs.exits`) decides and not the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner, exits
+from frd.engine.policy import Policy
+from frd.engine.state.snapshot import Picture
+from frd.model import AlignedNs, Confidence, ExitKind, RankState
+
+STOP_TAKES_S: Final = 60.0
+"""Ranks that were asked to stop are given this long: torchrun, srun and Kubernetes kill after 30 s,
+and a rank that saves a checkpoint may take all of it."""
+
+_STOPS: Final = 16
+"""So many of the earliest requests to stop are compared with other exits: clocks may disagree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A lost rank, or several when they have no order; nobody when each that left blames a peer."""
+
+    exits: tuple[Exit, ...]
+    confidence: Confidence
+
+
+def judged_after_s(policy: Policy) -> float:
+    """How long after an exit it is known for good whether a rank was lost."""
+    return policy.loss_grace_s + SEEN_LATE_NS / 1e9
+
+
+def first_lost(picture: Picture, policy: Policy, *, final: bool = False) -> Loss | None:
+    """Who was lost, if anybody was and it is not too early to tell. `final`: there is nothing to
+    wait for, because another attempt of the job has begun."""
+    gone = exits(picture)
+    bad = [one for one in gone if one.is_bad]
+    if not bad:
+        return None
+    is_over = final or len(gone) == len(picture.rank)
+    waited_s = (picture.now - bad[0].at) / 1e9
+    is_quiet = all(one.is_clean for one in bad) and not is_over  # its peers may be about to finish
+    grace_s = judged_after_s(policy) if is_quiet else policy.loss_grace_s
+    if waited_s < grace_s and not final:
+        return None
+    stops = [one for one in bad if one.manner is Manner.ASKED]
+    interrupts = [one for one in stops if one.is_interrupt]
+    first_stops = [*stops[:_STOPS], *interrupts[:1]]
+    has_reacted = any(one.manner is Manner.REACTED for one in bad)
+    causes = [
+        one
+        for one in bad
+        if one.manner <= Manner.ABORTED
+        and not any(_explains(stop, one, has_reacted=has_reacted) for stop in first_stops)
+    ]
+    if causes:
+        return _first_cause(picture, gone, causes, first_stops, policy, final=final)
+    if stops:
+        return _stopped(picture, gone, stops)
+    if waited_s < judged_after_s(policy) and not is_over:
+        return None  # no agent has told of the peer that they blame yet
+    return _blame_a_peer(picture, gone, bad, policy)
+
+
+def _explains(stop: Exit, other: Exit, *, has_reacted: bool) -> bool:
+    """The request to stop came before `other` left, so that it left because of it.
+
+    A launcher sends SIGTERM because some rank failed, so SIGTERM must provably be earlier; but no
+    launcher does so because a rank returned. Ctrl-C is a person's, and it takes an interpreter a
+    while to leave.
+    """
+    if stop.is_interrupt or (other.is_clean and not has_reacted):
+        return stop.at - SEEN_LATE_NS <= other.at
+    late_ns = 0 if other.has_record else SEEN_LATE_NS
+    return stop.seen.is_before(other.seen, TOGETHER_NS + late_ns)
+
+
+def _first_cause(
+    picture: Picture,
+    gone: Sequence[Exit],
+    causes: Sequence[Exit],
+    stops: Sequence[Exit],
+    policy: Policy,
+    *,
+    final: bool,
+) -> Loss | None:
+    bad = [one for one in gone if one.is_bad]
+    until = causes[0].at + round(policy.loss_grace_s * 1e9) + SEEN_LATE_NS
+    finished = [one for one in gone if not one.is_bad and causes[0].at <= one.at <= until]
+    early = [one for one in causes if one.at <= until]
+    common = _common_ways(picture, sorted((*early, *finished), key=lambda one: one.at))
+    rare = [one for one in early if one.way not in common]
+    if not rare:
+        return None
+    manner = min(one.manner for one in rare)
+    likely = [one for one in rare if one.manner is manner]
+    first = [one for one in likely if not likely[0].seen.is_before(one.seen, TOGETHER_NS)]
+    crashed = [one for one in first if one.how.kind is ExitKind.SIGNAL]
+    first = crashed or first  # a program may react to a peer with an exception of its own
+    if not (_others_run_on(picture, bad[0].at, policy) or _others_died(picture, bad, first, final)):
+        return None
+    is_sure = manner is not Manner.ABORTED and _have_order(first[0], (*first, *stops))
+    return Loss(tuple(first), Confidence.HIGH if is_sure else Confidence.MEDIUM)
+
+
+def _have_order(one: Exit, others: Iterable[Exit]) -> bool:
+    """Their clocks are known: those that are not before `one` do not only seem so."""
+    return all(one.seen.margin_ns(other.seen) is not None for other in others)
+
+
+def _common_ways(picture: Picture, early: Sequence[Exit]) -> set[tuple[object, ...]]:
+    """Ways in which most ranks of the job ended at about one time: that is its end, or what all of
+    them did when another was lost."""
+    times: dict[tuple[object, ...], list[int]] = {}
+    for one in early:
+        times.setdefault(one.way, []).append(one.at)
+    most = len(picture.rank) // 2
+    return {
+        way
+        for way, at in times.items()
+        if any(last - first <= SEEN_LATE_NS for first, last in zip(at, at[most:], strict=False))
+    }
+
+
+def _stopped(picture: Picture, gone: Sequence[Exit], stops: Sequence[Exit]) -> Loss | None:
+    """Ranks that were asked to stop are lost only if most others run on, and for long."""
+    if 2 * len(gone) > len(picture.rank):
+        return None
+    if not _run_on(picture, AlignedNs(stops[0].at + round(STOP_TAKES_S * 1e9))):
+        return None
+    first = tuple(one for one in stops if not stops[0].seen.is_before(one.seen, TOGETHER_NS))
+    return Loss(first, Confidence.HIGH)
+
+
+def _blame_a_peer(
+    picture: Picture, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy
+) -> Loss | None:
+    """Each that left blames a peer. Where the job was done, as a rank shows that finished and had
+    joined all that the others did, they only lost each other while leaving."""
+    finished = [one for one in gone if not one.is_bad]
+    if finished and all(one.told for one in finished):
+        return None
+    if finished or 2 * len(bad) > len(picture.rank):
+        return Loss((), Confidence.LOW)
+    if not _others_run_on(picture, bad[0].at, policy):
+        return None
+    first = tuple(one for one in bad if not bad[0].seen.is_before(one.seen, TOGETHER_NS))
+    return Loss(first, Confidence.LOW)
+
+
+def _others_run_on(picture: Picture, first_at: AlignedNs, policy: Policy) -> bool:
+    """Some rank lives, and was heard of well after the first exit. An agent that is there would
+    have told of an end by and by, even if nothing shows what the rank does."""
+    since = AlignedNs(first_at + round(policy.loss_grace_s * 1e9))
+    patience_s = judged_after_s(policy) + policy.telemetry_late_s
+    trusted = picture.now - first_at >= patience_s * 1e9
+    return _run_on(picture, since, trusted=trusted)
+
+
+def _run_on(picture: Picture, since: AlignedNs, *, trusted: bool = False) -> bool:
+    running = np.array([state is RankState.LIVE for state in picture.state], np.bool_)
+    heard = picture.as_of >= since
+    if trusted:
+        heard = heard | picture.connected
+    return bool(np.any(running & heard))
+
+
+def _others_died(picture: Picture, bad: Sequence[Exit], first: Sequence[Exit], final: bool) -> bool:
+    """All are gone, and others of them later or for another reason: they died of it."""
+    gone = (RankState.EXITED, RankState.FINISHED)
+    if not final and any(state not in gone for state in picture.state):
+        return False
+    ranks = {one.rank for one in first}
+    others = [one for one in bad if one.rank not in ranks]
+    return any(
+        one.way != first[0].way or first[0].seen.is_before(one.seen, TOGETHER_NS) for one in others
+    )

@@ -1,0 +1,262 @@
+"""What a picture says about waiting: each rank's oldest op, and who attends a collective.
+
+Facts only. Which of them count as evidence against somebody is `frd.engine.hangs.wait_graph`'s
+business, and nothing here knows about thresholds, telemetry or blame. All members of all groups are
+laid out in flat arrays once, so that 16,384 ranks that wait in a few hundred collectives cost a few
+numpy calls and a few hundred Python objects, not 16,384.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.state.snapshot import Bools, GroupPicture, Picture
+from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s
+
+_UNTOLD = np.int64(np.iinfo(np.int64).max)
+"""Sort key of an op in flight whose age nobody told: any op of known age is taken for older."""
+
+
+class Instance(NamedTuple):
+    """What a rank can wait in: one collective of a group, or one direction of a P2P channel."""
+
+    group: int
+    """Index into `Picture.groups`."""
+    seq: int
+    """`UNKNOWN_SEQ` for P2P."""
+    src: int = -1
+    """P2P only: the sender's global rank, -1 when the receiver takes any."""
+    dst: int = -1
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.dst >= 0
+
+    def peer_of(self, rank: int) -> int:
+        """The other end of the channel, -1 when it is any."""
+        return self.dst if rank == self.src else self.src
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op that a rank has in flight."""
+
+    instance: Instance
+    since: AlignedNs
+    """0 when unknown."""
+    started: bool
+    """The rank's device has started it; false for P2P and where no starts are recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    """Members of one collective (global ranks) by how far they came with it."""
+
+    absent: Int32s
+    """Never joined, as far as is known."""
+    hidden: Int32s
+    """Those of `absent` who may have come: nothing is known of them in this group, or no more."""
+    behind: Int32s
+    """Joined, but are still inside an earlier collective of the same group."""
+    inside: Int32s
+    """In it, nothing older of this group outstanding."""
+    done: Int32s
+    """Completed it."""
+    heads: Bools
+    """Over `inside`: this is the member's oldest op of all."""
+    started: Bools
+    """Over `inside`: the member's device has started it."""
+    timed: Bools
+    """Over `inside`: the member's recorder tells starts at all."""
+    any_started: bool
+    """Some member's device started (or finished) it."""
+    first_since: AlignedNs
+    """When the first of `inside` joined, 0 when unknown."""
+    first: int
+    """The rank that this was, -1 when unknown."""
+    last_since: AlignedNs
+    """When the last of `inside` joined, 0 when unknown."""
+    started_at: AlignedNs
+    """By when the first member's device had started it, 0 when unknown or none did."""
+    done_at: AlignedNs
+    """By when the first of `done` had completed it, likewise."""
+
+
+class Waits:
+    """Lookups over one picture; answers that are asked for often are kept."""
+
+    def __init__(self, picture: Picture) -> None:
+        groups = picture.groups
+        self.picture = picture
+        self._attendances: dict[Instance, Attendance] = {}
+        self._ops: dict[int, tuple[Op, ...]] = {}
+        self._row = {rank: at for at, rank in enumerate(picture.rank.tolist())}
+        self._first = np.zeros(len(groups) + 1, dtype=np.int64)
+        np.cumsum([len(g.members) for g in groups], out=self._first[1:])
+        self._group = np.repeat(np.arange(len(groups), dtype=np.int64), np.diff(self._first))
+        self._rank = _column(groups, [g.members for g in groups])
+        self._enqueued = _column(groups, [g.enqueued for g in groups])
+        self._started = _column(groups, [g.started for g in groups])
+        self._completed = _column(groups, [g.completed for g in groups])
+        self._since = _column(groups, [g.head_since for g in groups])
+        self._hidden = np.zeros(len(self._rank), np.bool_)
+        self._forgotten = np.zeros(len(self._rank), np.bool_)
+        self._moved_at = np.zeros(len(self._rank), np.int64)
+        for at, group in enumerate(groups):
+            rows = slice(self._first[at], self._first[at + 1])
+            if group.hidden is not None:
+                self._hidden[rows] = group.hidden
+            if group.forgotten is not None:
+                self._forgotten[rows] = group.forgotten
+            if group.moved_at is not None:
+                self._moved_at[rows] = group.moved_at
+        self._forgetting = frozenset(self._rank[self._forgotten].tolist())
+        self._index_ops()
+        timed_ranks = np.unique(self._rank[self._started > UNKNOWN_SEQ])
+        self._timed = np.isin(self._rank, timed_ranks)
+
+    def _index_ops(self) -> None:
+        """Sort all ops in flight by rank, oldest first; an op is a row of the pair arrays or,
+        counted on from their end, a row of the channels."""
+        pairs = np.flatnonzero((self._enqueued > self._completed) & ~self._forgotten)
+        channels = self.picture.channels
+        flying = np.flatnonzero(channels.in_flight > 0)
+        rank = np.concatenate([self._rank[pairs], channels.rank[flying].astype(np.int64)])
+        since = np.concatenate([self._since[pairs], channels.since[flying]])
+        source = np.concatenate([pairs, flying + len(self._rank)])
+        order = np.lexsort((source, np.where(since > 0, since, _UNTOLD), rank))
+        self._op_source = source[order]
+        self._op_since = since[order]
+        self._op_rank, self._op_first = np.unique(rank[order], return_index=True)
+        bounds = [*self._op_first.tolist(), len(order)]
+        self._op_rows = dict(
+            zip(self._op_rank.tolist(), map(range, bounds, bounds[1:]), strict=True)
+        )
+        self._is_head = np.zeros(len(self._rank) + len(channels.rank), dtype=np.bool_)
+        self._is_head[self._op_source[self._op_first]] = True
+
+    # -- ops of a rank -----------------------------------------------------------------------
+
+    def head(self, rank: int) -> Op | None:
+        """The oldest op that the rank has in flight."""
+        ops = self.ops(rank)
+        return ops[0] if ops else None
+
+    def ops(self, rank: int) -> tuple[Op, ...]:
+        """All that the rank waits in, oldest first: its head in each group, each channel."""
+        known = self._ops.get(rank)
+        if known is None:
+            rows = self._op_rows.get(rank, range(0))
+            known = self._ops[rank] = tuple(
+                self._op(int(self._op_source[row]), int(self._op_since[row])) for row in rows
+            )
+        return known
+
+    def by_head(self, ranks: Int32s) -> Iterator[tuple[Instance, bool, Int32s]]:
+        """Ranks with something in flight, by their head and whether their device started it."""
+        wanted = np.unique(ranks).astype(np.int64)
+        wanted = wanted[np.isin(wanted, self._op_rank)]
+        heads = self._op_source[self._op_first[np.searchsorted(self._op_rank, wanted)]]
+        is_pair = heads < len(self._rank)
+        rows = heads[is_pair]
+        seq = self._completed[rows] + 1
+        keys = np.stack([self._group[rows], seq, self._started[rows] >= seq], axis=1)
+        distinct, which = np.unique(keys, axis=0, return_inverse=True)
+        order = np.argsort(which.ravel(), kind="stable")
+        ends = np.cumsum(np.bincount(which.ravel(), minlength=len(distinct)))
+        for (group, at, started), some in zip(
+            distinct.tolist(), np.split(wanted[is_pair][order], ends[:-1]), strict=False
+        ):
+            yield Instance(group, at), bool(started), some.astype(np.int32)
+        for rank, source in zip(wanted[~is_pair].tolist(), heads[~is_pair].tolist(), strict=True):
+            yield self._op(source, 0).instance, False, np.asarray([rank], dtype=np.int32)
+
+    def _op(self, source: int, since: int) -> Op:
+        if source < len(self._rank):
+            seq = int(self._completed[source]) + 1
+            instance = Instance(int(self._group[source]), seq)
+            return Op(instance, AlignedNs(since), bool(self._started[source] >= seq))
+        channels, row = self.picture.channels, source - len(self._rank)
+        rank, peer = int(channels.rank[row]), int(channels.peer[row])
+        src, dst = (rank, peer) if channels.is_send[row] else (peer, rank)
+        instance = Instance(int(channels.group[row]), UNKNOWN_SEQ, src, dst)
+        return Op(instance, AlignedNs(since), started=False)
+
+    # -- members of an instance --------------------------------------------------------------
+
+    def attendance(self, collective: Instance) -> Attendance:
+        known = self._attendances.get(collective)
+        if known is None:
+            known = self._attendances[collective] = self._attend(collective)
+        return known
+
+    def _attend(self, collective: Instance) -> Attendance:
+        rows = slice(self._first[collective.group], self._first[collective.group + 1])
+        seq = collective.seq
+        rank = self._rank[rows].astype(np.int32)
+        enqueued, started = self._enqueued[rows], self._started[rows]
+        completed, since = self._completed[rows], self._since[rows]
+        done = completed >= seq
+        came = (enqueued >= seq) & ~done
+        lost = came & self._forgotten[rows]
+        absent = ~done & ~came | lost
+        joined = came & ~lost
+        inside = joined & (completed + 1 == seq)
+        known = np.flatnonzero(inside & (since > 0))
+        told = since[known]
+        moved_at, begun = self._moved_at[rows], started >= seq
+        return Attendance(
+            absent=rank[absent],
+            hidden=rank[absent & self._hidden[rows] | lost],
+            behind=rank[joined & ~inside],
+            inside=rank[inside],
+            done=rank[done],
+            heads=self._is_head[rows][inside],
+            started=begun[inside],
+            timed=self._timed[rows][inside],
+            any_started=bool(np.any(begun)),
+            first_since=AlignedNs(int(told.min()) if len(told) else 0),
+            first=int(rank[known[told.argmin()]]) if len(told) else -1,
+            last_since=AlignedNs(int(told.max()) if len(told) else 0),
+            started_at=_first_of(moved_at[begun]),
+            done_at=_first_of(moved_at[done]),
+        )
+
+    def is_paired(self, channel: Instance, rank: int) -> bool:
+        """The other end of `rank`'s channel has an op in flight on it too."""
+        peer = channel.peer_of(rank)
+        if peer < 0:
+            return True
+        counterparts = (channel, Instance(channel.group, UNKNOWN_SEQ, -1, peer))
+        return any(op.instance in counterparts for op in self.ops(peer))
+
+    def enqueued(self, group: int, rank: int) -> int:
+        """The last seq of a group that a rank joined, `UNKNOWN_SEQ` when none."""
+        members = self._rank[self._first[group] : self._first[group + 1]]
+        at = int(np.searchsorted(members, rank))
+        if at == len(members) or members[at] != rank:
+            return UNKNOWN_SEQ
+        return int(self._enqueued[int(self._first[group]) + at])
+
+    def has_forgotten(self, rank: int) -> bool:
+        """Nobody can tell whether the rank is over with something that it was in."""
+        return rank in self._forgetting
+
+    def row(self, rank: int) -> int:
+        """The row of a rank in the picture's rank arrays, -1 when it was never declared."""
+        return self._row.get(rank, -1)
+
+
+def _first_of(times: Int64s) -> AlignedNs:
+    return AlignedNs(int(times.min()) if len(times) else 0)
+
+
+def _column(groups: Sequence[GroupPicture], parts: Sequence[npt.NDArray[np.integer]]) -> Int64s:
+    if not groups:
+        return np.zeros(0, dtype=np.int64)
+    return np.concatenate(parts).astype(np.int64, copy=False)

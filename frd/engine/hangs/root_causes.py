@@ -1,0 +1,174 @@
+"""Where the wait-for graph ends, and which confirmed waits lead there.
+
+A *root* is a strongly connected component without a way out. Roots that one confirmed wait leads
+to, or that concern the same rank or op, belong to one *incident*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from frd.engine.graph import components
+from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Member, Node, Wait
+
+DEFINITE = frozenset(
+    {Ending.MISMATCH, Ending.ALONE, Ending.DEVICE, Ending.GONE, Ending.IDLE, Ending.ORDER}
+)
+"""Ends that name a cause; the others say that somebody moves or that too little is known."""
+_UNNAMED = frozenset({Ending.DOUBT, Ending.NOBODY})
+"""Ends that name no rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    nodes: tuple[Node, ...]
+    ending: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    roots: tuple[Root, ...]
+    starts: tuple[Wait, ...]
+    """The confirmed waits that lead to the roots."""
+    nodes: frozenset[Node]
+    """All that they lead through."""
+
+
+def incidents(graph: Graph, starts: Collection[Wait]) -> list[Incident]:
+    """The incidents that confirmed waits belong to. Explores `graph` further where needed."""
+    graph.explore(starts)
+    parts = components(graph.edges)
+    if _widen_cycles(graph, parts):
+        parts = components(graph.edges)
+    sinks = [part for part in parts if _is_sink(graph, part) or _is_deadlock(graph, part)]
+    leads_to = _reachable_sinks(graph, parts, sinks)
+    union = _Union()
+    for start in starts:
+        union.join(("sink", at) for at in leads_to[start])
+    for at, sink in enumerate(sinks):
+        union.join([("sink", at), *(_concerns(node) for node in sink)])
+
+    grouped: dict[Hashable, tuple[list[Wait], set[int]]] = {}
+    for start in starts:
+        some, ends = grouped.setdefault(union.find(("sink", min(leads_to[start]))), ([], set()))
+        some.append(start)
+        ends.update(leads_to[start])
+    return [
+        Incident(
+            roots=tuple(_root(graph, sinks[at]) for at in sorted(ends)),
+            starts=tuple(some),
+            nodes=frozenset(_reach(graph, some)),
+        )
+        for some, ends in grouped.values()
+    ]
+
+
+def _root(graph: Graph, sink: Sequence[Node]) -> Root:
+    ending = graph.endings[sink[0]] if len(sink) == 1 else Ending.ORDER
+    return Root(tuple(sink), ending)
+
+
+def _is_sink(graph: Graph, part: Sequence[Node]) -> bool:
+    inside = set(part)
+    return all(target in inside for node in part for target in graph.edges[node])
+
+
+def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
+    """A circle of collectives never ends, whatever ranks of whom nothing is known do, and whatever
+    else never completes: everybody has to come to a collective, and none of them can. Unless one of
+    them is held up by a younger op."""
+    if len(part) == 1 or any(isinstance(n, Wait) and n.instance.is_p2p for n in part):
+        return False
+    if not _ends_unnamed(graph, _reach(graph, part)):
+        return False
+    inside = set(part)
+    others = [
+        wait
+        for node in part
+        if isinstance(node, Member)
+        for wait in graph.younger_waits(node.rank)
+        if wait not in inside
+    ]
+    graph.explore(others)
+    return not any(node in graph.endings for node in _reach(graph, others, inside))
+
+
+def _ends_unnamed(graph: Graph, nodes: Iterable[Node]) -> bool:
+    return all(graph.endings.get(node, Ending.DOUBT) in _UNNAMED for node in nodes)
+
+
+def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
+    """Before a circle is called the cause, look at all that its ranks wait for.
+
+    The oldest op in flight may be a receive posted long ahead, while the program is stuck in a
+    younger one; if that leads to a definite end elsewhere, the circle is not where it ends.
+    """
+    widened = False
+    for part in parts:
+        if len(part) == 1 or not _is_sink(graph, part):
+            continue
+        for node in part:
+            if isinstance(node, Member):
+                others = graph.younger_waits(node.rank)
+                graph.explore(others)
+                if any(graph.endings.get(n) in DEFINITE for n in _reach(graph, others)):
+                    graph.edges[node] = (*graph.edges[node], *others)
+                    widened = True
+    return widened
+
+
+def _reach(graph: Graph, starts: Iterable[Node], but: Collection[Node] = ()) -> set[Node]:
+    """All nodes that `starts` lead to without going through those of `but`."""
+    seen: set[Node] = set(but)
+    todo = list(starts)
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo.extend(graph.edges[node])
+    return seen.difference(but)
+
+
+def _reachable_sinks(
+    graph: Graph, parts: Sequence[Sequence[Node]], sinks: Sequence[Sequence[Node]]
+) -> dict[Node, frozenset[int]]:
+    """For every node the indexes of the sinks that it leads to; `parts` successors first."""
+    number = {sink[0]: at for at, sink in enumerate(sinks)}
+    leads_to: dict[Node, frozenset[int]] = {}
+    for part in parts:
+        inside = set(part)
+        outward = {t for node in part for t in graph.edges[node] if t not in inside}
+        ends = frozenset[int]().union(*(leads_to[target] for target in outward))
+        if part[0] in number:
+            ends |= {number[part[0]]}
+        for node in part:
+            leads_to[node] = ends
+    return leads_to
+
+
+def _concerns(node: Node) -> Hashable:
+    match node:
+        case Wait(instance, _, rank):
+            return instance
+        case Member(rank) | Doubt(rank, _):
+            return rank
+
+
+class _Union:
+    """Disjoint sets of hashable things, by path halving."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Hashable, Hashable] = {}
+
+    def find(self, item: Hashable) -> Hashable:
+        self._parent.setdefault(item, item)
+        while self._parent[item] != item:
+            self._parent[item] = self._parent[self._parent[item]]
+            item = self._parent[item]
+        return item
+
+    def join(self, items: Iterable[Hashable]) -> None:
+        first, *rest = items
+        for item in rest:
+            self._parent[self.find(item)] = self.find(first)

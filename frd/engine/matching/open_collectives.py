@@ -1,0 +1,327 @@
+"""Open collectives as accumulators: what is known of a (group, seq), whoever told it.
+
+Each group owns a power-of-two chunk of shared slot columns; seq s lives in slot ``s mod capacity``
+of its chunk, so finding a slot is arithmetic on whole columns. A slot holds only what merges
+(count, minimum, maximum, sum, and whether signatures were equal), hence rows may come in any order
+across ranks. A window ``low..high`` of seqs slides over the chunk: it moves up when collectives are
+retired, and when a chunk can grow no more its oldest collectives are evicted and counted.
+
+Why not a dict of objects: at millions of entries a second a dict spends the whole core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.state.snapshot import Bools
+from frd.engine.state.tables import Columns
+from frd.model import Int32s, Int64s
+
+FIRST_CAPACITY: Final = 16
+NEVER: Final = np.iinfo(np.int64).max
+_EMPTY: Final = -1
+
+
+class Slots(Columns):
+    """The accumulators of all groups."""
+
+    _fill = {  # noqa: RUF012  see tables.Ranks
+        "seq": (np.int64, _EMPTY),
+        "signature": (np.int32, 0),
+        "joined": (np.int32, 0),
+        "first_created": (np.int64, NEVER),
+        "last_created": (np.int64, 0),
+        "last_rank": (np.int32, 0),
+        "second_created": (np.int64, 0),
+        "other_created": (np.int64, 0),
+        "first_completed": (np.int64, NEVER),
+        "first_done": (np.int32, 0),
+        "last_completed": (np.int64, 0),
+        "balance": (np.int64, 0),
+    }
+    seq: Int64s
+    signature: Int32s
+    """The first one seen; others are compared with it."""
+    joined: Int32s
+    first_created: Int64s
+    last_created: Int64s
+    last_rank: Int32s
+    """Who that was; of several at the same time, any."""
+    second_created: Int64s
+    """The latest of all others than `last_rank`, 0 for nobody."""
+    other_created: Int64s
+    """The latest of all whose clock is not that of `last_rank`, 0 for nobody."""
+    first_completed: Int64s
+    """`NEVER` when no member's backend tells."""
+    first_done: Int32s
+    """The rank that this was."""
+    last_completed: Int64s
+    """0 when no member's backend tells."""
+    balance: Int64s
+    """Elements that the members put in beyond those they take out (all_to_all)."""
+
+    def clear(self, slot: Int64s) -> None:
+        for name, (_, fill) in self._fill.items():
+            getattr(self, name)[slot] = fill
+
+
+class Windows(Columns):
+    """Where each group's chunk lies, and which seqs it covers."""
+
+    _fill = {  # noqa: RUF012  see tables.Ranks
+        "base": (np.int64, 0),
+        "capacity": (np.int64, 0),
+        "low": (np.int64, 0),
+        "high": (np.int64, 0),
+        "done": (np.int64, -1),
+        "freed_at": (np.int64, 0),
+    }
+    base: Int64s
+    capacity: Int64s
+    """0 before the first entry, and when there was no room for a chunk."""
+    low: Int64s
+    """Lowest seq that may be open."""
+    high: Int64s
+    """One beyond the highest; equal to `low` when nothing was ever open."""
+    done: Int64s
+    """Everything up to here was retired or evicted; what comes of it later is too late."""
+    freed_at: Int64s
+    """When the last of these was over, 0 when nobody told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Accumulators taken out of the ring: parallel arrays, one row a collective."""
+
+    group: Int32s
+    seq: Int64s
+    signature: Int32s
+    joined: Int32s
+    first_created: Int64s
+    last_created: Int64s
+    last_rank: Int32s
+    second_created: Int64s
+    other_created: Int64s
+    first_completed: Int64s
+    first_done: Int32s
+    last_completed: Int64s
+    freed_at: Int64s
+    """When the group's collective before it was over, 0 when nobody told."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    def at(self, rows: Int64s) -> Closed:
+        return Closed(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    @classmethod
+    def of(cls, parts: Sequence[Closed]) -> Closed:
+        """The rows of all parts."""
+        names = [column.name for column in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+class Rings:
+    """Accumulator slots of one attempt, by group handle and seq."""
+
+    def __init__(self, limit: int, limit_per_group: int) -> None:
+        self.bound(limit, limit_per_group)
+        self._free: dict[int, list[int]] = {}
+        self.slots = Slots()
+        self.slots.reserve(1)  # of no group, so that a slot of -1 may be looked at
+        self.windows = Windows()
+        self.open = 0
+        """Occupied slots."""
+        self.evicted = 0
+
+    def bound(self, limit: int, limit_per_group: int) -> None:
+        """What may be reserved from now on."""
+        self._limit = limit
+        self._most = max(FIRST_CAPACITY, 1 << (limit_per_group.bit_length() - 1))
+
+    # -- the window --------------------------------------------------------------------------
+
+    def admit(self, group: int, first: int, last: int) -> bool:
+        """Slide the window over ``first..last`` too; False when the chunk cannot span it all."""
+        w = self.windows
+        low, high = self._span(group, first, last)
+        if high - low > w.capacity.item(group):
+            return False
+        w.low[group], w.high[group] = low, high
+        return True
+
+    def make_room(self, group: int, first: int, last: int) -> None:
+        """As `admit`, growing the chunk for it; at the limit the oldest seqs give way."""
+        w = self.windows
+        low, high = self._span(group, first, last)
+        wanted = min(1 << max(high - low - 1, FIRST_CAPACITY - 1).bit_length(), self._most)
+        while wanted > w.capacity.item(group) and not self._grow(group, wanted):
+            wanted //= 2
+        if high - low > w.capacity.item(group):
+            gone = high - w.capacity.item(group) - 1
+            self.evicted += len(self.take(np.array([group]), np.array([gone])))
+            w.done[group] = gone
+            low = gone + 1
+        w.low[group], w.high[group] = low, high
+
+    def _span(self, group: int, first: int, last: int) -> tuple[int, int]:
+        w = self.windows
+        low, high, oldest = w.low.item(group), w.high.item(group), w.done.item(group) + 1
+        return max(oldest, min(low, first) if low < high else first), max(high, last + 1)
+
+    def _grow(self, group: int, capacity: int) -> bool:
+        base = self._chunk(capacity)
+        if base is None:
+            return False
+        w, old = self.windows, self.windows.capacity.item(group)
+        if old:
+            seq = np.arange(w.low[group], w.high[group])
+            self._move(w.base[group] + (seq & (old - 1)), base + (seq & (capacity - 1)))
+            self._free.setdefault(old, []).append(w.base.item(group))
+        w.base[group], w.capacity[group] = base, capacity
+        return True
+
+    def _chunk(self, capacity: int) -> int | None:
+        if spare := self._free.get(capacity):
+            return spare.pop()
+        base = self.slots.count
+        if base + capacity > self._limit:
+            return None
+        self.slots.reserve(base + capacity)
+        return base
+
+    def _move(self, source: Int64s, target: Int64s) -> None:
+        for name in self.slots._fill:
+            column = getattr(self.slots, name)
+            column[target] = column[source]
+        self.slots.clear(source)
+
+    # -- the accumulators --------------------------------------------------------------------
+
+    def locate(self, group: Int32s, seq: Int64s) -> Int64s:
+        """Slots of rows; -1 where the seq is outside its group's window."""
+        w = self.windows
+        slot = w.base[group] + (seq & (w.capacity[group] - 1))
+        return np.where((seq >= w.low[group]) & (seq < w.high[group]), slot, -1)
+
+    def merge(
+        self,
+        slot: Int64s,
+        seq: Int64s,
+        signature: Int32s,
+        created: Int64s,
+        rank: int,
+        nodes: Int32s,
+    ) -> Bools:
+        """Count `rank` into distinct slots, each inside its window; `nodes` are by rank.
+
+        Returns the rows whose signature is not the first one of its slot.
+        """
+        s = self.slots
+        fresh = (s.seq[slot] != seq).nonzero()[0]
+        if len(fresh):
+            self.open += len(fresh)
+            new = slot[fresh]
+            s.seq[new] = seq[fresh]
+            s.signature[new] = signature[fresh]
+        s.joined[slot] += 1
+        s.first_created[slot] = np.minimum(s.first_created[slot], created)
+        self._arrive(slot, created, rank, nodes)
+        other: Bools = s.signature[slot] != signature
+        return other
+
+    def _arrive(self, slot: Int64s, created: Int64s, rank: int, nodes: Int32s) -> None:
+        """Who is last, and who would be without that rank, and without its node.
+
+        Whichever of the old last and the new one came first is no longer last, but may be the
+        latest of the rest.
+        """
+        s = self.slots
+        last = s.last_created.take(slot)
+        passed = np.minimum(last, created)
+        s.second_created[slot] = np.maximum(s.second_created.take(slot), passed)
+        elsewhere = nodes.take(s.last_rank.take(slot)) != nodes[rank]
+        if elsewhere.any():
+            s.other_created[slot] = np.maximum(s.other_created.take(slot), passed * elsewhere)
+        later = (created > last).nonzero()[0]
+        if len(later):
+            s.last_rank[slot[later]] = rank
+            s.last_created[slot] = np.maximum(last, created)
+
+    def holds(self, slot: Int64s, seq: Int64s) -> Bools:
+        """Which slots hold these seqs."""
+        held: Bools = (slot >= 0) & (self.slots.seq[slot] == seq)
+        return held
+
+    def complete(self, slot: Int64s, at: Int64s, rank: int) -> None:
+        """Note when `rank` completed (0 where unknown) what these slots hold."""
+        s = self.slots
+        here = at > 0
+        if not here.all():
+            slot, at = slot[here], at[here]
+        s.last_completed[slot] = np.maximum(s.last_completed[slot], at)
+        sooner = (at < s.first_completed[slot]).nonzero()[0]
+        if len(sooner):
+            s.first_completed[slot[sooner]] = at[sooner]
+            s.first_done[slot[sooner]] = rank
+
+    def take(self, group: npt.NDArray[Any], upto: Int64s) -> Closed:
+        """Close all that is open in these groups (each once) up to a seq each, and forget it."""
+        w, s = self.windows, self.slots
+        end = np.minimum(upto + 1, w.high[group])
+        length = np.maximum(end - w.low[group], 0)
+        busy = np.flatnonzero(length)
+        group, end, length = group[busy], end[busy], length[busy]
+        of = np.repeat(np.arange(len(busy)), length)
+        seq = np.arange(len(of)) - (np.cumsum(length) - length)[of] + w.low[group][of]
+        slot = w.base[group][of] + (seq & (w.capacity[group] - 1)[of])
+        w.low[group] = end
+        w.done[group] = np.maximum(w.done[group], end - 1)
+        held = np.flatnonzero(s.seq[slot] == seq)
+        slot, of = slot[held], of[held]
+        over = s.first_completed[slot]
+        closed = Closed(
+            group[of].astype(np.int32),
+            seq[held],
+            s.signature[slot],
+            s.joined[slot],
+            s.first_created[slot],
+            s.last_created[slot],
+            s.last_rank[slot],
+            s.second_created[slot],
+            s.other_created[slot],
+            over,
+            s.first_done[slot],
+            s.last_completed[slot],
+            self._freed(group, of, over),
+        )
+        s.clear(slot)
+        self.open -= len(slot)
+        return closed
+
+    def _freed(self, group: npt.NDArray[Any], of: Int64s, over: Int64s) -> Int64s:
+        """When the collective before each of these was over; row i is of ``group[of[i]]``."""
+        freed = np.zeros(len(of), np.int64)
+        if not len(of):
+            return freed
+        freed[1:] = over[:-1]
+        edge = (of[1:] != of[:-1]).nonzero()[0]
+        first, last = np.append(0, edge + 1), np.append(edge, len(of) - 1)
+        freed[first] = self.windows.freed_at[group[of[first]]]
+        self.windows.freed_at[group[of[last]]] = over[last]
+        freed[freed == NEVER] = 0
+        return freed
+
+    def drop(self, group: npt.NDArray[Any]) -> None:
+        """Forget all that is open in these groups, and where their windows were."""
+        w = self.windows
+        self.take(group, w.high[group])
+        for name in ("low", "high"):
+            getattr(w, name)[group] = 0
+        w.done[group] = -1
+        w.freed_at[group] = 0

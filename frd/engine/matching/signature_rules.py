@@ -1,0 +1,329 @@
+"""Which signatures may meet in one collective.
+
+Every op lets its members differ in something: a gather has outputs on its root only, a broadcast
+does not care what lay in the receivers' tensors, an all_to_all may be uneven. What must be equal is
+the signature's *match class*; two members disagree exactly when their classes differ. The rules
+follow PyTorch's own analyzer, with its gaps closed: the ``_base``, ``_coalesced``, ``_oop`` and
+``_tensor`` names are covered, sizes are compared as element counts (a reshaped tensor is the same
+to every backend), lists of shards may be uneven, and an op that nobody has heard of must simply be
+equal.
+
+All of this is done once per signature. Per entry the engine compares two integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import Enum, auto
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from frd.engine.state.snapshot import Bools
+from frd.errors import WireError
+from frd.model import Int32s, Int64s, Signature
+
+MAX_OPS: Final = 64
+"""Op names that get a histogram of their own; they end as metric labels."""
+OTHER_OP: Final = "other"
+_MOST_SHAPES: Final = 8
+"""Shown to people; ops that were coalesced have thousands."""
+_MOST_ELEMENTS: Final = 2**53
+"""No tensor has more; what claims to must not overflow a sum."""
+
+
+class Rule(Enum):
+    """What the members of one op must have in common, besides the op and the backend."""
+
+    ALL = auto()
+    """Element counts and dtypes of all inputs and outputs."""
+    INPUT = auto()
+    """Those of the inputs: only the root has outputs that mean something, or each has its own."""
+    OUTPUT = auto()
+    """Those of the outputs: only the root has inputs that mean something, or each has its own."""
+    TOTAL_INPUT = auto()
+    """Total elements and dtypes of the inputs: every member gets a share of its own size."""
+    TOTAL_OUTPUT = auto()
+    """Total elements and dtypes of the outputs: every member gives a share of its own size."""
+    BALANCE = auto()
+    """Dtypes; over all members, as many elements go in as come out."""
+    EXACT = auto()
+    """Everything, shapes included: an op that this table does not know."""
+
+
+_RULES: Final = {
+    "all_reduce": Rule.ALL,
+    "allreduce_coalesced": Rule.ALL,
+    "all_reduce_coalesced": Rule.ALL,
+    "all_reduce_barrier": Rule.ALL,
+    "barrier": Rule.ALL,
+    "reduce": Rule.INPUT,
+    "_reduce_oop": Rule.INPUT,
+    "gather": Rule.INPUT,
+    "gather_single": Rule.INPUT,
+    "broadcast": Rule.OUTPUT,
+    "_broadcast_oop": Rule.OUTPUT,
+    "scatter": Rule.OUTPUT,
+    "all_gather": Rule.OUTPUT,
+    "all_gather_single": Rule.ALL,
+    "_all_gather_base": Rule.ALL,
+    "all_gather_into_tensor": Rule.ALL,
+    "all_gather_into_tensor_coalesced": Rule.ALL,
+    "all_gather_coalesced": Rule.ALL,
+    "all_gather_v": Rule.TOTAL_OUTPUT,
+    "ALLGATHER_coalesced": Rule.TOTAL_OUTPUT,
+    "reduce_scatter": Rule.INPUT,
+    "reduce_scatter_single": Rule.ALL,
+    "_reduce_scatter_base": Rule.ALL,
+    "reduce_scatter_tensor": Rule.ALL,
+    "reduce_scatter_tensor_coalesced": Rule.ALL,
+    "reduce_scatter_v": Rule.TOTAL_INPUT,
+    "REDUCE_SCATTER_coalesced": Rule.TOTAL_INPUT,
+    "all_to_all": Rule.BALANCE,
+    "all_to_all_single": Rule.BALANCE,
+    "all_to_all_v_single": Rule.BALANCE,
+    "alltoall_base": Rule.BALANCE,
+}
+_GATHERS: Final = frozenset(
+    {
+        "all_gather",
+        "all_gather_single",
+        "_all_gather_base",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_coalesced",
+        "all_gather_coalesced",
+    }
+)
+_SCATTERS: Final = frozenset(
+    {
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "_reduce_scatter_base",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+    }
+)
+
+_SYNCHRONIZING: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
+"""Ops that nobody can complete before every member has joined, by the start of their names."""
+_STRICT: Final = frozenset(
+    op
+    for op, of in _RULES.items()
+    if of in (Rule.ALL, Rule.INPUT, Rule.OUTPUT)
+    and op.strip("_").startswith(
+        ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "barrier")
+    )
+)
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+def rule(op: str) -> Rule:
+    return _RULES.get(op, Rule.EXACT)
+
+
+def match_class(signature: Signature) -> Hashable:
+    """The part of a signature that all members of a collective must share."""
+    s = signature
+    who = s.backend, s.op
+    match rule(s.op):
+        case Rule.ALL:
+            return (
+                *who,
+                _counts(s.input_sizes),
+                s.input_dtypes,
+                _counts(s.output_sizes),
+                (s.output_dtypes),
+            )
+        case Rule.INPUT:
+            return *who, _counts(s.input_sizes), s.input_dtypes
+        case Rule.OUTPUT:
+            return *who, _counts(s.output_sizes), s.output_dtypes
+        case Rule.TOTAL_INPUT:
+            return *who, _total(s.input_sizes), frozenset(s.input_dtypes)
+        case Rule.TOTAL_OUTPUT:
+            return *who, _total(s.output_sizes), frozenset(s.output_dtypes)
+        case Rule.BALANCE:
+            return *who, frozenset(s.input_dtypes), frozenset(s.output_dtypes)
+        case Rule.EXACT:
+            return s
+
+
+def balance(signature: Signature) -> int:
+    """Elements that an all_to_all puts in minus those that it takes out; 0 for other ops."""
+    if rule(signature.op) is not Rule.BALANCE:
+        return 0
+    surplus = _total(signature.input_sizes) - _total(signature.output_sizes)
+    return max(-_MOST_ELEMENTS, min(surplus, _MOST_ELEMENTS))
+
+
+def is_synchronizing(op: str) -> bool:
+    """Nobody can complete such an op before every member has joined it.
+
+    Names differ by backend and torch version: ``all_reduce``, ``_all_gather_base``,
+    ``ALLGATHER_coalesced``, ``allreduce_coalesced``. Ops issued as one are as strict as the
+    strictest of them: ``coalesced(broadcast,all_reduce x2)``.
+    """
+    plain = op.rpartition(":")[2].replace("_", "").lower()
+    parts = plain.removeprefix("coalesced(").split(",")
+    return any(part.startswith(_SYNCHRONIZING) for part in parts)
+
+
+def is_strict(signature: Signature) -> bool:
+    """Nobody completes it before all members have come: every output depends on every input, none
+    of which is empty."""
+    return signature.op in _STRICT and all(map(prod, signature.input_sizes))
+
+
+def scales(op: str) -> bool:
+    """What the op takes and gives differs by the size of its group."""
+    return op in _GATHERS or op in _SCATTERS
+
+
+def self_contradiction(signature: Signature, group_size: int) -> str:
+    """How a member's own sizes break the rule of its op, for people; empty when they do not.
+
+    A gather-like op gives back its input once per member, a reduce_scatter-like op takes in its
+    output once per member; lists of one tensor a member may be uneven, if the member's own is among
+    them. Says nothing of groups of unknown size (0).
+    """
+    taken, given = _counts(signature.input_sizes), _counts(signature.output_sizes)
+    if group_size and signature.op in _GATHERS and not _is_times(group_size, taken, given):
+        return f"{sum(given)} output elements are not {group_size} times {sum(taken)}"
+    if group_size and signature.op in _SCATTERS and not _is_times(group_size, given, taken):
+        return f"{sum(taken)} input elements are not {group_size} times {sum(given)}"
+    return ""
+
+
+def _is_times(group_size: int, one: tuple[int, ...], all_of_them: tuple[int, ...]) -> bool:
+    if sum(all_of_them) == sum(one) * group_size:
+        return True
+    return len(one) == 1 and len(all_of_them) == group_size > 1 and one[0] in all_of_them
+
+
+def difference(one: Signature, other: Signature) -> str:
+    """What differs between two signatures of different match classes, for people."""
+    if (one.backend, one.op) != (other.backend, other.op):
+        return f"op {_op(one, other)} and {_op(other, one)}"
+    for what in (*_SIZES, *_DTYPES):
+        if what in differing([one, other]):
+            return f"{what} {_told(one, what)} and {_told(other, what)}"
+    return f"shapes {shapes_text(one.input_sizes)} and {shapes_text(other.input_sizes)}"
+
+
+_SIZES: Final = ("input sizes", "output sizes")
+_DTYPES: Final = ("input dtypes", "output dtypes")
+
+
+def differing(signatures: Sequence[Signature]) -> list[str]:
+    """Which of sizes and dtypes are not the same in all, as far as the op cares."""
+    return [
+        what
+        for what in (*_SIZES, *_DTYPES)
+        if all(_matters(one.op, what) for one in signatures)
+        and len({_comparable(one, what) for one in signatures}) > 1
+    ]
+
+
+def _comparable(one: Signature, what: str) -> Hashable:
+    side = _of(one, what)
+    return _counts(side) if what in _SIZES else side
+
+
+def _of(one: Signature, what: str) -> Any:
+    return getattr(one, what.replace(" ", "_"))
+
+
+def _told(one: Signature, what: str) -> str:
+    return shapes_text(_of(one, what)) if what in _SIZES else ", ".join(_of(one, what))
+
+
+def _matters(op: str, what: str) -> bool:
+    of = rule(op)
+    if of in (Rule.INPUT, Rule.TOTAL_INPUT):
+        return what.startswith("input")
+    if of in (Rule.OUTPUT, Rule.TOTAL_OUTPUT):
+        return what.startswith("output")
+    return of is not Rule.BALANCE or what.endswith("dtypes")
+
+
+def _op(signature: Signature, other: Signature) -> str:
+    same = signature.op == other.op
+    return f"{signature.backend}:{signature.op}" if same else signature.op
+
+
+def shapes_text(sizes: Sizes) -> str:
+    more = f" and {len(sizes) - _MOST_SHAPES} more" if len(sizes) > _MOST_SHAPES else ""
+    return str([list(size) for size in sizes[:_MOST_SHAPES]]) + more
+
+
+def _counts(sizes: Sizes) -> tuple[int, ...]:
+    return tuple(prod(size) for size in sizes)
+
+
+def _total(sizes: Sizes) -> int:
+    return sum(_counts(sizes))
+
+
+class Signatures:
+    """The signatures of one attempt by handle, with what the engine asks of each as columns."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._handles: dict[Signature, int] = {}
+        self._classes: dict[Hashable, int] = {}
+        self._op_index: dict[str, int] = {}
+        self.known: list[Signature] = []
+        self.ops: list[str] = []
+        """Op names by op index."""
+        self.match_class: Int32s = np.empty(0, np.int32)
+        self.op: Int32s = np.empty(0, np.int32)
+        """Op index of each signature."""
+        self.balance: Int64s = np.empty(0, np.int64)
+        self.balanced: Bools = np.empty(0, np.bool_)
+        """Those whose totals over all members must add up to nothing."""
+        self.any_balanced = False
+        self.synchronizing: Bools = np.empty(0, np.bool_)
+        """See `is_synchronizing`."""
+        self.strict: Bools = np.empty(0, np.bool_)
+        """See `is_strict`."""
+
+    def handle(self, signature: Signature) -> int:
+        """Get or create.
+
+        Raises:
+            WireError: when the limit is reached.
+        """
+        known = self._handles.get(signature)
+        if known is not None:
+            return known
+        handle = len(self.known)
+        if handle >= self.limit:
+            raise WireError("signatures", "limit", f"{self.limit}: raise policy.max_signatures")
+        if handle >= len(self.op):
+            self._grow(max(64, 2 * handle))
+        self._handles[signature] = handle
+        self.known.append(signature)
+        self.match_class[handle] = self._classes.setdefault(
+            match_class(signature), len(self._classes)
+        )
+        self.op[handle] = self._op(signature.op)
+        self.balance[handle] = balance(signature)
+        self.synchronizing[handle] = is_synchronizing(signature.op)
+        self.strict[handle] = is_strict(signature)
+        self.balanced[handle] = rule(signature.op) is Rule.BALANCE
+        self.any_balanced |= bool(self.balanced[handle])
+        return handle
+
+    def _op(self, op: str) -> int:
+        name = op if op in self._op_index or len(self.ops) < MAX_OPS else OTHER_OP
+        if name not in self._op_index:
+            self._op_index[name] = len(self.ops)
+            self.ops.append(name)
+        return self._op_index[name]
+
+    def _grow(self, size: int) -> None:
+        for name in ("match_class", "op", "balance", "balanced", "synchronizing", "strict"):
+            column = getattr(self, name)
+            setattr(self, name, np.append(column, np.zeros(size - len(column), column.dtype)))

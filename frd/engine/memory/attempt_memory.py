@@ -1,0 +1,187 @@
+"""The memory of one attempt: series come in as columns, verdicts come out.
+
+Feed it in the order of time and call `advance` a few times a second (when data of the past is fed
+at once: after each second of it). A verdict rests on the past alone, and is never taken back. Of a
+short record, a shorter `policy.memory_warmup_s` than that of a live job may be right.
+
+What is usual of a series, and when it rises, is `frd.engine.memory.series`' business; who rose
+first `frd.engine.memory.onset`'s; incidents and leaks have modules of their own.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Final
+
+import numpy as np
+
+from frd.engine.memory.baseline import BIN_NS, SECOND
+from frd.engine.memory.inbox import Inbox
+from frd.engine.memory.incidents import MemoryIncidents
+from frd.engine.memory.leaks import MemoryLeaks
+from frd.engine.memory.rise import Failure
+from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
+from frd.engine.memory.verdict import MemoryVerdict
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    Int32s,
+    Int64s,
+    MemoryEvent,
+    MemoryEventKind,
+    SeriesInfo,
+    SeriesKind,
+)
+from frd.views import MemoryView
+
+_RECENT: Final = 16
+_AHEAD_NS: Final = 10 * SECOND
+"""What happens later than this after now is of a clock that was set. Were it believed, all that
+comes until then would be old."""
+
+
+class Memory:
+    """All memory series of one attempt. Handles are ints, and good for ever."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._limit = policy.max_memory_series
+        self._handles: dict[tuple[SeriesInfo, str], int] = {}
+        self._infos: list[SeriesInfo] = []
+        self._devices: list[str] = []
+        self._pools: dict[tuple[str, str, int], int] = {}
+        self._near: dict[tuple[int, int], list[int]] = {}
+        """Rows of one rank on one host or device."""
+        self._turned_away = 0
+        self._series = Series(policy)
+        self._inbox = Inbox(self._series)
+        numbers = count(1)
+        self._incidents = MemoryIncidents(self._series, self._devices, numbers, policy)
+        self._leaks = MemoryLeaks(self._series, self._devices, numbers, policy)
+        self._order: Int64s = np.zeros(0, np.int64)
+        """By rank; with `_ordered` what a view needs of each series."""
+        self._ordered: tuple[SeriesInfo, ...] = ()
+
+    def adopt(self, policy: Policy) -> None:
+        """Judge by another policy from now on; see `Engine.adopt`."""
+        self._limit = policy.max_memory_series
+        self._series.adopt(policy)
+        self._incidents.adopt(policy)
+        self._leaks.adopt(policy)
+
+    def series(self, info: SeriesInfo, *, node: str = "", source: str = "") -> int:
+        """The handle of a series; what is known of it stays, until its rank is forgotten.
+
+        `node` says which ranks share host memory, `source` tells two processes under one rank
+        apart. -1 when there are more than `policy.max_memory_series`: its samples are ignored.
+        """
+        handle = self._handles.get((info, source))
+        if handle is None:
+            if len(self._infos) >= self._limit:
+                self._turned_away += 1
+                return -1
+            handle = self._handles[info, source] = len(self._infos)
+            self._declare(handle, info, node, source)
+        return handle
+
+    def _declare(self, row: int, info: SeriesInfo, node: str, source: str) -> None:
+        self._infos.append(info)
+        self._devices.append(info.device)
+        series = self._series
+        series.reserve(row + 1)
+        on_host = info.kind in HOST_KINDS
+        place = node if on_host else info.device
+        pool = ("host" if on_host else "device", place, -1 if place else info.rank)
+        series.rank[row], series.kind[row] = info.rank, KINDS.index(info.kind)
+        series.pool[row] = self._pools.setdefault(pool, len(self._pools))
+        series.on_host[row], series.shared[row] = on_host, info.kind in SHARED_KINDS
+        near = self._near.setdefault((info.rank, int(series.pool[row])), [])
+        near.append(row)
+        kinds = {KINDS[series.kind[other]]: other for other in near}
+        whole = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
+        series.container[near] = near if whole is None else whole
+        # Tensors come and go within what the allocator holds: where that is known, it counts.
+        tensors = series.kind[near] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
+        series.watched[near] = ~tensors | (len(kinds) == 1)
+
+    def observe(
+        self,
+        series: Int32s,
+        capacity: Int64s,
+        begin: Int64s,
+        end: Int64s,
+        values: Int64s,
+        now: AlignedNs,
+    ) -> int:
+        """Samples of S series of one node at T moments; returns how many were refused.
+
+        `series` and `capacity` are (S,), `values` is (S, T), -1 for no sample. `begin` and `end`
+        are (T,), aligned and widened by what the clock leaves open: a value was read between its
+        two. Refused are values that are negative or absurd, and moments that do not rise or are of
+        the future. It only checks and keeps; `advance` looks at the samples of all nodes together.
+        """
+        row = series.astype(np.int64)
+        if not values.size:
+            return 0
+        ahead = begin > now + _AHEAD_NS
+        if ahead.any():
+            refused = int((values[:, ahead] != -1).sum())
+            kept = begin[~ahead], end[~ahead], values[:, ~ahead]
+            return refused + self.observe(series, capacity, *kept, now)
+        if row.min() < 0:
+            known = row >= 0
+            if not known.any():
+                return 0
+            row, capacity, values = row[known], capacity[known], values[known]
+        return self._inbox.put(row, capacity, begin, end, values)
+
+    def observe_table(
+        self, series: Int32s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
+    ) -> int:
+        """The same at once of series of many nodes, each with moments of its own: (S, T) are
+        `begin` and `end` too, of no more than two seconds. Times go on where no sample is, and do
+        not fall."""
+        known = series >= 0
+        if not known.any():
+            return 0
+        row = series[known].astype(np.int64)
+        return self._inbox.put_table(row, capacity[known], begin[known], end[known], values[known])
+
+    def event(self, event: MemoryEvent, at: AlignedNs, uncertainty_ns: int, now: AlignedNs) -> None:
+        """An allocation failed, the kernel killed, a device is lost: at most `uncertainty_ns`
+        before or after `at`. An event without a device is about host memory."""
+        if event.kind is not MemoryEventKind.DEVICE_LOST:
+            self._incidents.fail(Failure(event, at, uncertainty_ns, now))
+
+    def forget(self, rank: int | None = None) -> None:
+        """The rank (None: every rank) is another process now. Handles stay good."""
+        self._inbox.flush()
+        n = self._series.count
+        all_rows = np.arange(n)
+        row = all_rows if rank is None else all_rows[self._series.rank[:n] == rank]
+        if len(row):
+            self._series.forget(row)
+            self._inbox.forget(row)
+
+    def advance(self, now: AlignedNs) -> list[MemoryVerdict]:
+        """What became of incidents since the last call."""
+        self._inbox.flush()
+        return self._incidents.update(now) + self._leaks.update(now)
+
+    def view(self) -> MemoryView:
+        """The newest values, and a few before them; nothing in it changes afterwards."""
+        series, rows = self._series, len(self._infos)
+        if rows != len(self._order):
+            self._order = np.argsort(series.rank[:rows], kind="stable")
+            self._ordered = tuple(self._infos[row] for row in self._order.tolist())
+        return MemoryView(
+            series=self._ordered,
+            used=series.value[self._order],
+            capacity=series.capacity[self._order],
+            recent=series.recent(self._order, _RECENT),
+            every_s=BIN_NS / SECOND,
+        )
+
+    @property
+    def evicted(self) -> dict[str, int]:
+        """Things dropped to stay within limits, by what."""
+        return {"memory_series": self._turned_away}

@@ -1,0 +1,124 @@
+"""What is usual of memory series: their last minute in bins of two seconds.
+
+The usual level is the highest of bins that are neither among the newest (a slow rise must not
+become usual while it is looked at) nor of the warm-up, nor of a time in which the series rose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.state.snapshot import Bools
+from frd.model import Int32s, Int64s
+
+SECOND: Final = 1_000_000_000
+BIN_NS: Final = 2 * SECOND
+_BINS: Final = 36
+_NEWEST: Final = 4
+"""Bins that are too young to say what is usual, as are those of the warm-up,"""
+_ENOUGH: Final = 4
+"""once there are so many others."""
+_FEW_SAMPLES: Final = 5
+"""Less says nothing of what is usual."""
+MOST: Final = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What the bins of some series say; one row a series of which they say anything."""
+
+    row: Int64s
+    low: Int64s
+    high: Int64s
+    bins: Int64s
+    """How many say so."""
+    away: Int64s
+    """In how many in a row it stayed in the lower half, at most."""
+
+
+class Bins:
+    """A ring of complete bins a series."""
+
+    def __init__(self) -> None:
+        self._begin: Int64s = np.zeros((0, _BINS), np.int64)
+        self._low: Int64s = np.zeros((0, _BINS), np.int64)
+        self._high: Int64s = np.zeros((0, _BINS), np.int64)
+        self._samples: Int32s = np.zeros((0, _BINS), np.int32)
+        self._usual: Bools = np.zeros((0, _BINS), np.bool_)
+        self._newest: Int32s = np.zeros(0, np.int32)
+        """Place of the last one."""
+
+    def reserve(self, count: int) -> None:
+        for name in ("begin", "low", "high", "samples", "usual", "newest"):
+            old: npt.NDArray[Any] = getattr(self, f"_{name}")
+            more = np.zeros((count - len(old), *old.shape[1:]), old.dtype)
+            setattr(self, f"_{name}", np.concatenate((old, more)))
+
+    def forget(self, row: Int64s) -> None:
+        self._samples[row] = 0
+        self._usual[row] = False
+
+    def add(
+        self,
+        row: Int64s,
+        begin: Int64s,
+        low: Int64s,
+        high: Int64s,
+        samples: Int32s,
+        usual: Bools,
+    ) -> None:
+        """A bin of each of these series is complete."""
+        place = (self._newest[row] + 1) % _BINS
+        self._newest[row] = place
+        self._begin[row, place], self._samples[row, place] = begin, samples
+        self._low[row, place], self._high[row, place] = low, high
+        self._usual[row, place] = usual
+
+    def accept(self, row: Int64s, since: Int64s) -> None:
+        """What these have done since then is usual too."""
+        self._usual[row] |= self._begin[row] >= since[:, None]
+
+    def only(self, row: Int64s, since: Int64s) -> None:
+        """Nothing else is."""
+        newest = np.arange(_BINS) == self._newest[row, None]
+        self._usual[row] = newest | (self._begin[row] >= since[:, None])
+
+    def usual(self, row: Int64s, grown_up: Int64s) -> Usual:
+        """What is usual of these, which were warm at the times `grown_up`."""
+        usual = self._usual[row] & (self._samples[row] > 0)
+        usual = _prefer(usual & (self._begin[row] >= grown_up[:, None]), usual)
+        age = (self._newest[row, None] - np.arange(_BINS)) % _BINS
+        usual = _prefer(usual & (age >= _NEWEST), usual)
+        enough = (self._samples[row] * usual).sum(axis=1) >= _FEW_SAMPLES
+        row, usual, age = row[enough], usual[enough], age[enough]
+        bins, lows, highs = usual.sum(axis=1), self._low[row], self._high[row]
+        high = np.where(usual, highs, -1).max(axis=1)
+        # Of the lows the median: one that is from another time must not widen the band.
+        low = np.sort(np.where(usual, lows, MOST), axis=1)[np.arange(len(row)), (bins - 1) // 2]
+        away = usual & (highs < ((high + low) // 2)[:, None])
+        ordered = np.take_along_axis(away, np.argsort(age, axis=1), axis=1)
+        return Usual(row, low, high, bins, _longest_run(ordered))
+
+    def recent(self, row: Int64s, count: int) -> Int64s:
+        """(n, count) the highest value of each of the last ones, the newest last; -1 none."""
+        place = (self._newest[row, None] - np.arange(count - 1, -1, -1)) % _BINS
+        highs = np.take_along_axis(self._high[row], place, axis=1)
+        return np.where(np.take_along_axis(self._samples[row], place, axis=1) > 0, highs, -1)
+
+
+def _prefer(better: Bools, usual: Bools) -> Bools:
+    """By row, the better ones if there are enough of them."""
+    return np.where((better.sum(axis=1) >= _ENOUGH)[:, None], better, usual)
+
+
+def _longest_run(of: Bools) -> Int64s:
+    """By row: how many in a row are true, at most."""
+    run = longest = np.zeros(len(of), np.int64)
+    for column in of.T if of.any() else ():
+        run = (run + 1) * column
+        longest = np.maximum(longest, run)
+    return longest

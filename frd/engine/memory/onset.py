@@ -1,0 +1,197 @@
+"""Whose memory rose first: a pure question about intervals.
+
+Each rank that rises does so since an *onset*, an interval of aligned time in which its rise began.
+One is before another only when the whole interval is. So the first causes are those before which
+nobody else is: a single rank when it leads by more than clocks and samples leave open, or a *tie*.
+When the intervals of (nearly) all ranks hang together, something happened to all of them, such as a
+step that takes more, and nobody is the culprit.
+
+How far each has risen since is no matter: the first may well be the one that rises least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.engine.memory.baseline import SECOND
+from frd.engine.memory.series import Series
+from frd.engine.policy import Policy
+from frd.engine.state.snapshot import Bools
+from frd.model import Int32s, Int64s
+
+NEARLY_ALL: Final = 0.8
+"""Share of the ranks that counts as nearly all."""
+_COMPARABLE: Final = 0.2
+"""A rise of this part of another's matters as much,"""
+_URGENT: Final = 10
+"""and so does a smaller one that goes on, to exhaustion within this many times the horizon."""
+_GOES_ON_NS: Final = 2 * SECOND
+"""It has grown within this long, after it began;"""
+_BEGINS_NS: Final = SECOND // 2
+"""or it has only begun."""
+_FRESH_NS: Final = 5 * SECOND
+"""A small rise this young may be the beginning of a large one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rises:
+    """What rises, one row a rank, by rank: on the host, or on devices."""
+
+    rank: Int32s
+    row: Int64s
+    """The series that shows the rank's onset."""
+    lo: Int64s
+    hi: Int64s
+    risen: Int64s
+    fresh: Bools
+    """It began a moment ago."""
+    urgent: Bools
+    """It goes on growing, and there is not room for that for long."""
+    visible: Bools
+    young: Bools
+    """It began while the rank was warming up."""
+    hot: Bools
+    """Worth a finding, and in none yet."""
+    incident: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Places in a `Rises`."""
+
+    first: Int64s
+    later: Int64s
+    common: bool
+    doubtful: Int64s
+    """Early enough to be the first, but too small yet to tell whether they matter."""
+
+
+def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
+    """What rises now. Of the series of one rank the earliest speaks for it."""
+    n = series.count
+    row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == on_host))
+    lo, hi = series.onset(row)
+    row, lo, hi = (column[_own(series, row, lo, hi)] for column in (row, lo, hi))
+    order = np.lexsort((hi, series.rank[row]))
+    row, lo, hi = row[order], lo[order], hi[order]
+    rank = series.rank[row]
+    start = np.flatnonzero(np.diff(rank, prepend=-1))
+    one = row[start]
+    if not len(row):
+        start = np.zeros(0, np.int64)
+    now, risen = series.end[row], series.peak[row] - series.high[row]
+    grown_ns = now - series.mark_at[row]
+    goes_on = (grown_ns <= _GOES_ON_NS) & (series.mark_at[row] > hi) | (now - hi <= _BEGINS_NS)
+    mean = risen / np.maximum(now - series.lo[row], 1) * SECOND
+    urgent = goes_on & (series.headroom(row) <= _URGENT * policy.memory_horizon_s * mean)
+    visible = risen >= series.visible[row]
+    visible &= (series.twice[row] > 0) | (series.hot[row] > 0)  # else its onset may move
+    return Rises(
+        rank=rank[start],
+        row=one,
+        lo=lo[start],
+        hi=hi[start],
+        risen=_by_rank(np.maximum, risen, start),
+        fresh=_by_rank(np.logical_or, now - hi <= _FRESH_NS, start),
+        urgent=_by_rank(np.logical_or, urgent, start),
+        visible=_by_rank(np.logical_or, visible, start),
+        young=series.is_young(one),
+        hot=_by_rank(np.logical_or, series.hot[row] > 0, start),
+        incident=_by_rank(np.maximum, series.incident[row], start),
+    )
+
+
+def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
+    """All but the rises of whole devices and cgroups that the rise of one process explains.
+
+    It does when it began before theirs were worth a finding: others in there may have made some
+    noise before.
+    """
+    shared, pool = series.shared[row], series.pool[row]
+    if not shared.any() or shared.all():
+        return np.ones(len(row), np.bool_)
+    risen = series.peak[row] - series.high[row]
+    pools = int(pool.max()) + 1
+    most, begun = np.zeros(pools, np.int64), np.full(pools, np.iinfo(np.int64).max)
+    np.maximum.at(most, pool[~shared], risen[~shared])
+    np.minimum.at(begun, pool[~shared], lo[~shared])
+    told = np.where(series.hot[row] > 0, series.hot[row], series.end[row])
+    return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= told))
+
+
+def _by_rank(reduce: np.ufunc, of: np.ndarray, start: Int64s) -> np.ndarray:
+    return reduce.reduceat(of, start) if len(of) else of
+
+
+def with_failures(
+    of: Rises, rank: Int32s, lo: Int64s, hi: Int64s, requested: Int64s
+) -> tuple[Rises, Int64s]:
+    """The same with ranks whose allocations failed, and the places of these.
+
+    Where the rank was seen to rise before, that is when it began; what it did while it was warming
+    up is not, for then all ranks rise.
+    """
+    seen = np.flatnonzero(np.isin(of.rank, rank) & of.visible & ~of.young)
+    bare = ~np.isin(rank, of.rank[seen])
+    keep = np.union1d(np.flatnonzero(~np.isin(of.rank, rank)), seen)
+    count = int(bare.sum())
+    yes, no = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+    more = Rises(
+        rank[bare], np.full(count, -1), lo[bare], hi[bare], requested[bare],
+        fresh=yes, urgent=yes, visible=yes, young=no, hot=yes, incident=np.zeros(count, np.int32),
+    )  # fmt: skip
+    both = Rises(
+        *(
+            np.concatenate((getattr(of, name)[keep], getattr(more, name)))
+            for name in Rises.__slots__
+        )
+    )
+    return both, np.flatnonzero(np.isin(both.rank, rank))
+
+
+def linked(of: Rises, to: int, policy: Policy) -> Int64s:
+    """The places of those that belong to one incident with the rise at `to`."""
+    link_ns = round(policy.memory_link_s * SECOND)
+    near = (of.hi >= of.lo[to] - link_ns) & (of.lo <= of.hi[to] + link_ns)
+    near[to] = True
+    return np.flatnonzero(near)
+
+
+def matters(of: Rises, lead: int) -> Bools:
+    """Those that may be the cause of what a rise of `lead` bytes has made an incident."""
+    return of.visible & ~of.young & (of.hot | of.urgent | (of.risen >= _COMPARABLE * lead))
+
+
+def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
+    """Who began it, of an incident that the rise at `trigger` has made one.
+
+    `ranks` is how many ranks are watched at all.
+    """
+    near = linked(of, trigger, policy)
+    near = near[(of.incident[near] == 0) | (near == trigger)]
+    can = matters(of, int(of.risen[trigger]))
+    can[trigger] = True
+    able = near[can[near]]
+    limit = of.hi[able].min()
+    first = able[of.lo[able] <= limit]
+    later = able[of.lo[able] > limit]
+    small = near[~can[near] & ~of.young[near]]
+    tiny = small[~of.visible[small] & (of.risen[small] >= _COMPARABLE * of.risen[trigger])]
+    together = _together(of, np.concatenate((able, tiny)), int(limit))
+    common = ranks > 1 and len(together) >= NEARLY_ALL * ranks
+    if common:
+        first = np.intersect1d(together, able)
+        later = np.setdiff1d(able, first)
+    doubtful = small[of.fresh[small] & (of.lo[small] <= limit)]
+    return Cause(first, later, common, doubtful)
+
+
+def _together(of: Rises, places: Int64s, limit: int) -> Int64s:
+    """Those whose onsets hang together with the first: overlaps of overlaps count."""
+    ordered = places[np.argsort(of.lo[places], kind="stable")]
+    reach = np.maximum.accumulate(np.maximum(of.hi[ordered], limit))
+    apart = of.lo[ordered][1:] > reach[:-1]
+    return ordered[: int(apart.argmax()) + 1] if apart.any() else ordered

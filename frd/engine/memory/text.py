@@ -1,0 +1,97 @@
+"""What findings about memory say."""
+
+from __future__ import annotations
+
+from typing import Final, assert_never
+
+from frd.engine.findings.text import clean, ranks
+from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
+from frd.model import Kind
+
+_UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def size(count: float) -> str:
+    """``3.1 GiB``"""
+    for unit, name in _UNITS:
+        if abs(count) >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count:.0f} bytes"
+
+
+def duration(seconds: float) -> str:
+    """``4.2 s``, ``12 min``, ``3.5 h``"""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def summary(verdict: MemoryVerdict) -> str:
+    """One line: whose memory, how far, how long it will last."""
+    memory = "host memory" if verdict.on_host else "GPU memory"
+    who, figures = ranks(verdict.ranks), _figures(verdict.first[0])
+    if verdict.kind is Kind.OOM:
+        return _ran_out(verdict, memory, figures)
+    if verdict.leak:
+        return f"{memory} of {who} leaks: {figures}"
+    if verdict.common:
+        return f"{memory} of {who} rose together, no single rank is the cause: {figures}"
+    doubt = ", too close together to say which of them" if len(verdict.ranks) > 1 else ""
+    return f"{memory} of {who} rose first{doubt}: {figures}"
+
+
+def _ran_out(verdict: MemoryVerdict, memory: str, figures: str) -> str:
+    failed = verdict.failed or verdict.ranks
+    text = f"{ranks(failed)} ran out of {memory}"
+    if verdict.common or not figures:
+        return text
+    doubt = ", too close together to say which of them" if len(verdict.ranks) > 1 else ""
+    if verdict.ranks == failed:
+        return f"{text}: {figures}{doubt}"
+    return f"{text}; the memory of {ranks(verdict.ranks)} rose first{doubt}: {figures}"
+
+
+def _figures(rise: MemoryRise) -> str:
+    parts = []
+    if rise.risen_bytes > 0:
+        parts.append(f"+{size(rise.risen_bytes)} in {duration(rise.took_s)}")
+    if rise.requested_bytes:
+        parts.append(f"{size(rise.requested_bytes)} requested")
+    if rise.headroom_bytes >= 0:
+        parts.append(f"{size(rise.headroom_bytes)} left")
+    if rise.exhausted_in_s is not None and not rise.out_of_memory:
+        parts.append(f"exhausted in about {duration(rise.exhausted_in_s)}")
+    return ", ".join(parts)
+
+
+def evidence(verdict: MemoryVerdict, rise: MemoryRise, doing: str) -> str:
+    """What is known of one suspect."""
+    memory = "host memory" if verdict.on_host else f"memory of {clean(rise.device) or 'its GPU'}"
+    parts = [f"{memory}: {_figures(rise) or 'no rise was seen'}"]
+    if verdict.leak:
+        parts.append("a leak: it rises slowly and steadily")
+    if rise.out_of_memory:
+        parts.append("an allocation failed")
+    return "; ".join(filter(None, (*parts, _whose(rise.attribution), doing)))
+
+
+def _whose(attribution: Attribution) -> str:
+    match attribution:
+        case Attribution.ALLOCATOR:
+            return "held by torch's allocator"
+        case Attribution.DRIVER:
+            return "held by the rank's process, but not by torch's allocator: NCCL or the driver"
+        case Attribution.PROCESS:
+            return "held by the rank's process"
+        case Attribution.OTHER:
+            return "held by another process"
+        case Attribution.OUTSIDE:
+            return "not held by torch's allocator: NCCL, the driver or another process"
+        case Attribution.HOST:
+            return "held by the rank's process or its children"
+        case Attribution.CGROUP:
+            return "held by another process in the rank's cgroup"
+        case Attribution.UNKNOWN:
+            return ""
+        case _:
+            assert_never(attribution)

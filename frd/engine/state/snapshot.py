@@ -1,0 +1,174 @@
+"""What first-cause analysis looks at: where every rank of one attempt stands at one moment.
+
+The live engine cuts a picture from its tables, offline analysis builds one from dump files, and
+`frd.engine.hangs.diagnosis` cannot tell which. Plain arrays, so that a picture of 16,384 ranks
+costs milliseconds; nothing in it changes afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.clocks.uncertain_time import Moment, RankClocks
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    AttemptKey,
+    ExitInfo,
+    GroupInfo,
+    Int32s,
+    Int64s,
+    RankInfo,
+    RankState,
+    Signature,
+    UInt8s,
+)
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPicture:
+    """One group: parallel arrays over its members, sorted by global rank.
+
+    Watermarks are seqs (`UNKNOWN_SEQ` for none). A member with ``enqueued > completed`` is inside
+    the collective ``completed + 1`` since `head_since`.
+    """
+
+    info: GroupInfo
+    members: Int32s
+    """Global ranks. When the membership is unknown, the ranks that ever showed up in it."""
+    enqueued: Int64s
+    started: Int64s
+    completed: Int64s
+    head_since: Int64s
+    """Aligned ns at which the member enqueued its oldest outstanding collective; 0 for none."""
+    ops: Callable[[int], str] = field(default=lambda seq: "")
+    """The op of a seq of this group, empty when unknown."""
+    hidden: Bools | None = None
+    """Members that may have come further than their marks say (a dump file may have lost all it
+    knew of a group): their absence proves nothing. None for nobody."""
+    forgotten: Bools | None = None
+    """Members of whom nobody can tell whether they are over with what they were in: the agent that
+    told of it is gone, and so are the entries. They wait in nothing. None for nobody."""
+    moved_at: Int64s | None = None
+    """Aligned ns by which the member had come as far as `started` and `completed` say; 0, or None
+    for all, when nobody kept track."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPicture:
+    """In-flight P2P ops of all ranks: parallel arrays, one row per (rank, group, peer, way)."""
+
+    rank: Int32s
+    group: Int32s
+    """Index into `Picture.groups`."""
+    peer: Int32s
+    """Global rank, -1 for any source."""
+    is_send: UInt8s
+    in_flight: Int64s
+    since: Int64s
+    """Aligned ns of the oldest one in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class MismatchFact:
+    """Members of one (group, seq) that do not agree; `classes` is largest first."""
+
+    group: int
+    """Index into `Picture.groups`."""
+    seq: int
+    classes: Sequence[tuple[Signature, tuple[int, ...]]]
+    """Each distinct signature with the ranks that passed it."""
+    detail: str
+    """What differs, for people: ``input sizes [[4]] and [[8]]``."""
+    complete: bool
+    """Every expected member has joined, so that a majority means something."""
+    group_size: int = 0
+    """0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One attempt at one moment. Rank arrays are parallel and sorted by rank."""
+
+    key: AttemptKey
+    now: AlignedNs
+    world_size: int
+    """0 when unknown."""
+    rank: Int32s
+    """Ranks that were ever declared; others of the world are unknown."""
+    as_of: Int64s
+    """Aligned ns up to which all is known of the rank; 0 before its first word."""
+    state: Sequence[RankState]
+    state_since: Int64s
+    """Aligned ns of the last change of `state`; 0 when unknown."""
+    detail: Sequence[str]
+    """The agent's words on `state`."""
+    connected: Bools
+    """The stream of the rank's agent is up (always true offline)."""
+    gap: Bools
+    """Rows of the rank are known to be missing, so that its absence proves less."""
+    info: Mapping[int, RankInfo]
+    groups: Sequence[GroupPicture]
+    channels: ChannelPicture
+    mismatches: Sequence[MismatchFact] = ()
+    clocks: RankClocks | None = None
+    """None when all times are of one clock, or of clocks that nobody doubts."""
+    moved_at: Int64s | None = None
+    """Aligned ns at which a watermark of the rank last advanced, 0 when it never did; None when
+    nobody kept track (a dump file tells no history)."""
+    exits: Mapping[int, ExitInfo] = field(default_factory=dict)
+    """How processes that are gone ended, by rank, as far as their agents can tell."""
+
+    def moment(self, rank: int, at: AlignedNs) -> Moment:
+        """A time as the clock of `rank` tells it; of one nobody knows, nothing bounds it."""
+        if self.clocks is None:
+            return Moment(at, 0, 0)
+        row = int(np.searchsorted(self.rank, rank))
+        if row == len(self.rank) or self.rank[row] != rank:
+            return Moment(at, -1, None)
+        return self.clocks.moment(row, at)
+
+
+class Stuck(NamedTuple):
+    """One collective, or one rank in a P2P op, that does not go on."""
+
+    group: int
+    """Index into `Picture.groups`."""
+    seq: int
+    """`UNKNOWN_SEQ` for a P2P op."""
+    rank: int = -1
+    """Who waits in a P2P op, which no number tells from others; -1 for a collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallTable:
+    """Waiting that is confirmed: a rank's own telemetry says that it has sat in one op for longer
+    than the threshold of the op's group. Parallel arrays, one row per (group, rank) or, for P2P,
+    per channel; in no particular order.
+    """
+
+    group: Int32s
+    """Index into `Picture.groups`."""
+    rank: Int32s
+    """Global rank that waits."""
+    seq: Int64s
+    """The collective it waits in, `UNKNOWN_SEQ` for a P2P op."""
+    since: Int64s
+    """Aligned ns from which its wait counts: the enqueue of that op, or, if that is later, the last
+    moment at which the op before it was known to be incomplete."""
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def rows(self, those: Bools | slice = slice(None)) -> list[Stuck]:
+        """What these rows are about; ranks that wait in one collective are about the same."""
+        seq = self.seq[those]
+        rank = np.where(seq == UNKNOWN_SEQ, self.rank[those], -1)
+        return list(map(Stuck, self.group[those].tolist(), seq.tolist(), rank.tolist()))

@@ -1,0 +1,203 @@
+"""What the tables of an attempt look like to those who judge: stalls, and parts of a picture.
+
+Pure functions from tables to fresh arrays. `stalls` runs at every tick over every pair and must
+stay cheap: one contiguous pass drops all that is young, and what is left is usually nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias, TypedDict
+
+import numpy as np
+
+from frd.engine.clocks.uncertain_time import RankClocks
+from frd.engine.state.p2p import Channels
+from frd.engine.state.snapshot import Bools, GroupPicture, StallTable
+from frd.engine.state.tables import EXITED, LIVE, STATES, Groups, Pairs, Ranks
+from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, Int32s, Int64s, RankInfo, RankState
+
+_FAR: Final = np.iinfo(np.int64).max
+_RESTS_NS: Final = 2_000_000_000
+"""By then all members of a group have told how far they came: what moves is not looked at."""
+
+_NOTHING_STANDS: Final = StallTable(
+    np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
+)
+EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
+"""Of groups and seqs: whether a member may complete the op before all have come to it."""
+
+
+def stalls(
+    ranks: Ranks,
+    groups: Groups,
+    pairs: Pairs,
+    channels: Channels,
+    latest: AlignedNs,
+    ends_early: EndsEarly,
+) -> StallTable:
+    """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
+
+    `latest` is the enqueue time of the youngest op that any threshold could call late. A rank that
+    is gone waits no more. The wait counts from the enqueue of the op, or from the last moment at
+    which the op before it was not complete, if that is later: a program that runs far ahead of
+    its device is not stalled. Nor is one whose agent tells what cannot be; `ends_early` says which
+    collectives of groups a member may complete before all have come.
+    """
+    n = pairs.count
+    old = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] <= latest)
+    row = np.flatnonzero(old)
+    row = row[pairs.head[row] > 0]
+    if not len(row) and not channels.are_waiting(latest):
+        return _NOTHING_STANDS
+    since = np.maximum(pairs.head[row], pairs.idle_until[row])
+    stuck = np.flatnonzero(_confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since))
+    if len(stuck):
+        limit = _limits(ranks, groups, pairs, row[stuck], ends_early)
+        stuck = stuck[completed(groups, pairs, row[stuck]) <= limit]
+    row = row[stuck]
+    p2p = channels.waiting_before(latest)
+    late = _confirmed(ranks, groups, p2p.rank, p2p.group, p2p.since)
+    return StallTable(
+        np.concatenate((pairs.group[row], p2p.group[late])),
+        np.concatenate((pairs.rank[row], p2p.rank[late])),
+        np.concatenate((completed(groups, pairs, row) + 1, np.full(late.sum(), UNKNOWN_SEQ))),
+        np.concatenate((since[stuck], p2p.since[late])),
+    )
+
+
+def _confirmed(ranks: Ranks, groups: Groups, rank: Int32s, group: Int32s, since: Int64s) -> Bools:
+    there: Bools = ranks.state[rank] < EXITED
+    return there & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
+
+
+def _limits(
+    ranks: Ranks, groups: Groups, pairs: Pairs, row: Int64s, ends_early: EndsEarly
+) -> Int64s:
+    """What each may have completed at most: nothing that another member, who has told of a later
+    time, has not come to."""
+    group, done = pairs.group[row], completed(groups, pairs, row)
+    layout = pairs.layout()
+    come = pairs.enqueued[layout.order]
+    least = np.zeros(groups.count, np.int64)
+    least[layout.groups] = np.minimum.reduceat(np.where(come < 0, _FAR, come), layout.starts)
+    odd = np.flatnonzero(done > least[group])
+    odd = odd[~ends_early(group[odd], done[odd])]
+    odd = odd[np.argsort(group[odd], kind="stable")]
+    limit = np.full(len(row), _FAR, np.int64)
+    for mine in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
+        members = groups.rows(int(group[mine[0]]))
+        limit[mine] = _least_told(ranks, pairs, members, pairs.done_at[row[mine]])
+    return limit
+
+
+def _least_told(ranks: Ranks, pairs: Pairs, members: slice | list[int], after: Int64s) -> Int64s:
+    """The least that members have come to who have told of a time after each of these."""
+    rank, come = pairs.rank[members], pairs.enqueued[members]
+    told = ranks.knows(rank) & (come > UNKNOWN_SEQ)
+    told[told] = pairs.told_by[members][told] == ranks.node[rank[told]]  # not by an agent before
+    as_of, come = ranks.as_of[rank[told]], come[told]
+    order = np.argsort(-as_of, kind="stable")
+    least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
+    return least[np.searchsorted(-as_of[order], -after)]
+
+
+def completed(groups: Groups, pairs: Pairs, row: Int64s) -> Int64s:
+    """Completed watermarks; a rank in its first collective has completed the one before it."""
+    marks = pairs.completed[row]
+    first = groups.first_seq[pairs.group[row]]
+    return np.where((marks < 0) & (first <= pairs.enqueued[row]), first - 1, marks)
+
+
+class RankColumns(TypedDict):
+    """The fields of a `Picture` that say where the ranks stand."""
+
+    rank: Int32s
+    as_of: Int64s
+    state: list[RankState]
+    state_since: Int64s
+    detail: list[str]
+    connected: Bools
+    gap: Bools
+    info: dict[int, RankInfo]
+    moved_at: Int64s
+    clocks: RankClocks
+    exits: dict[int, ExitInfo]
+
+
+def ranks(table: Ranks) -> RankColumns:
+    rank = table.sorted()
+    known = table.statuses
+    return RankColumns(
+        rank=rank,
+        as_of=table.as_of[rank],
+        state=[STATES[code] for code in table.state[rank].tolist()],
+        state_since=table.state_since[rank],
+        detail=[known[r].detail if r in known else "" for r in rank.tolist()],
+        connected=table.connected[rank],
+        gap=table.gap_at[rank] >= table.as_of[rank],
+        info=dict(table.infos),
+        moved_at=table.moved_at[rank],
+        clocks=RankClocks(table.node[rank], table.uncertainty_ns[rank]),
+        exits={r: status.exit for r, status in known.items() if status.exit is not None},
+    )
+
+
+def _unheard(
+    table: Groups, pairs: Pairs, order: Int64s, done: Int64s, ends_early: EndsEarly
+) -> Bools:
+    """Members of whom nothing is known where others are done with what takes all: they came, too,
+    before anybody could tell."""
+    group = pairs.group[order]
+    none = pairs.enqueued[order] == UNKNOWN_SEQ
+    some = np.zeros(table.count, np.bool_)
+    some[group[none]] = True
+    some[group[~none & (done < table.first_seq[group])]] = False  # the first op may be open yet
+    row = np.flatnonzero(some[group] & (done >= table.first_seq[group]))
+    row = row[~ends_early(group[row], done[row])]
+    some[:] = False
+    some[group[row]] = True
+    unheard: Bools = none & some[group]
+    return unheard
+
+
+def groups(
+    table: Groups,
+    pairs: Pairs,
+    ops: Sequence[Callable[[int], str]],
+    ranks: Ranks,
+    ends_early: EndsEarly,
+    now: AlignedNs,
+) -> list[GroupPicture]:
+    """One picture per group, its place in the list being the group's handle. Who tells of more than
+    can be is not believed to have come further than it can have."""
+    layout = pairs.layout()
+    order = layout.order
+    members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
+    done, head, moved = completed(table, pairs, order), pairs.head[order], pairs.moved_at[order]
+    rests = np.flatnonzero(pairs.done_at[order] < now - _RESTS_NS)
+    rests = rests[ranks.knows(members[rests])]
+    rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
+    limit = _limits(ranks, table, pairs, order[rests], ends_early)
+    false = done[rests] > limit
+    odd, most = rests[false], limit[false] - 1  # nor to be done with what the others are in
+    enqueued[odd], started[odd], done[odd] = most, np.minimum(started[odd], most), most
+    hidden = _unheard(table, pairs, order, done, ends_early)
+    hidden[odd] = True
+    forgotten = (enqueued > done) & (head == 0)
+    bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
+    return [
+        GroupPicture(
+            info,
+            members[start:end],
+            enqueued[start:end],
+            started[start:end],
+            done[start:end],
+            head[start:end],
+            op,
+            hidden=hidden[start:end],
+            forgotten=forgotten[start:end],
+            moved_at=moved[start:end],
+        )
+        for info, start, end, op in zip(table.infos, bounds, bounds[1:], ops, strict=False)
+    ]

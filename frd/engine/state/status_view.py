@@ -1,0 +1,150 @@
+"""What people see of an attempt: the part of a `Snapshot` that is about one attempt.
+
+Taken at every tick and looked at far less often, so columns are reduced at once, and the objects of
+16,384 ranks are made only when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar, overload
+
+import numpy as np
+
+from frd.engine.matching.collectives import Collectives
+from frd.engine.state import snapshot_parts
+from frd.engine.state.snapshot import StallTable
+from frd.engine.state.tables import Groups, Pairs, Ranks
+from frd.model import AlignedNs, Int64s, NodeNs, RankState, RankStatus
+from frd.views import GroupView, RankView
+
+T = TypeVar("T")
+
+
+class Lazy(Sequence[T], Generic[T]):
+    """An immutable sequence whose items are made when they are asked for."""
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count = count
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        if isinstance(at, slice):
+            return [self._make(i) for i in range(*at.indices(self._count))]
+        if not -self._count <= at < self._count:
+            raise IndexError(at)
+        return self._make(at % self._count)
+
+
+def groups(
+    table: Groups, ranks: Ranks, pairs: Pairs, stalls: StallTable, now: AlignedNs
+) -> Sequence[GroupView]:
+    """By group handle."""
+    infos, ids = tuple(table.infos), tuple(table.ids)
+    matched = table.matched[: table.count].copy()
+    threshold_ns = table.threshold_ns[: table.count].copy()
+    highest, lowest, open_count = _progress(table, ranks, pairs)
+    oldest = np.full(table.count, now, np.int64)
+    np.minimum.at(oldest, stalls.group, stalls.since)
+    instances = np.unique(np.stack((stalls.group, stalls.seq)), axis=1)[0]
+    stalled = np.bincount(instances, minlength=table.count)
+
+    def make(group: int) -> GroupView:
+        info = infos[group]
+        return GroupView(
+            group_id=ids[group],
+            label=info.label,
+            size=len(info.ranks),
+            open_collectives=int(open_count[group]),
+            stalled_collectives=int(stalled[group]),
+            stall_s=float(now - oldest[group]) / 1e9,
+            matched=int(matched[group]),
+            enqueued=int(highest[group]),
+            completed=int(lowest[group]),
+            threshold_s=float(threshold_ns[group]) / 1e9,
+        )
+
+    return Lazy(len(infos), make)
+
+
+def _progress(table: Groups, ranks: Ranks, pairs: Pairs) -> tuple[Int64s, Int64s, Int64s]:
+    """By group: highest enqueued, lowest completed, and how many are open between.
+
+    A member that no agent has told of leaves the lowest completed seq unknown, but opens nothing.
+    """
+    highest, lowest = np.full((2, table.count), -1, np.int64)
+    open_count = np.zeros(table.count, np.int64)
+    layout = pairs.layout()
+    if len(layout.groups):
+        order, starts, of = layout.order, layout.starts, layout.groups
+        done = snapshot_parts.completed(table, pairs, order)
+        highest[of] = np.maximum.reduceat(pairs.enqueued[order], starts)
+        lowest[of] = np.minimum.reduceat(done, starts)
+        # A member that is known, but has not been in the group yet, lacks all that was seen of it.
+        top, first = highest[pairs.group[order]], table.first_seq[pairs.group[order]]
+        behind = np.where(done < 0, np.minimum(first - 1, top), done)
+        known = ranks.knows(pairs.rank[order])
+        open_count[of] = highest[of] - np.minimum.reduceat(np.where(known, behind, top), starts)
+    return highest, lowest, np.maximum(open_count, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """The oldest outstanding collective by global rank; `group` is -1 where there is none."""
+
+    group: Int64s
+    seq: Int64s
+    since: Int64s
+    signature: Int64s
+
+
+def _oldest_waits(ranks: Ranks, groups: Groups, pairs: Pairs, collectives: Collectives) -> _Waits:
+    n = pairs.count
+    busy = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0)
+    row = np.flatnonzero(busy)
+    since = np.full(ranks.count, np.iinfo(np.int64).max, np.int64)
+    np.minimum.at(since, pairs.rank[row], pairs.head[row])
+    oldest = row[pairs.head[row] == since[pairs.rank[row]]]
+    of_rank = np.full(ranks.count, -1, np.int64)
+    of_rank[pairs.rank[oldest]] = oldest
+    row = of_rank[of_rank >= 0]
+    group, seq, signature = np.full((3, ranks.count), -1, np.int64)
+    rank, of, inside = (
+        pairs.rank[row],
+        pairs.group[row],
+        snapshot_parts.completed(groups, pairs, row) + 1,
+    )
+    group[rank], seq[rank], signature[rank] = of, inside, collectives.signature_of(of, inside)
+    return _Waits(group, seq, since, signature)
+
+
+def ranks(
+    table: Ranks, group_table: Groups, pairs: Pairs, collectives: Collectives, now: AlignedNs
+) -> Sequence[RankView]:
+    """Declared ranks, ascending."""
+    rank, as_of = table.sorted(), table.as_of.copy()
+    infos, statuses = dict(table.infos), dict(table.statuses)
+    groups = tuple(group_table.infos)
+    waits = _oldest_waits(table, group_table, pairs, collectives)
+
+    def make(at: int) -> RankView:
+        r = int(rank[at])
+        group, signature = int(waits.group[r]), int(waits.signature[r])
+        op = collectives.signatures.known[signature].op if signature >= 0 else "collective"
+        return RankView(
+            info=infos[r],
+            status=statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0)),
+            as_of=AlignedNs(int(as_of[r])),
+            waiting_in=f"{op} #{waits.seq[r]} on {groups[group].label}" if group >= 0 else "",
+            waiting_s=max(0.0, float(now - waits.since[r]) / 1e9) if group >= 0 else 0.0,
+        )
+
+    return Lazy(len(rank), make)

@@ -1,0 +1,291 @@
+"""The tables of one attempt: ranks, groups, and pairs (one row per group and member).
+
+Columns are plain numpy arrays that double when they are full, so that every question the engine
+asks often ("who is late", "lowest completed of each group") is one pass over one array. Handles
+are rows: a rank's handle is its global rank, groups and pairs count up from 0 in the order in which
+they were declared. The tables know nothing of what the numbers mean and enforce no limits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.clocks.uncertain_time import UNKNOWN_NS
+from frd.engine.state.snapshot import Bools
+from frd.model import (
+    UNKNOWN_SEQ,
+    AlignedNs,
+    GroupInfo,
+    Int32s,
+    Int64s,
+    RankInfo,
+    RankState,
+    RankStatus,
+    UInt8s,
+)
+
+STATES: Final = (RankState.LIVE, RankState.SILENT, RankState.EXITED, RankState.FINISHED)
+LIVE, SILENT, EXITED, FINISHED = range(4)
+"""`STATES` as the numbers that the state column holds."""
+
+
+class Columns:
+    """Equally long arrays that grow together; a subclass names them in `_fill`."""
+
+    _fill: dict[str, tuple[type[np.generic], int]]
+
+    def __init__(self) -> None:
+        self.count = 0
+        for name, (dtype, _) in self._fill.items():
+            setattr(self, name, np.empty(0, dtype))
+
+    def reserve(self, count: int) -> None:
+        """Make rows ``0..count-1`` exist; new ones hold the fill values."""
+        if count > self._capacity():
+            capacity = max(count, 2 * self._capacity(), 16)
+            for name, (dtype, fill) in self._fill.items():
+                grown: npt.NDArray[Any] = np.full(capacity, fill, dtype)
+                grown[: self.count] = getattr(self, name)[: self.count]
+                setattr(self, name, grown)
+        self.count = max(self.count, count)
+
+    def _capacity(self) -> int:
+        return len(getattr(self, next(iter(self._fill))))
+
+
+class Ranks(Columns):
+    """One row per global rank up to the highest one declared."""
+
+    _fill = {  # noqa: RUF012  read-only; ClassVar would hide it from the base
+        "declared": (np.bool_, 0),
+        "as_of": (np.int64, 0),
+        "moved_at": (np.int64, 0),
+        "gap_at": (np.int64, -1),
+        "state": (np.uint8, LIVE),
+        "state_since": (np.int64, 0),
+        "connected": (np.bool_, 0),
+        "node": (np.int32, -1),
+        "told_by": (np.int32, -1),
+        "uncertainty_ns": (np.int64, UNKNOWN_NS),
+        "clock_since": (np.int64, 0),
+    }
+    declared: Bools
+    as_of: Int64s
+    moved_at: Int64s
+    """When a watermark of the rank last advanced."""
+    gap_at: Int64s
+    """When the last loss of rows was reported; in effect until `as_of` has passed it."""
+    state: UInt8s
+    state_since: Int64s
+    connected: Bools
+    node: Int32s
+    """The agent session of the rank, whose ranks share one clock; -1 until somebody tells."""
+    told_by: Int32s
+    """The one that told of `as_of` last."""
+    uncertainty_ns: Int64s
+    """How far aligned times of the rank may be off; `UNKNOWN_NS` while unsynchronized."""
+    clock_since: Int64s
+    """What the rank told before this was aligned by what is not believed of its clock now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock_revision = 0
+        """Changes with all that is known of clocks."""
+        self.infos: dict[int, RankInfo] = {}
+        self.statuses: dict[int, RankStatus] = {}
+        self._sorted: Int32s | None = None
+
+    def declare(self, info: RankInfo) -> None:
+        """A new process of this rank: nothing of an earlier one is kept."""
+        self.reserve(info.rank + 1)
+        self.infos[info.rank] = info
+        self.statuses.pop(info.rank, None)
+        for name, (_, fill) in self._fill.items():
+            getattr(self, name)[info.rank] = fill
+        self.declared[info.rank] = True
+        self.clock_revision += 1
+        self._sorted = None
+
+    def set_clock(self, rank: Int64s, node: int, uncertainty_ns: int, now: AlignedNs) -> None:
+        """These ranks share a clock that is as good as that. One that is unknown is another with
+        every guess at it."""
+        was = self.uncertainty_ns[rank]
+        is_same = (was == uncertainty_ns).all() and (self.node[rank] == node).all()
+        if is_same and uncertainty_ns < UNKNOWN_NS:
+            return
+        moved = (was == UNKNOWN_NS) & (self.node[rank] >= 0)
+        self.clock_since[rank] = np.where(moved, now, self.clock_since[rank])
+        self.node[rank] = node
+        self.uncertainty_ns[rank] = uncertainty_ns
+        self.clock_revision += 1
+
+    def clear(self) -> None:
+        """As if none had ever been declared; the rows stay."""
+        for name, (_, fill) in self._fill.items():
+            getattr(self, name)[:] = fill
+        self.infos, self.statuses, self._sorted = {}, {}, None
+        self.clock_revision += 1
+
+    def knows(self, rank: Int32s) -> Bools:
+        """Which of these ranks were declared; any rank may be asked for."""
+        inside = rank < self.count
+        return inside & self.declared[np.where(inside, rank, 0)] if self.count else inside
+
+    def sorted(self) -> Int32s:
+        """All declared ranks, ascending."""
+        if self._sorted is None:
+            self._sorted = np.flatnonzero(self.declared[: self.count]).astype(np.int32)
+        return self._sorted
+
+
+class Groups(Columns):
+    """One row per process group."""
+
+    _fill = {  # noqa: RUF012  see Ranks
+        "size": (np.int32, 0),
+        "first_seq": (np.int64, np.iinfo(np.int64).max),
+        "matched": (np.int64, 0),
+        "threshold_ns": (np.int64, 0),
+    }
+    size: Int32s
+    """0 when the membership is unknown."""
+    first_seq: Int64s
+    """Lowest seq that any entry told of: in a fresh group 0 or 1, by backend."""
+    matched: Int64s
+    threshold_ns: Int64s
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.infos: list[GroupInfo] = []
+        self.ids: list[str] = []
+        self.by_id: dict[str, int] = {}
+        self.first_pair: list[int] = []
+        self.strangers: dict[int, dict[int, int]] = {}
+        """Pairs of the groups whose membership is unknown: group -> rank -> pair."""
+
+    def declare(self, info: GroupInfo, first_pair: int, threshold_ns: int) -> int:
+        handle = self.count
+        self.reserve(handle + 1)
+        self.infos.append(info)
+        self.ids.append(info.group_id)
+        self.by_id[self.ids[-1]] = handle
+        self.first_pair.append(first_pair)
+        self.size[handle] = len(info.ranks)
+        self.threshold_ns[handle] = threshold_ns
+        return handle
+
+    def pair(self, rank: int, group: int) -> int:
+        """The pair's row; -1 when the rank is no known member."""
+        members = self.infos[group].ranks
+        if not members:
+            return self.strangers.setdefault(group, {}).get(rank, -1)
+        at = bisect_left(members, rank)
+        return self.first_pair[group] + at if members[at : at + 1] == (rank,) else -1
+
+    def note_first(self, group: Int32s, seq: Int64s) -> None:
+        self.first_seq[group] = np.minimum(self.first_seq[group], seq)
+
+    def rows(self, group: int) -> slice | list[int]:
+        """The pairs of a group, as an index into the columns of `Pairs`."""
+        if not self.infos[group].ranks:
+            return list(self.strangers.get(group, {}).values())
+        first = self.first_pair[group]
+        return slice(first, first + len(self.infos[group].ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Pairs by group: segment i of `order` belongs to ``groups[i]``, ranks ascending.
+
+    Groups without any pair are left out, for `numpy.ufunc.reduceat` cannot see an empty segment.
+    """
+
+    order: Int64s
+    starts: Int64s
+    groups: Int32s
+
+
+class Pairs(Columns):
+    """One row per (group, member): watermarks, and how far the member's rows have come."""
+
+    _fill = {  # noqa: RUF012  see Ranks
+        "group": (np.int32, 0),
+        "rank": (np.int32, 0),
+        "enqueued": (np.int64, UNKNOWN_SEQ),
+        "started": (np.int64, UNKNOWN_SEQ),
+        "completed": (np.int64, UNKNOWN_SEQ),
+        "head": (np.int64, 0),
+        "head_node": (np.int64, 0),
+        "idle_until": (np.int64, 0),
+        "moved_at": (np.int64, 0),
+        "done_at": (np.int64, 0),
+        "teller": (np.int32, -1),
+        "told_by": (np.int32, -1),
+        "joined_row": (np.int64, UNKNOWN_SEQ),
+        "completed_row": (np.int64, UNKNOWN_SEQ),
+    }
+    group: Int32s
+    rank: Int32s
+    enqueued: Int64s
+    started: Int64s
+    completed: Int64s
+    head: Int64s
+    """Aligned ns at which the oldest outstanding collective was enqueued; 0 for none, or when it
+    may be over by now: who told of it is gone, and who came after cannot tell its end."""
+    head_node: Int64s
+    """The same on the node's clock, 0 while nobody told."""
+    idle_until: Int64s
+    """A time up to which the head's predecessor was not complete: the head cannot have been
+    waiting for its peers before, however early the program enqueued it."""
+    moved_at: Int64s
+    """When `started` or `completed` last rose: the rank was that far by then."""
+    done_at: Int64s
+    """When `completed` was last told to be higher."""
+    teller: Int32s
+    """The agent session that tells rows of it, if it is not the first one."""
+    told_by: Int32s
+    """The one that told something of it last."""
+    joined_row: Int64s
+    """Highest seq whose joined row was applied: what makes a replay harmless."""
+    completed_row: Int64s
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layout: Layout | None = None
+
+    def add(self, group: int, ranks: tuple[int, ...]) -> int:
+        """Append the members of a group; returns the row of the first."""
+        first = self.count
+        self.reserve(first + len(ranks))
+        self.group[first : self.count] = group
+        self.rank[first : self.count] = ranks
+        self._layout = None
+        return first
+
+    def reset(self, rank: int) -> Int64s:
+        """Forget what is known of a rank in all of its groups; returns the rows."""
+        rows = np.flatnonzero(self.rank[: self.count] == rank)
+        for name, (_, fill) in self._fill.items():
+            if name not in ("group", "rank"):
+                getattr(self, name)[rows] = fill
+        return rows
+
+    def reset_all(self) -> None:
+        """Forget what is known of every rank; the rows stay."""
+        for name, (_, fill) in self._fill.items():
+            if name not in ("group", "rank"):
+                getattr(self, name)[: self.count] = fill
+
+    def layout(self) -> Layout:
+        if self._layout is None:
+            group = self.group[: self.count]
+            order = np.lexsort((self.rank[: self.count], group))
+            grouped = group[order]
+            first = np.flatnonzero(np.diff(grouped, prepend=-1))
+            self._layout = Layout(order, first, grouped[first])
+        return self._layout

@@ -1,0 +1,323 @@
+"""The verdict on a folder of dumps: findings, and the collectives, groups and ranks behind them.
+
+`analyze` asks the same wait-for engine and the same match rules as the live service does; what is
+said here is only how dump files become what that engine looks at. All answers are frozen values.
+Columns stay columns: a `Collective` is made when somebody asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from frd.engine.findings import text as summary
+from frd.engine.hangs.ops_in_flight import Op, Waits
+from frd.engine.state.snapshot import Picture
+from frd.flight.trace import RankTrace, Trace
+from frd.forms import finding_json, utc_text
+from frd.model import Finding, GroupInfo, Kind, RankInfo
+from frd.offline.analysis.clocks import clocks_of
+from frd.offline.analysis.collectives import Collective, Collectives, collectives_of
+from frd.offline.analysis.durations import STALL_AFTER_S, taken_by, taken_of
+from frd.offline.analysis.matching import matched
+from frd.offline.analysis.rows import RankRows, Rows, rows_of
+from frd.offline.analysis.verdict import Waiting, contradicted, judge
+from frd.offline.analysis.watermarks import marks_of
+
+__all__ = [
+    "Analysis",
+    "Collective",
+    "Collectives",
+    "DumpReport",
+    "GroupReport",
+    "RankReport",
+    "Waiting",
+    "analyze",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """One rank's dump, and where it stands at its end."""
+
+    rank: int
+    source: str
+    """The file."""
+    version: str
+    info: RankInfo | None
+    """Identity, where the folder tells it."""
+    entries: int
+    first_record_id: int
+    """-1 when the dump has no entries."""
+    last_record_id: int
+    overran: bool
+    """Older entries were overwritten: what is before the first one is not known."""
+    active_only: bool
+    """The dump shows what was in flight and nothing else."""
+    resets: int
+    """How often the recorder started anew within the dump; only what is after the last counts."""
+    waiting_in: str
+    """``all_reduce #7 on default_pg``: its oldest op in flight, empty when there is none."""
+    missing_fields: tuple[str, ...] = ()
+    """Optional fields that no entry of this dump tells, e.g. ``frames``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """One process group over all dumps."""
+
+    index: int
+    """In `Trace.groups`."""
+    info: GroupInfo
+    label: str
+    size: int
+    """0 when no dump tells the membership."""
+    first_seq: int
+    """Lowest collective seq that any dump holds, -1 for none."""
+    last_seq: int
+    matched: int
+    """Collectives in the dumps that all members joined and completed and that agree."""
+    open: int
+    """Collectives in the dumps that some member joined and some member has not completed."""
+    mismatched: int
+
+
+@dataclass(frozen=True, slots=True)
+class DumpReport:
+    """One dump of all ranks."""
+
+    folder: str
+    taken_by_ns: int
+    """When it had been taken, as far as it tells; 0 when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """What a folder of dumps says. `findings` are the same objects as the service's."""
+
+    trace: Trace
+    findings: Sequence[Finding]
+    """Oldest first; at last those about clocks."""
+    groups: Sequence[GroupReport]
+    """Parallel to `Trace.groups`."""
+    ranks: Mapping[int, RankReport]
+    """By global rank; a rank without a readable dump is absent."""
+    missing_ranks: tuple[int, ...]
+    """Ranks of the world without a readable dump."""
+    collectives: Collectives
+    clock_offsets_ns: Mapping[int, int]
+    """By rank: added to its node's times to get aligned ones."""
+    clock_uncertainties_ns: Mapping[int, int | None]
+    """By rank: how far off its aligned times are at most; None where nothing bounds it."""
+    clock_source: str
+    """Where the offsets come from and how exact they are, for people."""
+    fault: bool
+    """False: the dumps show no communication fault."""
+    summary: str
+    """The verdict in one line."""
+    waiting: Sequence[Waiting] = field(default=())
+    """How long the waits of a finding had lasted when dumped; parallel to the first of `findings`,
+    those about the job."""
+    not_proven: Sequence[str] = field(default=())
+    """Waits too young to be a hang when the dumps were taken, for people."""
+    stall_after_s: float = STALL_AFTER_S
+    """How long a wait must have lasted to be a hang."""
+    dumps: Sequence[DumpReport] = field(default=())
+    """All dumps of the job that were looked at, oldest first; the last one is judged."""
+    warnings: Sequence[str] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `frd analyze --json` prints (INTERFACES)."""
+        return {
+            "findings": [finding_json(finding) for finding in self.findings],
+            "not_proven": list(self.not_proven),
+            "waited": [
+                {"finding": f.id, "at_least_s": w.at_least_s, "at_most_s": w.at_most_s}
+                for f, w in zip(self.findings, self.waiting, strict=False)
+            ],
+            "ranks": {
+                str(rank): {
+                    "entries": report.entries,
+                    "first_record_id": report.first_record_id,
+                    "last_record_id": report.last_record_id,
+                }
+                for rank, report in sorted(self.ranks.items())
+            },
+            "groups": [
+                {
+                    "group": g.label,
+                    "group_id": g.info.group_id,
+                    "ranks": list(g.info.ranks),
+                    "first_seq": g.first_seq,
+                    "last_seq": g.last_seq,
+                    "matched": g.matched,
+                    "open": g.open,
+                    "mismatched": g.mismatched,
+                }
+                for g in self.groups
+            ],
+            "missing_ranks": list(self.missing_ranks),
+            "dumps": [
+                {"folder": d.folder, "taken_by": utc_text(d.taken_by_ns) if d.taken_by_ns else None}
+                for d in self.dumps
+            ],
+            "stall_after_s": self.stall_after_s,
+            "clocks": {
+                "source": self.clock_source,
+                "offset_s": {str(r): ns / 1e9 for r, ns in self.clock_offsets_ns.items()},
+                "uncertainty_s": {
+                    str(r): None if ns is None else ns / 1e9
+                    for r, ns in self.clock_uncertainties_ns.items()
+                },
+            },
+            "warnings": list(self.warnings),
+            "fault": self.fault,
+            "summary": self.summary,
+        }
+
+
+def analyze(
+    trace: Trace, *, stall_after_s: float | None = None, earlier: Sequence[Trace] = ()
+) -> Analysis:
+    """What the dumps of a trace say together.
+
+    Args:
+        stall_after_s: how long a wait must have lasted to be a hang; without it as long as for the
+            service that took the dumps, else `STALL_AFTER_S`.
+        earlier: older dumps of the same job, oldest first.
+    """
+    if stall_after_s is None:
+        stall_after_s = STALL_AFTER_S if trace.stall_after_s is None else trace.stall_after_s
+    rows = rows_of(trace)
+    clocks = clocks_of(rows)
+    calls = rows.calls
+    offset = np.array([clocks.offset_ns.get(int(r), 0) for r in rows.pair_rank.tolist()], np.int64)
+    created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
+    marks = marks_of(rows, created, clocks)
+    found = matched(rows, marks, created)
+    latest = taken_of(rows, clocks).told_at
+    scene = judge(rows, marks, found, clocks, latest, stall_after_s=stall_after_s, earlier=earlier)
+    findings = (*scene.findings, *contradicted(rows, clocks, latest))
+    collectives = collectives_of(rows, marks, found)
+    missing = _without_dump(trace)
+    return Analysis(
+        trace=trace,
+        findings=findings,
+        groups=_groups(trace, collectives),
+        ranks=_ranks(rows, scene.picture),
+        missing_ranks=missing,
+        collectives=collectives,
+        clock_offsets_ns=clocks.offset_ns,
+        clock_uncertainties_ns=clocks.uncertainty_ns,
+        clock_source=clocks.source,
+        fault=bool(scene.findings),
+        summary=_summary(trace, findings, scene.unproven, missing),
+        waiting=scene.waiting,
+        not_proven=scene.unproven,
+        stall_after_s=stall_after_s,
+        dumps=[DumpReport(one.folder, taken_by(one)) for one in (*earlier, trace)],
+        warnings=trace.warnings,
+    )
+
+
+def _without_dump(trace: Trace) -> tuple[int, ...]:
+    expected = set(range(trace.world_size)).union(*(info.ranks for info in trace.groups))
+    return tuple(sorted(expected - set(trace.ranks)))
+
+
+def _summary(
+    trace: Trace, findings: Sequence[Finding], unproven: Sequence[str], missing: Sequence[int]
+) -> str:
+    """The first finding speaks for all, for the others are younger."""
+    without = f"; no dump of {summary.ranks(missing)}" if missing else ""
+    if not trace.ranks:
+        return "there are no dumps"
+    if not any(len(one) or one.status for one in trace.ranks.values()):
+        return f"the dumps hold no entries{without}"
+    verb = "prove" if unproven else "show"
+    if not findings:
+        return f"the dumps {verb} no communication fault{without}"
+    if findings[0].kind is Kind.CLOCK_UNSYNCHRONIZED:
+        return f"the dumps {verb} no communication fault, but {findings[0].summary}{without}"
+    more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
+    return f"{findings[0].summary}{more}{without}"
+
+
+# -- reports ---------------------------------------------------------------------------------
+
+
+def _groups(trace: Trace, collectives: Collectives) -> list[GroupReport]:
+    """One a group of the trace; the backends of a group are counted together."""
+    c, count = collectives, len(trace.groups)
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, -1, np.int64)
+    np.minimum.at(first, c.group, c.seq)
+    np.maximum.at(last, c.group, c.seq)
+    matched = (c.joined == c.expected) & (c.completed == c.expected) & ~c.mismatch
+    is_open = (c.joined > c.completed) | (c.missing > 0)
+    counts = [np.bincount(c.group[of], minlength=count) for of in (matched, is_open, c.mismatch)]
+    return [
+        GroupReport(
+            index=at,
+            info=info,
+            label=summary.clean(info.label),
+            size=len(info.ranks),
+            first_seq=int(first[at]) if last[at] >= 0 else -1,
+            last_seq=int(last[at]),
+            matched=int(counts[0][at]),
+            open=int(counts[1][at]),
+            mismatched=int(counts[2][at]),
+        )
+        for at, info in enumerate(trace.groups)
+    ]
+
+
+def _ranks(rows: Rows, picture: Picture) -> dict[int, RankReport]:
+    waits = Waits(picture)
+    return {rank: _rank(one, picture, waits.head(rank)) for rank, one in rows.ranks.items()}
+
+
+def _rank(one: RankRows, picture: Picture, head: Op | None) -> RankReport:
+    trace = one.trace
+    ids = trace.record_id
+    return RankReport(
+        rank=trace.rank,
+        source=trace.source,
+        version=trace.version,
+        info=trace.info,
+        entries=len(trace),
+        first_record_id=int(ids[0]) if len(ids) else -1,
+        last_record_id=int(ids[-1]) if len(ids) else -1,
+        overran=one.overran,
+        active_only=one.active_only,
+        resets=one.resets,
+        waiting_in=_what(picture, head) if head is not None else "",
+        missing_fields=_missing_fields(trace),
+    )
+
+
+def _what(picture: Picture, head: Op) -> str:
+    of = head.instance
+    group = picture.groups[of.group]
+    if not of.is_p2p:
+        return summary.collective(group.ops(of.seq), of.seq, group.info.label)
+    ends = (str(end) if end >= 0 else "?" for end in (of.src, of.dst))
+    return summary.collective(f"send {'->'.join(ends)}", of.seq, group.info.label)
+
+
+def _missing_fields(trace: RankTrace) -> tuple[str, ...]:
+    """Optional fields that the whole dump lacks."""
+    if not len(trace):
+        return ()
+    lacking = {
+        "frames": bool((trace.stack < 0).all()),
+        "time_created_ns": not trace.created_ns.any(),
+        "time_discovered_started_ns": not trace.started_ns.any(),
+        "time_discovered_completed_ns": not trace.completed_ns.any(),
+        "duration_ms": bool(np.isnan(trace.duration_ms).all()),
+        "pg_status": not trace.status,
+    }
+    return tuple(name for name, lacks in lacking.items() if lacks)

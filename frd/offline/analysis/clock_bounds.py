@@ -1,0 +1,146 @@
+"""Bounds on the offsets of clocks, from collectives that nobody can complete alone.
+
+Of such an op every member's completion is later than every member's joining. With offsets o to add
+to a clock's own times, ``joined_i + o_i <= completed_j + o_j`` for all members i and j. Clocks of
+which something is known pass it on to those that share an op with them, a few rounds far; intervals
+only ever shrink. Where one would be empty, some clock is not what it says, or has stepped: the
+clocks that most others disagree with are left out, and the rest begin anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from frd.engine.state.snapshot import Bools
+from frd.model import Float64s, Int64s
+
+FAR = np.int64(1 << 61)
+"""Beyond any time in nanoseconds since the epoch; a difference with one still fits."""
+_ROUNDS = 8
+"""How far bounds travel: from known clocks to those that share an op with them, and on."""
+_TRIALS = 16
+"""How often the worst clocks are left out, before all that disagree are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Parallel columns, one row a completed call, in the time of its own clock."""
+
+    clock: Int64s
+    collective: Int64s
+    """Any number that calls of one collective share, from 0 on."""
+    joined: Int64s
+    completed: Int64s
+
+    def __len__(self) -> int:
+        return len(self.clock)
+
+    def only(self, rows: Bools) -> Samples:
+        columns = (self.clock, self.collective, self.joined, self.completed)
+        return Samples(*(column[rows] for column in columns))
+
+    @property
+    def collectives(self) -> int:
+        """How many of them say something about two clocks."""
+        if not len(self):
+            return 0
+        one, other = np.full((2, int(self.collective.max()) + 1), -1)
+        one[self.collective] = self.clock
+        other[self.collective[::-1]] = self.clock[::-1]
+        return int((one != other).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """By clock; `low` is -`FAR` and `high` is `FAR` where nothing bounds it."""
+
+    low: Int64s
+    high: Int64s
+    off_by_ns: Int64s
+    """0, or how far off a clock is at least that fits no offset; its bounds are open then."""
+    collectives: int
+    """How many were used."""
+
+
+def bound(told: Int64s, low: Int64s, high: Int64s, samples: Samples) -> Bounds:
+    """What collectives make of offsets within ``[low, high]``.
+
+    Where nobody is told to be within anything, offsets count from the clock of most samples, which
+    keeps the one that it is `told` to have.
+    """
+    clocks = len(low)
+    off_by = np.zeros(clocks, np.int64)
+    for trial in range(_TRIALS + 1):
+        used = samples.only(off_by[samples.clock] == 0)
+        lows, highs = np.where(off_by, -FAR, low), np.where(off_by, FAR, high)
+        base = -1
+        if len(used) and (lows == -FAR).all():
+            base = int(np.bincount(used.clock).argmax())
+            lows[base] = highs[base] = told[base]
+        found = _settle(lows, highs, used)
+        if not found.is_crossed.any():
+            break
+        liars = found.is_crossed if trial == _TRIALS else _liars(found, base)
+        off_by[liars] = int((found.low - found.high)[found.is_crossed].max())
+    return Bounds(found.low, found.high, off_by, used.collectives)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    low: Int64s
+    high: Int64s
+    against: Float64s
+    """How much speaks against each clock: of every collective that cannot be, those on the other
+    side, shared among those on its own."""
+
+    @property
+    def is_crossed(self) -> Bools:
+        crossed: Bools = self.low > self.high
+        return crossed
+
+
+def _settle(low: Int64s, high: Int64s, samples: Samples) -> _Settled:
+    """Shrink until nothing changes, or two bounds cross."""
+    clock, of, count = samples.clock, samples.collective, len(low)
+    against = np.zeros(count)
+    if not len(samples):
+        return _Settled(low, high, against)
+    for _ in range(_ROUNDS):
+        # The last to join and the first to complete, as far as clocks are known.
+        joined = np.full(int(of.max()) + 1, -FAR)
+        ended = np.full(len(joined), FAR)
+        lows, highs = low[clock], high[clock]
+        np.maximum.at(joined, of, np.where(lows > -FAR, samples.joined + lows, -FAR))
+        np.minimum.at(ended, of, np.where(highs < FAR, samples.completed + highs, FAR))
+        before = low, high
+        low, high = low.copy(), high.copy()
+        least = np.where(joined[of] > -FAR, joined[of] - samples.completed, -FAR)
+        most = np.where(ended[of] < FAR, ended[of] - samples.joined, FAR)
+        np.maximum.at(low, clock, least)
+        np.minimum.at(high, clock, most)
+        if (low > high).any():
+            late, early = lows > most, highs < least
+            for mine, others in ((late, early), (early, late)):
+                sides = [np.bincount(of[side], minlength=len(joined)) for side in (mine, others)]
+                weight = sides[1][of[mine]] / sides[0][of[mine]]
+                against += np.bincount(clock[mine], weight, minlength=count)
+            break
+        if np.array_equal(before, (low, high)):
+            break
+    return _Settled(low, high, against)
+
+
+def _liars(found: _Settled, base: int) -> Bools:
+    """Of clocks whose bounds cross those to leave out."""
+    crossed = found.is_crossed
+    if found.against.any():
+        worst: Bools = found.against == found.against.max()
+        return worst
+    reached = (found.low > -FAR) | (found.high < FAR)
+    liars = crossed.copy()
+    if base >= 0 and 2 * crossed.sum() >= reached.sum():
+        # Most disagree with the one by which they are measured. Of two nobody knows which.
+        liars = reached if reached.sum() == 2 else np.arange(len(crossed)) == base
+    return liars

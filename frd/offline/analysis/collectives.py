@@ -1,0 +1,254 @@
+"""All collectives of a trace, as columns and as objects: the database of PyTorch's analyzer.
+
+The columns are there at once; a `Collective` with its rank sets is made when somebody asks for it.
+P2P ops are no collectives: they pair by channel, see `frd.offline.analysis.channels`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import overload
+
+import numpy as np
+
+from frd.engine.matching import signature_rules
+from frd.engine.state.snapshot import Bools
+from frd.flight.entry import Frame
+from frd.flight.trace import Trace
+from frd.model import GroupInfo, Int32s, Int64s, Signature
+from frd.offline.analysis.matching import Matched, fact_of
+from frd.offline.analysis.rows import Rows
+from frd.offline.analysis.watermarks import Marks
+
+_STATES = ("scheduled", "started", "completed")
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective: what its members' dumps say of it together."""
+
+    group: GroupInfo
+    seq: int
+    op: str
+    signature: Signature
+    """As the first member in time passed it; of a coalesced collective all of its parts."""
+    expected_ranks: tuple[int, ...]
+    joined_ranks: tuple[int, ...]
+    """Ranks whose dumps show that they joined it."""
+    completed_ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]
+    """Ranks whose dumps show that they did not join it."""
+    unknown_ranks: tuple[int, ...]
+    """Ranks without a dump, and those whose dump does not reach back to it."""
+    mismatched: Mapping[int, str]
+    """By rank, what the members that disagree with the majority (with anybody, when there is no
+    majority) passed, for people."""
+    difference: str
+    """What differs between members, for people; empty when they agree."""
+    input_numel: int
+    """Elements over all parts, of the first member in time."""
+    output_numel: int
+    record_ids: Mapping[int, int]
+    """By rank: the record of its (last) entry. Not comparable across ranks."""
+    state: str
+    """``scheduled``, ``started`` or ``completed``, as the first member in time recorded it."""
+    first_created_ns: int
+    """Aligned."""
+    last_created_ns: int
+    frames: tuple[Frame, ...]
+    """Of the first member that tells any, innermost first."""
+
+    @property
+    def pass_check(self) -> bool:
+        """No member is known to be missing from it, and those who joined it agree."""
+        return not self.missing_ranks and not self.difference
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives(Sequence[Collective]):
+    """Parallel columns, one row a collective, by group and seq; an item is a `Collective`."""
+
+    trace: Trace
+    group: Int32s
+    """Index into `Trace.groups`."""
+    seq: Int64s
+    signature: Int32s
+    """Index into `signatures`, of the first member in time."""
+    signatures: Sequence[Signature]
+    """Those of the trace, then those of coalesced collectives."""
+    expected: Int32s
+    """Members of the group; where nobody tells them, those who ever showed up in it."""
+    joined: Int32s
+    """Members whose dumps hold it."""
+    completed: Int32s
+    """Of these, those that are done with it."""
+    missing: Int32s
+    """Members whose dumps show that they did not join it."""
+    first_created_ns: Int64s
+    """Aligned."""
+    last_created_ns: Int64s
+    mismatch: Bools
+    """Members disagree, or all agree on sizes that the op does not allow."""
+    _source: tuple[Rows, Marks, Matched] = field(repr=False)
+    _order: list[tuple[Int64s, Int64s]] = field(default_factory=list, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @overload
+    def __getitem__(self, at: int) -> Collective: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Collective]: ...
+    def __getitem__(self, at: int | slice) -> Collective | list[Collective]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"collective: {at}: there are {len(self)}")
+        return self._collective(at % len(self))
+
+    def __iter__(self) -> Iterator[Collective]:
+        return (self[at] for at in range(len(self)))
+
+    def calls(self, at: int) -> Int64s:
+        """The calls of one collective; puts all calls in order the first time."""
+        if not self._order:
+            of_call = self._source[2].of_call
+            order = np.argsort(of_call, kind="stable")
+            self._order.append((order, np.searchsorted(of_call[order], np.arange(len(self) + 1))))
+        order, bounds = self._order[0]
+        return order[bounds[at] : bounds[at + 1]]
+
+    def of_entries(self, rank: int) -> Int64s:
+        """The collective of each entry of a rank, parallel to its trace.
+
+        -1 for P2P ops, and for entries that do not count any more (before a reset).
+        """
+        rows, _, found = self._source
+        calls, trace = rows.calls, rows.trace.ranks[rank]
+        out = np.full(len(trace), -1, np.int64)
+        bounds = [
+            bisect_left(range(len(calls)), r, key=lambda call: rows.pair_rank[calls.pair[call]])
+            for r in (rank, rank + 1)
+        ]
+        mine = np.arange(*bounds)
+        first, last = calls.first_row[mine], calls.last_row[mine]
+        out[first] = found.of_call[mine]
+        for call in np.flatnonzero(last > first).tolist():  # coalesced
+            head, span = first[call], slice(first[call], last[call] + 1)
+            parts = (trace.seq[span] == trace.seq[head]) & (trace.group[span] == trace.group[head])
+            out[span][parts & (trace.is_p2p[span] == 0)] = found.of_call[mine[call]]
+        return out
+
+    def find(self, group_id: str, seq: int) -> int:
+        """The collective of that group and seq, -1 for none."""
+        rows, _, found = self._source
+        for at, series in enumerate(rows.series):
+            if series.info.group_id == group_id:
+                low, high = np.searchsorted(found.series, [at, at + 1])
+                place = low + int(np.searchsorted(self.seq[low:high], seq))
+                if place < high and self.seq[place] == seq:
+                    return int(place)
+        return -1
+
+    def _collective(self, at: int) -> Collective:
+        rows, marks, found = self._source
+        calls, mine = rows.calls, self.calls(at)
+        series, seq = rows.series[int(found.series[at])], int(self.seq[at])
+        mine = mine[np.argsort(rows.pair_rank[calls.pair[mine]], kind="stable")]
+        ranks = rows.pair_rank[calls.pair[mine]]
+        done = calls.done[mine] | (seq <= marks.completed[calls.pair[mine]])
+        absent = known_absent(rows, marks, series.pairs, seq)
+        missing = series.members[absent]
+        unknown = np.setdiff1d(series.members, np.concatenate([ranks, missing]))
+        signature = rows.signatures[int(self.signature[at])]
+        fact = fact_of(rows, found, at, mine)
+        wrong = fact.classes if 2 * len(fact.classes[0][1]) <= len(ranks) else fact.classes[1:]
+        first = int(mine[int(np.argmax(calls.signature[mine] == self.signature[at]))])
+        frames = next((f for call in mine.tolist() if (f := self._frames(rows, call))), ())
+        return Collective(
+            group=series.info,
+            seq=seq,
+            op=signature.op,
+            signature=signature,
+            expected_ranks=tuple(series.members.tolist()),
+            joined_ranks=tuple(ranks.tolist()),
+            completed_ranks=tuple(ranks[done].tolist()),
+            missing_ranks=tuple(missing.tolist()),
+            unknown_ranks=tuple(unknown.tolist()),
+            mismatched={
+                rank: signature_rules.difference(fact.classes[0][0], told)
+                if told is not fact.classes[0][0]
+                else signature_rules.difference(told, fact.classes[1][0])
+                for told, members in (wrong if len(fact.classes) > 1 else ())
+                for rank in members
+            },
+            difference=fact.detail if self.mismatch[at] else "",
+            input_numel=sum(prod(size) for size in signature.input_sizes),
+            output_numel=sum(prod(size) for size in signature.output_sizes),
+            record_ids=dict(
+                zip(ranks.tolist(), (self._record(rows, c) for c in mine.tolist()), strict=True)
+            ),
+            state=self._state(rows, first),
+            first_created_ns=int(self.first_created_ns[at]),
+            last_created_ns=int(self.last_created_ns[at]),
+            frames=frames,
+        )
+
+    def _frames(self, rows: Rows, call: int) -> tuple[Frame, ...]:
+        trace = rows.ranks[int(rows.pair_rank[rows.calls.pair[call]])].trace
+        stack = int(trace.stack[int(rows.calls.first_row[call])])
+        return rows.trace.stacks[stack] if stack >= 0 else ()
+
+    def _record(self, rows: Rows, call: int) -> int:
+        trace = rows.ranks[int(rows.pair_rank[rows.calls.pair[call]])].trace
+        return int(trace.record_id[int(rows.calls.last_row[call])])
+
+    def _state(self, rows: Rows, call: int) -> str:
+        trace = rows.ranks[int(rows.pair_rank[rows.calls.pair[call]])].trace
+        return _STATES[int(trace.state[int(rows.calls.last_row[call])])]
+
+
+def known_absent(rows: Rows, marks: Marks, pairs: slice, seq: int) -> Bools:
+    """Of the members of a series, those whose dumps show that they did not come to `seq`."""
+    there = np.isin(rows.pair_rank[pairs], np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
+    absent: Bools = there & ~marks.hidden[pairs] & (marks.enqueued[pairs] < seq)
+    return absent
+
+
+def collectives_of(rows: Rows, marks: Marks, found: Matched) -> Collectives:
+    group = np.array([one.group for one in rows.series], np.int32)
+    members = np.array([len(one.members) for one in rows.series], np.int32)
+    return Collectives(
+        trace=rows.trace,
+        group=group[found.series],
+        seq=found.seq,
+        signature=found.signature,
+        signatures=rows.signatures,
+        expected=members[found.series],
+        joined=found.joined,
+        completed=found.completed,
+        missing=_missing(rows, marks, found),
+        first_created_ns=found.first_created_ns,
+        last_created_ns=found.last_created_ns,
+        mismatch=found.disagree | found.contradiction | (found.surplus != 0),
+        _source=(rows, marks, found),
+    )
+
+
+def _missing(rows: Rows, marks: Marks, found: Matched) -> Int32s:
+    """How many members of each collective are known not to have come to it."""
+    missing = np.zeros(len(found), np.int32)
+    there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
+    known = there & ~marks.hidden
+    last = np.full(len(rows.series), -1, np.int64)
+    np.maximum.at(last, found.series, found.seq)
+    behind = known & (marks.enqueued < last[rows.pair_series])
+    bounds = np.searchsorted(found.series, np.arange(len(rows.series) + 1))
+    for of in np.unique(rows.pair_series[behind]).tolist():
+        pairs, some = rows.series[of].pairs, slice(bounds[of], bounds[of + 1])
+        enqueued = np.sort(marks.enqueued[pairs][behind[pairs]])
+        missing[some] = np.searchsorted(enqueued, found.seq[some], side="left")
+    return missing

@@ -1,0 +1,267 @@
+"""How long each op had been waiting when the dumps were taken.
+
+A dump shows a wait, and a healthy job waits all the time: only the length of a wait tells a hang
+from a checkpoint. Nothing in a dump says when it was taken, so every length is an interval. Its
+lower end is what the dumps prove; its upper end is what the folder allows, and is open when the
+folder does not tell.
+
+- A dump is not older than its newest record, nor than the moment at which `frd dump` asked for it.
+- It is not younger than its file, nor than the answer that brought it.
+- A collective that a member waits in, or has not come to, was still open when that member's dump
+  was taken. Of all these dumps the latest counts.
+- A wait that an earlier dump shows too is at least as old as the time between the two dumps.
+- An op that the watchdog gave up had outlasted its own timeout.
+
+A wait is *young* when even its upper end is below the stall threshold. What rests on young waits
+alone is not proven. Without an upper end nothing is young: such dumps are those of a job that
+stopped, or nobody would have kept them. In between, torch may have taken the dumps when the op
+timed out. If the files are older than that, somebody took them of a job that ran, and how long the
+wait had lasted stays open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frd.engine.matching.signature_rules import is_synchronizing
+from frd.engine.state.snapshot import Bools, Picture, StallTable
+from frd.flight import judges
+from frd.flight.trace import COMPLETED, RankTrace, Trace
+from frd.model import UNKNOWN_SEQ, AlignedNs, Int64s
+from frd.offline.analysis.clock_bounds import FAR
+from frd.offline.analysis.clocks import Clocks
+from frd.offline.analysis.collectives import known_absent
+from frd.offline.analysis.rows import Rows
+from frd.offline.analysis.watermarks import Marks
+
+STALL_AFTER_S = 10.0
+"""The stall threshold where neither the caller nor the folder names one; as the service's."""
+_MAX_SLACK_NS = 1 << 58
+"""A clock that may be off by more than nine years bounds nothing, and sums must fit 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """When the dump of each rank was taken, aligned; parallel to the sorted ranks of the rows."""
+
+    rank: Int64s
+    earliest: Int64s
+    """0 when the dump holds no time."""
+    latest: Int64s
+    """`FAR` when nothing bounds it."""
+    slack: Int64s
+    """How far off the clock of the rank may be when it is compared with the clock of another."""
+
+    def rows(self, ranks: Int64s) -> Int64s:
+        """Indexes of ranks that have a dump."""
+        found: Int64s = np.searchsorted(self.rank, ranks)
+        return found
+
+    @property
+    def told_at(self) -> AlignedNs:
+        """The latest moment that any dump proves."""
+        return AlignedNs(int(self.earliest.max(initial=0)))
+
+    @property
+    def over_at(self) -> int:
+        """When the last dump had been taken for certain; `FAR` when nothing bounds it."""
+        return int(self.latest.max(initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """In ns; parallel to the rows of a stall table."""
+
+    at_least: Int64s
+    at_most: Int64s
+    """`FAR` when nothing bounds it."""
+    patience: Int64s
+    """How long such an op may wait before it counts as stalled: the stall threshold, or the op's
+    own timeout if that is shorter."""
+    timeout: Int64s
+    """The op's own timeout; 0 when unknown."""
+
+    @property
+    def is_young(self) -> Bools:
+        young: Bools = self.at_most < self.patience
+        return young
+
+
+def taken_of(rows: Rows, clocks: Clocks) -> Taken:
+    ranks = sorted(rows.ranks)
+    earliest, latest = [], []
+    for rank in ranks:
+        trace, offset = rows.ranks[rank].trace, clocks.offset_ns.get(rank, 0)
+        newest = max(_newest(trace), trace.dumped_from_ns)
+        bounded = trace.dumped_until_ns > 0 and trace.dumped_until_ns >= newest
+        earliest.append(newest + offset if newest else 0)
+        latest.append(trace.dumped_until_ns + offset if bounded else int(FAR))
+    one_clock = len(clocks.domains) < 2
+    slack = [0 if one_clock else min(clocks.slack_ns.get(r, 0), _MAX_SLACK_NS) for r in ranks]
+    return Taken(*(np.array(column, np.int64) for column in (ranks, earliest, latest, slack)))
+
+
+def taken_by(trace: Trace) -> int:
+    """When the last dump of a trace had been taken, as far as it tells, on its node's clock."""
+    return max((of.dumped_until_ns or _newest(of) for of in trace.ranks.values()), default=0)
+
+
+def _newest(trace: RankTrace) -> int:
+    columns = (trace.created_ns, trace.started_ns, trace.completed_ns)
+    return max(int(column.max(initial=0)) for column in columns)
+
+
+def waited_of(
+    rows: Rows,
+    marks: Marks,
+    clocks: Clocks,
+    taken: Taken,
+    picture: Picture,
+    stalls: StallTable,
+    *,
+    stall_after_s: float,
+    earlier: Sequence[Trace] = (),
+) -> Waited:
+    """How long each row of `stalls` had waited. `earlier` are older dumps of the same job."""
+    heads = _heads(rows, marks, clocks)
+    at = taken.rows(stalls.rank.astype(np.int64))
+    since = stalls.since.copy()
+    since[: len(heads.since)] = np.maximum(since[: len(heads.since)], heads.since)
+    earliest, latest = _shown_until(rows, marks, taken, picture, stalls, at)
+    timed = since > 0
+    at_least = np.where(timed, np.maximum(earliest - since, 0), 0)
+    at_most = np.where(timed & (latest < FAR), np.maximum(latest - since, 0), FAR)
+    patience = np.full(len(since), round(stall_after_s * 1e9), np.int64)
+    timeout = _timeouts(rows)
+    limit = np.array([timeout.get(rank, 0) for rank in stalls.rank.tolist()], np.int64)
+    patience = np.where(limit > 0, np.minimum(patience, limit), patience)
+    gave_up = np.zeros(len(since), np.bool_)
+    gave_up[: len(heads.gave_up)] = heads.gave_up
+    at_least = np.where(gave_up, np.maximum(at_least, np.minimum(limit, at_most)), at_least)
+    at_most = np.where(gave_up, np.maximum(at_most, patience), at_most)
+    if earlier:
+        at_least = np.maximum(at_least, _apart(rows, picture, stalls, earlier))
+    return Waited(at_least, np.maximum(at_most, at_least), patience, limit)
+
+
+# -- the waits themselves ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Parallel to the pairs that wait, as `frd.offline.analysis.verdict` lists them in the stall
+    table."""
+
+    since: Int64s
+    """Aligned ns at which the op before it was seen to be over; 0 when unknown. An op that was
+    enqueued ahead of its time waits from then on, not from its enqueue."""
+    gave_up: Bools
+    """The watchdog retired the op before it completed."""
+
+
+def waiting_pairs(rows: Rows, marks: Marks) -> Int64s:
+    """Pairs of `rows` that wait in a collective, of ranks that have a dump."""
+    there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
+    return np.flatnonzero(there & (marks.enqueued > marks.completed))
+
+
+def _heads(rows: Rows, marks: Marks, clocks: Clocks) -> _Heads:
+    pairs, calls = waiting_pairs(rows, marks), rows.calls
+    before = np.zeros(len(rows.pair_rank), np.int64)
+    gave_up = np.zeros(len(rows.pair_rank), np.bool_)
+    behind = calls.seq - marks.completed[calls.pair]
+    for call in np.flatnonzero((behind == 0) | (behind == 1)).tolist():
+        pair, row = int(calls.pair[call]), int(calls.last_row[call])
+        rank = int(rows.pair_rank[pair])
+        trace = rows.ranks[rank].trace
+        if not trace.retired[row]:
+            continue  # the times of what its watchdog still watches are those of the dump
+        over = int(trace.completed_ns[row])
+        if behind[call] == 0 and over > 0:
+            before[pair] = over + clocks.offset_ns.get(rank, 0)
+        if behind[call] == 1:
+            judged = judges(rows.trace.names[int(trace.name[row])].backend)
+            gave_up[pair] = judged and trace.state[row] != COMPLETED
+    return _Heads(before[pairs], gave_up[pairs])
+
+
+def _timeouts(rows: Rows) -> Mapping[int, int]:
+    """By rank the shortest timeout of what it has in flight, in ns."""
+    found = {}
+    for rank, one in rows.ranks.items():
+        timeouts = one.trace.timeout_ms[one.current[~one.done]]
+        if len(timeouts := timeouts[timeouts > 0]):
+            found[rank] = int(timeouts.min()) * 1_000_000
+    return found
+
+
+# -- until when a wait is shown ----------------------------------------------------------------
+
+
+def _shown_until(
+    rows: Rows, marks: Marks, taken: Taken, picture: Picture, stalls: StallTable, at: Int64s
+) -> tuple[Int64s, Int64s]:
+    """Between which times the latest dump that shows each wait was taken."""
+    earliest, latest = taken.earliest[at], taken.latest[at]
+    collective = np.flatnonzero(stalls.seq != UNKNOWN_SEQ)
+    keys = np.stack((stalls.group[collective], stalls.seq[collective]))
+    instances, which = np.unique(keys, axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    for number, (of, seq) in enumerate(instances.T.tolist()):
+        mine = collective[which == number]
+        others = at[mine]
+        if is_synchronizing(picture.groups[of].ops(seq)):
+            series = rows.series[of]
+            absent = series.members[known_absent(rows, marks, series.pairs, seq)]
+            others = np.concatenate((others, taken.rows(absent.astype(np.int64))))
+        slack = taken.slack[others]
+        first = int((taken.earliest[others] - slack).max())
+        last = np.minimum(taken.latest[others] + slack, FAR).max()
+        reach = taken.slack[at[mine]]
+        earliest[mine] = np.maximum(earliest[mine], first - reach)
+        latest[mine] = np.maximum(latest[mine], np.minimum(last + reach, FAR))
+    return earliest, latest
+
+
+def _apart(rows: Rows, picture: Picture, stalls: StallTable, earlier: Sequence[Trace]) -> Int64s:
+    """How far the first dump that shows each wait lies before the one that is analyzed, in ns.
+
+    An op is the same when it has the same group, number and time of enqueue.
+    """
+    apart = np.zeros(len(stalls), np.int64)
+    seen: dict[int, Mapping[tuple[str, int, int], int]] = {}
+    for row, (of, rank) in enumerate(zip(stalls.group.tolist(), stalls.rank.tolist(), strict=True)):
+        one = rows.ranks[rank]
+        if rank not in seen:
+            seen[rank] = _in_flight(one.trace, rows.trace, earlier)
+        seq = int(stalls.seq[row])
+        for entry in one.current[(one.series == of) & ~one.done].tolist():
+            if seq in (UNKNOWN_SEQ, int(one.trace.seq[entry])):
+                key = _key(rows.trace, one.trace, entry)
+                apart[row] = max(apart[row], seen[rank].get(key, 0))
+    return apart
+
+
+def _in_flight(
+    trace: RankTrace, whole: Trace, earlier: Sequence[Trace]
+) -> Mapping[tuple[str, int, int], int]:
+    """What a rank had in flight in earlier dumps, and how long before this one; ns."""
+    found: dict[tuple[str, int, int], int] = {}
+    for other in earlier:
+        if (before := other.ranks.get(trace.rank)) is None:
+            continue
+        gap = trace.dumped_until_ns - before.dumped_until_ns
+        if min(trace.dumped_until_ns, before.dumped_until_ns) <= 0 or gap <= 0:
+            continue
+        for entry in np.flatnonzero((before.state != COMPLETED) & (before.created_ns > 0)).tolist():
+            key = _key(other, before, entry)
+            found[key] = max(gap, found.get(key, 0))
+    return found
+
+
+def _key(trace: Trace, of: RankTrace, entry: int) -> tuple[str, int, int]:
+    name = trace.groups[int(of.group[entry])].name
+    return name, int(of.seq[entry]), int(of.created_ns[entry])

@@ -1,0 +1,174 @@
+"""From a verdict to a finding: what the entries, the stacks and the identities of a folder add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from frd.engine.clocks.uncertain_time import Moment
+from frd.engine.findings import builder
+from frd.engine.findings import text as summary
+from frd.engine.hangs.attribution import lowered
+from frd.engine.hangs.diagnosis import Verdict
+from frd.engine.hangs.incident import Claim
+from frd.engine.policy import Policy
+from frd.engine.state.snapshot import Picture
+from frd.flight import judges, user_frames_of
+from frd.model import Confidence, Finding, Kind, Reason, Signature, Suspect, Witness
+from frd.offline.analysis.clocks import Clocks
+from frd.offline.analysis.rows import RankRows, Rows
+
+_POLICY = Policy(max_suspects=256)
+_GLOO = "gloo"
+_RECORD_NO_P2P = frozenset({_GLOO})
+
+
+def finding_of(
+    rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks, *, is_open: bool = False
+) -> Finding:
+    """A verdict with the stack frames that entries and the folder know; `is_open` when the job may
+    have been healthy after all, so that nobody is named with high confidence."""
+    if is_open:
+        verdict = replace(verdict, suspects=tuple(lowered(verdict.suspects)))
+    keys = builder.keys_of(picture, verdict)
+    claim = Claim.of_verdict(picture.key, picture, verdict, keys, _POLICY)
+    of, seq = verdict.instance.group, verdict.instance.seq
+    for suspect in claim.bare:
+        if activity := rows.trace.standing.get(suspect.rank):
+            claim.attach(rank=suspect.rank, activity=activity, note="", dump=None)
+    suspects = [
+        _last_seen(rows, suspect)
+        if suspect.reason is Reason.CPU_STUCK
+        else _as_entered(suspect, stack_of(rows, suspect.rank, of, seq))
+        for suspect in claim.finding.suspects
+    ]
+    if verdict.kind is Kind.MISMATCH and (notes := _of_mismatch(rows, picture, verdict)):
+        suspects = [
+            replace(suspect, evidence="; ".join((suspect.evidence, *notes))) for suspect in suspects
+        ]
+    finding = replace(
+        claim.finding,
+        severity=None,
+        suspects=_with_onsets(suspects, verdict, clocks),
+        witness=_witness(rows, of, seq, claim.finding),
+    )
+    return replace(finding, summary=summary.summarize(finding, timed=False))
+
+
+def _of_mismatch(rows: Rows, picture: Picture, verdict: Verdict) -> list[str]:
+    """What follows from it, and what the recorder may have called by another name."""
+    of, seq = verdict.instance.group, verdict.instance.seq
+    facts = (f.classes for f in picture.mismatches if (f.group, f.seq) == (of, seq))
+    classes = next(facts, ())
+    notes = []
+    dtypes = [
+        f"{summary.ranks(ranks)} passed {summary.clean(text)}"
+        for signature, ranks in classes
+        if (text := _dtypes(signature))
+    ]
+    if len(set(map(_but_dtypes, (told for told, _ in classes)))) == 1 and len(dtypes) > 1:
+        notes.append(", ".join(dtypes))
+    backend = rows.series[of].backend
+    if classes and not verdict.waiting:
+        knows = judges(backend)  # Gloo's recorder tells an end, but not whether it was a good one
+        ended = "it completed, so" if knows else "nobody waits in it any more: unless it failed,"
+        notes.append(f"{ended} its result is wrong numbers")
+    if backend == _GLOO and any(told.op == "all_reduce" for told, _ in classes):
+        notes.append("Gloo records reduce_scatter as all_reduce, so it may have been either")
+    return notes
+
+
+def _dtypes(signature: Signature) -> str:
+    """``Float``, or ``Float to Half`` where input and output differ."""
+    before, after = (
+        "/".join(dict.fromkeys(d)) for d in (signature.input_dtypes, signature.output_dtypes)
+    )
+    return before if before == after or not after else f"{before} to {after}"
+
+
+def _but_dtypes(signature: Signature) -> Signature:
+    return replace(signature, input_dtypes=(), output_dtypes=())
+
+
+def _with_onsets(
+    suspects: Sequence[Suspect], verdict: Verdict, clocks: Clocks
+) -> tuple[Suspect, ...]:
+    """Each with the time since when it is missed, and whether that orders it with the others.
+
+    Who is missed is known from those who wait, so it is the least exact clock of all that counts.
+    """
+    onset = {blame.rank: blame.onset for blame in verdict.suspects}
+    involved = {suspect.rank for suspect in suspects} | {*verdict.waiting, *verdict.victims}
+    bounds = [clocks.uncertainty_ns.get(rank) for rank in involved]
+    known = [bound for bound in bounds if bound is not None]
+    bound = max(known, default=0) if len(known) == len(bounds) else None
+    # Of one node or not: whose clock told of whom is not known, so each is a clock of its own.
+    moments = [Moment(onset[suspect.rank], suspect.rank, bound) for suspect in suspects]
+    return builder.timed(suspects, moments)
+
+
+def _as_entered(suspect: Suspect, stack: tuple[str, ...]) -> Suspect:
+    """Who is inside it is best told by the line that led there."""
+    if not stack or suspect.stack:
+        return suspect
+    words = f"{suspect.evidence}; entered it at {stack[0]}"
+    return replace(suspect, stack=stack, evidence=words)
+
+
+def _last_seen(rows: Rows, suspect: Suspect) -> Suspect:
+    """Where it stands now no entry tells, but where it was last is known."""
+    one = rows.ranks[suspect.rank]
+    words = [suspect.evidence]
+    confidence = suspect.confidence
+    if not suspect.stack and len(one.current):
+        row = int(one.current[-1])
+        stack = frames_text(rows, int(one.trace.stack[row]))
+        op = rows.trace.names[int(one.trace.name[row])].op
+        label = summary.clean(rows.series[int(one.series[-1])].info.label)
+        last = f"its last op was {op} on {label}"
+        words.append(f"{last} at {stack[0]}" if stack else last)
+    if _sends_unseen(rows, one) and confidence is Confidence.HIGH:
+        confidence = Confidence.MEDIUM
+        words.append("it may wait in a send or receive, which its backend does not record")
+    return replace(suspect, evidence="; ".join(filter(None, words)), confidence=confidence)
+
+
+def _sends_unseen(rows: Rows, one: RankRows) -> bool:
+    """Ops of a group are numbered on while no entry shows them: P2P that Gloo does not record."""
+    for of in np.unique(one.series).tolist():
+        if rows.series[of].backend in _RECORD_NO_P2P:
+            row = one.current[one.series == of]
+            lead = one.trace.op_id[row] - one.trace.seq[row]
+            if len(np.unique(lead)) > 1 or lead[0] > 0:
+                return True
+    return False
+
+
+def _witness(rows: Rows, of: int, seq: int, finding: Finding) -> Witness | None:
+    """The first of those who wait in the finding's collective of whom a dump tells the line."""
+    waiting = finding.collective.waiting_ranks if finding.collective is not None else ()
+    for rank in waiting:
+        if rank in finding.victims and (stack := stack_of(rows, rank, of, seq)):
+            return Witness(rank, stack)
+    return None
+
+
+def stack_of(rows: Rows, rank: int, of: int, seq: int) -> tuple[str, ...]:
+    """From where a rank entered a collective, or its oldest P2P op of the group; user's first."""
+    if rank not in rows.ranks:
+        return ()
+    one = rows.ranks[rank]
+    mine = (one.series == of) & ~one.done
+    if seq >= 0:
+        mine = (one.series == of) & (one.trace.seq[one.current] == seq)
+    at = np.flatnonzero(mine & (one.is_p2p == (seq < 0)))
+    if not len(at):
+        return ()
+    return frames_text(rows, int(one.trace.stack[one.current[at[0]]]))
+
+
+def frames_text(rows: Rows, stack: int) -> tuple[str, ...]:
+    """The user's own frames of an entry, innermost first, as findings show them."""
+    return user_frames_of(rows.trace.stacks[stack]) if stack >= 0 else ()

@@ -1,0 +1,214 @@
+"""Which calls belong together, and which of those disagree: the engine's match rules on columns.
+
+Every collective that any dump holds is a row of `Matched`. Ranks are compared with those whose
+dumps show the call and with nobody else: a ring that no longer reaches back says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+
+from frd.engine.matching import mismatches, signature_rules
+from frd.engine.state.snapshot import Bools, MismatchFact
+from frd.model import Int32s, Int64s
+from frd.offline.analysis.rows import Rows, minor_version
+from frd.offline.analysis.watermarks import Marks
+
+_SPARSE = 8
+"""Seqs of a series are counted by position while they span at most this many a call."""
+_SIZES_OF_ALL_TO_ALL = (2, 4)
+"""Older dumps do not tell what an all_to_all takes and gives."""
+MOST_FACTS = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Parallel columns, one row a collective, by series and seq."""
+
+    series: Int32s
+    seq: Int64s
+    signature: Int32s
+    """Of the call that was created first."""
+    joined: Int32s
+    completed: Int32s
+    first_created_ns: Int64s
+    last_created_ns: Int64s
+    disagree: Bools
+    """Members passed different things."""
+    surplus: Int64s
+    """Elements that an all_to_all of all members put in beyond those it took out."""
+    contradiction: Bools
+    """All agree on sizes that break the rule of the op."""
+    of_call: Int32s
+    """The collective of each call of the rows."""
+    match_class: Int32s
+    """Of each signature of the rows; -1 where no call has it."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+def matched(rows: Rows, marks: Marks, created_ns: Int64s) -> Matched:
+    """`created_ns` are the aligned times of the calls."""
+    calls = rows.calls
+    series_of = rows.pair_series[calls.pair]
+    series, seq, of_call = _collectives(series_of, calls.seq, len(rows.series))
+    count = len(seq)
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.zeros(count, np.int64)
+    np.minimum.at(first, of_call, created_ns)
+    np.maximum.at(last, of_call, created_ns)
+    signature = np.zeros(count, np.int32)
+    earliest = created_ns == first[of_call]
+    for these in (calls.cut, ~calls.cut, earliest & ~calls.cut):  # the last word counts
+        signature[of_call[these]] = calls.signature[these]
+    over = calls.done | (calls.seq <= marks.completed[calls.pair])
+    classes = _classes(rows)
+    differs = (classes[calls.signature] != classes[signature[of_call]]) & ~calls.cut
+    disagree = np.zeros(count, np.bool_)
+    disagree[of_call[differs]] = True
+    joined = np.bincount(of_call, minlength=count).astype(np.int32)
+    return Matched(
+        series=series,
+        seq=seq,
+        signature=signature,
+        joined=joined,
+        completed=np.bincount(of_call[over], minlength=count).astype(np.int32),
+        first_created_ns=first,
+        last_created_ns=last,
+        disagree=disagree,
+        surplus=_surplus(rows, series, signature, joined, of_call),
+        contradiction=_contradictions(rows, series, signature) & ~disagree,
+        of_call=of_call,
+        match_class=classes,
+    )
+
+
+def _collectives(series: Int32s, seq: Int64s, count: int) -> tuple[Int32s, Int64s, Int32s]:
+    """The distinct (series, seq), and which of them each row is."""
+    if not len(seq):
+        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
+    low = np.full(count, np.iinfo(np.int64).max)
+    high = np.full(count, -1, np.int64)
+    np.minimum.at(low, series, seq)
+    np.maximum.at(high, series, seq)
+    used = high >= 0
+    span = np.where(used, high.astype(np.float64) - low + 1, 0)
+    if span.sum() <= _SPARSE * len(seq) + 1024:
+        base = np.concatenate(([0], np.cumsum(span.astype(np.int64))))
+        place = base[series] + seq - low[series]
+        held = np.bincount(place, minlength=int(base[-1])) > 0
+        number = np.cumsum(held) - 1
+        at = np.flatnonzero(held)
+        of = np.searchsorted(base, at, side="right") - 1
+        return of.astype(np.int32), at - base[of] + low[of], number[place].astype(np.int32)
+    order = np.lexsort((seq, series))
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (np.diff(series[order]) != 0) | (np.diff(seq[order]) != 0)
+    number = np.empty(len(order), np.int32)
+    number[order] = np.cumsum(new) - 1
+    firsts = order[new]
+    return series[firsts], seq[firsts], number
+
+
+def _classes(rows: Rows) -> Int32s:
+    classes = np.full(len(rows.signatures), -1, np.int32)
+    known: dict[Hashable, int] = {}
+    for at in np.unique(rows.calls.signature).tolist():
+        of = signature_rules.match_class(rows.signatures[at])
+        classes[at] = known.setdefault(of, len(known))
+    return classes
+
+
+def _surplus(
+    rows: Rows, series: Int32s, signature: Int32s, joined: Int32s, of_call: Int32s
+) -> Int64s:
+    surplus = np.zeros(len(series), np.int64)
+    versions = {minor_version(one.trace.version) for one in rows.ranks.values()}
+    is_balanced = np.array(
+        [signature_rules.rule(s.op) is signature_rules.Rule.BALANCE for s in rows.signatures],
+        np.bool_,
+    )
+    if not is_balanced.any() or min(versions) < _SIZES_OF_ALL_TO_ALL:
+        return surplus
+    weight = np.array([signature_rules.balance(s) for s in rows.signatures], np.int64)
+    members = np.array([len(one.members) for one in rows.series], np.int32)
+    np.add.at(surplus, of_call, weight[rows.calls.signature])
+    known = is_balanced[signature] & (joined == members[series]) if len(series) else surplus > 0
+    return np.where(known, surplus, 0)
+
+
+def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
+    found = np.zeros(len(series), np.bool_)
+    gathering = np.array([signature_rules.scales(s.op) for s in rows.signatures], np.bool_)
+    at = np.flatnonzero(gathering[signature]) if len(series) else np.empty(0, np.int64)
+    members = np.array([len(one.members) for one in rows.series], np.int64)
+    key = signature[at].astype(np.int64) * (int(members.max(initial=0)) + 1)
+    key += members[series[at]]
+    distinct, which = np.unique(key, return_inverse=True)
+    wrong = [
+        bool(
+            signature_rules.self_contradiction(
+                rows.signatures[one // (int(members.max()) + 1)], size
+            )
+        )
+        for one, size in zip(
+            distinct.tolist(), (distinct % (members.max(initial=0) + 1)).tolist(), strict=True
+        )
+    ]
+    found[at] = np.array(wrong, np.bool_)[which]
+    return found
+
+
+# -- disagreements ---------------------------------------------------------------------------
+
+
+def facts_of(rows: Rows, found: Matched, marks: Marks) -> list[MismatchFact]:
+    """The first disagreement of each series; what does not match after it is its consequence.
+
+    Sizes that break a rule although all passed the same count only where somebody is stuck.
+    """
+    members = np.array([len(one.members) for one in rows.series], np.int32)
+    stuck = found.completed < members[found.series] if len(found) else found.disagree
+    wrong = found.disagree | (found.surplus != 0) | (found.contradiction & stuck)
+    at = np.flatnonzero(wrong)
+    _, first = np.unique(found.series[at], return_index=True)
+    picked = at[first][:MOST_FACTS]
+    calls = calls_of(found, picked)
+    return [
+        fact_of(rows, found, one, mine) for one, mine in zip(picked.tolist(), calls, strict=True)
+    ]
+
+
+def calls_of(found: Matched, collectives: Int64s) -> list[Int64s]:
+    """The calls of each of some collectives."""
+    wanted = np.full(len(found), -1, np.int64)
+    wanted[collectives] = np.arange(len(collectives))
+    calls = np.flatnonzero(wanted[found.of_call] >= 0)
+    which = wanted[found.of_call[calls]]
+    order = np.argsort(which, kind="stable")
+    bounds = np.searchsorted(which[order], np.arange(len(collectives) + 1))
+    return [
+        calls[order[a:b]] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
+
+
+def fact_of(rows: Rows, found: Matched, collective: int, calls: Int64s) -> MismatchFact:
+    """What members passed to one collective, whether they agree or not."""
+    series = rows.series[int(found.series[collective])]
+    calls = calls[~rows.calls.cut[calls]] if not rows.calls.cut[calls].all() else calls
+    ranks = rows.pair_rank[rows.calls.pair[calls]]
+    order = np.argsort(ranks, kind="stable")
+    return mismatches.fact_of(
+        int(found.series[collective]),
+        int(found.seq[collective]),
+        ranks[order].tolist(),
+        rows.calls.signature[calls[order]].tolist(),
+        found.match_class,
+        rows.signatures,
+        group_size=len(series.members),
+        surplus=int(found.surplus[collective]),
+    )

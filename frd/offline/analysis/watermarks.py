@@ -1,0 +1,239 @@
+"""How far every member of every series came: watermarks, as a dump file tells them.
+
+A full ring tells the newest entry of a series exactly. A dump of active entries tells what is in
+flight, and `pg_status` the rest: its keys are numbers of the process, so they are translated by the
+rank's own entries or, where all names are numbers given in the same order, by that order; never by
+another rank. A number that may count something else (Gloo counts ops, NCCL writes P2P ops into the
+same counters) is not used. What cannot be known is *hidden*: its absence will prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from frd.engine.matching.signature_rules import is_synchronizing
+from frd.engine.state.snapshot import Bools
+from frd.flight import Status, judges
+from frd.model import UNKNOWN_SEQ, Int64s
+from frd.offline.analysis.clocks import Clocks
+from frd.offline.analysis.rows import RankRows, Rows
+
+_NEVER = np.int64(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Parallel to the pairs of `Rows`."""
+
+    enqueued: Int64s
+    started: Int64s
+    completed: Int64s
+    head_since: Int64s
+    """Aligned ns, 0 when nothing is outstanding or no time is known."""
+    first_seq: Int64s
+    """The first seq of the pair that the dump still holds; above all others when none."""
+    hidden: Bools
+    """The member may have come further than its marks say."""
+
+
+def marks_of(rows: Rows, created_ns: Int64s, clocks: Clocks) -> Marks:
+    """`created_ns` are the aligned times of the calls."""
+    marks = _of_calls(rows, created_ns)
+    numbered = _p2p_series(rows)
+    for rank, one in rows.ranks.items():
+        _of_p2p(rows, rank, one, marks)
+        mine = rows.pairs_of[rank]
+        if marks.hidden[mine].any():
+            _of_status(rows, rank, one, marks, numbered)
+            unknown = mine[(marks.head_since[mine] == 0) & _is_waiting(marks, mine)]
+            if len(unknown):
+                marks.head_since[unknown] = _began(one) + clocks.offset_ns[rank]
+    if marks.hidden.any():
+        _prove_by_value(rows, marks, numbered)
+    _doubt_implausible(rows, marks)
+    if marks.hidden.any():
+        _prove_by_time(rows, marks, clocks)
+    return marks
+
+
+def _is_waiting(marks: Marks, pairs: Int64s) -> Bools:
+    return marks.enqueued[pairs] > marks.completed[pairs]
+
+
+def _began(one: RankRows) -> int:
+    """The oldest time in a rank's dump; what the dump has lost is older."""
+    times = one.trace.created_ns[one.current]
+    return int(times.min()) if len(times) else 0
+
+
+def _of_calls(rows: Rows, created_ns: Int64s) -> Marks:
+    pairs, calls = len(rows.pair_rank), rows.calls
+    enqueued = np.full(pairs, UNKNOWN_SEQ, np.int64)
+    started, done = enqueued.copy(), enqueued.copy()
+    first = np.full(pairs, _NEVER)
+    np.maximum.at(enqueued, calls.pair, calls.seq)
+    np.minimum.at(first, calls.pair, calls.seq)
+    np.maximum.at(started, calls.pair[calls.started], calls.seq[calls.started])
+    np.maximum.at(done, calls.pair[calls.done], calls.seq[calls.done])
+    head = np.full(pairs, _NEVER)
+    waits = calls.seq > done[calls.pair]  # a group works in order: all before the last end is over
+    np.minimum.at(head, calls.pair[waits], calls.seq[waits])
+    completed = np.where(head < _NEVER, head - 1, enqueued)
+    since = np.zeros(pairs, np.int64)
+    at_head = calls.seq == head[calls.pair]
+    since[calls.pair[at_head]] = created_ns[at_head]
+    is_timed = _tell_starts(rows, started)
+    started = np.where(is_timed, np.maximum(started, completed), started)
+    there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
+    return Marks(enqueued, started, completed, since, first, (first == _NEVER) & there)
+
+
+def _tell_starts(rows: Rows, started: Int64s) -> Bools:
+    """Pairs of ranks whose recorder tells starts: it has told one, or others' do (timing is
+    switched on for a job, not for a rank) and nothing that it recorded is over."""
+    timed = np.unique(rows.pair_rank[started > UNKNOWN_SEQ])
+    if len(timed):
+        seen_over = rows.pair_rank[rows.calls.pair[rows.calls.done]]
+        timed = np.union1d(timed, np.setdiff1d(rows.pair_rank, seen_over))
+    found: Bools = np.isin(rows.pair_rank, timed)
+    return found
+
+
+def _p2p_series(rows: Rows) -> set[int]:
+    """Series whose `pg_status` counts P2P ops too, on any rank."""
+    found: set[int] = set()
+    for one in rows.ranks.values():
+        if one.is_p2p.any():
+            found.update(np.unique(one.series[one.is_p2p]).tolist())
+    return found
+
+
+def _of_p2p(rows: Rows, rank: int, one: RankRows, marks: Marks) -> None:
+    """A P2P entry carries the seq of the last collective before it, which was joined then."""
+    at = np.flatnonzero(one.is_p2p & (one.trace.is_p2p[one.current] != 0))
+    if not len(at):
+        return
+    seq = one.trace.seq[one.current[at]]
+    for of in np.unique(one.series[at]).tolist():
+        pair = rows.pair(of, rank)
+        if pair < 0:
+            continue
+        passed = int(seq[one.series[at] == of].max())
+        if marks.first_seq[pair] == _NEVER:
+            marks.enqueued[pair] = marks.completed[pair] = passed
+            marks.hidden[pair] = False
+
+
+def _of_status(rows: Rows, rank: int, one: RankRows, marks: Marks, numbered: set[int]) -> None:
+    """Series of which the dump holds no entry any more, or never held one."""
+    status = _by_series(rows, rank, one)
+    for pair in rows.pairs_of[rank][marks.hidden[rows.pairs_of[rank]]].tolist():
+        of = int(rows.pair_series[pair])
+        told = status.get(of)
+        if told is None:
+            marks.hidden[pair] = one.overran or one.has_holes or one.active_only  # else it has all
+        elif told.enqueued < 0:
+            marks.hidden[pair] = False
+        elif of not in numbered and judges(rows.series[of].backend or _usual_backend(rows)):
+            marks.enqueued[pair] = told.enqueued
+            marks.completed[pair] = told.enqueued if one.active_only else told.completed
+            marks.hidden[pair] = False
+
+
+def _usual_backend(rows: Rows) -> str:
+    """Of a group in which nobody recorded anything."""
+    return next((series.backend for series in rows.series if series.backend), "")
+
+
+def _by_series(rows: Rows, rank: int, one: RankRows) -> Mapping[int, Status]:
+    """The rank's `pg_status` by series, as far as its keys can be translated."""
+    mine = rows.pair_series[rows.pairs_of[rank]].tolist()
+    keys, at = np.unique(one.trace.pg_id[one.current], return_index=True)
+    of_key = dict(zip(keys.tolist(), one.series[at].tolist(), strict=True))
+    status = one.trace.status
+    ordered = _by_order(rows, mine, sorted(status))
+    if ordered and all(ordered.get(key, of) == of for key, of in of_key.items()):
+        of_key = {**ordered, **of_key}
+    return {of: status[key] for key, of in of_key.items() if key in status}
+
+
+def _by_order(rows: Rows, series: list[int], keys: list[int]) -> dict[int, int]:
+    """Groups named by a counter of the job, and ids by one of the process: both count creation."""
+    names = [rows.series[of].info.name for of in series]
+    if len(keys) != len(series) or not all(name.isdecimal() for name in names):
+        return {}
+    if len(set(names)) != len(names):
+        return {}
+    in_order = sorted(series, key=lambda of: int(rows.series[of].info.name))
+    return dict(zip(keys, in_order, strict=True))
+
+
+def _doubt_implausible(rows: Rows, marks: Marks) -> None:
+    """Marks that no entry backs and that peers contradict.
+
+    A counter that says a member is done with what no peer has come to counted something else. A
+    recorder that shows nothing of an op that all of its members must have joined, for a peer
+    completed it, was reset or switched off.
+    """
+    joined_by_all = _joined_by_all(rows)
+    for of, series in enumerate(rows.series):
+        pairs = series.pairs
+        held = marks.first_seq[pairs] < _NEVER
+        if not held.any() or held.all():
+            continue
+        enqueued, completed = marks.enqueued[pairs], marks.completed[pairs]
+        wrong = ~held & (completed > int(enqueued[held].max()))
+        wrong |= ~held & ~marks.hidden[pairs] & (enqueued < joined_by_all[of])
+        enqueued[wrong] = completed[wrong] = UNKNOWN_SEQ
+        there = np.isin(series.members, list(rows.ranks)) if wrong.any() else wrong
+        marks.hidden[pairs] |= wrong & there
+
+
+def _joined_by_all(rows: Rows) -> Int64s:
+    """By series, the last seq that somebody completed and nobody could have completed alone."""
+    synchronizing = np.array([is_synchronizing(s.op) for s in rows.signatures], np.bool_)
+    calls = rows.calls
+    last = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
+    if len(calls):
+        over = calls.done & synchronizing[calls.signature]
+        np.maximum.at(last, rows.pair_series[calls.pair[over]], calls.seq[over])
+    return last
+
+
+def _prove_by_time(rows: Rows, marks: Marks, clocks: Clocks) -> None:
+    """A ring that reaches back to before the others began to wait, and shows nothing of the
+    series, proves that the rank did not come with them."""
+    for pair in np.flatnonzero(marks.hidden).tolist():
+        rank = int(rows.pair_rank[pair])
+        one = rows.ranks[rank]
+        pairs = rows.series[int(rows.pair_series[pair])].pairs
+        waiting = marks.head_since[pairs] > 0
+        if one.active_only or one.has_holes or not len(one.current) or not waiting.any():
+            continue
+        began = _began(one) + clocks.offset_ns[rank] + clocks.slack_ns[rank]
+        slack = [clocks.slack_ns[r] for r in rows.pair_rank[pairs][waiting].tolist()]
+        if began < int((marks.head_since[pairs][waiting] - np.array(slack)).min()):
+            behind = int(marks.completed[pairs][waiting].min())
+            marks.enqueued[pair] = marks.completed[pair] = behind
+            marks.hidden[pair] = False
+
+
+def _prove_by_value(rows: Rows, marks: Marks, numbered: set[int]) -> None:
+    """Counters of which nobody knows the group: had the rank come to what others wait in, and left
+    it again, one of them would hold its number. None does, so it did not come."""
+    for pair in np.flatnonzero(marks.hidden).tolist():
+        rank, of = int(rows.pair_rank[pair]), int(rows.pair_series[pair])
+        one, series = rows.ranks[rank], rows.series[of]
+        waiting = _is_waiting(marks, np.arange(series.pairs.start, series.pairs.stop))
+        if of in numbered or not judges(series.backend) or not waiting.any():
+            continue
+        head = int(marks.completed[series.pairs][waiting].min()) + 1
+        most = int(marks.enqueued[series.pairs].max())
+        translated = set(np.unique(one.trace.pg_id[one.current]).tolist())
+        values = [s.enqueued for key, s in one.trace.status.items() if key not in translated]
+        if values and not any(head <= value <= most for value in values):
+            marks.enqueued[pair] = marks.completed[pair] = head - 1
+            marks.hidden[pair] = False

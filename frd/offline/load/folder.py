@@ -1,0 +1,229 @@
+"""A folder of dumps as one `Trace`.
+
+Files are read by all cores, each into columns over dictionaries of its reader; here the readers'
+dictionaries become one, and indexes are translated as columns arrive. What one dump does not tell
+of its groups another one may, and that is completed here too. Nothing is matched and nothing is
+judged. A file that cannot be read is a warning that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from frd.errors import DumpError
+from frd.flight.columns import NARROW, TINY, WIDE, Dictionaries
+from frd.flight.trace import RankTrace, Trace
+from frd.model import Activity, GroupInfo, Int32s
+from frd.offline.load.discovery import Found, discover, written_ns
+from frd.offline.load.file_reading import Gained, Reading
+from frd.offline.load.frd_dump import identity
+from frd.offline.load.reader_pool import read_all
+from frd.offline.load.torchcomms import numbered
+
+Progress = Callable[[int, int], None]
+"""Hears how many files are done, of how many."""
+
+MAX_WARNINGS_A_FILE = 8
+
+
+def load_trace(
+    path: str | os.PathLike[str],
+    *,
+    prefix: str | None = None,
+    ranks: Collection[int] | None = None,
+    progress: Progress | None = None,
+    transform_ft: int | None = None,
+) -> Trace:
+    """All dumps in a folder.
+
+    Args:
+        path: a folder (its subfolders are hosts), one that `frd dump` made, or a single dump.
+        prefix: what file names start with, before the rank; inferred when absent.
+        ranks: load only these.
+        progress: told after every file.
+        transform_ft: ranks in a torchft replica group; each replica's groups, numbered from 0 by
+            torchft, get global ranks.
+
+    Raises:
+        DumpError: no folder, nothing in it that could be a dump, or no readable one.
+    """
+    found = discover(Path(path), prefix=prefix, ranks=ranks)
+    warnings = list(found.warnings)
+    warnings += [f"rank {rank}: no dump: {why}" for rank, why in sorted(found.failed.items())]
+    joined = _Join(found, transform_ft, warnings)
+    total = len(found.files)
+    for done, reading in enumerate(read_all(found.files), 1):
+        joined.add(reading)
+        if progress is not None:
+            progress(done, total)
+    return joined.trace()
+
+
+class _Join:
+    """Columns of many files, over one set of dictionaries."""
+
+    def __init__(self, found: Found, replica_size: int | None, warnings: list[str]) -> None:
+        self._found = found
+        self._replica_size = replica_size
+        self._warnings = warnings
+        self._ranks: dict[int, RankTrace] = {}
+        self._standing: dict[int, Activity] = {}
+        self._into = Dictionaries()
+        self._lookups: dict[int, _Lookup] = defaultdict(lambda: _Lookup(self._into))
+        self._failures: list[str] = []
+
+    def add(self, reading: Reading) -> None:
+        lookup = self._lookups[reading.reader]
+        lookup.learn(reading.gained)
+        rank, source = reading.rank, str(self._found.files[reading.rank])
+        columns = reading.columns
+        if columns is None:
+            self._failures.append(reading.error)
+            self._warnings.append(reading.error)
+            return
+        self._warn(source, columns.warnings)
+        told = identity(self._found.meta, rank, self._warnings)
+        if told.activity != Activity():
+            self._standing[rank] = told.activity
+        first = 0
+        if self._replica_size is not None:
+            first = rank // self._replica_size * self._replica_size
+        narrow = lookup.translate(columns.narrow, first, self._replica_size)
+        blocks = ((WIDE, columns.wide), (NARROW, narrow), (TINY, columns.tiny))
+        rows: dict[str, Any] = {
+            name: row for names, block in blocks for name, row in zip(names, block, strict=True)
+        }
+        self._ranks[rank] = RankTrace(
+            rank=rank,
+            source=source,
+            version=columns.version,
+            info=told.info,
+            clock_offset_ns=told.clock_offset_ns,
+            clock_uncertainty_ns=told.clock_uncertainty_ns,
+            status=columns.status,
+            duration_ms=columns.duration_ms,
+            dumped_from_ns=told.dumped_from_ns,
+            dumped_until_ns=told.dumped_until_ns or written_ns(self._found.files[rank]),
+            **rows,
+        )
+
+    def trace(self) -> Trace:
+        """All that was added.
+
+        Raises:
+            DumpError: none of the files could be read.
+        """
+        if not self._ranks:
+            raise DumpError(_all_failed(self._failures, self._found.folder))
+        ranks = dict(sorted(self._ranks.items()))
+        self._complete_groups(ranks)
+        groups = self._into.groups.items
+        numbered(ranks, groups, self._into.names.items, self._warnings)
+        return Trace(
+            key=self._found.key,
+            ranks=ranks,
+            groups=groups,
+            names=self._into.names.items,
+            signatures=self._into.signatures.items,
+            stacks=self._into.stacks.items,
+            threads=self._into.threads.items,
+            world_size=_world_size(ranks.values(), groups),
+            warnings=tuple(self._warnings),
+            standing=dict(sorted(self._standing.items())),
+            taken_at=self._found.taken_at,
+            stall_after_s=self._found.stall_after_s,
+            folder=str(self._found.folder or ""),
+        )
+
+    def _warn(self, source: str, warnings: tuple[str, ...]) -> None:
+        shown = [f"{source}: {warning}" for warning in warnings[:MAX_WARNINGS_A_FILE]]
+        if (more := len(warnings) - len(shown)) > 0:
+            shown.append(f"{source}: {more} more warnings like these")
+        self._warnings += shown
+
+    def _complete_groups(self, ranks: dict[int, RankTrace]) -> None:
+        """Members that a rank's own dump does not tell, but that of exactly one group it could be.
+
+        NCCL tells a group's members once its communicator exists, so the dump of a rank that never
+        got so far lacks them.
+        """
+        groups = self._into.groups.items
+        told: dict[str, list[int]] = defaultdict(list)
+        for at, info in enumerate(groups):
+            if info.ranks:
+                told[info.name].append(at)
+        unknown = [at for at, info in enumerate(groups) if not info.ranks and told[info.name]]
+        for rank, trace in ranks.items() if unknown else ():
+            lookup = np.arange(len(groups), dtype=np.int32)
+            for at in unknown:
+                fitting = [to for to in told[groups[at].name] if rank in groups[to].ranks]
+                if len(fitting) == 1:
+                    lookup[at] = fitting[0]
+            ranks[rank] = replace(trace, group=lookup[trace.group])
+
+
+class _Lookup:
+    """From one reader's indexes to the trace's."""
+
+    def __init__(self, into: Dictionaries) -> None:
+        self._into = into
+        self._groups: list[GroupInfo] = []
+        # -1 (no stack, no thread) finds the last place, which holds -1.
+        self._to = [np.array([-1], np.int32) for _ in NARROW]
+        self._of_replica: dict[int, Int32s] = {}
+
+    def learn(self, gained: Gained) -> None:
+        into = self._into
+        self._groups += gained.groups
+        if gained.groups:
+            self._of_replica.clear()
+        news = (
+            [into.group(group) for group in gained.groups],
+            [into.names.index(name) for name in gained.names],
+            [into.signatures.index(signature) for signature in gained.signatures],
+            [into.stacks.index(stack) for stack in gained.stacks],
+            [into.threads.index(thread) for thread in gained.threads],
+        )
+        for at, new in enumerate(news):
+            if new:
+                added = np.array([*new, -1], np.int32)
+                self._to[at] = np.concatenate((self._to[at][:-1], added))
+
+    def translate(self, narrow: Int32s, first: int, replica_size: int | None) -> list[Int32s]:
+        """`narrow` in the trace's terms; `first` is the lowest rank of the rank's replica group."""
+        groups, *others = self._to
+        if first and replica_size is not None:
+            groups = self._shifted(first, replica_size)
+        return [to[row] for to, row in zip((groups, *others), narrow, strict=True)]
+
+    def _shifted(self, first: int, replica_size: int) -> Int32s:
+        """Groups as a later torchft replica means them, which numbers its ranks from 0."""
+        if (found := self._of_replica.get(first)) is None:
+            indexes = []
+            for info in self._groups:
+                is_local = bool(info.ranks) and info.ranks[-1] < replica_size
+                ranks = tuple(rank + first for rank in info.ranks) if is_local else info.ranks
+                indexes.append(self._into.group(GroupInfo(info.name, info.desc, ranks)))
+            found = self._of_replica[first] = np.array([*indexes, -1], np.int32)
+        return found
+
+
+def _world_size(ranks: Iterable[RankTrace], groups: Iterable[GroupInfo]) -> int:
+    told = [trace.info.world_size for trace in ranks if trace.info is not None]
+    return max([0, *told, *(info.ranks[-1] + 1 for info in groups if info.ranks)])
+
+
+def _all_failed(failures: list[str], folder: Path | None) -> str:
+    if len(failures) == 1:
+        return failures[0]
+    return (
+        f"{failures[0]} (and {len(failures) - 1} more files, none of which can be read): name the "
+        f"folder that holds the dumps, {folder} does not seem to"
+    )

@@ -1,0 +1,142 @@
+"""Which dumps to analyze of the folders that a person names: those of one job, oldest first.
+
+A folder may be one dump, or hold several of `frd dump`, of one job or of many. Dumps of one attempt
+of one job belong together: the last one is judged, and the earlier ones say what waited already.
+Nothing is mixed: of several jobs the one that was dumped last is taken, and what is left out is
+told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from frd.errors import ConfigError
+from frd.flight.trace import Trace
+from frd.offline.analysis.durations import taken_by
+from frd.offline.load.discovery import MAX_FILES, searched
+from frd.offline.load.folder import Progress, load_trace
+from frd.offline.load.frd_dump import SUMMARY, Made, made_by_frd
+
+MAX_DUMPS = 8
+"""Dumps of one job that are looked at, the newest."""
+_MAX_NAMED = 4
+"""Folders that a warning names."""
+
+
+def load_dumps(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    prefix: str | None = None,
+    ranks: Collection[int] | None = None,
+    progress: Progress | None = None,
+    transform_ft: int | None = None,
+) -> list[Trace]:
+    """All dumps of one job in these folders, oldest first; the arguments are those of `load_trace`.
+
+    Raises:
+        ConfigError: the folders are not of one job.
+        DumpError: as `load_trace`.
+    """
+    warnings: list[str] = []
+    named = [Path(os.path.abspath(path)) for path in paths]
+    folders: list[Path] = []
+    for path in named:
+        folders += [path] if prefix is not None else _dumps_in(path, warnings)
+    folders = list(dict.fromkeys(folders))
+    if len(named) > 1:
+        _check_one_job(folders)
+    total = _Total(progress)
+    traces = [
+        load_trace(
+            folder, prefix=prefix, ranks=ranks, progress=total.part(), transform_ft=transform_ft
+        )
+        for folder in folders
+    ]
+    traces.sort(key=taken_by)
+    _check_common_ranks(traces)
+    *earlier, last = traces
+    known = dict.fromkeys(warning for trace in (*earlier, last) for warning in trace.warnings)
+    return [*earlier, replace(last, warnings=(*warnings, *known))]
+
+
+class _Total:
+    """Progress over several folders."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._done = 0
+
+    def part(self) -> Callable[[int, int], None]:
+        before = self._done
+
+        def step(done: int, total: int) -> None:
+            self._done = before + done
+            if self._progress is not None:
+                self._progress(self._done, before + total)
+
+        return step
+
+
+# -- folders that hold several dumps -----------------------------------------------------------
+
+
+def _dumps_in(path: Path, warnings: list[str]) -> list[Path]:
+    """The folder itself, or the dumps of `frd dump` in it, of one attempt of one job."""
+    if made_by_frd(path, []) is not None or not path.is_dir():
+        return [path]
+    found = _made_below(path)
+    if not found:
+        return [path]
+    found.sort(key=lambda made: made.taken_at or 0)
+    key = found[-1].key
+    mine = [made for made in found if made.key == key]
+    others = [made for made in found if made.key != key]
+    if others:
+        names = ", ".join(str(made.root) for made in others[-_MAX_NAMED:])
+        more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+        warnings.append(
+            f"{path}: holds dumps of several jobs: took {key.job} attempt {key.attempt}, which was "
+            f"dumped last; left out {names}{more}: name the folder that you mean"
+        )
+    if len(mine) > MAX_DUMPS:
+        warnings.append(
+            f"{path}: {len(mine)} dumps of {key.job}: left out all but the last {MAX_DUMPS}"
+        )
+    return [made.root for made in mine[-MAX_DUMPS:]]
+
+
+def _made_below(path: Path) -> list[Made]:
+    found: list[Made] = []
+    seen = 0
+    for parent, folders, names in os.walk(path):
+        folders[:] = searched(parent, folders)
+        seen += len(names)
+        if seen > MAX_FILES:
+            break
+        if SUMMARY in names and (made := made_by_frd(Path(parent), [])) is not None:
+            found.append(made)
+            folders.clear()
+    return found
+
+
+def _check_one_job(folders: Sequence[Path]) -> None:
+    made = [one for path in folders if (one := made_by_frd(path, [])) is not None]
+    for one in made[1:]:
+        first = made[0].key
+        if one.key != first:
+            raise ConfigError(
+                f"folders: {one.root}: is of {one.key.job} attempt {one.key.attempt}, "
+                f"{made[0].root} of {first.job} attempt {first.attempt}: name dumps of one job"
+            )
+
+
+def _check_common_ranks(traces: Sequence[Trace]) -> None:
+    for trace in traces[:-1]:
+        if traces[-1].ranks.keys().isdisjoint(trace.ranks):
+            raise ConfigError(
+                f"folders: {trace.folder}: has no rank in common with {traces[-1].folder}: for one "
+                "dump of several hosts name the folder that holds all of them"
+            )

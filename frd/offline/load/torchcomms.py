@@ -1,0 +1,138 @@
+"""Sequence numbers for dumps of torchcomms, which numbers ops per process and not per group.
+
+Its recorder has one counter for all communicators of a rank, so the number of a collective differs
+from member to member as soon as they share more than one. What members do agree on is the order
+within a group: the n-th collective of a group is the n-th on every member. Where a ring has lost
+nothing, n is counted from its first record. Where it has, the dump does not say how many
+collectives of each group were lost; then a rank is laid beside one that has lost the least, where
+times of enqueue are closest and signatures agree. Where they do not, the rank's entries of the
+group are left out, and said to be: a wrong number would accuse somebody.
+
+A dump is taken for one of torchcomms when it has entries but no `pg_status`, and the description of
+every group is the name of the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from frd.flight.names import Name
+from frd.flight.pickles.walk import Bools
+from frd.flight.trace import RankTrace
+from frd.model import GroupInfo, Int64s
+
+_AGREE: Final = 0.95
+"""Share of collectives of equal signature that makes two rings lie rightly beside each other."""
+_NEAR: Final = 4
+"""Places to either side of where the times say that two rings meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """The collectives of one group on one rank."""
+
+    rank: int
+    rows: Int64s
+    created_ns: Int64s
+    signature: Int64s
+    is_whole: bool
+    """Nothing of it was overwritten."""
+
+
+def numbered(
+    ranks: dict[int, RankTrace],
+    groups: list[GroupInfo],
+    names: Sequence[Name],
+    warnings: list[str],
+) -> None:
+    """Give the collectives in dumps of torchcomms, in `ranks`, numbers that their members share.
+
+    And give its `groups` back their names: a description that all have in common describes none.
+    """
+    backends = {name.backend: at for at, name in enumerate(names)}
+    desc = np.array([backends.get(info.desc, -1) for info in groups], np.int64)
+    backend = np.array([backends[name.backend] for name in names], np.int64)
+    of_two = np.array([name.is_p2p_kind for name in names], np.bool_)
+    mine = [
+        rank
+        for rank, trace in ranks.items()
+        if len(trace) and not trace.status and (desc[trace.group] == backend[trace.name]).all()
+    ]
+    if not mine:
+        return
+    for group in np.unique(np.concatenate([ranks[rank].group for rank in mine])).tolist():
+        groups[group] = GroupInfo(groups[group].name, "", groups[group].ranks)
+    seqs = {rank: ranks[rank].seq.copy() for rank in mine}
+    lost: dict[int, list[Int64s]] = {rank: [] for rank in mine}
+    for group in range(len(groups)):
+        rings = [ring for rank in mine if (ring := _ring(ranks[rank], group, of_two)) is not None]
+        for ring, first in _placed(rings):
+            if first is None:
+                lost[ring.rank].append(ring.rows)
+                warnings.append(
+                    f"{ranks[ring.rank].source}: group {groups[group].label!r}: {len(ring.rows)} "
+                    "entries cannot be numbered, its ring has overrun: left out, use a larger "
+                    "TORCHCOMM_FR_BUFFER_SIZE"
+                )
+            else:
+                seqs[ring.rank][ring.rows] = first + np.arange(len(ring.rows))
+    for rank in mine:
+        ranks[rank] = _without(replace(ranks[rank], seq=seqs[rank]), lost[rank])
+
+
+def _ring(trace: RankTrace, group: int, of_two: Bools) -> _Ring | None:
+    rows = np.flatnonzero((trace.group == group) & ~of_two[trace.name])
+    if not len(rows):
+        return None
+    return _Ring(
+        rank=trace.rank,
+        rows=rows,
+        created_ns=trace.created_ns[rows],
+        signature=trace.signature[rows].astype(np.int64),
+        is_whole=int(trace.record_id[0]) == 0,
+    )
+
+
+def _placed(rings: list[_Ring]) -> Iterator[tuple[_Ring, int | None]]:
+    """Each ring with the number of its first collective, None where that cannot be told."""
+    if not rings:
+        return
+    # Of those that lost something, the one that reaches back the farthest.
+    known = min(rings, key=lambda ring: (not ring.is_whole, int(ring.created_ns[0])))
+    for ring in rings:
+        yield ring, 0 if ring.is_whole or ring is known else _place(ring, known)
+
+
+def _place(ring: _Ring, known: _Ring) -> int | None:
+    """Which of the collectives of `known` is the first one of `ring`."""
+    nearest = np.searchsorted(known.created_ns, ring.created_ns)
+    about = int(np.median(nearest - np.arange(len(ring.rows))))
+    best: tuple[float, float] | None = None
+    place = None
+    for first in range(max(0, about - _NEAR), about + _NEAR + 1):
+        shared = min(len(ring.rows), len(known.rows) - first)
+        if shared <= 0:
+            continue
+        theirs = slice(first, first + shared)
+        agree = float((ring.signature[:shared] == known.signature[theirs]).mean())
+        apart = float(np.median(np.abs(ring.created_ns[:shared] - known.created_ns[theirs])))
+        if agree >= _AGREE and (best is None or (-agree, apart) < best):
+            best, place = (-agree, apart), first
+    return place
+
+
+def _without(trace: RankTrace, rows: list[Int64s]) -> RankTrace:
+    if not rows:
+        return trace
+    keep = np.ones(len(trace), np.bool_)
+    keep[np.concatenate(rows)] = False
+    columns: dict[str, Any] = {
+        name: column[keep]
+        for name in RankTrace.__slots__
+        if isinstance(column := getattr(trace, name), np.ndarray)
+    }
+    return replace(trace, **columns)

@@ -1,0 +1,310 @@
+"""The verdict on recorded memory samples: whose memory rose first, from files alone.
+
+`load_memory` reads files of telemetry events, feeds each job's samples to the live engine and keeps
+the findings that it comes to. All answers are frozen values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from frd.engine.attempt import Attempt
+from frd.engine.findings import text as summary
+from frd.engine.memory.detector import MemoryWatcher
+from frd.engine.policy import Policy
+from frd.errors import TelemetryError
+from frd.forms import finding_json, span_text, utc_text
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState
+from frd.offline.memory.event_files import EventFile
+from frd.offline.memory.feed import Feed, Lane, lanes_of, process_text
+from frd.offline.memory.samples import Recorded, Samples
+from frd.offline.memory.telemetry import ALLOCATED, KNOWN_VERSIONS, RESERVED, USED, block_of
+
+CLOCK_UNCERTAINTY_S: Final = 1.0
+"""How far off the clock of each host may be, unless somebody knows better: kept by a time service
+of some kind. What rose on two hosts within twice that is told as a tie."""
+_WARMUP_SHARE: Final = 0.25
+"""Of a short record so much, at most, is taken for the job's start, in which memory may rise."""
+_MOST_TOLD: Final = 8
+"""Things of one kind that a warning names."""
+
+Progress = Callable[[int, int], None]
+"""Hears how many bytes are read, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRank:
+    """What the files tell of one rank."""
+
+    rank: int
+    hosts: tuple[str, ...]
+    processes: tuple[str, ...]
+    samples: int
+    first_ns: int
+    last_ns: int
+    what: str
+    """What the following numbers count: ``device``, ``allocator`` or ``host``."""
+    first_bytes: int
+    peak_bytes: int
+    last_bytes: int
+    capacity_bytes: int
+    """0 unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryJob:
+    job: str
+    world_size: int
+    """0 when no event tells it."""
+    ranks: Mapping[int, MemoryRank]
+    missing_ranks: tuple[int, ...]
+    """Ranks of the world of which no file tells."""
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAnalysis:
+    """What files of memory telemetry say. `findings` are the same objects as the service's."""
+
+    findings: Sequence[Finding]
+    """Those that were open at the end first, then the oldest."""
+    jobs: Sequence[MemoryJob]
+    """By name; those of which there are samples."""
+    clock_source: str
+    """How exactly the clocks of hosts are known, for people."""
+    summary: str
+    warnings: Sequence[str]
+
+    @property
+    def fault(self) -> bool:
+        return bool(self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `frd analyze --memory --json` prints; of dumps it has the same keys."""
+        several = len(self.jobs) > 1
+        return {
+            "findings": [finding_json(finding) for finding in self.findings],
+            "ranks": {
+                f"{job.job}/{rank}" if several else str(rank): _rank_json(told)
+                for job in self.jobs
+                for rank, told in job.ranks.items()
+            },
+            "groups": [],
+            "jobs": [
+                {
+                    "job": job.job,
+                    "world_size": job.world_size,
+                    "ranks": list(job.ranks),
+                    "missing_ranks": list(job.missing_ranks),
+                    "hosts": list(job.hosts),
+                }
+                for job in self.jobs
+            ],
+            "missing_ranks": sorted({rank for job in self.jobs for rank in job.missing_ranks}),
+            "clocks": {"source": self.clock_source},
+            "warnings": list(self.warnings),
+            "fault": self.fault,
+            "summary": self.summary,
+        }
+
+
+def _rank_json(told: MemoryRank) -> dict[str, Any]:
+    return {
+        "samples": told.samples,
+        "hosts": list(told.hosts),
+        "processes": list(told.processes),
+        "first_at": utc_text(told.first_ns),
+        "last_at": utc_text(told.last_ns),
+        "memory": told.what,
+        "first_bytes": told.first_bytes,
+        "peak_bytes": told.peak_bytes,
+        "last_bytes": told.last_bytes,
+        "capacity_bytes": told.capacity_bytes or None,
+    }
+
+
+def load_memory(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    clock_uncertainty_s: float = CLOCK_UNCERTAINTY_S,
+    progress: Progress | None = None,
+) -> MemoryAnalysis:
+    """What files of telemetry events say together; see `frd.load_memory`.
+
+    Raises:
+        TelemetryError: there is no sample in any of them.
+    """
+    files = [Path(path) for path in paths]
+    warnings: list[str] = []
+    recorded = _read(files, warnings, progress or (lambda done, total: None))
+    if not len(recorded.stream):
+        what = files[0] if files else "no files"
+        because = f" ({warnings[0]})" if warnings else ""
+        raise TelemetryError(f"{what}: no memory sample in it{because}: name telemetry files")
+    unnamed = files[0].absolute().parent.name or "job"
+    return analyze_memory(recorded, warnings, clock_uncertainty_s, unnamed=unnamed)
+
+
+def _read(files: Sequence[Path], warnings: list[str], progress: Progress) -> Recorded:
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+    samples, before, total = Samples(), 0, sum(sizes)
+    for path, size in zip(files, sizes, strict=True):
+        file = EventFile(path, lambda at, before=before: progress(before + at, total))  # type: ignore[misc]
+        try:
+            for events in file.events():
+                samples.add(block_of(events, samples.identities))
+        except TelemetryError as error:
+            warnings.append(str(error))
+        warnings += file.warnings
+        before += size
+    return samples.recorded()
+
+
+# -- analysis ----------------------------------------------------------------------------------
+
+
+def analyze_memory(
+    recorded: Recorded,
+    warnings: Sequence[str] = (),
+    clock_uncertainty_s: float = CLOCK_UNCERTAINTY_S,
+    *,
+    unnamed: str = "job",
+) -> MemoryAnalysis:
+    """The findings of what was recorded; `unnamed` is what a job without a name is called."""
+    findings: list[Finding] = []
+    jobs: list[MemoryJob] = []
+    notes = [*warnings, *_notes(recorded)]
+    for name, lanes in sorted(lanes_of(recorded).items()):
+        job = _job(name or unnamed, recorded.world_size.get(name, 0), recorded, lanes)
+        reach_ns = round(clock_uncertainty_s * 1e9) if len(job.hosts) > 1 else 0
+        findings += _findings(recorded, lanes, job, reach_ns)
+        notes += _notes_of(job, lanes)
+        jobs.append(job)
+    if len(jobs) > 1:
+        notes.append(f"{len(jobs)} jobs in these files: each is judged by itself")
+    findings = [replace(one, severity=None) for one in findings]  # nobody is to be woken by them
+    findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
+    return MemoryAnalysis(
+        findings=tuple(findings),
+        jobs=tuple(jobs),
+        clock_source=_clocks(jobs, clock_uncertainty_s),
+        summary=_summary(findings, jobs),
+        warnings=tuple(notes),
+    )
+
+
+def _findings(
+    recorded: Recorded, lanes: Sequence[Lane], job: MemoryJob, reach_ns: int
+) -> list[Finding]:
+    """As the live engine gives them, in their last version."""
+    begin = min(lane.first_ns for lane in lanes)
+    length_s = (max(lane.last_ns for lane in lanes) - begin) / 1e9
+    live = Policy()
+    policy = replace(live, memory_warmup_s=min(live.memory_warmup_s, length_s * _WARMUP_SHARE))
+    world_size = max(job.world_size, max(job.ranks) + 1)
+    attempt = Attempt(AttemptKey(job.job, 0), world_size, policy, AlignedNs(begin))
+    watch = MemoryWatcher(attempt.key)
+    found: dict[str, Finding] = {}
+    for now in Feed(recorded, lanes, attempt, reach_ns).steps():
+        for event in watch.look(attempt, now, room=policy.max_findings - len(found)):
+            # A file does not show how urgent it was then.
+            found[event.finding.id] = replace(event.finding, severity=None)
+    return list(found.values())
+
+
+def _job(name: str, world_size: int, recorded: Recorded, lanes: Sequence[Lane]) -> MemoryJob:
+    ranks = {rank: _rank(recorded, list(of)) for rank, of in groupby(lanes, _rank_of)}
+    hosts = dict.fromkeys(lane.stream.host for lane in lanes)
+    missing = set(range(world_size)) - ranks.keys()
+    return MemoryJob(name, world_size, ranks, tuple(sorted(missing)), tuple(hosts))
+
+
+def _rank_of(lane: Lane) -> int:
+    return lane.stream.rank
+
+
+def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
+    """The numbers are those of the lane with the most samples."""
+    main = max(lanes, key=len)
+    values = recorded.values[main.rows]
+    if main.stream.of_host:
+        what, preferred = "host", [USED, ALLOCATED]
+    else:
+        what, preferred = "device", [USED, RESERVED, ALLOCATED]
+    column = next(c for c in preferred if (values[:, c] >= 0).any())
+    told = values[values[:, column] >= 0, column]
+    if what == "device" and column != USED:
+        what = "allocator"
+    return MemoryRank(
+        rank=main.stream.rank,
+        hosts=tuple(dict.fromkeys(lane.stream.host for lane in lanes)),
+        processes=tuple(dict.fromkeys(process_text(lane.stream) for lane in lanes)),
+        samples=sum(map(len, lanes)),
+        first_ns=min(lane.first_ns for lane in lanes),
+        last_ns=max(lane.last_ns for lane in lanes),
+        what=what,
+        first_bytes=int(told[0]),
+        peak_bytes=int(told.max()),
+        last_bytes=int(told[-1]),
+        capacity_bytes=main.capacity,
+    )
+
+
+# -- what people should know ---------------------------------------------------------------------
+
+
+def _notes(recorded: Recorded) -> Iterator[str]:
+    """What was left out of the files, or changed."""
+    if recorded.others:
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in recorded.others.most_common(_MOST_TOLD))
+        yield f"{recorded.others.total():,} events are no samples ({kinds}): left out"
+    if recorded.refused:
+        reasons = ", ".join(f"{n:,} {why}" for why, n in recorded.refused.most_common(_MOST_TOLD))
+        yield f"{recorded.refused.total():,} values refused: {reasons}"
+    for version in recorded.later_versions[:_MOST_TOLD]:
+        yield f"schema_version {version}: read as {KNOWN_VERSIONS[-1]}, the latest known here"
+    if recorded.bin_ns:
+        yield (
+            f"more samples than fit: thinned to one in {recorded.bin_ns / 1e9:g} s, "
+            "the highest: onsets are that much less exact"
+        )
+
+
+def _notes_of(job: MemoryJob, lanes: Sequence[Lane]) -> Iterator[str]:
+    """What is odd about the ranks of a job."""
+    few = [rank for rank, told in job.ranks.items() if told.samples < 2]
+    if few:
+        yield f"{job.job}: {summary.ranks(few)}: fewer than two samples: nothing follows from them"
+    beside = sorted({lane.stream.rank for lane in lanes if lane.source})
+    if beside:
+        yield f"{job.job}: {summary.ranks(beside)}: several processes at once: judged one by one"
+    after = [rank for rank, told in job.ranks.items() if len(told.processes) > 1]
+    if again := sorted(set(after) - set(beside)):
+        yield f"{job.job}: {summary.ranks(again)}: another process took over: judged anew"
+    if job.world_size and max(job.ranks) >= job.world_size:
+        yield f"{job.job}: rank {max(job.ranks)} in a world of {job.world_size}: there are more"
+
+
+def _clocks(jobs: Sequence[MemoryJob], uncertainty_s: float) -> str:
+    hosts = max(len(job.hosts) for job in jobs)
+    if hosts < 2:
+        return "one host, one clock"
+    return (
+        f"those of {hosts} hosts, never compared: each is taken to be right within "
+        f"±{span_text(round(uncertainty_s * 1e9))} (--clock-uncertainty)"
+    )
+
+
+def _summary(findings: Sequence[Finding], jobs: Sequence[MemoryJob]) -> str:
+    """The first finding speaks for all: the others are younger, or over."""
+    absent = [rank for job in jobs for rank in job.missing_ranks]
+    without = f"; no samples of {summary.ranks(absent)}" if absent and len(jobs) == 1 else ""
+    if not findings:
+        return f"the samples show no memory trouble{without}"
+    more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
+    return f"{findings[0].summary}{more}{without}"

@@ -1,0 +1,216 @@
+"""Recorded samples through the live engine: the past, a second at a time.
+
+The engine sees what agents would have sent it, in the order of time over all ranks, and is asked
+after every second what it makes of that. So offline and live say the same, for they are the same.
+What only a reader of files has to know is here: which streams are of one process, which processes
+followed each other under a rank and which ran beside each other, and that clocks of hosts differ.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from frd.engine.attempt import Attempt
+from frd.engine.state.snapshot import Bools
+from frd.model import (
+    AlignedNs,
+    Int64s,
+    MemoryEvent,
+    MemoryEventKind,
+    NodeNs,
+    RankInfo,
+    SeriesInfo,
+    SeriesKind,
+)
+from frd.offline.memory.samples import Recorded, Stream
+from frd.offline.memory.telemetry import ALLOCATED, RESERVED, USED
+
+STEP_NS: Final = 1_000_000_000
+_COLUMNS: Final = 3
+_UNDECLARED: Final = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One stream of a job, as it is fed."""
+
+    stream: Stream
+    rows: slice
+    """Of `Recorded`."""
+    capacity: int
+    first_ns: int
+    last_ns: int
+    source: str = ""
+    """Tells processes apart that ran at the same time under one rank; empty where none did."""
+
+    def __len__(self) -> int:
+        return len(range(self.rows.start, self.rows.stop))
+
+
+def lanes_of(recorded: Recorded) -> dict[str, list[Lane]]:
+    """The streams of each job that have samples, by rank and time."""
+    bounds = np.searchsorted(recorded.stream, np.arange(len(recorded.streams) + 1)).tolist()
+    jobs: dict[str, dict[int, list[Lane]]] = {}
+    for at, stream in enumerate(recorded.streams):
+        rows = slice(bounds[at], bounds[at + 1])
+        if rows.stop > rows.start:
+            begin, end = recorded.begin_ns[rows.start], recorded.end_ns[rows].max()
+            lane = Lane(stream, rows, int(recorded.capacity[at]), int(begin), int(end))
+            jobs.setdefault(stream.job, {}).setdefault(stream.rank, []).append(lane)
+    return {
+        job: [lane for rank in sorted(ranks) for lane in _told_apart(ranks[rank])]
+        for job, ranks in jobs.items()
+    }
+
+
+def _told_apart(lanes: list[Lane]) -> list[Lane]:
+    """The lanes of one rank in the order of time; where processes overlap, each is a source."""
+    lanes = sorted(lanes, key=lambda lane: lane.first_ns)
+    spans: dict[RankInfo, int] = {}
+    beside = False
+    for lane in lanes:
+        process = _process(lane.stream)
+        others = [last for other, last in spans.items() if other != process]
+        beside |= max(others, default=-1) >= lane.first_ns
+        spans[process] = max(lane.last_ns, spans.get(process, -1))
+    if not beside:
+        return lanes
+    return [replace(lane, source=process_text(lane.stream)) for lane in lanes]
+
+
+def process_text(stream: Stream) -> str:
+    """``process 4711``, with its session where that is what tells it apart."""
+    session = f", session {stream.session}" if stream.session else ""
+    return f"process {stream.pid}{session}"
+
+
+def _process(stream: Stream) -> RankInfo:
+    """Identity of the process behind a stream; there is one such value a process."""
+    boot_id = f"{stream.host}/{stream.session}" if stream.session else stream.host
+    return RankInfo(stream.rank, 0, stream.host, boot_id, stream.pid)
+
+
+class Feed:
+    """The samples of one job on their way into an attempt."""
+
+    def __init__(
+        self, recorded: Recorded, lanes: Sequence[Lane], attempt: Attempt, uncertainty_ns: int
+    ) -> None:
+        self.refused = 0
+        """Values that the engine did not take."""
+        self._recorded = recorded
+        self._lanes = lanes
+        self._attempt = attempt
+        self._uncertainty_ns = uncertainty_ns
+        self._declared: dict[int, RankInfo] = {}
+        self._series = np.full((len(lanes), _COLUMNS), _UNDECLARED, np.int32)
+        """By lane and column of `Recorded.values`, -1 for none."""
+        self._capacity = np.array([lane.capacity for lane in lanes], np.int64)
+        ooms = [oom for oom in recorded.ooms if oom.stream.job == lanes[0].stream.job]
+        self._ooms = deque(sorted(ooms, key=lambda oom: oom.at_ns))
+
+    def steps(self) -> Iterator[AlignedNs]:
+        """Feed a second's samples, then tell by when all of them were there; and so on."""
+        lanes = self._lanes
+        first = min(lane.first_ns for lane in lanes)
+        rows = np.concatenate([np.arange(lane.rows.start, lane.rows.stop) for lane in lanes])
+        lane = np.repeat(np.arange(len(lanes)), [len(one) for one in lanes])
+        step = (self._recorded.begin_ns[rows] - first) // STEP_NS
+        order = np.argsort(step, kind="stable")  # within a step by lane, then time
+        rows, lane, step = rows[order], lane[order], step[order]
+        cuts = np.flatnonzero(np.diff(step)) + 1
+        now = AlignedNs(first)
+        for a, b in pairwise([0, *cuts.tolist(), len(rows)]):
+            now = AlignedNs(first + (int(step[a]) + 1) * STEP_NS)
+            self._observe(lane[a:b], rows[a:b], now)
+            self._fail(now)
+            yield now
+        # Nobody tells more, and whoever waits for those who did not tell has waited long enough.
+        now = AlignedNs(max(now, self._ooms[-1].at_ns if self._ooms else 0))
+        self._fail(now)
+        yield AlignedNs(now + STEP_NS)
+
+    def _observe(self, lane: Int64s, rows: Int64s, now: AlignedNs) -> None:
+        """Samples as a table: a row a series, and each at its own moments."""
+        recorded, reach = self._recorded, self._uncertainty_ns
+        starts = np.concatenate(([0], np.flatnonzero(np.diff(lane)) + 1))
+        counts = np.diff(np.append(starts, len(lane)))
+        lanes = lane[starts]
+        for new in lanes[self._series[lanes, 0] == _UNDECLARED].tolist():
+            self._declare(new, now)
+        place = (
+            np.repeat(np.arange(len(starts)), counts),
+            np.arange(len(lane)) - np.repeat(starts, counts),
+        )
+        shape = len(starts), int(counts.max())
+        begin, end = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        begin[place], end[place] = recorded.begin_ns[rows] - reach, recorded.end_ns[rows] + reach
+        values = np.full((*shape, _COLUMNS), -1, np.int64)
+        values[place] = recorded.values[rows]
+        # Where a lane has fewer moments than others its last one stands on.
+        np.maximum.accumulate(begin, axis=1, out=begin)
+        np.maximum.accumulate(end, axis=1, out=end)
+        self.refused += self._attempt.memory.observe_table(
+            self._series[lanes].ravel(),
+            np.repeat(self._capacity[lanes], _COLUMNS),
+            np.repeat(begin, _COLUMNS, axis=0),
+            np.repeat(end, _COLUMNS, axis=0),
+            values.transpose(0, 2, 1).reshape(-1, shape[1]),
+        )
+
+    def _declare(self, at: int, now: AlignedNs) -> None:
+        """The series of a lane that begins: by column of `Recorded.values`, -1 for none."""
+        lane = self._lanes[at]
+        process = self._process(lane.stream, now, is_next=not lane.source)
+        told: Bools = np.any(self._recorded.values[lane.rows] >= 0, axis=0)
+        self._series[at] = -1
+        device = "" if lane.stream.of_host else device_text(lane.stream)
+        for kind, column in _kinds(lane.stream, told):
+            self._series[at, column] = self._attempt.memory.series(
+                SeriesInfo(process.rank, kind, device), node=process.boot_id, source=lane.source
+            )
+
+    def _process(self, stream: Stream, now: AlignedNs, *, is_next: bool) -> RankInfo:
+        """Who a rank is: the process of `stream` if it is the `next` one, or the first ever."""
+        process = _process(stream)
+        known = self._declared.get(stream.rank)
+        if known is None or (is_next and known != process):
+            self._attempt.rank(process, now)
+            self._declared[stream.rank] = process
+        return self._declared[stream.rank]
+
+    def _fail(self, now: AlignedNs) -> None:
+        """Tell of failed allocations up to now."""
+        while self._ooms and self._ooms[0].at_ns <= now:
+            oom = self._ooms.popleft()
+            self._process(oom.stream, now, is_next=False)
+            device = "" if oom.stream.of_host else device_text(oom.stream)
+            event = MemoryEvent(
+                oom.stream.rank, MemoryEventKind.OOM, NodeNs(oom.at_ns), device, detail=oom.what
+            )
+            self._attempt.memory.event(event, AlignedNs(oom.at_ns), self._uncertainty_ns, now)
+
+
+def _kinds(stream: Stream, told: Bools) -> Iterator[tuple[SeriesKind, int]]:
+    """What a stream has series of, and in which column of `Recorded.values` they are."""
+    if stream.of_host:
+        yield SeriesKind.HOST_USED, USED if told[USED] else ALLOCATED
+        return
+    if told[USED]:
+        yield SeriesKind.DEVICE_USED, USED
+    # Tensors come and go within what is reserved: where that is told, it says more.
+    if told[RESERVED]:
+        yield SeriesKind.TORCH_RESERVED, RESERVED
+    elif told[ALLOCATED]:
+        yield SeriesKind.TORCH_ALLOCATED, ALLOCATED
+
+
+def device_text(stream: Stream) -> str:
+    """Streams tell a device's number as its process counts, and that may be 0 in all of them."""
+    return f"device {max(stream.device, 0)} of rank {stream.rank}"

@@ -1,0 +1,282 @@
+"""Samples of many files as columns, in bounded memory and whatever order they come in.
+
+Files come one a rank, all ranks in one, or one rank after the other, so rows are kept until all are
+there, and then sorted. So that ten million of them need no more memory than two, rows beyond a
+bound are thinned: of each stream's samples in one bin of time one row is made, which says "at its
+most this much, some time between the first and the last of them". That is true of the samples, and
+an engine that asks between which two looks memory rose gets a true answer, only a less exact one.
+Bins only ever double, and a maximum of maxima is one, so the order of files changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from frd.engine.state.snapshot import Bools
+from frd.model import Int32s, Int64s
+from frd.offline.memory.telemetry import (
+    KNOWN_VERSIONS,
+    MAX_RANKS,
+    NONE,
+    TOTAL,
+    Block,
+    Identities,
+    Identity,
+)
+
+MAX_ROWS: Final = 1 << 21
+"""About 100 MB, and three times that while they are sorted."""
+MAX_BYTES: Final = 1 << 50
+"""Of one counter; more is nonsense."""
+_MAX_OF_CAPACITY: Final = 4
+_LAST_NS: Final = 1 << 62
+_FIRST_BIN_NS: Final = 1_000_000
+_SETTLE_ROWS: Final = 1 << 15
+MAX_OOMS: Final = 4_096
+
+
+_REFUSED, _OTHER, _OOM = -1, -2, -3
+"""What becomes of events that are no samples."""
+
+
+class Stream(NamedTuple):
+    """One source of samples: a process, and the device that it told of."""
+
+    job: str
+    rank: int
+    host: str
+    pid: int
+    session: str
+    device: int
+    of_host: bool
+    """Its counters are those of host memory."""
+
+
+class Oom(NamedTuple):
+    """An event that tells of a failed allocation."""
+
+    stream: Stream
+    at_ns: int
+    what: str
+    """Its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """All samples: parallel columns, one row a sample, by stream, then time."""
+
+    streams: list[Stream]
+    capacity: Int64s
+    """By stream, bytes; 0 unknown."""
+    stream: Int32s
+    begin_ns: Int64s
+    end_ns: Int64s
+    """Later than `begin_ns` only of thinned samples."""
+    values: Int64s
+    """(n, 3): allocated, reserved and used bytes; -1 for none."""
+    bin_ns: int
+    """0 when nothing was thinned."""
+    ooms: list[Oom]
+    world_size: dict[str, int]
+    """By job, as events tell it; the largest."""
+    others: Counter[str]
+    """How many events of other types there were, by type."""
+    refused: Counter[str]
+    """How many samples or counters were not used, by reason."""
+    later_versions: list[int]
+    """Versions of the form that this reader does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    stream: Int32s
+    begin_ns: Int64s
+    end_ns: Int64s
+    values: Int64s
+
+    def bins(self, width_ns: int) -> Int64s:
+        """The first row of each bin; rows must be sorted."""
+        new = np.ones(len(self.stream), np.bool_)
+        new[1:] = (np.diff(self.stream) != 0) | (np.diff(self.begin_ns // width_ns) != 0)
+        return np.flatnonzero(new)
+
+    def joined(self, first: Int64s) -> _Rows:
+        """A row a bin: from its first moment to its last, the most of each counter."""
+        if len(first) == len(self.stream):
+            return self
+        return _Rows(
+            self.stream[first],
+            self.begin_ns[first],
+            np.maximum.reduceat(self.end_ns, first),
+            np.maximum.reduceat(self.values, first, axis=0),
+        )
+
+
+def _sorted(parts: list[_Rows]) -> _Rows:
+    if not parts:
+        none = np.empty(0, np.int64)
+        return _Rows(np.empty(0, np.int32), none, none, np.empty((0, TOTAL), np.int64))
+    columns = ([getattr(part, name) for part in parts] for name in _Rows.__slots__)
+    stream, begin, end, values = map(np.concatenate, columns)
+    falls = np.diff(stream) < 0
+    falls |= (np.diff(stream) == 0) & (np.diff(begin) < 0)
+    if not falls.any():  # a file a rank, as is usual
+        return _Rows(stream, begin, end, values)
+    order = np.lexsort((begin, stream))
+    return _Rows(stream[order], begin[order], end[order], values[order])
+
+
+def _stream_of(identity: Identity) -> Stream:
+    return Stream(
+        job=identity.job_id or "",
+        rank=identity.rank or 0,
+        host=identity.host or "",
+        pid=-1 if identity.pid is None else identity.pid,
+        session=identity.session_id or "",
+        device=-1 if identity.device_id is None else identity.device_id,
+        of_host=identity.of_host,
+    )
+
+
+class Samples:
+    """Takes blocks, gives what they tell together."""
+
+    def __init__(self) -> None:
+        self.identities = Identities()
+        self._streams: dict[Stream, int] = {}
+        self._fate = np.empty(0, np.int32)
+        """By identity: its stream, or what else becomes of its events."""
+        self._why: dict[int, str] = {-1: "too many sources"}
+        """By identity: why its events are refused."""
+        self._waiting: list[Block] = []
+        self._parts: list[_Rows] = []
+        self._rows = self._waiting_rows = 0
+        self._bin_ns = 1
+        self._capacity = np.zeros(0, np.int64)
+        self._ooms: list[Oom] = []
+        self._world_size: dict[str, int] = {}
+        self._others: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._later: set[int] = set()
+
+    def add(self, block: Block) -> None:
+        """A block whose identities are those of `identities`."""
+        self._waiting.append(block)
+        self._waiting_rows += len(block)
+        if self._waiting_rows >= _SETTLE_ROWS:
+            self._settle()
+
+    def recorded(self) -> Recorded:
+        """All that was added; adds nothing more after it."""
+        self._settle()
+        rows = self._compact(MAX_ROWS)
+        return Recorded(
+            streams=list(self._streams),
+            capacity=self._capacity,
+            stream=rows.stream,
+            begin_ns=rows.begin_ns,
+            end_ns=rows.end_ns,
+            values=rows.values,
+            bin_ns=self._bin_ns if self._bin_ns > 1 else 0,
+            ooms=self._ooms,
+            world_size=self._world_size,
+            others=self._others,
+            refused=self._refused,
+            later_versions=sorted(self._later),
+        )
+
+    # -- identities ------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """What becomes of the events of identities that are new."""
+        known = self.identities.by_number
+        fates = [self._fate_of(at, known[at]) for at in range(len(self._fate), len(known))]
+        self._fate = np.concatenate((self._fate, np.array(fates, np.int32)))
+        more = len(self._streams) - len(self._capacity)
+        self._capacity = np.concatenate((self._capacity, np.zeros(more, np.int64)))
+
+    def _fate_of(self, number: int, identity: Identity) -> int:
+        rank, job = identity.rank or 0, identity.job_id or ""
+        if identity.schema_version < KNOWN_VERSIONS[0]:
+            self._why[number] = f"version {identity.schema_version}"
+            return _REFUSED
+        if not 0 <= rank < MAX_RANKS:
+            self._why[number] = "no rank"
+            return _REFUSED
+        if identity.schema_version > KNOWN_VERSIONS[-1]:
+            self._later.add(identity.schema_version)
+        world_size = identity.world_size or 0
+        if 0 < world_size <= MAX_RANKS:
+            self._world_size[job] = max(world_size, self._world_size.get(job, 0))
+        if not identity.is_sample:
+            return _OOM if identity.is_oom else _OTHER
+        return self._streams.setdefault(_stream_of(identity), len(self._streams))
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Sort out what is waiting: samples to rows, the rest to counts."""
+        if not self._waiting:
+            return
+        self._learn()
+        identity, at_ns, counters = (
+            np.concatenate([getattr(block, name) for block in self._waiting])
+            for name in ("identity", "at_ns", "counters")
+        )
+        self._waiting, self._waiting_rows = [], 0
+        fate = np.append(self._fate, np.int32(_REFUSED))[identity]  # -1 finds the last
+        if (fate < 0).any():
+            self._others_of(identity, at_ns, fate)
+        timed = (at_ns > 0) & (at_ns < _LAST_NS)
+        self._count("no time", (fate >= 0) & ~timed)
+        keep = (fate >= 0) & timed
+        stream, at_ns, counters = fate[keep], at_ns[keep], counters[keep]
+        self._purge(counters)
+        np.maximum.at(self._capacity, stream, np.maximum(counters[:, TOTAL], 0))
+        values = np.maximum(counters[:, :TOTAL], -1)
+        told = (values >= 0).any(axis=1)
+        self._count("no counter", ~told)
+        if not told.all():
+            stream, at_ns, values = stream[told], at_ns[told], values[told]
+        self._parts.append(_Rows(stream, at_ns, at_ns, values))
+        self._rows += len(stream)
+        if self._rows > MAX_ROWS:
+            self._parts = [self._compact(MAX_ROWS // 2)]
+            self._rows = len(self._parts[0].stream)
+
+    def _others_of(self, identity: Int32s, at_ns: Int64s, fate: Int32s) -> None:
+        for number, count in zip(
+            *(part.tolist() for part in np.unique(identity[fate < 0], return_counts=True)),
+            strict=True,
+        ):
+            if number in self._why:
+                self._refused[self._why[number]] += count
+            else:
+                self._others[self.identities.by_number[number].event_type] += count
+        for row in np.flatnonzero(fate == _OOM)[: MAX_OOMS - len(self._ooms)].tolist():
+            of = self.identities.by_number[int(identity[row])]
+            self._ooms.append(Oom(_stream_of(of), int(at_ns[row]), of.event_type))
+
+    def _purge(self, counters: Int64s) -> None:
+        """Counters that cannot be true become unknown, in place."""
+        negative = (counters < 0) & (counters != NONE)
+        total = counters[:, TOTAL:]
+        absurd = (counters > MAX_BYTES) | ((total > 0) & (counters // _MAX_OF_CAPACITY > total))
+        self._count("negative", negative)
+        self._count("absurdly large", absurd)
+        counters[negative | absurd] = NONE
+
+    def _count(self, reason: str, which: Bools) -> None:
+        if count := int(which.sum()):
+            self._refused[reason] += count
+
+    def _compact(self, most: int) -> _Rows:
+        """All rows as one part, sorted, thinned as far as there are more than `most`."""
+        rows = _sorted(self._parts)
+        while len(first := rows.bins(self._bin_ns)) > most:
+            self._bin_ns = max(2 * self._bin_ns, _FIRST_BIN_NS)
+        return rows.joined(first)

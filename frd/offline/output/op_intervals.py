@@ -1,0 +1,72 @@
+"""Ops of one rank as intervals of time: where each ends, in which lane, what ties it to peers.
+
+Pure arithmetic on the columns of a `RankTrace`; what a timeline looks like is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from frd.engine.state.snapshot import Bools
+from frd.flight.names import Name, judges
+from frd.flight.trace import COMPLETED, RankTrace
+from frd.model import Int64s
+
+OPEN: Final = int(np.iinfo(np.int64).max)
+"""The end of an op that has none: it had not completed, or was given up."""
+INSTANT: Final = -1
+"""The end of an op that completed, nobody knows when."""
+NO_LANE: Final = -1
+
+
+def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
+    """Which ops completed: some recorders say so, others only retire what they are done with."""
+    judged = np.array([judges(name.backend) for name in names], np.bool_)
+    retired = trace.retired.astype(np.bool_)
+    if len(judged):
+        retired &= ~judged[trace.name]
+    done: Bools = (trace.state == COMPLETED) | retired
+    return done
+
+
+def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
+    """When each op ended, on the rank's own clock, and never before it was enqueued."""
+    end = np.maximum(trace.completed_ns, trace.created_ns)
+    end[trace.completed_ns <= 0] = INSTANT
+    end[~ended(trace, names)] = OPEN
+    return end
+
+
+def lanes(begin: Int64s, end: Int64s, most: int) -> Int64s:
+    """A lane for each interval, in order of `begin`, such that no two in one lane touch.
+
+    `NO_LANE` for instants, and for what would need more than `most`.
+    """
+    free_at: list[int] = []
+    out = []
+    for first, last in zip(begin.tolist(), end.tolist(), strict=True):
+        lane = NO_LANE
+        if last != INSTANT:
+            lane = next((at for at, free in enumerate(free_at) if free < first), len(free_at))
+            if lane == most:
+                lane = NO_LANE
+            elif lane == len(free_at):
+                free_at.append(last)
+            else:
+                free_at[lane] = last
+        out.append(lane)
+    return np.array(out, np.int64)
+
+
+def flows(collective: Int64s) -> Int64s:
+    """A number that ops of one collective share on all ranks; `collective` is -1 for other ops.
+
+    0 for those, and for all but the first op of a coalesced collective.
+    """
+    _, first = np.unique(collective, return_index=True)
+    out = np.zeros_like(collective)
+    out[first] = collective[first] + 1
+    return out

@@ -1,0 +1,190 @@
+"""Entries and collectives as lines of text: aligned, one a row, as long as they need to be.
+
+Plain text and no boxes, so that a pipe into grep sees what a person sees; whoever prints decides
+what to do with long lines and with characters that a terminal would obey.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+
+from frd.engine.state.snapshot import Bools
+from frd.flight.names import judges
+from frd.flight.trace import COMPLETED, RankTrace
+from frd.forms import fold_ranks
+from frd.model import GroupInfo, Int64s, Reason
+from frd.offline.analysis.analyze import Analysis
+from frd.offline.output.cell_text import STATES, frame_text, op_text, sizes_text
+from frd.offline.output.op_intervals import ended
+
+STUCK, IN_FLIGHT = "!", ">"
+LEGEND = f"{STUCK} stuck, see the findings   {IN_FLIGHT} in flight"
+_ENTRY = ("", "record", "created (UTC)", "took ms", "group", "seq", "op", "state", "sizes")
+_MEMBERS_WIDTH = 24
+_INSIDE = (Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK, Reason.ORDER)
+_NUMBERS = frozenset({"record", "took ms", "seq", "stack", "joined", "done", "spread ms"})
+_COLLECTIVE = ("group", "seq", "op", "joined", "done", "first (UTC)", "spread ms", "verdict")
+
+
+def entry_lines(
+    analysis: Analysis, rank: int, rows: Int64s, *, stacks: bool = False
+) -> Iterator[str]:
+    """A heading, then `rows` of one rank; with `stacks` a number on each row, and below, each
+    stack once under its number."""
+    trace = analysis.trace
+    of = trace.ranks[rank]
+    noun = "entry" if len(rows) == 1 else "entries"
+    some = f"{len(rows)} of {len(of)}" if len(rows) < len(of) else str(len(rows))
+    yield f"rank {rank}: {some} {noun}, format {of.version}, {of.source}"
+    if not len(rows):
+        return
+    table = list(_entry_rows(analysis, of, rows))
+    if not stacks:
+        yield from _aligned(_ENTRY, table)
+        return
+    numbers = [str(at) if at >= 0 else "" for at in of.stack[rows].tolist()]
+    table = [(*row[:-1], at, row[-1]) for row, at in zip(table, numbers, strict=True)]
+    yield from _aligned((*_ENTRY[:-1], "stack", _ENTRY[-1]), table)
+    known = [at for at in np.unique(of.stack[rows]).tolist() if at >= 0]
+    if not known:
+        yield "no stacks in this dump"
+    for at in known:
+        yield f"stack {at}"
+        yield from (f"    {frame_text(frame)}" for frame in trace.stacks[at])
+
+
+def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tuple[str, ...]]:
+    trace = analysis.trace
+    offset = analysis.clock_offsets_ns.get(of.rank, 0)
+    done = ended(of, trace.names)
+    stuck = stuck_in(analysis, of.rank)
+    for row in rows.tolist():
+        name = trace.names[of.name[row]]
+        seq, is_p2p = int(of.seq[row]), bool(of.is_p2p[row])
+        created, completed = int(of.created_ns[row]), int(of.completed_ns[row])
+        marker = STUCK if stuck[row] else "" if done[row] else IN_FLIGHT
+        yield (
+            marker,
+            str(int(of.record_id[row])),
+            clock_text(created + offset) if created else "",
+            f"{(completed - created) / 1e6:.3f}" if created and completed >= created else "",
+            trace.groups[of.group[row]].label,
+            f"p2p {int(of.p2p_seq[row])}" if is_p2p else str(seq),
+            op_text(name),
+            _state(int(of.state[row]), bool(of.retired[row]), judges(name.backend)),
+            sizes_text(trace.signatures[of.signature[row]]),
+        )
+
+
+def _state(state: int, retired: bool, judged: bool) -> str:
+    if not retired or state == COMPLETED:
+        return STATES.get(state, "")
+    return "given up" if judged else "retired"
+
+
+def collective_lines(analysis: Analysis, chosen: Sequence[int]) -> Iterator[str]:
+    """`chosen` are indexes of collectives; a line each."""
+    noun = "collective" if len(chosen) == 1 else "collectives"
+    total = len(analysis.collectives)
+    some = f"{len(chosen)} of {total}" if len(chosen) < total else str(total)
+    yield f"{some} {noun}"
+    if chosen:
+        yield from _aligned(_COLLECTIVE, _collective_rows(analysis, chosen))
+
+
+def _collective_rows(analysis: Analysis, chosen: Sequence[int]) -> Iterator[tuple[str, ...]]:
+    of, trace = analysis.collectives, analysis.trace
+    groups = _distinct(trace.groups)
+    for at in chosen:
+        expected, first, last = (
+            int(column[at]) for column in (of.expected, of.first_created_ns, of.last_created_ns)
+        )
+        yield (
+            groups[of.group[at]],
+            str(int(of.seq[at])),
+            of.signatures[of.signature[at]].op,
+            f"{int(of.joined[at])}/{expected}",
+            f"{int(of.completed[at])}/{expected}",
+            clock_text(first) if first > 0 else "",
+            f"{(last - first) / 1e6:.3f}" if first > 0 else "",
+            _verdict(analysis, at),
+        )
+
+
+def _distinct(groups: Sequence[GroupInfo]) -> list[str]:
+    """Labels, with the members where groups share one."""
+    shared = Counter(info.label for info in groups)
+    return [
+        info.label if shared[info.label] == 1 else f"{info.label} {_members(info.ranks)}"
+        for info in groups
+    ]
+
+
+def _members(ranks: Sequence[int]) -> str:
+    text = fold_ranks(ranks)
+    if len(text) <= _MEMBERS_WIDTH:
+        return text
+    return f"{ranks[0]},{ranks[1]},..,{ranks[-1]} ({len(ranks)})"
+
+
+def _verdict(analysis: Analysis, at: int) -> str:
+    of = analysis.collectives
+    if of.mismatch[at] or of.missing[at]:
+        one = of[at]
+        told = [f"{fold_ranks(one.missing_ranks)} missing"] if one.missing_ranks else []
+        if one.difference:
+            told.append(f"{one.difference} (by {fold_ranks(one.mismatched)})")
+        return "; ".join(told)
+    if of.completed[at] == of.expected[at]:
+        return "ok"
+    return "open" if of.joined[at] == of.expected[at] else "open or not in every dump"
+
+
+def stuck_in(analysis: Analysis, rank: int) -> Bools:
+    """Which entries of a rank the findings are about, of those that had not completed.
+
+    A P2P op has no seq that peers share: all of the finding's group count. So does what a suspect
+    is in that hangs inside an op.
+    """
+    of = analysis.trace.ranks[rank]
+    waiting = ~ended(of, analysis.trace.names)
+    collective = analysis.collectives.of_entries(rank)
+    out = np.zeros(len(of), np.bool_)
+    for finding in analysis.findings:
+        if (c := finding.collective) is not None:
+            number = analysis.collectives.find(c.group_id, c.seq)
+            if number >= 0:
+                out |= collective == number
+            elif c.seq < 0:
+                groups = [g.group_id == c.group_id for g in analysis.trace.groups]
+                out |= np.array(groups)[of.group] & (of.is_p2p != 0)
+        inside = any(s.rank == rank and s.reason in _INSIDE for s in finding.suspects)
+        if inside and waiting.any():
+            out[waiting.argmax()] = True
+    return out & waiting
+
+
+def clock_text(at_ns: int) -> str:
+    """``12:00:01.000123``; the day is on the first screen."""
+    seconds, rest = divmod(at_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}.{rest // 1000:06d}"
+
+
+def _aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as they need to be, numbers to the right; none for what nobody tells."""
+    columns = [
+        [name, *cells]
+        for name, cells in zip(header, zip(*rows, strict=True), strict=True)
+        if any(cells)
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
+        cells = (
+            cell.rjust(width) if column[0] in _NUMBERS else cell.ljust(width)
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        )
+        yield "  ".join(cells).rstrip()

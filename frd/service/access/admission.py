@@ -1,0 +1,127 @@
+"""The door of the agents' port: who a stream's peer is, what it may do, and whether there is room.
+
+Asked before the first message of a stream is read, so that a stranger costs next to nothing. A
+peer is a host, by its address: that is what a cluster can count on before anything is believed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import unquote
+
+from frd.errors import WireError
+from frd.rpc import Context
+from frd.service.access.grants import EVERYTHING, Grant, Role, Tokens
+
+_NAMES: Final = "x509_subject_alternative_name"
+_PENDING_S: Final = 15.0
+"""More than a handshake may take."""
+_STRANGERS: Final = ("token", "limit")
+"""Reasons to refuse a stream that may come in floods: one line a host and minute."""
+_QUIET_S: Final = 60.0
+
+
+class Door:
+    """`tokens` is None where nobody is asked for one."""
+
+    def __init__(self, tokens: Tokens | None, streams_per_peer: int) -> None:
+        self._tokens = tokens
+        self._streams_per_peer = streams_per_peer
+        self._streams: Counter[str] = Counter()
+        self._peers: Counter[str] = Counter()
+        self._told: dict[tuple[str, str], float] = {}
+        """Hosts that were refused, by reason, and when the log said so last."""
+        self.connections = 0
+        """That ever had a stream."""
+
+    @contextmanager
+    def admitted(self, context: Context) -> Iterator[Grant]:
+        """What the peer may do, for as long as its stream lives.
+
+        Raises:
+            WireError: nothing (reason ``token``), or it has too many streams (``limit``).
+        """
+        peer = context.peer()
+        host = host_of(peer)
+        self.connections += not self._peers[peer]
+        self._peers[peer] += 1
+        try:
+            grant = self._grant(context)
+            self._count(host)
+        except WireError:
+            _less(self._peers, peer)
+            raise
+        try:
+            yield grant
+        finally:
+            _less(self._peers, peer)
+            _less(self._streams, host)
+
+    def is_news(self, context: Context, reason: str, now_s: float) -> bool:
+        """Whether the log should tell that the peer was refused. A stranger who tries again and
+        again must not fill the disk with lines."""
+        if reason not in _STRANGERS:
+            return True
+        self._told = {of: at for of, at in self._told.items() if now_s - at < _QUIET_S}
+        return self._told.setdefault((host_of(context.peer()), reason), now_s) == now_s
+
+    def _count(self, host: str) -> None:
+        if self._streams[host] >= self._streams_per_peer:
+            raise WireError(
+                "stream",
+                "limit",
+                f"{host} has {self._streams_per_peer} already: raise limits.streams_per_peer",
+            )
+        self._streams[host] += 1
+
+    def _grant(self, context: Context) -> Grant:
+        grant: Grant | None = EVERYTHING
+        if self._tokens is not None:
+            grant = self._tokens.grant(_metadata(context, "authorization"))
+        if grant is None or not grant.may(Role.AGENT):
+            raise WireError(
+                "authorization", "token", "no token that may stream: set the agent's token_file"
+            )
+        names = context.auth_context().get(_NAMES) or ()
+        return grant.narrowed(name.decode("utf-8", "replace") for name in names)
+
+
+class Handshakes:
+    """How many connections came to nothing before they had a stream. gRPC tells neither of them nor
+    why: it asks for the certificate at the beginning of each, and that is all there is to count."""
+
+    def __init__(self) -> None:
+        self._begun: deque[tuple[float, int]] = deque()
+        self._failed = 0
+
+    def failed(self, begun: int, connections: int, now_s: float) -> int:
+        """So many at least; of those that began lately nobody knows yet."""
+        self._begun.append((now_s, begun))
+        while len(self._begun) > 1 and now_s - self._begun[1][0] >= _PENDING_S:
+            self._begun.popleft()
+        at_s, settled = self._begun[0]
+        if now_s - at_s >= _PENDING_S:
+            self._failed = max(self._failed, settled - connections)
+        return self._failed
+
+
+def _less(counter: Counter[str], key: str) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
+
+
+def host_of(peer: str) -> str:
+    """The address in gRPC's ``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``."""
+    _, _, rest = unquote(peer).partition(":")
+    return rest.rpartition(":")[0] or peer
+
+
+def _metadata(context: Context, key: str) -> str | None:
+    for name, value in context.invocation_metadata() or ():
+        if name == key:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return None

@@ -1,0 +1,150 @@
+"""The service's certificates: read from files, and again when the files change.
+
+A pair that does not fit together, as in the middle of a rotation, is not taken: what was good
+goes on until the files are. gRPC asks at every handshake, in threads of its own, and crashes when
+it is given a new configuration each time; so it gets one only when there is one. HTTP's context is
+swapped while a handshake begins, for a context that is in use can take a new certificate but cannot
+forget an authority.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from frd.config import TlsFiles
+from frd.errors import ConfigError
+from frd.service.access.file_stamp import stamp
+
+_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+    http: ssl.SSLContext
+
+
+class Certificates:
+    """Of one service that has a certificate.
+
+    Raises:
+        ConfigError: from the constructor, naming the key whose file cannot be used.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self.handshakes = 0
+        """Connections that began one with gRPC; it does not tell what became of them."""
+        self._files = files
+        self._lock = threading.Lock()
+        self._stamp = self._look()
+        self._loaded = _load(files)
+        self._given = self._loaded
+
+    def for_grpc(self) -> grpc.ServerCredentials:
+        loaded = self._loaded
+        return grpc.dynamic_ssl_server_credentials(
+            _configuration(loaded),
+            self._fetch,  # type: ignore[arg-type]  # None: nothing new, as gRPC documents it
+            loaded.client_ca is not None,
+        )
+
+    def for_http(self) -> ssl.SSLContext:
+        context = _load(self._files).http
+
+        def swap(socket: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: object) -> None:
+            socket.context = self.refresh().http
+
+        context.sni_callback = swap
+        return context
+
+    def refresh(self) -> _Loaded:
+        """What the files hold; what they held before while they cannot be used."""
+        with self._lock:
+            found = self._look()
+            if found != self._stamp:
+                self._stamp = found
+                try:
+                    self._loaded = _load(self._files)
+                    log.info("tls: certificates read again")
+                except ConfigError as error:
+                    log.error("%s: the certificates known until now stay in use", error)
+            return self._loaded
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        loaded = self.refresh()
+        with self._lock:
+            self.handshakes += 1
+            if loaded is self._given:
+                return None
+            self._given = loaded
+        return _configuration(loaded)
+
+    def _look(self) -> tuple[object, ...]:
+        files = self._files
+        paths = (files.cert_file, files.key_file, files.client_ca_file, files.http_client_ca_file)
+        return tuple(stamp(path) for path in paths if path is not None)
+
+
+def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
+    pair = (loaded.key, loaded.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], loaded.client_ca)
+
+
+def _load(files: TlsFiles) -> _Loaded:
+    certificate = _read("tls.cert_file", files.cert_file)
+    key = _read("tls.key_file", files.key_file)
+    assert files.cert_file is not None
+    assert certificate is not None
+    assert key is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # OpenSSL would ask the terminal for a key's password, and everything would wait for it.
+        context.load_cert_chain(files.cert_file, files.key_file, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"tls.cert_file: {files.cert_file}: {_why(error)}: give a PEM certificate chain "
+            "whose key is in tls.key_file, unencrypted"
+        ) from None
+    client_ca = _authorities("tls.client_ca_file", files.client_ca_file)
+    http_client_ca = _authorities("tls.http_client_ca_file", files.http_client_ca_file)
+    if http_client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=http_client_ca.decode("ascii"))
+    return _Loaded(certificate, key, client_ca, context)
+
+
+def _authorities(key: str, path: Path | None) -> bytes | None:
+    pem = _read(key, path)
+    if pem is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
+        except (ValueError, ssl.SSLError) as error:
+            raise ConfigError(f"{key}: {path}: {_why(error)}: give PEM certificates") from None
+    return pem
+
+
+def _read(key: str, path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_FILE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{key}: {path}: {error.strerror}: name a readable PEM file") from None
+
+
+def _why(error: Exception) -> str:
+    """OpenSSL's words without its bookkeeping."""
+    return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)

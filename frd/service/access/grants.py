@@ -1,0 +1,156 @@
+"""Who may do what: a bearer token or a client certificate becomes a `Grant`.
+
+Two ways to be known, and where both are asked for, both must hold. A token comes from a file with
+one a line, so that each kind of peer, or each job, has its own and one can be withdrawn without
+the others; a certificate is checked by TLS itself, and what it may tell of is written in it. This
+module knows neither gRPC nor HTTP: it is handed strings.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from frd.errors import ConfigError
+from frd.service.access.file_stamp import stamp
+
+MIN_TOKEN_CHARS: Final = 16
+_MAX_FILE_BYTES: Final = 1024 * 1024
+JOB_NAME_PREFIX: Final = "urn:frd:job:"
+"""A URI among a certificate's alternative names limits it to the job behind it, percent-encoded."""
+
+log = logging.getLogger(__name__)
+
+
+class Role(StrEnum):
+    AGENT = "agent"
+    """May stream."""
+    READER = "reader"
+    """May read metrics, jobs and findings."""
+    OPERATOR = "operator"
+    """May also close findings, and take and fetch dumps, which hold the program's stack frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    roles: frozenset[Role]
+    jobs: frozenset[str] | None = None
+    """Jobs that an agent may tell of; None for all."""
+
+    def may(self, role: Role) -> bool:
+        return role in self.roles or (role is Role.READER and Role.OPERATOR in self.roles)
+
+    def may_tell_of(self, job: str) -> bool:
+        return self.jobs is None or job in self.jobs
+
+    def narrowed(self, names: Iterable[str]) -> Grant:
+        """As far as a certificate with these alternative names allows."""
+        jobs = {unquote(n[len(JOB_NAME_PREFIX) :]) for n in names if n.startswith(JOB_NAME_PREFIX)}
+        if not jobs:
+            return self
+        return Grant(self.roles, frozenset(jobs if self.jobs is None else jobs & self.jobs))
+
+
+EVERYTHING: Final = Grant(frozenset(Role))
+
+
+class Tokens:
+    """The tokens of a file, read again when it changes.
+
+    Raises:
+        ConfigError: from the constructor, when the file cannot be used. Later, the tokens known
+            until then stay good, and the log says so once for each change of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = stamp(path)
+        self._grants = _read(path)
+
+    def grant(self, authorization: str | None) -> Grant | None:
+        """What ``Bearer <token>`` may do; None for nothing.
+
+        Every known token is compared, in constant time each.
+        """
+        self.refresh()
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        digest = _digest(token.strip())
+        found = [grant for known, grant in self._grants if hmac.compare_digest(known, digest)]
+        return found[0] if found else None
+
+    def refresh(self) -> None:
+        """Read the file if it has changed."""
+        found = stamp(self._path)
+        if found == self._stamp:
+            return
+        self._stamp = found
+        try:
+            self._grants = _read(self._path)
+            log.info("tokens: %s: read again, %d tokens", self._path, len(self._grants))
+        except ConfigError as error:
+            log.error("%s: the tokens known until now stay good", error)
+
+
+def _digest(token: str) -> bytes:
+    """Of equal length whatever the token's, so that comparing tells nothing of it."""
+    return sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _read(path: Path) -> Sequence[tuple[bytes, Grant]]:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o007:
+                log.warning("tokens: %s: everybody may read it: chmod o= it", path)
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:  # cut off, a line would lose what limits its token
+            raise ConfigError(
+                f"auth.token_file: {path}: over {_MAX_FILE_BYTES} bytes: remove old tokens"
+            )
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"auth.token_file: {path}: {error.strerror}: name a file that can be read"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"auth.token_file: {path}: no UTF-8: write one token a line") from None
+    grants = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            # Never the line itself: an error goes to the log, the token must not.
+            grants.append((_digest(words[0]), _grant(f"{path} line {number}", *words)))
+    if not grants:
+        raise ConfigError(f"auth.token_file: {path}: holds no token: write one a line")
+    return grants
+
+
+def _grant(where: str, token: str, *limits: str) -> Grant:
+    if len(token) < MIN_TOKEN_CHARS:
+        raise ConfigError(
+            f"auth.token_file: {where}: {len(token)} characters: use {MIN_TOKEN_CHARS} or more"
+        )
+    roles, jobs = set(), set()
+    for limit in limits:
+        key, _, value = limit.partition("=")
+        if key == "role" and value in tuple(Role):
+            roles.add(Role(value))
+        elif key == "job" and value:
+            jobs.add(unquote(value))
+        else:
+            raise ConfigError(
+                f"auth.token_file: {where}: not a limit: write role=agent, role=reader, "
+                "role=operator or job=NAME behind the token"
+            )
+    if jobs and roles != {Role.AGENT}:
+        raise ConfigError(f"auth.token_file: {where}: job= limits agents only: add role=agent")
+    return Grant(frozenset(roles or Role), frozenset(jobs) if jobs else None)

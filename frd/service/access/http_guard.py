@@ -1,0 +1,66 @@
+"""HTTP's guard: a bearer token before anything is told, where the service has tokens.
+
+Wrapped around the whole application, so that no route can be forgotten. Health and readiness stay
+open, for whoever restarts a service must be able to ask it, and so do the runbooks, for a link in
+an alert brings no token: they tell nothing of a job.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from frd.service.access.grants import Role, Tokens
+from frd.service.http.runbooks import PREFIX as RUNBOOKS
+
+OPEN: Final = ("/-/healthy", "/-/ready")
+
+
+class Guard:
+    """`refused` counts by reason: ``token`` or ``role``."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, refused: Counter[str]) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _is_open(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        role = _role(scope["method"], scope["path"])
+        grant = self._tokens.grant(Headers(scope=scope).get("authorization"))
+        if grant is None:
+            self._refused["token"] += 1
+            answer = _refusal(401, "authorization: no token that is known here: name a token file")
+            answer.headers["WWW-Authenticate"] = "Bearer"
+        elif not grant.may(role):
+            self._refused["role"] += 1
+            answer = _refusal(403, f"authorization: the token's role may not do this: use {role}")
+        else:
+            await self._app(scope, receive, send)
+            return
+        await answer(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(RUNBOOKS)
+
+
+def _role(method: str, path: str) -> Role:
+    """Reading wants a reader; changing anything (taking a dump, closing a finding) an operator.
+
+    So does reading a dump, which holds the stack frames of the user's program.
+    """
+    harmless = method in ("GET", "HEAD") and not path.startswith("/api/v1/dumps")
+    return Role.READER if harmless else Role.OPERATOR
+
+
+def _refusal(status: int, message: str) -> Response:
+    body = msgspec.json.encode({"error": message})
+    return Response(body, status, media_type="application/json")

@@ -1,0 +1,164 @@
+"""Clock streams: pings come in, answers go out, and what they taught goes to `Clocks`.
+
+The stamps are all that matters: one is taken first thing after a ping came, one last thing before
+its answer goes, and nothing is concluded in between. A clock stream belongs to a stream of rows of
+the same agent session; one that comes first waits for it a little. Whoever pings faster than a
+clock could need is made to wait, which HTTP/2 passes on to the sender, and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+
+from frd.engine.clocks.estimator import Exchange, Refusal
+from frd.errors import WireError
+from frd.model import NodeRawNs, ServiceRawNs
+from frd.rpc import Context
+from frd.service.access.admission import Door
+from frd.service.access.token_bucket import Pace
+from frd.service.clocks.agent_clocks import AgentClock, Clocks, Key
+from frd.wire import ClockHello, Ping, decode_clock, encode_pong
+
+MAX_STREAMS: Final = 16_384
+PROTOCOL: Final = "protocol"
+"""A stream that said what it must not, and was ended."""
+STRANGER: Final = "stranger"
+"""A stream of an agent session that has no stream of rows."""
+REASONS: Final = (*(refusal.value for refusal in Refusal), PROTOCOL, STRANGER)
+"""Every word by which `Clocks.refused` counts."""
+PINGS_A_SECOND: Final = 256
+"""Of all agents together, who are told to wait accordingly; beyond their bursts at connect."""
+PAIR: Final = 2
+"""So many an agent sends in a row."""
+BURST: Final = 32
+_A_SECOND: Final = 4.0
+"""Pings, beyond the burst."""
+_HELLO_WITHIN_S: Final = 10.0
+_LOOK_EVERY_S: Final = 0.1
+_OUTSTANDING: Final = 8
+"""Pings whose end may still come."""
+
+log = logging.getLogger(__name__)
+
+
+def raw_now() -> ServiceRawNs:
+    return ServiceRawNs(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
+
+
+def pause_s(streams: int) -> float:
+    """How long an agent should wait between its pings where so many of them ping."""
+    return max(1.0, PAIR * streams / PINGS_A_SECOND)
+
+
+class Pings:
+    """`handle` is the gRPC handler of clock streams."""
+
+    def __init__(self, clocks: Clocks, door: Door, *, wait_s: float = 5.0) -> None:
+        """`wait_s`: how long a stream that comes before its stream of rows waits for that."""
+        self._clocks = clocks
+        self._door = door
+        self._wait_s = wait_s
+        self._streams = 0
+
+    async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
+        """Serve one stream until either side ends it."""
+        self._streams += 1
+        try:
+            if self._streams > MAX_STREAMS:
+                raise WireError("clock", "limit", f"{MAX_STREAMS} are open: try again later")
+            with self._door.admitted(context):
+                await self._serve(context)
+        except WireError as error:
+            self._clocks.refuse(STRANGER if isinstance(error, _Stranger) else PROTOCOL)
+            if self._door.is_news(context, error.reason, time.monotonic()):
+                log.warning("clock stream of %s refused: %s", context.peer(), error)
+            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            context.set_details(str(error))
+        finally:
+            self._streams -= 1
+
+    async def _serve(self, context: Context) -> None:
+        """
+        Raises:
+            WireError: the fault is the peer's.
+        """
+        key = await self._introduce(context)
+        clock = await self._find(key)
+        asked = Asked()
+        pace = Pace(_A_SECOND, BURST)
+        while isinstance(data := await context.read(), bytes):
+            received = raw_now()
+            ping = decode_clock(data)
+            if isinstance(ping, ClockHello):
+                raise WireError("clock.number", "order", "it is 0 again: open a new stream")
+            asked.check(ping)
+            if self._clocks.find(key) is not clock:
+                raise _Stranger("its stream of rows is gone: open that one first")
+            if wait_s := pace.take(1, received / 1e9):
+                self._clocks.refuse(Refusal.FLOOD.value)
+                await asyncio.sleep(wait_s)
+            pong = encode_pong(ping.number, pause_s(self._streams))
+            sent = raw_now()
+            await context.write(pong)
+            exchange = asked.end(ping)
+            asked.begin(ping, received, sent)
+            self._clocks.learn(clock, ping.readings, exchange)
+
+    async def _introduce(self, context: Context) -> Key:
+        try:
+            async with asyncio.timeout(_HELLO_WITHIN_S):
+                data: object = await context.read()
+        except TimeoutError:
+            raise WireError("clock", "missing", "no first message: say whose clock it is") from None
+        hello = decode_clock(data) if isinstance(data, bytes) else None
+        if not isinstance(hello, ClockHello):
+            raise WireError("clock.number", "order", "a ping came first: say whose clock it is")
+        return hello.boot_id, hello.session
+
+    async def _find(self, key: Key) -> AgentClock:
+        deadline = time.monotonic() + self._wait_s
+        while (clock := self._clocks.find(key)) is None:
+            if time.monotonic() > deadline:
+                raise _Stranger(
+                    f"{key[1]!r}: no stream of rows has this session and boot_id: "
+                    "open that one first"
+                )
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return clock
+
+
+class _Stranger(WireError):
+    def __init__(self, detail: str) -> None:
+        super().__init__("clock.session", "order", detail)
+
+
+class Asked:
+    """Pings of one stream that were answered and whose answers may still be told of."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._open: dict[int, tuple[NodeRawNs, ServiceRawNs, ServiceRawNs]] = {}
+
+    def check(self, ping: Ping) -> None:
+        if ping.number <= self._number:
+            raise WireError("clock.number", "order", f"{ping.number}: send rising numbers")
+        self._number = ping.number
+
+    def begin(self, ping: Ping, received: ServiceRawNs, sent: ServiceRawNs) -> None:
+        self._open[ping.number] = (ping.sent_raw_ns, received, sent)
+        if len(self._open) > _OUTSTANDING:
+            del self._open[next(iter(self._open))]
+
+    def end(self, ping: Ping) -> Exchange | None:
+        """The exchange whose last stamp came with this ping."""
+        if ping.pong is None:
+            return None
+        number, pong_received = ping.pong
+        stamps = self._open.pop(number, None)
+        return Exchange(*stamps, pong_received) if stamps is not None else None

@@ -1,0 +1,188 @@
+"""Taking a dump: ask the agents, store what comes as it comes, tell who did not answer and why.
+
+A rank has answered when its dump is whole. Stacks are extra: a rank without one still counts, and
+summary.json says what is missing. `rank_<rank>.json` is the agent's word on the rank plus what
+only the service knows: the clock's offset, and which source the dump came from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from frd.errors import StoreError
+from frd.model import AlignedNs, AttemptKey
+from frd.service.clocks.view import clock_json
+from frd.service.ingest.agent_requests import Answer
+from frd.service.ingest.collector import Ingest
+from frd.service.ingest.streams import Streams
+from frd.service.state import DumpResult
+from frd.store.dumps import DumpStore, DumpWriter
+from frd.wire import Part
+
+_MAX_TEXT_BYTES: Final = {Part.IDENTITY: 64 * 1024, Part.STACK: 1024 * 1024}
+"""How much of a rank's stack or identity is looked into; all ranks' are held at once."""
+
+OnStack = Callable[[int, str], None]
+
+
+class Dumper:
+    def __init__(
+        self,
+        ingest: Ingest,
+        streams: Streams,
+        store: DumpStore,
+        now: Callable[[], AlignedNs],
+        *,
+        stall_after_s: Callable[[], float],
+    ) -> None:
+        """`stall_after_s`: the stall threshold, which goes into every dump for its analysis."""
+        self._ingest = ingest
+        self._streams = streams
+        self._store = store
+        self._now = now
+        self._stall_after_s = stall_after_s
+        self.store_errors = 0
+        """Dumps that could not be stored."""
+
+    async def take(
+        self,
+        key: AttemptKey,
+        ranks: Sequence[int] | None,
+        *,
+        stacks: bool,
+        timeout_s: float,
+        children_of: Collection[int] | None = None,
+        on_stack: OnStack = lambda rank, text: None,
+    ) -> DumpResult:
+        """Dump `ranks` (None: all); `on_stack` is called with every rank's stack as soon as it is
+        whole. `children_of` are the ranks whose child processes' stacks are wanted, too (None: all
+        of them).
+
+        Raises:
+            ServiceUnavailable: no agent of the attempt is connected.
+            StoreError: the dump cannot be stored.
+        """
+        asking = self._ingest.ask(
+            *(key, ranks),
+            dump=True,
+            stacks=stacks,
+            children_of=children_of,
+            timeout_s=timeout_s,
+        )
+        try:
+            return await self._take(key, asking, _Taking(on_stack))
+        except StoreError:
+            self.store_errors += 1
+            raise
+
+    async def _take(
+        self, key: AttemptKey, asking: AsyncGenerator[list[Answer], None], taking: _Taking
+    ) -> DumpResult:
+        async with aclosing(asking) as asked:
+            # Whether there is anybody to ask is known when the first answers are there.
+            answers = await anext(asked)
+            writer = await asyncio.to_thread(self._store.create, key, self._now())
+            try:
+                await asyncio.to_thread(_store, writer, taking.take(answers))
+                async for answers in asked:
+                    await asyncio.to_thread(_store, writer, taking.take(answers))
+                await asyncio.to_thread(_store, writer, self._identities(key, taking))
+                summary = {"stall_after_s": self._stall_after_s(), **taking.summary()}
+                dump_id = await asyncio.to_thread(writer.finish, summary)
+            except BaseException:
+                writer.abandon()
+                raise
+        return DumpResult(dump_id, tuple(sorted(taking.sources)), taking.failed)
+
+    async def stacks(
+        self, key: AttemptKey, ranks: Sequence[int], *, timeout_s: float, on_stack: OnStack
+    ) -> None:
+        """Ask for stacks only, those of child processes included, and store nothing.
+
+        Raises:
+            ServiceUnavailable: no agent of the attempt is connected.
+        """
+        taking = _Taking(on_stack)
+        asking = self._ingest.ask(
+            *(key, ranks), dump=False, stacks=True, children_of=None, timeout_s=timeout_s
+        )
+        async with aclosing(asking) as asked:
+            async for answers in asked:
+                taking.take(answers)
+
+    def _identities(self, key: AttemptKey, taking: _Taking) -> list[Answer]:
+        answers = []
+        for rank, source in sorted(taking.sources.items()):
+            clock = self._streams.clock(key, rank)
+            identity = {
+                "job": key.job,
+                "attempt": key.attempt,
+                "rank": rank,
+                **taking.identity(rank),
+                "source": source,
+                **({} if clock is None else clock_json(clock.view(self._now()))),
+            }
+            text = json.dumps(identity, indent=1).encode("ascii")
+            answers.append(Answer(rank, Part.IDENTITY, text))
+        return answers
+
+
+class _Taking:
+    """What has been told of each rank so far."""
+
+    def __init__(self, on_stack: OnStack) -> None:
+        self.sources: dict[int, str] = {}
+        """Ranks whose dump is whole, and which source gave it."""
+        self.failed: dict[int, str] = {}
+        self._without_stack: dict[int, str] = {}
+        self._texts: dict[tuple[int, Part], bytearray] = {}
+        self._on_stack = on_stack
+
+    def take(self, answers: Sequence[Answer]) -> list[Answer]:
+        """The pieces that should be stored as they are."""
+        stored = []
+        for answer in answers:
+            if answer.part is not Part.DUMP:
+                self._gather(answer)
+            elif answer.error:
+                self.failed[answer.rank] = answer.error
+            elif answer.last:
+                self.sources[answer.rank] = answer.source
+            if answer.part is not Part.IDENTITY and not answer.error:
+                stored.append(answer)
+        return stored
+
+    def identity(self, rank: int) -> dict[str, Any]:
+        """The agent's JSON object, empty when there is none that can be read."""
+        try:
+            value = json.loads(self._texts.get((rank, Part.IDENTITY), b"{}"))
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "answered": sorted(self.sources),
+            "failed": {str(rank): error for rank, error in sorted(self.failed.items())},
+            "without_stack": {str(r): error for r, error in sorted(self._without_stack.items())},
+        }
+
+    def _gather(self, answer: Answer) -> None:
+        text = self._texts.setdefault((answer.rank, answer.part), bytearray())
+        if len(text) + len(answer.data) <= _MAX_TEXT_BYTES[answer.part]:
+            text += answer.data
+        if answer.part is Part.STACK and answer.last:
+            if answer.error:
+                self._without_stack[answer.rank] = answer.error
+            else:
+                self._on_stack(answer.rank, text.decode("utf-8", "replace"))
+            del self._texts[answer.rank, answer.part]
+
+
+def _store(writer: DumpWriter, answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        writer.add(answer.rank, answer.part, answer.data, last=answer.last)

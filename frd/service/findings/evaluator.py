@@ -1,0 +1,240 @@
+"""Advances the engine, stores what it finds, and only then lets anybody see it.
+
+The one writer of the published state. Evidence that comes in between (a stack, a dump's id) waits
+for the next evaluation, which it hastens. A store that refuses, or a disk that does not answer,
+must not silence an alert: the finding is published all the same, the failure is counted, and
+storing is tried again every time. Nor must a fault in one job: the others are told of as always,
+and the evaluation counts as stale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from frd.engine.engine import Engine
+from frd.engine.matching.usual_waits import JobPauses
+from frd.model import Activity, AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.service.findings.dismissal import Dismissal
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.pauses import encode_pauses
+from frd.service.journal.writer import Recorder
+from frd.service.state import ServiceState
+from frd.store.findings import FindingStore
+from frd.views import Snapshot
+
+TICK_S: Final = 0.25
+PUBLISH_EVERY_S: Final = 1.0
+"""Without news; news is published at once."""
+SAVE_WITHIN_S: Final = 3.0
+"""How long an alert waits for the disk."""
+DISMISS_WITHIN_S: Final = 10.0
+"""How long closing a finding by hand may take: an evaluation, and the disk."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    finding_id: str
+    rank: int | None
+    activity: Activity | None
+    dump: str | None
+
+
+class Evaluator:
+    """`project` makes the state that goes out with a snapshot; `publish` is told of news.
+    `settle` is called before each evaluation, at the same moment: a replay does the same."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        marks: Marks,
+        store: FindingStore,
+        recorder: Recorder,
+        *,
+        now: Callable[[], AlignedNs],
+        project: Callable[[Snapshot], ServiceState],
+        publish: Callable[[Sequence[FindingEvent]], None],
+        settle: Callable[[AlignedNs], None] = lambda now: None,
+    ) -> None:
+        self.state = ServiceState(Snapshot(AlignedNs(0), (), ()))
+        self.opened: Counter[tuple[str, Kind]] = Counter()
+        self.store_errors = 0
+        self._engine = engine
+        self._marks = marks
+        self._store = store
+        self._recorder = recorder
+        self._now = now
+        self._project = project
+        self._publish = publish
+        self._settle = settle
+        self._evidence: list[_Evidence] = []
+        self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
+        """Not applied yet, each with whom to tell."""
+        self._unsaved: dict[str, FindingEvent] = {}
+        """By finding; what the store has not taken yet."""
+        self._unsaved_pauses: dict[str, JobPauses] = {}
+        """The same, by job."""
+        self._saving: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._broken = ""
+
+    def kept_back(self) -> list[Finding]:
+        """What has been published although the store has not taken it. For any thread."""
+        published = {finding.id for finding in self.state.snapshot.findings}
+        unsaved = [event.finding for event in list(self._unsaved.values())]
+        return [finding for finding in unsaved if finding.id in published]
+
+    def attach(
+        self,
+        finding_id: str,
+        *,
+        rank: int | None = None,
+        activity: Activity | None = None,
+        dump: str | None = None,
+    ) -> None:
+        """Put evidence into an open finding, soon."""
+        self._evidence.append(_Evidence(finding_id, rank, activity, dump))
+        self._wake.set()
+
+    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
+        """Close a finding by hand; the closed finding once everybody can see it, None when no such
+        finding is open.
+
+        Raises:
+            TimeoutError: the evaluation does not get to it.
+        """
+        closed: asyncio.Future[Finding | None] = asyncio.get_running_loop().create_future()
+        self._dismissals.append((dismissal, closed))
+        self._wake.set()
+        async with asyncio.timeout(DISMISS_WITHIN_S):
+            return await closed
+
+    def take_up(self) -> None:
+        """Go on with what an earlier process of the service found and learned.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        now = self._now()
+        self._engine.restore(self._store.open_findings(), now)
+        self._engine.recall(self._store.pauses())
+        if learned := self._engine.learned:
+            self._recorder.learned(now, encode_pauses(learned))
+
+    async def run(self) -> None:
+        """Evaluate until `stop`. A fault of the engine is told, shows as staleness, and does
+        not end the service: streams, dumps and what was found before still serve."""
+        while not self._stopping:
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                await self.evaluate()
+                self._broken = ""
+            except Exception as error:
+                if self._broken != repr(error):
+                    log.exception("evaluation failed, findings are stale")
+                self._broken = repr(error)
+        if self._saving is not None:
+            await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
+
+    def stop(self) -> None:
+        """`run` evaluates once more, sees to the disk what was found, and returns."""
+        self._stopping = True
+        self._wake.set()
+
+    async def evaluate(self) -> None:
+        now = self._now()
+        evidence, self._evidence = self._evidence, []
+        events: list[FindingEvent] = []
+        for item in evidence:
+            events += self._engine.attach(
+                item.finding_id, rank=item.rank, activity=item.activity, dump=item.dump
+            )
+        dismissals, self._dismissals = self._dismissals, []
+        dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
+        events += [event for _, closing in dismissed for event in closing]
+        self._settle(now)
+        self._marks.flush(now)
+        events += self._engine.advance(now)
+        self._recorder.tick(now)
+        if learned := self._engine.take_learned():
+            self._unsaved_pauses |= {one.job: one for one in learned}
+            self._recorder.learned(now, encode_pauses(self._engine.learned))
+        faults = self._engine.faults
+        if not (events or learned) and now - self.state.snapshot.at < PUBLISH_EVERY_S * 1e9:
+            state = self.state
+        else:
+            snapshot = self._engine.snapshot(now)
+            await self._save(events)
+            self._count(events)
+            state = self._project(snapshot)
+        self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
+        self._publish(events)
+        for done, closing in dismissed:
+            if not done.done():
+                done.set_result(closing[0].finding if closing else None)
+        if faults:
+            raise faults[0]
+
+    def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> list[FindingEvent]:
+        closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
+        if closing:
+            self._recorder.dismissed(now, dismissal.encode())
+        return closing
+
+    async def _save(self, events: Sequence[FindingEvent]) -> None:
+        for event in events:
+            earlier = self._unsaved.get(event.finding.id)
+            # An opening that has not been stored is still one: it must reach the disk for sure.
+            opening = earlier is not None and earlier.change is Change.OPENED
+            change = Change.OPENED if opening else event.change
+            self._unsaved[event.finding.id] = FindingEvent(change, event.finding)
+        if self._saving is not None and not self._saving.done():
+            return  # the disk still does not answer: alerts do not wait for it again
+        if self._unsaved or self._unsaved_pauses:
+            saving = self._store_all(dict(self._unsaved), dict(self._unsaved_pauses))
+            self._saving = asyncio.create_task(saving)
+            await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
+            if not self._saving.done():
+                self._tell_store_error(f"findings database: no answer within {SAVE_WITHIN_S:g} s")
+
+    async def _store_all(
+        self, unsaved: Mapping[str, FindingEvent], pauses: Mapping[str, JobPauses]
+    ) -> None:
+        try:
+            await asyncio.to_thread(self._store.save, list(unsaved.values()))
+            await asyncio.to_thread(self._store.save_pauses, list(pauses.values()))
+        except Exception as error:  # of whatever kind: it must not keep a finding back
+            self._tell_store_error(str(error) or repr(error))
+            return
+        for finding_id, event in unsaved.items():
+            if self._unsaved.get(finding_id) is event:
+                del self._unsaved[finding_id]
+        for job, learned in pauses.items():
+            if self._unsaved_pauses.get(job) is learned:
+                del self._unsaved_pauses[job]
+
+    def _tell_store_error(self, why: str) -> None:
+        if not self.store_errors:
+            log.error("%s", why)
+        self.store_errors += 1
+
+    def _count(self, events: Sequence[FindingEvent]) -> None:
+        for event in events:
+            finding = event.finding
+            if event.change is Change.OPENED:
+                self.opened[finding.job, finding.kind] += 1
+                log.warning("finding %s opened: %s", finding.id, finding.summary)
+            elif event.change is Change.CLOSED:
+                log.info("finding %s closed: %s", finding.id, finding.close_reason)

@@ -1,0 +1,122 @@
+"""What the service does by itself when a finding opens: ask the suspects where they are.
+
+The ranks involved, suspects first, are asked for dumps and stacks once per finding; a suspect that
+is named later is asked for its stack alone. Child processes are read of suspects only. Stacks go
+into the finding as they come, also of the ranks that wait, one of which becomes its witness; the
+dump's id when the dump is stored. All of it is better evidence for a finding that stands without
+it, so whatever goes wrong here is logged and the finding stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from frd.errors import FrdError, StoreError
+from frd.flight.stacks.places import activity_of
+from frd.model import Activity, AttemptKey, Change, Finding, FindingEvent, Kind
+from frd.service.findings.dumper import Dumper
+
+NOT_STANDING: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
+"""Kinds that ranks are left alone with: where they are just now says nothing of it."""
+MAX_INVOLVED: Final = 64
+"""Ranks that are dumped for one finding."""
+MAX_AT_ONCE: Final = 4
+MAX_WAITING: Final = 64
+TIMEOUT_S: Final = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Attach(Protocol):
+    """Puts evidence into an open finding."""
+
+    def __call__(
+        self,
+        finding_id: str,
+        *,
+        rank: int | None = None,
+        activity: Activity | None = None,
+        dump: str | None = None,
+    ) -> None: ...
+
+
+class Responder:
+    def __init__(self, dumper: Dumper, attach: Attach, *, keep_dumps: bool) -> None:
+        self._dumper = dumper
+        self._attach = attach
+        self.keep_dumps = keep_dumps
+        self._asked: dict[str, set[int]] = {}
+        """Suspects that have been asked for their stacks, by open finding."""
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def see(self, events: Iterable[FindingEvent]) -> None:
+        """Respond to what has just been published; returns at once."""
+        for event in events:
+            finding = event.finding
+            if finding.kind in NOT_STANDING:
+                continue
+            suspects = [suspect.rank for suspect in finding.suspects]
+            if event.change is Change.CLOSED:
+                self._asked.pop(finding.id, None)
+            elif event.change is Change.OPENED:
+                self._asked[finding.id] = set(suspects)
+                self._start(finding, _involved(finding), dump=self.keep_dumps)
+            else:
+                # A finding from before a restart has had its answers: its suspects are not new.
+                asked = self._asked.setdefault(finding.id, set(suspects))
+                if new := [rank for rank in suspects if rank not in asked]:
+                    asked.update(new)
+                    self._start(finding, new, dump=False)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:
+        if len(self._tasks) >= MAX_WAITING:
+            log.warning("finding %s: nobody was asked: too many opened at once", finding.id)
+            return
+        task = asyncio.create_task(self._respond(finding, ranks, dump=dump))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _respond(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:
+        key = AttemptKey(finding.job, finding.attempt)
+
+        def on_stack(rank: int, text: str) -> None:
+            activity = activity_of(text)
+            if activity != Activity():
+                self._attach(finding.id, rank=rank, activity=activity)
+
+        try:
+            async with self._slots:
+                if dump:
+                    try:
+                        taken = await self._dumper.take(
+                            *(key, ranks),
+                            stacks=True,
+                            timeout_s=TIMEOUT_S,
+                            children_of={suspect.rank for suspect in finding.suspects},
+                            on_stack=on_stack,
+                        )
+                    except StoreError as error:  # stacks need no disk
+                        log.warning("finding %s: it has no dump: %s", finding.id, error)
+                    else:
+                        self._attach(finding.id, dump=taken.id)
+                        return
+                await self._dumper.stacks(key, ranks, timeout_s=TIMEOUT_S, on_stack=on_stack)
+        except FrdError as error:
+            log.warning("finding %s: evidence is missing: %s", finding.id, error)
+
+
+def _involved(finding: Finding) -> list[int]:
+    """Ranks of a finding, the most telling first."""
+    suspects = [suspect.rank for suspect in finding.suspects]
+    collective = finding.collective
+    members = (*collective.missing_ranks, *collective.waiting_ranks) if collective else ()
+    return list(dict.fromkeys((*suspects, *members, *finding.victims)))[:MAX_INVOLVED]

@@ -1,0 +1,181 @@
+"""The JSON forms of the service's state: pure functions, no HTTP.
+
+Findings have their own form in `frd.model`, the same everywhere. Ages are told against the moment
+of the snapshot, so that one answer is consistent in itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Any, Final, TypeAlias
+
+from frd.forms import finding_json, utc_text
+from frd.model import AlignedNs, Finding
+from frd.service.clocks.view import clock_json
+from frd.service.http.memory_json import memory_json
+from frd.service.http.watching_json import watching_json
+from frd.service.state import NodeView, ServiceState
+from frd.service.unwatched import UNWATCHED, unwatched
+from frd.views import AttemptView, GroupView, RankView
+
+Json: TypeAlias = dict[str, Any]
+API_VERSION: Final = 1
+"""Of the JSON forms; docs/api.md says what may change without a new number."""
+
+
+def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
+    """Every job by name, its newest attempt only; `stale` says why that is out of date."""
+    latest = sorted(state.latest_attempts().items())
+    opened = Counter(finding.job for finding in state.open_findings())
+    return {
+        **_head(state),
+        "jobs": [_job_line(state, view, opened[job]) for job, view in latest],
+        "watching": watching_json(state, stale=stale),
+        "warnings": _warnings(state),
+    }
+
+
+def findings_json(
+    state: ServiceState, found: Iterable[Finding], stale: str | None = None, job: str | None = None
+) -> Json:
+    """`found`, and what is watched, of all jobs or of one."""
+    return {
+        **_head(state),
+        "findings": [finding_json(finding) for finding in found],
+        "watching": watching_json(state, stale=stale, job=job),
+        "warnings": _warnings(state, job),
+    }
+
+
+def _head(state: ServiceState) -> Json:
+    """The version of the form, and of when it is: ages are counted to then."""
+    return {"api_version": API_VERSION, "at": utc_text(state.snapshot.at)}
+
+
+def job_json(
+    state: ServiceState, view: AttemptView, memory_of: Collection[int] | None = None
+) -> Json:
+    """All that is known of one attempt; of memory the worst, or all of the ranks `memory_of`."""
+    at = state.snapshot.at
+    blind = unwatched(view, state.nodes)
+    return {
+        **_head(state),
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "world_size": view.world_size,
+        "ended": view.ended,
+        "groups": [_group(group) for group in view.groups],
+        "ranks": [_rank(rank, at, blind.get(rank.info.rank)) for rank in view.ranks],
+        "memory": memory_json(view.memory, memory_of),
+        "nodes": [
+            {**_node(node, at), "ranks": list(node.ranks[view.key])}
+            for node in state.nodes
+            if view.key in node.ranks
+        ],
+        "findings": [
+            finding_json(finding)
+            for finding in _newest_first(state.open_findings())
+            if (finding.job, finding.attempt) == (view.key.job, view.key.attempt)
+        ],
+    }
+
+
+def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Json:
+    blind = unwatched(view, state.nodes)
+    ranks = Counter(
+        UNWATCHED if rank.info.rank in blind else rank.status.state.value for rank in view.ranks
+    )
+    heard = [rank.as_of for rank in view.ranks if rank.as_of]
+    return {
+        "job": view.key.job,
+        "attempt": view.key.attempt,
+        "world_size": view.world_size,
+        "ended": view.ended,
+        "ranks": dict(sorted(ranks.items())),
+        "open_findings": open_findings,
+        "last_heard_s": _age_s(max(heard, default=AlignedNs(0)), state.snapshot.at),
+        "agents": sum(node.connected and view.key in node.ranks for node in state.nodes),
+    }
+
+
+def _group(group: GroupView) -> Json:
+    return {
+        "group_id": group.group_id,
+        "group": group.label,
+        "size": group.size,
+        "open": group.open_collectives,
+        "stalled": group.stalled_collectives,
+        "stall_s": group.stall_s,
+        "threshold_s": group.threshold_s,
+        "matched": group.matched,
+        "enqueued": group.enqueued,
+        "completed": group.completed,
+    }
+
+
+def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> Json:
+    told = {
+        "rank": rank.info.rank,
+        "node": rank.info.node,
+        "pid": rank.info.pid,
+        "state": rank.status.state.value,
+        "detail": rank.status.detail,
+        "as_of": utc_text(rank.as_of) if rank.as_of else None,
+        "age_s": _age_s(rank.as_of, at),
+        "waiting_in": rank.waiting_in,
+        "waiting_s": rank.waiting_s,
+        "exit": _exit(rank),
+    }
+    if unwatched_since is None:
+        return told
+    return {
+        **told,
+        "state": UNWATCHED,
+        "detail": f"no agent reports on it; it was {rank.status.state.value} when last heard of",
+        "unwatched_since": utc_text(unwatched_since) if unwatched_since else None,
+    }
+
+
+def _exit(rank: RankView) -> Json | None:
+    """How its process ended, on the node's clock."""
+    how = rank.status.exit
+    if how is None:
+        return None
+    return {
+        "kind": how.kind.value,
+        "signal": how.signal,
+        "status": how.status,
+        "exception": how.exception,
+        "where": how.where,
+        "note": how.note,
+        "at": utc_text(rank.status.at_ns),
+    }
+
+
+def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:
+    """What a person should mend, beside findings; of all jobs or of one."""
+    return [
+        {"job": warning.job, "text": warning.text}
+        for warning in state.warnings
+        if job in (None, warning.job)
+    ]
+
+
+def _node(node: NodeView, at: AlignedNs) -> Json:
+    return {
+        "node": node.node,
+        "boot_id": node.boot_id,
+        "connected": node.connected,
+        **clock_json(node.clock),
+        "last_message_age_s": _age_s(node.last_message_at, at),
+    }
+
+
+def _age_s(since: AlignedNs, at: AlignedNs) -> float | None:
+    """None when there was nothing yet; a moment after the snapshot is no age."""
+    return max(0, at - since) / 1e9 if since else None
+
+
+def _newest_first(findings: list[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: -finding.opened_at)

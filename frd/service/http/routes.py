@@ -1,0 +1,330 @@
+"""HTTP: metrics, health, the JSON API and runbooks, over the narrow door of `ServiceView`.
+
+Routes, checks of what came in, and the form of errors; what an answer means is decided elsewhere.
+Every error is ``{"error": "what: which: what to do"}``. Whatever is large or touches the disk is
+made in a worker thread: the event loop belongs to ingest. The API reads, takes dumps and closes
+findings; it can change nothing else. A page in a browser cannot make it do either: only a JSON
+content type is accepted, which another site may not send, and no request with an Origin, which
+browsers add also where the site's name has been made to lead to this service (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NoReturn, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from frd.errors import ServiceUnavailable, StoreError
+from frd.forms import finding_json, unfold_ranks, utc_ns
+from frd.model import AlignedNs, FindingState
+from frd.service.findings.dismissal import MAX_REASON_CHARS, Dismissal
+from frd.service.http import runbooks
+from frd.service.http.json_api import API_VERSION, findings_json, job_json, jobs_json
+from frd.service.metrics import collector
+from frd.service.state import ServiceState, ServiceView
+from frd.store.findings import Place
+from frd.views import AttemptView
+
+MAX_BODY_BYTES: Final = 64 * 1024
+MAX_FINDINGS: Final = 10_000
+DEFAULT_FINDINGS: Final = 1_000
+MAX_DUMP_TIMEOUT_S: Final = 300.0
+_UNKNOWN_FINDING: Final = "unknown here: see /api/v1/findings or `frd findings --all`"
+_Form = TypeVar("_Form")
+
+
+class _DumpRequest(msgspec.Struct, forbid_unknown_fields=True):
+    ranks: str | None = None
+    stacks: bool = False
+    timeout_s: float = 10.0
+
+
+class _CloseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    because: str
+
+
+class _Anything(PathConvertor):
+    """The whole rest of the path: a job may be called a/b, or have a line break in its name."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("anything", _Anything())
+
+
+def create_app(view: ServiceView) -> Starlette:
+    """The ASGI application of one service."""
+    api = _Api(view)
+    routes = [
+        Route("/metrics", api.metrics),
+        Route("/-/healthy", api.healthy),
+        Route("/-/ready", api.ready),
+        Route("/api/v1/jobs", api.jobs),
+        Route("/api/v1/jobs/{job:anything}/dumps", api.take_dump, methods=["POST"]),
+        Route("/api/v1/jobs/{job:anything}", api.job),
+        Route("/api/v1/findings", api.findings),
+        Route("/api/v1/history", api.history),
+        Route("/api/v1/findings/{id:anything}/close", api.close, methods=["POST"]),
+        Route("/api/v1/findings/{id:anything}", api.finding),
+        Route("/api/v1/dumps/{id:anything}", api.dump),
+        Route(runbooks.PREFIX + "{name:anything}", api.runbook),
+    ]
+    return Starlette(
+        routes=routes,
+        exception_handlers={
+            HTTPException: _told,
+            StoreError: _unavailable,
+            ServiceUnavailable: _unavailable,
+            Exception: _broken,
+        },
+    )
+
+
+class _Api:
+    def __init__(self, view: ServiceView) -> None:
+        self._view = view
+        self._runbooks = runbooks.load()
+
+    async def metrics(self, _: Request) -> Response:
+        text = await asyncio.to_thread(collector.render, self._view.state())
+        return Response(text, headers={"content-type": collector.CONTENT_TYPE})
+
+    async def healthy(self, _: Request) -> Response:
+        return PlainTextResponse("frd is up\n")
+
+    async def ready(self, _: Request) -> Response:
+        if (why := self._view.not_ready()) is not None:
+            return PlainTextResponse(f"not ready: {why}\n", 503)
+        return PlainTextResponse("frd is ready\n")
+
+    async def jobs(self, _: Request) -> Response:
+        state, stale = self._view.state(), self._view.not_ready()
+        return await _json(lambda: jobs_json(state, stale))
+
+    async def job(self, request: Request) -> Response:
+        state = self._view.state()
+        attempt = _number(request, "attempt", low=0)
+        view = _attempt(state, request.path_params["job"], attempt)
+        memory_of = _memory_of(request.query_params.get("memory"), view)
+        return await _json(lambda: job_json(state, view, memory_of))
+
+    async def findings(self, request: Request) -> Response:
+        state = request.query_params.get("state")
+        if state is not None and state not in tuple(FindingState):
+            _refuse(400, f"state: {state!r}: write open or closed, or leave it out")
+        limit = _number(request, "limit", low=1, high=MAX_FINDINGS)
+        wanted = FindingState(state) if state else None
+        job, since = request.query_params.get("job"), _time(request, "since")
+        now, stale = self._view.state(), self._view.not_ready()
+
+        def answer() -> object:
+            found = self._view.findings(state=wanted, job=job, limit=limit or DEFAULT_FINDINGS)
+            lasted = [f for f in found if f.closed_at is None or f.closed_at >= (since or 0)]
+            return findings_json(now, lasted, stale, job)
+
+        return await _json(answer)
+
+    async def history(self, request: Request) -> Response:
+        """All stored findings, oldest first, a page at a time: `next` is where to go on."""
+        limit = _number(request, "limit", low=1, high=MAX_FINDINGS) or DEFAULT_FINDINGS
+        after = _place(request.query_params.get("after"))
+        since, until = _time(request, "since"), _time(request, "until")
+        job = request.query_params.get("job")
+
+        def answer() -> object:
+            found = self._view.history(
+                after=after, since=since or AlignedNs(0), until=until, job=job, limit=limit
+            )
+            last = found[-1] if len(found) == limit else None
+            return {
+                "api_version": API_VERSION,
+                "findings": [finding_json(finding) for finding in found],
+                "next": last and f"{last.opened_at}.{last.id}",
+            }
+
+        return await _json(answer)
+
+    async def finding(self, request: Request) -> Response:
+        finding_id = request.path_params["id"]
+        found = await asyncio.to_thread(self._view.finding, finding_id)
+        if found is None:
+            _refuse(404, f"finding: {finding_id!r}: {_UNKNOWN_FINDING}")
+        return await _json(lambda: finding_json(found))
+
+    async def close(self, request: Request) -> Response:
+        """Close an open finding by hand; the same incident opens no other one while it lasts."""
+        finding_id = request.path_params["id"]
+        because = " ".join((await _body(request, _CloseRequest, "send because")).because.split())
+        if not 0 < len(because) <= MAX_REASON_CHARS:
+            _refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
+        closed = await self._view.dismiss(Dismissal(finding_id, because))
+        if closed is None:
+            known = await asyncio.to_thread(self._view.finding, finding_id)
+            if known is None:
+                _refuse(404, f"finding: {finding_id!r}: {_UNKNOWN_FINDING}")
+            _refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
+        return await _json(lambda: finding_json(closed))
+
+    async def take_dump(self, request: Request) -> Response:
+        view = _attempt(self._view.state(), request.path_params["job"], None)
+        wanted = await _dump_request(request)
+        result = await self._view.take_dump(
+            view.key, _ranks(wanted.ranks, view), stacks=wanted.stacks, timeout_s=wanted.timeout_s
+        )
+        answer = {
+            "id": result.id,
+            "answered": sorted(result.answered),
+            "failed": {str(rank): why for rank, why in sorted(result.failed.items())},
+        }
+        return await _json(lambda: answer, 201)
+
+    async def dump(self, request: Request) -> Response:
+        dump_id = request.path_params["id"]
+        stream = await asyncio.to_thread(self._view.dump_tar, dump_id)
+        if stream is None:
+            _refuse(404, f"dump: {dump_id!r}: unknown here, or evicted to stay within the bound")
+        return StreamingResponse(stream, media_type="application/x-tar")
+
+    async def runbook(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if (page := self._runbooks.get(name)) is None:
+            _refuse(404, f"runbook: {name!r}: unknown here: see {runbooks.PREFIX}")
+        return PlainTextResponse(page)
+
+
+# -- what came in ------------------------------------------------------------------------------
+
+
+def _attempt(state: ServiceState, job: str, attempt: int | None) -> AttemptView:
+    """The attempt asked for, the newest by default."""
+    if attempt is None:
+        found = state.latest_attempts().get(job)
+    else:
+        wanted = (view for view in state.snapshot.attempts if view.key.job == job)
+        found = next((view for view in wanted if view.key.attempt == attempt), None)
+    if found is None:
+        which = repr(job) if attempt is None else f"{job!r} attempt {attempt}"
+        _refuse(404, f"job: {which}: unknown here: see /api/v1/jobs")
+    return found
+
+
+def _number(request: Request, name: str, *, low: int, high: int = 2**31) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and low <= int(text) <= high):
+        _refuse(400, f"{name}: {text!r}: write a number from {low} to {high}")
+    return int(text)
+
+
+def _time(request: Request, name: str) -> AlignedNs | None:
+    text = request.query_params.get(name)
+    try:
+        return None if text is None else utc_ns(text)
+    except ValueError as error:
+        _refuse(400, f"{name}: {error}")
+
+
+def _place(text: str | None) -> Place:
+    opened_ns, _, finding_id = (text or "0.").partition(".")
+    number = opened_ns.isascii() and opened_ns.isdecimal() and len(opened_ns) < 20
+    if not (number and int(opened_ns) < 2**63):
+        _refuse(400, f"after: {text!r}: write what the page before gave as next")
+    return int(opened_ns), finding_id
+
+
+async def _body(request: Request, form: type[_Form], say: str) -> _Form:
+    """The JSON object that was sent; a page in a browser can send none."""
+    if "origin" in request.headers:
+        _refuse(403, "origin: a page in a browser may change nothing: use the frd command")
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        _refuse(400, "content-type: not application/json: send a JSON object")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            _refuse(413, f"body: over {MAX_BODY_BYTES} bytes: {say}")
+    try:
+        return msgspec.json.decode(bytes(body), type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        _refuse(400, f"body: {error}: {say}")
+
+
+async def _dump_request(request: Request) -> _DumpRequest:
+    wanted = await _body(request, _DumpRequest, "send ranks (0-3,7), stacks and timeout_s")
+    if not 0 < wanted.timeout_s <= MAX_DUMP_TIMEOUT_S:
+        _refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {MAX_DUMP_TIMEOUT_S:g} seconds")
+    return wanted
+
+
+def _memory_of(text: str | None, view: AttemptView) -> Collection[int] | None:
+    """`all`, or ranks; None, the worst few, by default."""
+    if text == "all":
+        return range(max((rank.info.rank + 1 for rank in view.ranks), default=0))
+    ranks = _ranks(text, view)
+    return None if ranks is None else frozenset(ranks)
+
+
+def _ranks(text: str | None, view: AttemptView) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        ranks = unfold_ranks(text)
+    except ValueError as error:
+        _refuse(400, str(error))
+    world = max(view.world_size, *(rank.info.rank + 1 for rank in view.ranks), 0)
+    if ranks[-1] >= world:
+        _refuse(400, f"ranks: {ranks[-1]}: the job has ranks 0 to {world - 1}")
+    return ranks
+
+
+# -- what goes out -----------------------------------------------------------------------------
+
+
+async def _json(make: Callable[[], object], status: int = 200) -> Response:
+    content = await asyncio.to_thread(lambda: _encoded(make()))
+    headers = {"frd-api-version": str(API_VERSION)}
+    return Response(content, status, headers, media_type="application/json")
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a name that is no UTF-8: ASCII escapes carry it all the same
+        return json.dumps(value).encode("ascii")
+
+
+def _refuse(status: int, message: str) -> NoReturn:
+    raise HTTPException(status, message)
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    body = _encoded({"error": message})
+    return Response(body, status, headers, media_type="application/json")
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    """Our own refusals, and the router's for paths and methods that do not exist."""
+    assert isinstance(error, HTTPException)
+    known = {404: "unknown path", 405: f"no {request.method} here"}.get(error.status_code)
+    bare = error.detail in ("Not Found", "Method Not Allowed")
+    message = f"path: {request.url.path}: {known}: see the documented API" if bare else error.detail
+    return _error(error.status_code, message, error.headers)
+
+
+async def _unavailable(_: Request, error: Exception) -> Response:
+    return _error(503, str(error))
+
+
+async def _broken(_: Request, error: Exception) -> Response:
+    """A fault of frd's own; the server logs its traceback."""
+    return _error(500, f"frd: {type(error).__name__}: a fault of the service: see its log")

@@ -1,0 +1,117 @@
+"""What the service sees at the moment, and what it does not see although it should.
+
+"No findings" means something only if the jobs are watched. So every list of findings carries this
+summary: how many jobs, ranks and agents are watched, when an agent was last heard of, and `blind`,
+one sentence for each reason why a hang could go unnoticed. Nothing here decides on findings or
+alerts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from frd.forms import duration_text, fold_ranks
+from frd.model import AlignedNs, RankState
+from frd.service.state import NodeView, ServiceState
+from frd.views import AttemptView
+
+_OVER: Final = frozenset({RankState.EXITED, RankState.FINISHED})
+_MAX_NAMES: Final = 3
+_ADVICE: Final = "start `frd-agent run` there"
+
+
+def watching_json(
+    state: ServiceState, *, stale: str | None = None, job: str | None = None
+) -> dict[str, Any]:
+    """The object `watching` of the API, for all jobs or one; `stale` says why findings are old."""
+    running = [
+        view
+        for name, view in state.latest_attempts().items()
+        if job in (None, name) and not view.ended
+    ]
+    concerned = [node for node in state.nodes if job is None or _hosts_any(node, running)]
+    watched = [_watched(view, state.nodes) for view in running]
+    heard = max((node.last_message_at for node in concerned), default=AlignedNs(0))
+    return {
+        "jobs": sum(map(bool, watched)),
+        "ranks": sum(map(len, watched)),
+        "agents": sum(node.connected for node in concerned),
+        "last_heard_s": max(0, state.snapshot.at - heard) / 1e9 if heard else None,
+        "blind": list(_blind(state, running, stale, job)),
+    }
+
+
+def _hosts_any(node: NodeView, running: Sequence[AttemptView]) -> bool:
+    return any(view.key in node.ranks for view in running)
+
+
+def _watched(view: AttemptView, nodes: Iterable[NodeView]) -> set[int]:
+    """Ranks that run and have an agent that reports."""
+    hosted = {rank for node in nodes if node.reporting for rank in node.ranks.get(view.key, ())}
+    return hosted & _alive(view)
+
+
+def _alive(view: AttemptView) -> set[int]:
+    return {rank.info.rank for rank in view.ranks if rank.status.state not in _OVER}
+
+
+def _blind(
+    state: ServiceState, running: Sequence[AttemptView], stale: str | None, job: str | None
+) -> Iterator[str]:
+    if state.evaluated_at is None:
+        yield "the service has evaluated nothing yet: see its log"
+    elif stale is not None:
+        yield stale
+    if job is None and not running and not any(node.connected for node in state.nodes):
+        before = bool(state.snapshot.attempts)
+        none = (
+            "no agent is connected"
+            if before
+            else "no agent has connected since the service started"
+        )
+        yield f"{none}: start `frd-agent run` where the ranks run, or `frd up`"
+    for view in running:
+        yield from _blind_of(state, view)
+
+
+def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
+    """Why a job that runs is not watched as a whole."""
+    name, alive = view.key.job, _alive(view)
+    hosts = [node for node in state.nodes if alive.intersection(node.ranks.get(view.key, ()))]
+    gone = [node for node in hosts if not node.connected]
+    silent = [node for node in hosts if node.connected and not node.reporting]
+    if gone:
+        yield _without(state.snapshot.at, view, alive, gone, "gone") + f": {_ADVICE}"
+    if silent:
+        yield _without(state.snapshot.at, view, alive, silent, "silent") + ": see its log"
+    declared = {rank.info.rank for rank in view.ranks}
+    if missing := set(range(view.world_size)) - declared:
+        yield (
+            f"{name}: {_ranks(missing)} of {view.world_size} "
+            f"{'has' if len(missing) == 1 else 'have'} not been seen: "
+            "do they start with `frd-agent exec`, and does an agent run where they do?"
+        )
+    expected = state.expected_agents.get(name, 0)
+    known = sum(view.key in node.ranks for node in state.nodes)
+    if known < expected:
+        yield f"{name}: {known} of {expected} expected agents have been seen: {_ADVICE}"
+
+
+def _without(
+    at: AlignedNs, view: AttemptView, alive: Collection[int], nodes: Sequence[NodeView], what: str
+) -> str:
+    ranks = {rank for node in nodes for rank in node.ranks[view.key]}.intersection(alive)
+    names = list(dict.fromkeys(node.node for node in nodes))
+    where = ", ".join(names[:_MAX_NAMES])
+    if len(names) > _MAX_NAMES:
+        where += f" and {len(names) - _MAX_NAMES} more"
+    heard = max(node.last_message_at for node in nodes)
+    ago = f", last heard {duration_text((at - heard) / 1e9)} ago" if heard else ""
+    agents = "the agent" if len(nodes) == 1 else f"{len(nodes)} agents"
+    verb = "is" if len(nodes) == 1 else "are"
+    return f"{view.key.job}: {agents} on {where} {verb} {what}{ago}, nobody watches {_ranks(ranks)}"
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}"

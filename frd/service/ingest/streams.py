@@ -1,0 +1,286 @@
+"""All agent streams of one service, without I/O: what their messages do, and what they are told.
+
+The registry around the sessions: who is connected, which stream speaks for which rank, whose clock
+is whose, what is to be acknowledged and what is written down for a replay.
+`frd.service.ingest.collector` moves the bytes, waits where there is to wait, and decides who may
+come in; here a message is applied from one end to the other in a single call, so no lock is needed
+and time comes in through one function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from frd.engine.clocks.alignment import Alignment
+from frd.engine.engine import Engine
+from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
+from frd.service.clocks.agent_clocks import AgentClock, Clocks, encode
+from frd.service.ingest.job_runs import JobWarning, Runs
+from frd.service.ingest.nodes import Nodes
+from frd.service.ingest.rank_owners import Owners
+from frd.service.ingest.recent_peak import Recent
+from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.session import Session
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.writer import Recorder
+from frd.wire import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL,
+    Ack,
+    AgentEvent,
+    Declare,
+    Hello,
+    Resync,
+    ServiceEvent,
+    Watermarks,
+    Welcome,
+)
+
+SAMPLES: Final = "memory"
+"""Samples of memory that cannot be true; they end no stream."""
+
+log = logging.getLogger(__name__)
+
+
+class Stream:
+    """What there is of one stream beside its session."""
+
+    __slots__ = ("clock", "closing", "id", "outgoing", "session", "told_of_refused",
+                 "wake")  # fmt: skip
+
+    def __init__(self, session: Session) -> None:
+        self.id = session.stream
+        self.session = session
+        self.clock: AgentClock | None = None
+        """Since its hello."""
+        self.outgoing: list[ServiceEvent] = []
+        self.wake = asyncio.Event()
+        """Something is to be written."""
+        self.closing = False
+        self.told_of_refused = False
+
+    def send(self, event: ServiceEvent) -> None:
+        self.outgoing.append(event)
+        self.wake.set()
+
+    def close(self) -> None:
+        """Write what is waiting, then no more."""
+        self.closing = True
+        self.wake.set()
+
+    def take_outgoing(self) -> list[ServiceEvent]:
+        """What is to be written, in order; acknowledgements merge until they are taken."""
+        events, self.outgoing = self.outgoing, []
+        if acks := self.session.take_acks():
+            events.insert(0, Ack(acks))
+        return events
+
+
+class Streams:
+    """`instance` names this process of the service: an agent that meets another one knows that
+    nothing it said before is known."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        marks: Marks,
+        clocks: Clocks,
+        recorder: Recorder,
+        *,
+        now: Callable[[], AlignedNs],
+        version: str,
+        instance: str,
+    ) -> None:
+        self.nodes = Nodes()
+        self.owners = Owners()
+        self.ledger = Ledger()
+        self.runs = Runs()
+        self.refused: Counter[str] = Counter()
+        """Streams that ended badly, by reason, and `SAMPLES` of memory."""
+        self._engine = engine
+        self._marks = marks
+        self._clocks = clocks
+        self._recorder = recorder
+        self._now = now
+        self._version = version
+        self._instance = instance
+        self._streams: dict[int, Stream] = {}
+        """Those that have said hello."""
+        self._ids = itertools.count(1)
+        self._acking: set[Stream] = set()
+        self._warned: set[JobWarning] = set()
+        self._kept: frozenset[AttemptKey] = frozenset()
+        self._entries_of_closed = 0
+        self._duplicates_of_closed = 0
+        self._lags = Recent()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __getitem__(self, stream_id: int) -> Stream:
+        return self._streams[stream_id]
+
+    # -- one stream ----------------------------------------------------------------------------
+
+    def open(self) -> Stream:
+        """A stream of which nothing has been heard yet."""
+        number = next(self._ids)
+        return Stream(Session(self._engine, self._marks, self.ledger, self.runs, number))
+
+    def take(self, stream: Stream, data: bytes) -> AgentEvent:
+        """Apply one message, and only then write it down.
+
+        Raises:
+            FrdError: it is the peer's fault; the stream is over.
+        """
+        now = self._now()
+        session = stream.session
+        event = session.receive(data, now)
+        match event:
+            case EntryColumns():
+                self._acking.add(stream)
+            case Watermarks():
+                self._lags.note(session.lag_ns / 1e9, now / 1e9)
+            case MemoryColumns():
+                if refused := session.memory.take_refused():
+                    self._refuse_samples(stream, refused)
+            case Declare():
+                self._adopt_all(stream)
+            case Hello():
+                self._greet(stream, event, now)
+            case _:
+                pass
+        self.nodes.heard(session.key, now)
+        self._recorder.message(stream.id, now, data, event)
+        if stream.clock is not None and isinstance(event, Hello):
+            self._resume(stream, stream.clock)
+        return event
+
+    def close(self, stream: Stream) -> None:
+        """It has ended: ranks for which no other stream speaks have lost their agent."""
+        session = stream.session
+        self._entries_of_closed += session.entries
+        self._duplicates_of_closed += session.duplicates
+        self._acking.discard(stream)
+        if self._streams.pop(stream.id, None) is None or session.hello is None:
+            return
+        now = self._now()
+        self.owners.claim(session)  # a declaration may have failed half way
+        session.disconnect(self.owners.release(session), now)
+        self.runs.closed(session)
+        self.nodes.disconnected(session.key, stream.id)
+        if stream.clock is not None:
+            stream.clock.disconnected(stream.id, now)
+        self._recorder.closed(stream.id, now)
+        log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
+
+    def _greet(self, stream: Stream, hello: Hello, now: AlignedNs) -> None:
+        log.info("agent of %s connected: stream %d", hello.node, stream.id)
+        self._streams[stream.id] = stream
+        key = stream.session.key
+        stream.clock = self._clocks.connected(
+            key, hello.node, stream.session.alignment, stream.id, partial(self._align, stream)
+        )
+        stream.session.hears = partial(self._clocks.heard, stream.clock)
+        self.nodes.connected(
+            key, hello.node, stream.clock, stream.id, now, stream.session.may_tell_of
+        )
+        self._recorder.opened(stream.id, now)
+        stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
+
+    def _resume(self, stream: Stream, clock: AgentClock) -> None:
+        """A session that had a stream before has a clock that is known."""
+        if clock.used is not stream.session.alignment:
+            self._align(stream, clock.used)
+
+    def _align(self, stream: Stream, alignment: Alignment) -> None:
+        stream.session.align(alignment)
+        self._recorder.aligned(stream.id, self._now(), encode(alignment))
+
+    def settle(self, now: AlignedNs) -> None:
+        """Runs of one name that have ended give way to others; see `Runs.settle`."""
+        if self.runs.settle(now):
+            self._adopt_all()
+        warnings = self.runs.warnings(now)
+        for warning in set(warnings) - self._warned:
+            log.warning("%s", warning.text)
+        self._warned = set(warnings)
+
+    def _adopt_all(self, speaking: Stream | None = None) -> None:
+        """Ranks that have come into the engine are their streams' own from now on.
+
+        A declaration on one stream may have admitted ranks of others.
+        """
+        if speaking is not None:
+            self._adopt(speaking)
+        for session in self.runs.take_changed():
+            if (stream := self._streams.get(session)) is not None:
+                self._adopt(stream)
+
+    def _adopt(self, stream: Stream) -> None:
+        session = stream.session
+        new = self.owners.claim(session)
+        self.nodes.hosts(session.key, ((rank.key, rank.info.rank) for rank in new))
+        if session.must_resync:
+            session.must_resync = False
+            stream.send(Resync("another run of the job has ended: this one counts now"))
+
+    def _refuse_samples(self, stream: Stream, count: int) -> None:
+        """Told once a stream, whose other samples count."""
+        self.refused[SAMPLES] += count
+        if not stream.told_of_refused and (hello := stream.session.hello) is not None:
+            stream.told_of_refused = True
+            why = "negative, more than there is, or out of order"
+            log.warning("agent of %s: samples of memory refused: %s", hello.node, why)
+
+    # -- all of them ---------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> int:
+        """Entry rows applied since the start."""
+        return self._entries_of_closed + sum(s.session.entries for s in self._streams.values())
+
+    @property
+    def duplicates(self) -> int:
+        """Entry rows since the start that said nothing new."""
+        return self._duplicates_of_closed + sum(
+            s.session.duplicates for s in self._streams.values()
+        )
+
+    def lag_s(self) -> float:
+        """The slowest of the recent messages, from sent to applied."""
+        return self._lags.worst(self._now() / 1e9)
+
+    def flush_acks(self) -> None:
+        """Have every stream that applied entries since the last call acknowledge them."""
+        for stream in self._acking:
+            stream.wake.set()
+        self._acking.clear()
+
+    def clock(self, key: AttemptKey, rank: int) -> AgentClock | None:
+        """The clock of a rank; None when no connected agent speaks for it."""
+        owner = self.owners.of(key, rank)
+        return self._streams[owner[0].stream].clock if owner else None
+
+    def compare_clocks(self) -> None:
+        """Hold the clocks of nodes against what the collectives of their ranks tell."""
+        for attempt, hint in self._engine.take_clock_hints():
+            early = self.clock(attempt.key, hint.early_rank)
+            late = self.clock(attempt.key, hint.late_rank)
+            if early is not None and late is not None:
+                self._clocks.compare(early, late, attempt.nodes, hint)
+
+    def keep(self, attempts: frozenset[AttemptKey]) -> None:
+        """Forget what concerns other attempts than these: the engine has forgotten them too."""
+        if attempts == self._kept:
+            return
+        self._kept = attempts
+        self.ledger.keep(attempts)
+        self.runs.keep(attempts)
+        self.nodes.keep(attempts)

@@ -1,0 +1,146 @@
+"""A journal, played back: the same sessions and the same engine, at the times it tells.
+
+A replay gives the findings that the service gave, as far as the journal reaches back; only what
+agents answered to questions (stacks, dumps) is not in it. Where the journal says START, a service
+process began anew: it knows nothing but the findings that were open, as the real one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from frd.engine.engine import Engine
+from frd.errors import FrdError
+from frd.model import AlignedNs, Finding, FindingEvent, FindingState
+from frd.service.clocks.agent_clocks import decode
+from frd.service.findings.dismissal import Dismissal
+from frd.service.ingest.job_runs import Runs
+from frd.service.ingest.rank_owners import Owners
+from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.session import Session
+from frd.service.ingest.watermark_buffer import Marks
+from frd.service.journal.pauses import decode_pauses
+from frd.service.journal.settings import Settings
+from frd.store.records import Record, RecordKind
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a journal gave."""
+
+    findings: tuple[Finding, ...]
+    """In their last version, oldest first."""
+    records: int
+    first_at: AlignedNs
+    last_at: AlignedNs
+    jobs: frozenset[str]
+    """All that ranks were declared of."""
+
+
+def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
+    """Play `records`; `warn` is told what could not be applied.
+
+    Raises:
+        StoreError: whatever `records` raises, and settings that cannot be read.
+    """
+    player = _Player(warn)
+    count, first_at, last_at = 0, AlignedNs(0), AlignedNs(0)
+    for record in records:
+        first_at = first_at or record.at
+        last_at = record.at
+        count += 1
+        player.play(record)
+    player.advance(last_at)
+    findings = sorted(player.findings.values(), key=lambda finding: finding.opened_at)
+    return Replayed(tuple(findings), count, first_at, last_at, frozenset(player.jobs))
+
+
+class _Player:
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self.findings: dict[str, Finding] = {}
+        self.jobs: set[str] = set()
+        self._begin(Settings(), AlignedNs(0))
+
+    def play(self, record: Record) -> None:
+        match record.kind:
+            case RecordKind.MESSAGE:
+                self._message(record)
+            case RecordKind.TICK:
+                self.advance(record.at)
+            case RecordKind.OPENED:
+                self._streams[record.stream] = Session(
+                    self._engine, self._marks, self._ledger, self._runs, record.stream
+                )
+            case RecordKind.ALIGNED:
+                if (session := self._streams.get(record.stream)) is not None:
+                    session.align(decode(record.payload))
+            case RecordKind.CLOSED:
+                self._close(record.stream, record.at)
+            case RecordKind.SETTINGS:
+                self._engine.adopt(Settings.decode(record.payload).policy)
+            case RecordKind.START:
+                self._begin(Settings.decode(record.payload), record.at)
+            case RecordKind.DISMISSED:
+                self._dismiss(Dismissal.decode(record.payload), record.at)
+            case RecordKind.LEARNED:
+                self._engine.recall(decode_pauses(record.payload))
+
+    def advance(self, now: AlignedNs) -> None:
+        self._runs.settle(now)
+        self._claim()
+        self._marks.flush(now)
+        self._keep(self._engine.advance(now))
+
+    def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:
+        closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
+        self._keep(closing)
+        if not closing:  # it opened before the journal begins, so here it has another id, or none
+            self._warn(
+                f"finding {dismissal.finding} was closed by hand, but is not open in this journal"
+            )
+
+    def _begin(self, settings: Settings, now: AlignedNs) -> None:
+        self._engine = Engine(settings.policy)
+        self._marks = Marks(self._engine)
+        self._ledger = Ledger()
+        self._streams: dict[int, Session] = {}
+        self._owners = Owners()
+        self._runs = Runs()
+        still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
+        self._engine.restore(still_open, now)
+
+    def _message(self, record: Record) -> None:
+        session = self._streams.get(record.stream)
+        if session is None:
+            return
+        known = len(session.ranks)
+        try:
+            session.receive(record.payload, record.at)
+        except FrdError as error:
+            # The live stream was fine: the journal lacks a record that this one builds on.
+            self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
+            self._owners.claim(session)
+            self._close(record.stream, record.at)
+        else:
+            self._owners.claim(session)
+        self.jobs.update(rank.key.job for rank in session.ranks[known:])
+        self._claim()
+
+    def _claim(self) -> None:
+        for stream in self._runs.take_changed():
+            if (session := self._streams.get(stream)) is not None:
+                self._owners.claim(session)
+
+    def _close(self, stream: int, now: AlignedNs) -> None:
+        """The ranks for which no other stream speaks have lost their agent."""
+        session = self._streams.pop(stream, None)
+        if session is None:
+            return
+        session.disconnect(self._owners.release(session), now)
+        self._runs.closed(session)
+
+    def _keep(self, events: Iterable[FindingEvent]) -> None:
+        for event in events:
+            self.findings[event.finding.id] = event.finding

@@ -1,0 +1,176 @@
+"""The metrics of the service by name: the one table that rules, dashboards and docs answer to.
+
+What fills them is `frd.service.metrics.collector`' business. Names follow INTERFACES and the
+Prometheus conventions: base units, ``_total`` for counters, no sequence number, size or stack as a
+label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+
+Family: TypeAlias = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
+MAX_SUSPECTS: Final = 16
+"""Series of `frd_suspect` for one finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric: its kind, labels and HELP text."""
+
+    family: Family
+    labels: tuple[str, ...]
+    help: str
+
+
+_GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
+
+METRICS: Final[dict[str, Spec]] = {
+    "frd_build_info": Spec(_GAUGE, ("version",), "Version of the running service; always 1."),
+    "frd_nodes": Spec(
+        _GAUGE,
+        ("job", "state"),
+        "Nodes that host ranks of the job's newest attempt, by state of their agent.",
+    ),
+    "frd_ranks": Spec(
+        _GAUGE,
+        ("job", "state"),
+        "Ranks of the job's newest attempt, by what their agents last said; `unwatched` while no "
+        "agent reports on a rank that has not ended.",
+    ),
+    "frd_job_name_conflicts": Spec(
+        _GAUGE,
+        ("job",),
+        "Running jobs that are not watched because another running job has their name.",
+    ),
+    "frd_group_open_collectives": Spec(
+        _GAUGE,
+        ("job", "group"),
+        "Collectives that some rank joined and some expected rank has not completed.",
+    ),
+    "frd_stalled_collectives": Spec(
+        _GAUGE, ("job", "group"), "Open collectives older than the group's stall threshold."
+    ),
+    "frd_stall_seconds": Spec(
+        _GAUGE, ("job", "group"), "Age of the oldest stalled collective, 0 when none is stalled."
+    ),
+    "frd_stall_threshold_seconds": Spec(
+        _GAUGE,
+        ("job", "group"),
+        "How long a wait may take before it is a stall, as learned from the job's own pauses.",
+    ),
+    "frd_findings_open": Spec(_GAUGE, ("job", "kind"), "Findings that are open now."),
+    "frd_findings_total": Spec(
+        _COUNTER, ("job", "kind"), "Findings opened since the service started."
+    ),
+    "frd_suspect": Spec(
+        _GAUGE,
+        ("job", "kind", "finding", "rank", "node", "reason"),
+        f"1 for each first cause named by an open finding, at most {MAX_SUSPECTS} a finding.",
+    ),
+    "frd_finding_opened_timestamp_seconds": Spec(
+        _GAUGE, ("job", "kind", "finding"), "When each open finding was opened, Unix time."
+    ),
+    "frd_finding_critical": Spec(
+        _GAUGE,
+        ("job", "kind", "finding"),
+        "1 for each open finding that is critical, 0 for one that is a warning so far.",
+    ),
+    "frd_collectives_matched_total": Spec(
+        _COUNTER, ("job", "group"), "Collectives completed by every member of the group."
+    ),
+    "frd_collective_skew_seconds": Spec(
+        _HISTOGRAM,
+        ("job", "op"),
+        "Time between the first and the last member joining a collective.",
+    ),
+    "frd_collective_duration_seconds": Spec(
+        _HISTOGRAM,
+        ("job", "op"),
+        "Time between the first member joining a collective and its last known completion.",
+    ),
+    "frd_clock_offset_seconds": Spec(
+        _GAUGE, ("node",), "Service clock minus node clock, estimated."
+    ),
+    "frd_clock_uncertainty_seconds": Spec(
+        _GAUGE, ("node",), "Half the width of the offset's interval, for nodes where it is known."
+    ),
+    "frd_clock_steps_total": Spec(
+        _COUNTER, ("node",), "Steps of the node's wall clock, since its agent started."
+    ),
+    "frd_clock_refused_total": Spec(
+        _COUNTER,
+        ("reason",),
+        "Timestamps of clock streams that were not believed, and clock streams not served.",
+    ),
+    "frd_nodes_unsynchronized": Spec(
+        _GAUGE,
+        ("job",),
+        "Connected nodes that host ranks of the job's newest attempt and whose clock is not known.",
+    ),
+    "frd_agents_expected": Spec(
+        _GAUGE, ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."
+    ),
+    "frd_agents_reporting": Spec(
+        _GAUGE, ("job",), "Expected agents that are connected and were heard of lately."
+    ),
+    "frd_ingest_entries_total": Spec(_COUNTER, (), "Entry rows applied; duplicates do not count."),
+    "frd_ingest_duplicate_entries_total": Spec(
+        _COUNTER, (), "Entry rows that were known: another agent process had told them."
+    ),
+    "frd_ingest_refused_total": Spec(
+        _COUNTER,
+        ("reason",),
+        "Streams that ended badly: refused for what they sent, or aborted without a goodbye; "
+        "as `memory`, samples of memory that cannot be true; as `job_name`, rank processes of a "
+        "job whose name another running job has.",
+    ),
+    "frd_ingest_throttled_total": Spec(
+        _COUNTER, (), "Messages after which a stream had to wait, for it sent too fast."
+    ),
+    "frd_handshakes_failed_total": Spec(
+        _COUNTER,
+        (),
+        "Connections to the agents' port whose TLS handshake came to nothing, at least.",
+    ),
+    "frd_http_refused_total": Spec(
+        _COUNTER,
+        ("reason",),
+        "HTTP requests without the token or role they need, and connections closed on a peer.",
+    ),
+    "frd_ingest_lag_seconds": Spec(
+        _GAUGE,
+        (),
+        "Time from an agent's sending to the service's applying, slowest recent message.",
+    ),
+    "frd_telemetry_gap_entries_total": Spec(
+        _COUNTER,
+        ("job",),
+        "Entries lost to overruns and resets of recorders, full outboxes, or while no agent read.",
+    ),
+    "frd_evicted_total": Spec(
+        _COUNTER, ("what",), "Things dropped to stay within a limit of the service."
+    ),
+    "frd_store_errors_total": Spec(
+        _COUNTER, ("store",), "Writes to the data directory that failed."
+    ),
+    "frd_notifications_total": Spec(
+        _COUNTER,
+        ("target", "result"),
+        "Messages to the webhooks of `[[notify]]`: `sent`, `failed` tries that are repeated, "
+        "`refused` by the receiver, `dropped` because the queue was full or they were too old.",
+    ),
+    "frd_loop_lag_seconds": Spec(
+        _GAUGE, (), "How late the service's event loop woke up, worst recent case."
+    ),
+    "frd_last_evaluation_timestamp_seconds": Spec(
+        _GAUGE, (), "When the engine last evaluated what it knows; 0 before the first time."
+    ),
+}
