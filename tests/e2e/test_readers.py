@@ -143,9 +143,9 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(
         "import json\n"
-        "from frd.offline import readers\n"
+        "from frd.offline.load import reader_pool\n"
         "from frd.offline.load.folder import load_trace\n"
-        "readers.SMALL_BYTES = -1\n"
+        "reader_pool.SMALL_BYTES = -1\n"
         f"print(json.dumps([len(of) for of in load_trace({str(tmp_path)!r}).ranks.values()]))\n"
     )
     run = subprocess.run(
