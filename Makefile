@@ -5,7 +5,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
 # Two at a time on two cores; those with real processes three at a time, since they mostly wait.
-PARALLEL := tests/unit tests/property tests/helm tests/sim
+PARALLEL := tests/unit tests/property tests/helm tests/sim tests/frozen
 # A machine that others use too may stall any process for seconds. What fails once with real processes
 # is tried again, once, and said in the summary (RERUN): two in a row are a failure.
 REAL := --reruns 1 -rR
@@ -21,7 +21,7 @@ help:
 	@echo "make test    lint, types, import floors, generated code, tests"
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  what no test runs of the engine, the parser, the outbox and the stores"
-	@echo "make sim SEEDS=N  whole clusters, simulated by their seeds, and what breaks in them"
+	@echo "make sim SEEDS=N  whole clusters, simulated by their seeds, and what breaks in them; all frozen verdicts"
 	@echo "make mutants  plant mistakes in the code, one by one; every one must fail a test (half an hour)"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
@@ -58,6 +58,7 @@ coverage: .venv/installed
 	@$(BIN)/python -m scripts.covered
 
 sim: .venv/installed
+	@$(BIN)/python -m tests.frozen
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
 
 mutants: .venv/installed

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from frd.model import AttemptKey, RankInfo
+from frd.model import AttemptKey, FindingEvent, RankInfo
+from frd.views import Snapshot
 from tests.clocks import S
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
@@ -75,6 +76,7 @@ class Summary:
     faults: Counter[str]
     troubles: Counter[str]
     findings: Counter[str]
+    published: Sequence[Sequence[FindingEvent]] = field(repr=False)
 
 
 class World:
@@ -95,6 +97,8 @@ class World:
         self.conns: list[Conn] = []
         self.runs: list[Run] = []
         self.oracle = Oracle(self)
+        self.published: list[Sequence[FindingEvent]] = []
+        """What each evaluation published, in order."""
         self._lives = 0
         self._pids = 1000
         self.troubles = Troubles(self)
@@ -240,7 +244,7 @@ class World:
             self._lives += 1
             self.service = Service(
                 self.disk, self.service_host, lambda: self.kernel.now, POLICY,
-                f"life-{self._lives}", told=self.oracle.told, published=self.oracle.published,
+                f"life-{self._lives}", told=self.oracle.told, published=self._publish,
             )  # fmt: skip
             self.oracle.restarted(self.service)
 
@@ -261,6 +265,10 @@ class World:
             self.service.evaluate()
             self.oracle.check_now()
         self.kernel.after(EVALUATE, self._evaluate)
+
+    def _publish(self, events: Sequence[FindingEvent], snapshot: Snapshot) -> None:
+        self.published.append(events)
+        self.oracle.published(events, snapshot)
 
     def _acknowledge(self) -> None:
         if self.service is not None:
@@ -286,4 +294,5 @@ class World:
             faults=Counter(injected.fault.kind.value for injected in began),
             troubles=Counter(e.trouble.value for e in self._events if e.trouble is not None),
             findings=Counter(finding.kind.value for finding in self.oracle.findings.values()),
+            published=self.published,
         )
