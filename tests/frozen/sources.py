@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 import frd
-from frd.flight.places import activity_of
+from frd.flight.stacks.places import activity_of
 from frd.model import Activity
-from frd.offline.analysis import Analysis, analyze
+from frd.offline.analysis.analyze import Analysis, analyze
 from tests import corpus
 from tests.clocks import EPOCH
 from tests.frozen.verdicts import Json, history, verdict
