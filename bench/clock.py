@@ -32,7 +32,7 @@ from bench.report import show
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.clocks.estimator import Exchange, ServiceTable
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
-from frd.service.clocks.agent_clocks import Clocks, guess
+from frd.service.clocks.agent_clocks import AgentClocks, guess
 from frd.service.clocks.pings import PAIR, pause_s
 from frd.wire import Readings, Watermarks
 from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
@@ -248,7 +248,7 @@ def serving(seconds: int) -> float:
     """The same for all that a service of 2,048 agents does with a clock: a reading comes with the
     watermarks of every second, and pings as often as it asks for them."""
     moment, dice, spent = Moment(), random.Random(1), 0.0
-    clocks = Clocks(moment.now, moment.raw)
+    clocks = AgentClocks(moment.now, moment.raw)
     nothing = np.empty(0, np.int64)
     marks: Any = WatermarkColumns(*[nothing] * 8)  # type: ignore[arg-type]
     every = round(pause_s(AGENTS))

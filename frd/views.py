@@ -23,7 +23,7 @@ from frd.model import (
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group in a `Snapshot`."""
+    """One group in a `StatusView`."""
 
     group_id: str
     label: str
@@ -46,7 +46,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank in a `Snapshot`."""
+    """One rank in a `StatusView`."""
 
     info: RankInfo
     status: RankStatus
@@ -72,7 +72,7 @@ def _no_bytes() -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """The memory of an attempt in a `Snapshot`: S series, sorted by rank, with R recent values.
+    """The memory of an attempt in a `StatusView`: S series, sorted by rank, with R recent values.
 
     Columns, because a large job has a hundred thousand series and people look at few of them.
     """
@@ -89,7 +89,7 @@ class MemoryView:
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
-    """One attempt of one job in a `Snapshot`."""
+    """One attempt of one job in a `StatusView`."""
 
     key: AttemptKey
     world_size: int
@@ -109,7 +109,7 @@ class AttemptView:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StatusView:
     """An immutable picture of all that the engine knows; metrics and HTTP are views of it."""
 
     at: AlignedNs

@@ -153,7 +153,7 @@ class Race:
                     )
 
     def findings(self) -> list[Finding]:
-        return list(self.engine.snapshot(self.now).findings)
+        return list(self.engine.status_view(self.now).findings)
 
     def open(self) -> list[Finding]:
         return [f for f in self.findings() if f.state is FindingState.OPEN]

@@ -1,4 +1,4 @@
-"""Scripted pictures for tests of the engine: say who stands where, get a `Picture` of it.
+"""Scripted pictures for tests of the engine: say who stands where, get a `Snapshot` of it.
 
 Ages are seconds before `NOW`; every rank is live, connected and freshly reported unless a scene
 says otherwise.
@@ -14,10 +14,10 @@ import numpy as np
 
 from frd.engine.hangs.diagnosis import Verdict, find
 from frd.engine.state.snapshot import (
-    ChannelPicture,
-    GroupPicture,
+    ChannelSnapshot,
+    GroupSnapshot,
     MismatchFact,
-    Picture,
+    Snapshot,
     StallTable,
 )
 from frd.model import (
@@ -135,11 +135,11 @@ class Scene:
 
     # -- what comes of it --------------------------------------------------------------------
 
-    def picture(self) -> Picture:
+    def snapshot(self) -> Snapshot:
         ranks = [r for r in sorted(self.standings) if self.standings[r].declared]
         seen = [self.standings[r] for r in ranks]
         names = list(self.groups)
-        return Picture(
+        return Snapshot(
             key=AttemptKey("job", 0),
             now=NOW,
             world_size=self.world,
@@ -160,10 +160,10 @@ class Scene:
             exits={r: s.exit for r, s in zip(ranks, seen, strict=True) if s.exit is not None},
         )
 
-    def _group_picture(self, name: str) -> GroupPicture:
+    def _group_picture(self, name: str) -> GroupSnapshot:
         members = self.groups[name]
         marks = [self.marks[name, rank] for rank in members]
-        return GroupPicture(
+        return GroupSnapshot(
             info=GroupInfo(name, name, members),
             members=np.array(members, np.int32),
             enqueued=np.array([mark.enqueued for mark in marks], np.int64),
@@ -176,13 +176,13 @@ class Scene:
             moved_at=np.array([mark.moved for mark in marks], np.int64),
         )
 
-    def _channel_picture(self, names: Sequence[str]) -> ChannelPicture:
+    def _channel_picture(self, names: Sequence[str]) -> ChannelSnapshot:
         rows = [
             (rank, names.index(name), peer, send, count, since)
             for rank, name, peer, send, count, since in self.channels
         ]
         table = np.array(rows, np.int64).reshape(len(rows), 6).T
-        return ChannelPicture(
+        return ChannelSnapshot(
             rank=table[0].astype(np.int32),
             group=table[1].astype(np.int32),
             peer=table[2].astype(np.int32),
@@ -212,7 +212,7 @@ class Scene:
         return standing.declared and running and age_ns >= self.threshold_s * 1e9
 
     def find(self) -> list[Verdict]:
-        return find(self.picture(), self.stalls(), threshold_s=lambda group: self.threshold_s)
+        return find(self.snapshot(), self.stalls(), threshold_s=lambda group: self.threshold_s)
 
     def only(self) -> Verdict:
         """The verdict of a scene that is one incident."""

@@ -3,7 +3,7 @@
 Observations come in as columns with engine handles and aligned times; they are checked first and
 applied whole or not at all. Each of them merges (maximum, count, replace by rank), so batches of
 different ranks may come in any order and a replay changes nothing. Questions go out as plain
-arrays (`stalls`), as an immutable `Picture` for the analysis of first causes, and as a view for
+arrays (`stalls`), as an immutable `Snapshot` for the analysis of first causes, and as a view for
 metrics. What a stall means, whose fault it is and when to tell people is decided elsewhere.
 """
 
@@ -19,14 +19,22 @@ import numpy as np
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.engine.matching.arrivals import ClockHint
 from frd.engine.matching.collectives import Collectives
-from frd.engine.matching.usual_waits import Sort, Wait
+from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.engine.state import snapshot_parts, status_view, watermarks
-from frd.engine.state.entry_batch import Batch, Runs, is_empty
-from frd.engine.state.p2p import Channels
-from frd.engine.state.snapshot import MismatchFact, Picture, StallTable
-from frd.engine.state.tables import EXITED, FINISHED, SILENT, STATES, Groups, Pairs, Ranks
+from frd.engine.state.entry_batch import EntryBatch, PairRuns, is_empty
+from frd.engine.state.p2p import P2PChannels
+from frd.engine.state.snapshot import MismatchFact, Snapshot, StallTable
+from frd.engine.state.tables import (
+    EXITED,
+    FINISHED,
+    SILENT,
+    STATES,
+    GroupTable,
+    PairTable,
+    RankTable,
+)
 from frd.engine.stragglers.detection import Roll
 from frd.engine.stragglers.lateness import Lateness
 from frd.errors import WireError
@@ -77,7 +85,7 @@ class Attempt:
         world_size: int,
         policy: Policy,
         now: AlignedNs,
-        pauses: Mapping[Sort, Sequence[Wait]] = MappingProxyType({}),
+        pauses: Mapping[GroupKind, Sequence[LongWait]] = MappingProxyType({}),
     ) -> None:
         """`pauses` are long waits of earlier attempts of the job."""
         self.key = key
@@ -91,10 +99,10 @@ class Attempt:
         self.memory = Memory(policy)
         """Fed directly, but for the declaration of series."""
         self._policy = policy
-        self._ranks = Ranks()
-        self._groups = Groups()
-        self._pairs = Pairs()
-        self._channels = Channels()
+        self._ranks = RankTable()
+        self._groups = GroupTable()
+        self._pairs = PairTable()
+        self._channels = P2PChannels()
         self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs, pauses, now)
 
     def adopt(self, policy: Policy) -> None:
@@ -144,7 +152,7 @@ class Attempt:
         self.world_size = world_size
         self._ranks.clear()
         self.memory.forget()
-        self._channels = Channels()
+        self._channels = P2PChannels()
         self._pairs.reset_all()
         self._collectives.lateness.clear()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
@@ -171,7 +179,7 @@ class Attempt:
             )
         floor_ns = round(self._policy.stall_after_s * 1e9)
         first_pair = self._pairs.add(self._groups.count, info.ranks)
-        self._collectives.rings.windows.reserve(self._groups.count + 1)
+        self._collectives.open_collectives.windows.reserve(self._groups.count + 1)
         handle = self._groups.declare(info, first_pair, floor_ns)
         self._collectives.add_group(handle)
         return handle
@@ -230,7 +238,7 @@ class Attempt:
         """
         if not len(seq):
             return Applied(0, 0, 0, 0)
-        pairs, batch = self._pairs, Batch(pair, seq, flags)
+        pairs, batch = self._pairs, EntryBatch(pair, seq, flags)
         told = batch.joined() if replay else None
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
@@ -260,7 +268,7 @@ class Attempt:
             completed=len(completed) if completed is not None else 0,
         )
 
-    def _count_unread(self, rank: int, told: Runs, teller: int, now: AlignedNs) -> None:
+    def _count_unread(self, rank: int, told: PairRuns, teller: int, now: AlignedNs) -> None:
         """What the ring forgot while no agent read it is between the last that one agent told and
         the first that another tells. Runs of one, or with gaps, may be of a recorder that does not
         count each group by itself."""
@@ -546,7 +554,7 @@ class Attempt:
         """How long a wait in this group may take before it is a stall."""
         return float(self._groups.threshold_ns[group]) / 1e9
 
-    def take_waits(self, now: AlignedNs) -> Mapping[Sort, Sequence[Wait]] | None:
+    def take_waits(self, now: AlignedNs) -> Mapping[GroupKind, Sequence[LongWait]] | None:
         """See `Collectives.take_waits`."""
         return self._collectives.take_waits(now)
 
@@ -574,18 +582,18 @@ class Attempt:
         self._collectives.settle(now)
         return self._collectives.facts()
 
-    def picture(self, now: AlignedNs) -> Picture:
+    def snapshot(self, now: AlignedNs) -> Snapshot:
         """Where every rank stands; nothing in it changes afterwards."""
         self._collectives.settle(now)
         ops, ends_early = self._collectives.ops(), self._collectives.ends_early
-        return Picture(
+        return Snapshot(
             key=self.key,
             now=now,
             world_size=self.world_size,
             groups=snapshot_parts.groups(
                 self._groups, self._pairs, ops, self._ranks, ends_early, now
             ),
-            channels=self._channels.picture(),
+            channels=self._channels.snapshot(),
             mismatches=self._collectives.facts(),
             **snapshot_parts.ranks(self._ranks),
         )

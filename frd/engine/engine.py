@@ -32,7 +32,7 @@ from frd.model import (
     UInt8s,
     UInt32s,
 )
-from frd.views import AttemptView, Snapshot
+from frd.views import AttemptView, StatusView
 
 
 class Engine:
@@ -354,7 +354,7 @@ class Engine:
             except Exception as error:
                 self.faults.append(error)
 
-    def snapshot(self, now: AlignedNs) -> Snapshot:
+    def status_view(self, now: AlignedNs) -> StatusView:
         """An immutable picture of all that is known, for metrics and HTTP."""
         evicted = Counter(self._evicted)
         evicted["pauses"] = self._learned.evicted
@@ -362,7 +362,7 @@ class Engine:
             if case.attempt is not None:
                 evicted.update(case.attempt.evicted)
         still_open = [f for c in self._cases.values() for f in c.findings(now)]
-        return Snapshot(
+        return StatusView(
             at=now,
             attempts=list(self._views(now)),
             findings=[*still_open, *self._closed.values()],

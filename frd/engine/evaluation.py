@@ -235,7 +235,7 @@ class Case:
         is_fresh = self.ended_at is None or now - self.ended_at <= judged_ns
         if self.attempt is not None and is_fresh:
             old_news = AlignedNs(self.attempt.created_at - _OLD_NEWS_NS)
-            events += self._incidents.settle(self.attempt.picture(now), old_news)
+            events += self._incidents.settle(self.attempt.snapshot(now), old_news)
         self.superseded_at = now
         return self._audible(events) + self.close_all(now, reason)
 
@@ -250,16 +250,16 @@ class Case:
         ):
             return []
         self._looked_at, self._looked_revision = now, attempt.revision
-        picture = attempt.picture(now)
-        picture = replace(picture, mismatches=self._ripe(picture.mismatches, stalled, now))
+        snapshot = attempt.snapshot(now)
+        snapshot = replace(snapshot, mismatches=self._ripe(snapshot.mismatches, stalled, now))
         verdicts = find(
-            picture,
+            snapshot,
             stalled,
             threshold_s=attempt.threshold_s,
             late_s=self._policy.telemetry_late_s,
         )
         old_news = AlignedNs(attempt.created_at - _OLD_NEWS_NS)
-        return self._incidents.update(picture, stalled, verdicts, old_news=old_news, room=room)
+        return self._incidents.update(snapshot, stalled, verdicts, old_news=old_news, room=room)
 
     def _is_abandoned(self, attempt: Attempt, now: AlignedNs) -> bool:
         if attempt.has_agents:

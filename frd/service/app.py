@@ -30,11 +30,11 @@ from frd.config import Config, StoreLimits, changed_keys, needs_restart
 from frd.engine.engine import Engine
 from frd.errors import ConfigError, ServiceUnavailable, StoreError
 from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
-from frd.service.access.admission import Door, Handshakes
+from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.access.http_guard import Guard
-from frd.service.clocks.agent_clocks import Clocks
+from frd.service.access.http_guard import HttpGuard
+from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.findings.dismissal import Dismissal
 from frd.service.findings.dumper import Dumper
@@ -45,16 +45,16 @@ from frd.service.http.routes import create_app
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.streams import Streams
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.settings import Settings
-from frd.service.journal.writer import Recorder
+from frd.service.journal.writer import JournalWriter
 from frd.service.metrics.loop_lag import LoopLag
 from frd.service.servers import GrpcServer, HttpServer
 from frd.service.state import Counters, DumpResult, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore, Place
 from frd.store.journal import JournalLimits
-from frd.views import Snapshot
+from frd.views import StatusView
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
@@ -107,21 +107,21 @@ class App:
         self._now = now = RealTime()
         self._certificates = Certificates(config.tls) if config.tls.cert_file else None
         self._tokens = Tokens(config.auth.token_file) if config.auth.token_file else None
-        self._door = Door(self._tokens, config.limits.streams_per_peer)
+        self._admission = Admission(self._tokens, config.limits.streams_per_peer)
         self._handshakes = Handshakes()
         self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
         self._engine = Engine(config.policy)
-        self._marks = Marks(self._engine)
-        self._clocks = Clocks(now, raw_now)
-        self._pings = Pings(self._clocks, self._door)
+        self._marks = WatermarkBuffer(self._engine)
+        self._clocks = AgentClocks(now, raw_now)
+        self._pings = Pings(self._clocks, self._admission)
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
         self._dumps = DumpStore(
             config.data_dir / "dumps",
             max_count=config.store.dump_count,
             max_bytes=config.store.dump_bytes,
         )
-        self._recorder = Recorder(
+        self._journal_writer = JournalWriter(
             config.data_dir / "journal",
             settings=Settings(__version__, config.policy).encode(),
             now=now(),
@@ -131,19 +131,19 @@ class App:
             self._engine,
             self._marks,
             self._clocks,
-            self._recorder,
+            self._journal_writer,
             now=now,
             version=__version__,
             instance=secrets.token_hex(8),
         )
         self._ingest = Ingest(
-            self._streams, self._door, stream_bytes_per_s=config.limits.stream_bytes_per_s
+            self._streams, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s
         )
         self._evaluator = Evaluator(
             self._engine,
             self._marks,
             self._findings,
-            self._recorder,
+            self._journal_writer,
             now=now,
             project=self._project,
             publish=self._published,
@@ -176,7 +176,7 @@ class App:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
-        return app if self._tokens is None else Guard(app, self._tokens, self._http_refused)
+        return app if self._tokens is None else HttpGuard(app, self._tokens, self._http_refused)
 
     async def start(self) -> None:
         """Take up what an earlier process found, listen, and evaluate from then on."""
@@ -208,7 +208,7 @@ class App:
         await self._responder.close()
         told = asyncio.to_thread(self._notifier.close)
         await asyncio.gather(self._grpc.stop(), self._http.stop(), told)
-        await asyncio.to_thread(self._recorder.close)
+        await asyncio.to_thread(self._journal_writer.close)
         self._findings.close()
         os.close(self._lock)
 
@@ -238,7 +238,7 @@ class App:
         )
         self._engine.adopt(config.policy)
         settings = Settings(__version__, config.policy).encode()
-        self._recorder.adopt(settings, _journal_limits(config.store), self._now())
+        self._journal_writer.adopt(settings, _journal_limits(config.store), self._now())
         self._responder.keep_dumps = config.store.dump_count > 0
         if self._certificates is not None:
             self._certificates.refresh()
@@ -318,12 +318,12 @@ class App:
 
     # -- what is published ---------------------------------------------------------------------
 
-    def _project(self, snapshot: Snapshot) -> ServiceState:
-        self._streams.keep(frozenset(view.key for view in snapshot.attempts))
-        recorder = self._recorder
+    def _project(self, status_view: StatusView) -> ServiceState:
+        self._streams.keep(frozenset(view.key for view in status_view.attempts))
+        journal_writer = self._journal_writer
         return ServiceState(
-            snapshot=snapshot,
-            nodes=self._streams.nodes.views(snapshot.at, self._config.policy.telemetry_late_s),
+            status_view=status_view,
+            nodes=self._streams.nodes.views(status_view.at, self._config.policy.telemetry_late_s),
             counters=Counters(
                 entries=self._streams.entries,
                 duplicates=self._streams.duplicates,
@@ -331,12 +331,12 @@ class App:
                 clock_refused=dict(self._clocks.refused),
                 evicted={
                     "dumps": self._dumps.evicted,
-                    "journal_segments": recorder.evicted,
+                    "journal_segments": journal_writer.evicted,
                     "stored_findings": self._forgotten_findings,
                 },
                 store_errors={
                     "findings": self._evaluator.store_errors,
-                    "journal": recorder.dropped,
+                    "journal": journal_writer.dropped,
                     "dumps": self._dumper.store_errors,
                 },
                 findings=dict(self._evaluator.opened),
@@ -348,14 +348,14 @@ class App:
             ingest_lag_s=self._streams.lag_s(),
             loop_lag_s=self._loop_lag.worst_s(),
             version=__version__,
-            warnings=self._streams.runs.warnings(snapshot.at),
+            warnings=self._streams.runs.warnings(status_view.at),
             name_conflicts=self._streams.runs.conflicts(),
             expected_agents=self._config.expected_agents,
         )
 
     def _handshakes_failed(self) -> int:
         begun = self._certificates.handshakes if self._certificates is not None else 0
-        return self._handshakes.failed(begun, self._door.connections, time.monotonic())
+        return self._handshakes.failed(begun, self._admission.connections, time.monotonic())
 
     def _published(self, events: Sequence[FindingEvent]) -> None:
         self._responder.see(events)

@@ -17,7 +17,7 @@ from frd.service.clocks.view import ClockView
 from frd.service.findings.dismissal import Dismissal
 from frd.service.ingest.job_runs import JobWarning
 from frd.store.findings import Place
-from frd.views import AttemptView, Snapshot
+from frd.views import AttemptView, StatusView
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Counters:
 class ServiceState:
     """Everything that /metrics and the JSON API show, at one moment."""
 
-    snapshot: Snapshot
+    status_view: StatusView
     nodes: Sequence[NodeView] = ()
     counters: Counters = field(default_factory=Counters)
     ingest_lag_s: float = 0.0
@@ -89,11 +89,11 @@ class ServiceState:
 
     def latest_attempts(self) -> dict[str, AttemptView]:
         """The attempt that every job is at: others are history and only confuse."""
-        ordered = sorted(self.snapshot.attempts, key=lambda v: (not v.superseded, v.key.attempt))
+        ordered = sorted(self.status_view.attempts, key=lambda v: (not v.superseded, v.key.attempt))
         return {view.key.job: view for view in ordered}
 
     def open_findings(self) -> list[Finding]:
-        return [f for f in self.snapshot.findings if f.state is FindingState.OPEN]
+        return [f for f in self.status_view.findings if f.state is FindingState.OPEN]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from frd.engine.clocks.alignment import FAR_NS, Alignment, ClockState
 from frd.engine.clocks.estimator import MOST_READINGS, Exchange, NodeClock, ServiceTable
-from frd.engine.clocks.offset_bounds import Bounds
+from frd.engine.clocks.offset_bounds import OffsetBounds
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
 from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 
@@ -191,7 +191,7 @@ def test_more_exchanges_never_widen_the_interval(
     at least as well, at every later moment."""
     made = exchanges(told, ppb)
     fewer = [x for x in made[1:] if data.draw(st.booleans())]
-    all_of_them, some = Bounds(made[0]), Bounds(made[0])
+    all_of_them, some = OffsetBounds(made[0]), OffsetBounds(made[0])
     assert all(all_of_them.narrow(x) for x in made[1:])
     assert all(some.narrow(x) for x in fewer)
     raw = made[-1].t4 + data.draw(st.integers(0, 100 * S))
@@ -210,7 +210,7 @@ def test_an_exchange_never_makes_an_estimate_less_certain(
     """Wherever the estimates would like to be: what is claimed just after an exchange, before
     that was learned from and then; whole nanoseconds are rounded."""
     made = exchanges(told, ppb)
-    bounds = Bounds(made[0])
+    bounds = OffsetBounds(made[0])
     for x in made[1:]:
         near = x.t2 - x.t1
         _, before = bounds.settle(x.t4, near + wishes.pop())

@@ -163,16 +163,16 @@ def told(attempt: Attempt) -> tuple[object, ...]:
 
     Skew is summed over ops: a collective whose members disagree on the op has the first one's.
     """
-    picture, view = attempt.picture(NOW), attempt.view(NOW)
+    snapshot, view = attempt.snapshot(NOW), attempt.view(NOW)
     skew = view.skew.values()
     return (
-        [(g.members.tolist(), g.enqueued.tolist(), g.completed.tolist()) for g in picture.groups],
+        [(g.members.tolist(), g.enqueued.tolist(), g.completed.tolist()) for g in snapshot.groups],
         [(g.matched, g.open_collectives, g.enqueued, g.completed) for g in view.groups],
         [sum(column) for column in zip(*(of.counts for of in skew), strict=True)],
         round(sum(of.total for of in skew), 6),
         [
             (fact.group, fact.seq, [ranks for _, ranks in fact.classes], fact.complete)
-            for fact in picture.mismatches
+            for fact in snapshot.mismatches
         ],
         [attempt.threshold_s(group) for group in range(len(view.groups))],
     )
@@ -244,9 +244,9 @@ def test_nothing_grows_past_its_limit(story: Story, limit: int, per_group: int) 
     for rank, batches in enumerate(story.batches):
         for batch in batches:
             feed(attempt, rank, batch)
-    rings = attempt._collectives.rings
-    assert rings.slots.count <= limit
-    assert int((rings.slots.seq >= 0).sum()) == rings.open <= limit
+    open_collectives = attempt._collectives.open_collectives
+    assert open_collectives.slots.count <= limit
+    assert int((open_collectives.slots.seq >= 0).sum()) == open_collectives.open <= limit
     generous = new_attempt(story)
     for rank, batches in enumerate(story.batches):
         for batch in batches:

@@ -11,7 +11,7 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, WatermarkColumns
 from frd.service.clocks.agent_clocks import guess
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 
 NOW = AlignedNs(1_790_000_000_000_000_000)
 WORLD = 4
@@ -57,7 +57,7 @@ def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -
         attempt.rank(RankInfo(rank, WORLD, "n", "b", rank), NOW)
     group = attempt.group(GroupInfo("0", "default_pg", tuple(range(WORLD))))
     pairs = np.array([attempt.pair(rank, group) for rank in range(WORLD)], np.int32)
-    marks = Marks(engine)
+    marks = WatermarkBuffer(engine)
     for rows, offset_ns in sent:
         batch = columns(rows)
         seen = batch.rank.astype(np.int32)
@@ -65,9 +65,9 @@ def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -
         if not at_once:
             marks.flush(NOW)
     marks.flush(NOW)
-    picture = attempt.picture(NOW)
-    group_now = picture.groups[0]
-    parts = (group_now.enqueued, group_now.completed, group_now.head_since, picture.as_of)
+    snapshot = attempt.snapshot(NOW)
+    group_now = snapshot.groups[0]
+    parts = (group_now.enqueued, group_now.completed, group_now.head_since, snapshot.as_of)
     assert group_now.moved_at is not None
     return [part.tolist() for part in (*parts, group_now.moved_at)]
 

@@ -8,25 +8,25 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frd.engine.matching.open_collectives import NEVER, Closed, Rings
+from frd.engine.matching.open_collectives import NEVER, OpenCollectives, RetiredCollectives
 
 SEQS = 6
 
 
 def told(
     created: list[list[int]], done: list[list[int]], node_of: list[int], order: list[int]
-) -> Closed:
+) -> RetiredCollectives:
     """One group in which each rank joins and completes `SEQS` collectives; ranks in `order`."""
-    rings = Rings(1 << 10, 1 << 8)
-    rings.windows.reserve(1)
-    rings.make_room(0, 0, SEQS - 1)
+    open_collectives = OpenCollectives(1 << 10, 1 << 8)
+    open_collectives.windows.reserve(1)
+    open_collectives.make_room(0, 0, SEQS - 1)
     seq, group = np.arange(SEQS), np.zeros(SEQS, np.int32)
     nodes = np.array(node_of, np.int32)
     for rank in order:
-        slot = rings.locate(group, seq)
-        rings.merge(slot, seq, group, np.array(created[rank]), rank, nodes)
-        rings.complete(slot, np.array(done[rank]), rank)
-    return rings.take(np.zeros(1, np.int32), np.array([SEQS - 1]))
+        slot = open_collectives.locate(group, seq)
+        open_collectives.merge(slot, seq, group, np.array(created[rank]), rank, nodes)
+        open_collectives.complete(slot, np.array(done[rank]), rank)
+    return open_collectives.take(np.zeros(1, np.int32), np.array([SEQS - 1]))
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))

@@ -28,7 +28,7 @@ from frd.model import (
 from frd.service.ingest.streams import Stream
 from frd.service.journal.replay import replay
 from frd.store.journal import read
-from frd.views import Snapshot
+from frd.views import StatusView
 from frd.wire import AgentEvent
 from tests.sim.evidence import Evidence
 from tests.sim.faults import FaultKind, Injected
@@ -117,7 +117,7 @@ class Oracle:
             last = event.first_revision + len(event) - 1
             self.rows += rows.take(event.first_revision, last)
 
-    def published(self, events: Sequence[FindingEvent], snapshot: Snapshot) -> None:
+    def published(self, events: Sequence[FindingEvent], status_view: StatusView) -> None:
         for event in events:
             self._world.digest.update(repr(event).encode())
             self._follow(event)

@@ -20,17 +20,17 @@ from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
 from frd.model import FindingEvent, ServiceRawNs
 from frd.service.app import RealTime
-from frd.service.clocks.agent_clocks import Clocks
+from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Asked
 from frd.service.findings.evaluator import Evaluator
 from frd.service.ingest.streams import Stream, Streams
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.settings import Settings
-from frd.service.journal.writer import Recorder
+from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
-from frd.views import Snapshot
+from frd.views import StatusView
 from frd.wire import AgentEvent, ClockHello, Goodbye, Refusal, decode_clock, encode_pong
 from tests.clocks import Host
 
@@ -88,7 +88,7 @@ class Service:
         instance: str,
         *,
         told: Callable[[Stream, AgentEvent, bytes], None],
-        published: Callable[[Sequence[FindingEvent], Snapshot], None],
+        published: Callable[[Sequence[FindingEvent], StatusView], None],
     ) -> None:
         self.policy = policy
         self._disk = disk
@@ -98,10 +98,10 @@ class Service:
         self._published = published
         self.now = RealTime(lambda: host.real(true_now()), self.raw)
         self.engine = Engine(policy)
-        self._marks = Marks(self.engine)
-        self._clocks = Clocks(self.now, self.raw)
+        self._marks = WatermarkBuffer(self.engine)
+        self._clocks = AgentClocks(self.now, self.raw)
         self.findings = FindingStore(disk.folder / "findings.sqlite3")
-        self._recorder = Recorder(
+        self._recorder = JournalWriter(
             disk.folder / "journal",
             settings=Settings(VERSION, policy).encode(),
             now=self.now(),
@@ -136,12 +136,12 @@ class Service:
         self._clocks.refresh()
         self.streams.compare_clocks()
 
-    def _project(self, snapshot: Snapshot) -> ServiceState:
-        self.streams.keep(frozenset(view.key for view in snapshot.attempts))
-        return ServiceState(snapshot)
+    def _project(self, status_view: StatusView) -> ServiceState:
+        self.streams.keep(frozenset(view.key for view in status_view.attempts))
+        return ServiceState(status_view)
 
     def _publish(self, events: Sequence[FindingEvent]) -> None:
-        self._published(events, self.evaluator.state.snapshot)
+        self._published(events, self.evaluator.state.status_view)
 
     def _fill_disk(self) -> None:
         """SQLite's own way to be out of space: no page more than there are."""

@@ -10,8 +10,8 @@ import pytest
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.engine.matching.arrivals import NOBODY, ClockHint, GroupClocks, as_culprit, charges, waits
-from frd.engine.matching.open_collectives import NEVER, Closed
-from frd.engine.state.tables import Pairs, Ranks
+from frd.engine.matching.open_collectives import NEVER, RetiredCollectives
+from frd.engine.state.tables import PairTable, RankTable
 from frd.model import AlignedNs, RankInfo
 
 MS = 1_000_000
@@ -19,22 +19,22 @@ T = 1_700_000_000_000_000_000
 YES = np.ones(1, np.bool_)
 
 
-def ranks(uncertainty_ms: tuple[float, ...] = (0, 0, 0, 0)) -> Ranks:
+def ranks(uncertainty_ms: tuple[float, ...] = (0, 0, 0, 0)) -> RankTable:
     """Four of them, two a node; the clocks of each are as good as that."""
-    made = Ranks()
+    made = RankTable()
     for rank, ms in enumerate(uncertainty_ms):
         made.declare(RankInfo(rank, 4, f"node{rank // 2}", f"boot{rank // 2}", 100 + rank))
         made.set_clock(np.array([rank]), rank // 2, round(ms * MS), AlignedNs(T))
     return made
 
 
-def clocks(of: Ranks, members: tuple[int, ...] = (0, 1, 2, 3)) -> GroupClocks:
-    pairs = Pairs()
+def clocks(of: RankTable, members: tuple[int, ...] = (0, 1, 2, 3)) -> GroupClocks:
+    pairs = PairTable()
     pairs.add(0, members)
     return GroupClocks.of(1, of, pairs)
 
 
-def closed(came_ms: dict[int, float], *, freed_ms: float = 0) -> Closed:
+def closed(came_ms: dict[int, float], *, freed_ms: float = 0) -> RetiredCollectives:
     """One collective to which ranks came so late; the one before it was over at `freed_ms`."""
     order = sorted(came_ms, key=lambda rank: came_ms[rank])
     last = order[-1]
@@ -59,10 +59,10 @@ def closed(came_ms: dict[int, float], *, freed_ms: float = 0) -> Closed:
         "freed_at": at(freed_ms) if freed_ms else 0,
     }
     columns: dict[str, Any] = {name: np.array([value], np.int64) for name, value in row.items()}
-    return Closed(**columns)
+    return RetiredCollectives(**columns)
 
 
-def charged(of: Ranks, one: Closed) -> dict[int, float]:
+def charged(of: RankTable, one: RetiredCollectives) -> dict[int, float]:
     """Culprits and the milliseconds that each cost."""
     told = charges(one, YES, of, clocks(of))
     return dict(zip(told.culprit.tolist(), (told.lost_ns / MS).tolist(), strict=True))

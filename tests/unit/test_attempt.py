@@ -158,10 +158,10 @@ def test_a_group_of_unknown_membership_learns_its_members() -> None:
     other = job.attempt.group(GroupInfo("10", "", (0, 1)))
     job.entries(0, [1], Flags.JOINED, group=group)
     job.entries(0, [7], group=other)
-    picture = job.attempt.picture(at(0))
-    assert picture.groups[group].members.tolist() == [0, 3]
-    assert picture.groups[group].enqueued.tolist() == [1, 2]
-    assert picture.groups[other].enqueued.tolist() == [7, -1]
+    snapshot = job.attempt.snapshot(at(0))
+    assert snapshot.groups[group].members.tolist() == [0, 3]
+    assert snapshot.groups[group].enqueued.tolist() == [1, 2]
+    assert snapshot.groups[other].enqueued.tolist() == [7, -1]
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
     job.stands(1, 3, 2, head=0, as_of=5)
     job.status(1, RankState.EXITED, 6)
     job.attempt.rank(info(1, pid=4711), at(7))
-    picture = job.attempt.picture(at(7))
-    assert picture.groups[job.group].enqueued.tolist() == [3, -1, 3, 3]
-    assert picture.state[1] is RankState.LIVE
-    assert picture.as_of[1] == 0
+    snapshot = job.attempt.snapshot(at(7))
+    assert snapshot.groups[job.group].enqueued.tolist() == [3, -1, 3, 3]
+    assert snapshot.state[1] is RankState.LIVE
+    assert snapshot.as_of[1] == 0
     assert job.entries(1, [1]).joined == 1
 
 
@@ -229,7 +229,7 @@ def test_as_of_does_not_run_ahead_of_the_service() -> None:
     job = Job()
     job.stands(0, 7, 6, head=0.0)
     job.attempt.observe_watermarks(i32(), i64(), i64(), i64(), i64(), i32(0), i64(at(50)), at(5))
-    assert job.attempt.picture(at(5)).as_of[0] == at(5)
+    assert job.attempt.snapshot(at(5)).as_of[0] == at(5)
 
 
 def test_the_gone_wait_no_more() -> None:
@@ -274,7 +274,7 @@ def test_marks_only_rise() -> None:
     job.entries(0, [1, 2, 3], created=1)
     job.entries(0, [4], Flags.JOINED, created=2)
     job.stands(0, 2, 2)
-    group = job.attempt.picture(at(5)).groups[job.group]
+    group = job.attempt.snapshot(at(5)).groups[job.group]
     assert (group.enqueued[0], group.completed[0]) == (4, 3)
     assert group.head_since[0] == at(2)
 
@@ -288,7 +288,7 @@ def test_when_a_member_came_as_far_as_it_is() -> None:
     job.entries(1, [2], Flags.JOINED, now=4)
     job.entries(2, [1, 2], Flags.JOINED, now=3)
     job.entries(2, [1], Flags.STARTED, now=5)
-    moved_at = job.attempt.picture(at(9)).groups[0].moved_at
+    moved_at = job.attempt.snapshot(at(9)).groups[0].moved_at
     assert moved_at is not None
     assert moved_at.tolist() == [at(1), at(3), at(5), 0]
 
@@ -311,7 +311,7 @@ def test_the_first_collective_of_a_group_has_its_number() -> None:
         job.stands(rank, 1, UNKNOWN_SEQ, head=0.0, as_of=1)
     job.hears(30)
     assert job.stalled(30) == [(0, 1), (1, 1), (2, 1)]
-    group = job.attempt.picture(at(30)).groups[job.group]
+    group = job.attempt.snapshot(at(30)).groups[job.group]
     assert group.completed.tolist() == [0, 0, 0, -1]
     assert group.ops(1) == "all_reduce"
 
@@ -332,7 +332,7 @@ def test_p2p_waits_are_stalls_too() -> None:
     assert job.stalled(10.5) == []
     job.hears(11)
     assert job.stalled(11) == [(3, UNKNOWN_SEQ)]
-    assert job.attempt.picture(at(11)).channels.in_flight.tolist() == [2]
+    assert job.attempt.snapshot(at(11)).channels.in_flight.tolist() == [2]
     nothing = i32()
     job.attempt.observe_channels(
         3, nothing, nothing, np.empty(0, np.uint8), np.empty(0, np.uint32), i64(), at(12)
@@ -353,7 +353,7 @@ def test_only_another_word_of_sends_is_a_move() -> None:
             i64(at(0)),
             at(second),
         )
-        moved_at = job.attempt.picture(at(second)).moved_at
+        moved_at = job.attempt.snapshot(at(second)).moved_at
         assert moved_at is not None
         assert moved_at.tolist()[3] == at(moved_s)
 
@@ -363,9 +363,9 @@ def test_a_gap_lasts_until_the_whole_is_known_again() -> None:
     job = Job()
     job.hears(1)
     job.status(2, RankState.LIVE, 2, gap=40)
-    assert job.attempt.picture(at(2)).gap.tolist() == [False, False, True, False]
+    assert job.attempt.snapshot(at(2)).gap.tolist() == [False, False, True, False]
     job.hears(3)
-    assert not job.attempt.picture(at(3)).gap.any()
+    assert not job.attempt.snapshot(at(3)).gap.any()
     job.status(2, RankState.LIVE, 4, gap=45)
     assert job.attempt.gap_entries == 45
 
@@ -420,7 +420,7 @@ def test_joining_and_completing_may_come_apart() -> None:
         now=at(9),
     )
     assert applied == Applied(rows=8, duplicates=0, joined=5, completed=3)
-    groups = job.attempt.picture(at(9)).groups
+    groups = job.attempt.snapshot(at(9)).groups
     assert (groups[0].enqueued[0], groups[0].completed[0]) == (3, 2)
     assert (groups[1].enqueued[0], groups[1].completed[0]) == (2, 1)
     assert groups[0].head_since[0] == at(3)
@@ -456,7 +456,7 @@ def test_a_failed_op_is_not_complete() -> None:
     job = Job()
     job.entries(0, [1], Flags.JOINED)
     job.entries(0, [1], Flags.COMPLETED | Flags.FAILED)
-    assert job.attempt.picture(at(1)).groups[0].completed[0] <= 0
+    assert job.attempt.snapshot(at(1)).groups[0].completed[0] <= 0
 
 
 def test_started_rows_raise_their_mark() -> None:
@@ -464,7 +464,7 @@ def test_started_rows_raise_their_mark() -> None:
     job = Job()
     job.entries(0, [1, 2, 3], Flags.JOINED)
     job.entries(0, [1, 2], Flags.STARTED)
-    group = job.attempt.picture(at(1)).groups[0]
+    group = job.attempt.snapshot(at(1)).groups[0]
     assert (group.started[0], group.started[1]) == (2, UNKNOWN_SEQ)
 
 
@@ -496,7 +496,7 @@ def test_the_minority_is_told_from_the_majority() -> None:
     assert not early.complete
     job.entries(1, [1], Flags.JOINED)
     job.entries(3, [1], Flags.JOINED)
-    (fact,) = job.attempt.picture(at(1)).mismatches
+    (fact,) = job.attempt.snapshot(at(1)).mismatches
     assert fact.complete
     assert [ranks for _, ranks in fact.classes] == [(0, 1, 3), (2,)]
     assert [signature.input_sizes for signature, _ in fact.classes] == [((4,),), ((8,),)]
@@ -648,7 +648,7 @@ def test_a_view_does_not_change_afterwards() -> None:
     """Whoever holds a view sees the moment it was taken, whatever comes later."""
     job = Job()
     job.entries(0, [1], Flags.JOINED)
-    view, picture = job.attempt.view(at(1)), job.attempt.picture(at(1))
+    view, snapshot = job.attempt.view(at(1)), job.attempt.snapshot(at(1))
     job.entries(0, [1], Flags.COMPLETED)
     job.entries(0, range(2, 40))
     job.status(0, RankState.EXITED, 2)
@@ -657,9 +657,9 @@ def test_a_view_does_not_change_afterwards() -> None:
     assert len(view.groups) == 1
     assert view.ranks[0].waiting_in == "all_reduce #1 on default_pg"
     assert view.ranks[0].status.state is RankState.LIVE
-    assert picture.groups[0].enqueued[0] == 1
-    assert picture.groups[0].ops(1) == "all_reduce"
-    assert picture.groups[0].ops(2) == ""
+    assert snapshot.groups[0].enqueued[0] == 1
+    assert snapshot.groups[0].ops(1) == "all_reduce"
+    assert snapshot.groups[0].ops(2) == ""
 
 
 def test_a_member_nobody_told_of_opens_nothing() -> None:

@@ -33,7 +33,7 @@ def hang(job: Job) -> Job:
 
 
 def views(job: Job) -> dict[int, AttemptView]:
-    return {view.key.attempt: view for view in job.engine.snapshot(job.now).attempts}
+    return {view.key.attempt: view for view in job.engine.status_view(job.now).attempts}
 
 
 @pytest.mark.parametrize("world", [2, 4, 8])
@@ -131,4 +131,4 @@ def test_attempts_that_no_agent_speaks_for_make_room() -> None:
     job.engine.connection(job.attempt, [0], False, job.now)
     job.run(90)
     Job(1, engine=job.engine, now=job.now, name="c")
-    assert [view.key.job for view in job.engine.snapshot(job.now).attempts] == ["b", "c"]
+    assert [view.key.job for view in job.engine.status_view(job.now).attempts] == ["b", "c"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frd.engine.clocks.exchange import Exchange
-from frd.engine.clocks.offset_bounds import DRIFT, Bounds
+from frd.engine.clocks.offset_bounds import DRIFT, OffsetBounds
 from frd.model import NodeRawNs, ServiceRawNs
 
 MS = 1_000_000
@@ -25,14 +25,14 @@ def exchange(at: int, *, there: int = MS, back: int = MS) -> Exchange:
 
 def test_an_exchange_bounds_on_both_sides() -> None:
     """The ping took a millisecond, the pong three: above by the one, below by the other."""
-    low, high = Bounds(exchange(100 * S, back=3 * MS)).at(100 * S)
+    low, high = OffsetBounds(exchange(100 * S, back=3 * MS)).at(100 * S)
     assert (low, high) == pytest.approx((5 * S - 3 * MS, 5 * S + MS), abs=1 * MS // 1000)
 
 
 @pytest.mark.parametrize("later", [-60 * S, -S, S, 60 * S])
 def test_a_bound_widens_with_the_distance_from_it(later: int) -> None:
     """Before it as after it, by what clocks may drift, and never by less than that."""
-    bounds = Bounds(exchange(100 * S))
+    bounds = OffsetBounds(exchange(100 * S))
     low, high = bounds.at(100 * S + later)
     assert high - (5 * S + MS) > abs(later) / DRIFT
     assert (5 * S - MS) - low > abs(later + 2 * MS) / DRIFT - 2 * MS
@@ -41,7 +41,7 @@ def test_a_bound_widens_with_the_distance_from_it(later: int) -> None:
 
 def test_of_two_exchanges_each_side_has_the_one_that_binds_more() -> None:
     """One was quick there, the other back."""
-    bounds = Bounds(exchange(100 * S, there=MS // 10, back=9 * MS))
+    bounds = OffsetBounds(exchange(100 * S, there=MS // 10, back=9 * MS))
     assert bounds.narrow(exchange(101 * S, there=9 * MS, back=MS // 10))
     low, high = bounds.at(101 * S)
     assert high - low < 2 * MS // 10 + S // DRIFT + MS // 100
@@ -50,7 +50,7 @@ def test_of_two_exchanges_each_side_has_the_one_that_binds_more() -> None:
 def test_what_is_told_gets_no_worse_than_it_was_said_to_be() -> None:
     """What was once known to a tenth of a millisecond is known to that and the drift since, even
     when the interval that remains is wide on one side."""
-    bounds = Bounds(exchange(100 * S, there=MS // 10, back=MS // 10))
+    bounds = OffsetBounds(exchange(100 * S, there=MS // 10, back=MS // 10))
     estimate, half = bounds.settle(100 * S, 5 * S)
     assert abs(estimate - 5 * S) <= half <= MS // 10 + 100
     estimate, half = bounds.settle(110 * S, 9 * S)

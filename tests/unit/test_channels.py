@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from frd.engine.state.p2p import Channels
+from frd.engine.state.p2p import P2PChannels
 
 
-def tell(channels: Channels, rank: int, in_flight: list[int], since: list[int]) -> None:
+def tell(channels: P2PChannels, rank: int, in_flight: list[int], since: list[int]) -> None:
     """So many to each of the next ranks."""
     peers = rank + 1 + np.arange(len(in_flight))
     channels.replace(
@@ -22,26 +22,26 @@ def tell(channels: Channels, rank: int, in_flight: list[int], since: list[int]) 
 
 def test_a_later_word_replaces_the_one_before() -> None:
     """Rank 5 tells twice, then that it is done; what rank 2 told between is not touched."""
-    channels = Channels()
+    channels = P2PChannels()
     tell(channels, 5, [1, 2], [70, 50])
     tell(channels, 2, [1], [60])
     tell(channels, 5, [0, 1], [0, 80])
-    picture = channels.picture()
-    assert list(zip(picture.rank, picture.peer, picture.since, strict=True)) == [
+    snapshot = channels.snapshot()
+    assert list(zip(snapshot.rank, snapshot.peer, snapshot.since, strict=True)) == [
         (2, 3, 60),
         (5, 7, 80),
     ]
     assert channels.waiting_before(70).rank.tolist() == [2]
     tell(channels, 5, [0, 0], [0, 0])
-    assert channels.picture().rank.tolist() == [2]
+    assert channels.snapshot().rank.tolist() == [2]
     assert channels.waiting_before(90).rank.tolist() == [2]
 
 
 def test_who_has_told_nothing_may_be_forgotten() -> None:
     """A rank starts again before it told of any channel."""
-    channels = Channels()
+    channels = P2PChannels()
     channels.forget(3)
     tell(channels, 3, [1], [40])
     channels.forget(3)
-    assert len(channels.picture().rank) == 0
+    assert len(channels.snapshot().rank) == 0
     assert len(channels.waiting_before(100).rank) == 0

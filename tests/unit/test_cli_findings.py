@@ -238,9 +238,9 @@ def test_a_live_picture_keeps_its_last_line(service: Service, command: str) -> N
     process, terminal = on_a_terminal(service, 8, command, "--watch")
     try:
         text = shown(terminal, b"last heard 0.4 s ago")
-        picture = text.partition("last heard 0.4 s ago")[0]  # of as many as came at once
-        assert "more lines: make the window higher" in picture
-        assert len(picture.splitlines()) <= 8
+        snapshot = text.partition("last heard 0.4 s ago")[0]  # of as many as came at once
+        assert "more lines: make the window higher" in snapshot
+        assert len(snapshot.splitlines()) <= 8
         service.server.shutdown()
         service.server.server_close()
         shown(terminal, b"nothing listens there")

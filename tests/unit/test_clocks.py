@@ -14,7 +14,7 @@ from frd.engine.matching.arrivals import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module
-from frd.service.clocks.agent_clocks import AgentClock, Clocks, claim_ns, decode, encode, guess
+from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, claim_ns, decode, encode, guess
 from frd.wire import Readings, Watermarks
 
 S = 1_000_000_000
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self) -> None:
         self.at = 1_000 * S
-        self.clocks = Clocks(self.now, lambda: ServiceRawNs(self.at))
+        self.clocks = AgentClocks(self.now, lambda: ServiceRawNs(self.at))
 
     def now(self) -> AlignedNs:
         return AlignedNs(WALL + self.at)

@@ -98,7 +98,7 @@ def test_marks_of_a_rank_that_is_no_member_are_refused() -> None:
     nobody = np.zeros(0, np.int32), np.zeros(0, np.int64)
     with pytest.raises(WireError, match="row 1: the rank is not in the group"):
         job.attempt.observe_watermarks(pair, enqueued, started, completed, head, *nobody, START)
-    (group,) = job.attempt.picture(START).groups
+    (group,) = job.attempt.snapshot(START).groups
     assert group.enqueued.max() == -1
 
 
@@ -117,6 +117,6 @@ def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
         AlignedNs(START + 13 * S),
     )
     job.tell(0, range(5, 11), Flags.JOINED)
-    (group,) = job.attempt.picture(AlignedNs(START + 13 * S)).groups
+    (group,) = job.attempt.snapshot(AlignedNs(START + 13 * S)).groups
     assert (group.enqueued[0], group.completed[0]) == (12, 11)
     assert group.head_since[0] == START + 12 * S

@@ -11,11 +11,11 @@ import pytest
 
 from frd.errors import ConfigError, ServiceUnavailable
 from frd.rpc import open_clock
-from frd.service.access.admission import Door
+from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
-from frd.service.access.token_bucket import Pace
+from frd.service.access.token_bucket import TokenBucket
 from frd.service.app import RealTime
-from frd.service.clocks.agent_clocks import Clocks
+from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
@@ -27,8 +27,8 @@ def test_a_stranger_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCapt
     path = tmp_path / "tokens"
     path.write_text("t" * 32)
     path.chmod(0o600)
-    clocks = Clocks(RealTime(), raw_now)
-    pings = Pings(clocks, Door(Tokens(path), streams_per_peer=100))
+    clocks = AgentClocks(RealTime(), raw_now)
+    pings = Pings(clocks, Admission(Tokens(path), streams_per_peer=100))
 
     async def knock() -> None:
         server = GrpcServer(pings.handle, pings.handle, "127.0.0.1:0")
@@ -47,7 +47,7 @@ def test_a_stranger_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_who_hangs_up_keeps_nobody_waiting() -> None:
     """A thousand that left the queue before their turn leave no debt behind."""
-    pace = Pace(10.0, 5.0)
+    pace = TokenBucket(10.0, 5.0)
     for _ in range(1_000):
         pace.take(1, 1.0)
     for _ in range(1_000):

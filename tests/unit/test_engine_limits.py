@@ -84,9 +84,9 @@ def test_an_attempt_that_is_forgotten_leaves_its_finding() -> None:
     lost = gone.only()
     other = Job(2, engine=gone.engine, now=gone.now, name="other")
     other.run(1)
-    snapshot = gone.engine.snapshot(other.now)
-    assert [view.key.job for view in snapshot.attempts] == ["other"]
-    assert [finding.id for finding in snapshot.findings] == [lost.id]
+    status_view = gone.engine.status_view(other.now)
+    assert [view.key.job for view in status_view.attempts] == ["other"]
+    assert [finding.id for finding in status_view.findings] == [lost.id]
     assert changes(other.run(60)) == [Change.CLOSED]
 
 
@@ -100,7 +100,7 @@ def test_a_late_process_of_an_old_attempt_does_not_revive_it() -> None:
     new = Job(2, attempt=1, engine=old.engine, now=old.now)
     late_one = RankInfo(1, 2, "node9", "boot9", 999)
     old.engine.rank(old.attempt, late_one, new.now)
-    views = {view.key.attempt: view for view in old.engine.snapshot(new.now).attempts}
+    views = {view.key.attempt: view for view in old.engine.status_view(new.now).attempts}
     assert [(n, view.superseded) for n, view in sorted(views.items())] == [(0, True), (1, False)]
     assert [rank.info.rank for rank in views[0].ranks] == [0, 1]
 
@@ -110,7 +110,7 @@ def test_only_what_is_open_is_taken_up_again() -> None:
     engine = Engine(Policy())
     closed = replace(OTHERS, id="ff", state=FindingState.CLOSED, closed_at=START)
     engine.restore([closed, OTHERS], START)
-    assert [finding.id for finding in engine.snapshot(START).findings] == [OTHERS.id]
+    assert [finding.id for finding in engine.status_view(START).findings] == [OTHERS.id]
 
 
 def test_what_collectives_tell_of_clocks_is_taken_once() -> None:

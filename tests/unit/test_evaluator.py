@@ -13,8 +13,8 @@ import pytest
 from frd.model import AlignedNs, FindingEvent, FindingState
 from frd.service.findings import evaluator
 from frd.service.findings.evaluator import Evaluator
-from frd.service.ingest.watermark_buffer import Marks
-from frd.service.journal.writer import Recorder
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
@@ -29,13 +29,13 @@ class Bench:
         self.job.run(1)
         self.path = folder / "findings.sqlite3"
         self.store = FindingStore(self.path)
-        self.recorder = Recorder(
+        self.recorder = JournalWriter(
             folder / "journal", settings=b"{}", now=self.job.now, limits=JournalLimits()
         )
         self.published: list[FindingEvent] = []
         self.evaluator = Evaluator(
             self.job.engine,
-            Marks(self.job.engine),
+            WatermarkBuffer(self.job.engine),
             self.store,
             self.recorder,
             now=lambda: self.job.now,

@@ -42,7 +42,7 @@ from frd.service.http.routes import create_app
 from frd.service.state import DumpResult, NodeView, ServiceState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore, Place
-from frd.views import AttemptView, GroupView, MemoryView, RankView, Snapshot
+from frd.views import AttemptView, GroupView, MemoryView, RankView, StatusView
 from frd.wire import Part
 
 SECOND = 1_000_000_000
@@ -100,7 +100,7 @@ class Service:
             clock=AgentClock("", guess(NodeNs(NOW - 1_000_000), NOW)).view(NOW),
             ranks={view.key: (0, 1) for view in jobs},
         )
-        self.told = ServiceState(Snapshot(NOW, jobs, findings), [node])
+        self.told = ServiceState(StatusView(NOW, jobs, findings), [node])
         self.why_not_ready: str | None = None
         self.asked: list[tuple[AttemptKey, tuple[int, ...] | None, bool, float]] = []
 
@@ -358,7 +358,7 @@ def test_memory_of_the_ranks_asked_for(client: Client) -> None:
     used, recent = np.full(12, 1 << 30, np.int64), np.full((12, 4), 1 << 30, np.int64)
     memory = MemoryView(series, used, 2 * used, recent, 2.0)
     view = dataclasses.replace(attempt_view("train", world_size=12), memory=memory)
-    client.service.told = ServiceState(Snapshot(NOW, [view], []))
+    client.service.told = ServiceState(StatusView(NOW, [view], []))
     for query, told in (("", 6), ("memory=all", 12), ("memory=3-9", 7)):
         job = client.get("/api/v1/jobs/train", query).json
         assert len(job["memory"]["series"]) == told, query

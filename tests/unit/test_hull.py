@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from frd.engine.clocks.feasible_line import BATCH_NS, Corridor
+from frd.engine.clocks.feasible_line import BATCH_NS, FeasibleLine
 
 S = 1_000_000_000
 US = 1_000
 STEEPEST = 1e-4
 
 
-def corridor(points: list[tuple[int, int, int]]) -> Corridor:
+def corridor(points: list[tuple[int, int, int]]) -> FeasibleLine:
     (x, upper, lower), *others = points
-    made = Corridor(STEEPEST, x, upper, lower)
+    made = FeasibleLine(STEEPEST, x, upper, lower)
     for point in others:
         made.add(*point)
     return made

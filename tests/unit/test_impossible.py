@@ -75,8 +75,8 @@ def test_a_timeout_that_ends_a_rank_convicts_nobody(seq: int) -> None:
         job.status(rank, RankState.EXITED, "RuntimeError: Timed out")
     job.run(10)
     assert [suspect.rank for suspect in job.only().suspects] == [3]
-    picture, stalls = job.attempt.picture(job.now), job.attempt.stalls(job.now)
-    (verdict,) = find(picture, stalls, threshold_s=job.attempt.threshold_s)
+    snapshot, stalls = job.attempt.snapshot(job.now), job.attempt.stalls(job.now)
+    (verdict,) = find(snapshot, stalls, threshold_s=job.attempt.threshold_s)
     assert [(b.rank, b.confidence) for b in verdict.suspects] == [(3, Confidence.HIGH)]
 
 

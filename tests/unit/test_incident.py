@@ -10,7 +10,7 @@ import pytest
 from frd.engine.hangs.diagnosis import Verdict
 from frd.engine.hangs.incidents import Incidents
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture, StallTable, Stuck
+from frd.engine.state.snapshot import Snapshot, StallTable, Stuck
 from frd.errors import WireError
 from frd.forms import clock_text
 from frd.model import (
@@ -132,24 +132,24 @@ def test_a_suspect_is_not_exchanged_on_a_passing_sight() -> None:
     assert [s.rank for s in job.events[-1].finding.suspects] == [2]
 
 
-def left_inside() -> tuple[Picture, StallTable, Verdict]:
+def left_inside() -> tuple[Snapshot, StallTable, Verdict]:
     """Rank 3 is still inside what the others have completed, which may be true for a moment of
     any collective; two groups are stalled."""
     scene = Scene(4).group("dp", range(4)).group("tp", [0, 1])
     scene.passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
     (verdict,) = scene.find()
     assert {blame.reason for blame in verdict.suspects} == {Reason.IN_COLLECTIVE_ALONE}
-    return scene.picture(), scene.stalls(), verdict
+    return scene.snapshot(), scene.stalls(), verdict
 
 
 def looked(looks: Sequence[tuple[float, Sequence[Verdict]]]) -> list[list[Change]]:
     """What is told when verdicts are as they are so many seconds from now."""
-    picture, stalls, _ = left_inside()
-    incidents = Incidents(picture.key, Policy())
+    snapshot, stalls, _ = left_inside()
+    incidents = Incidents(snapshot.key, Policy())
     return [
         changes(
             incidents.update(
-                replace(picture, now=AlignedNs(picture.now + round(seconds * 1e9))),
+                replace(snapshot, now=AlignedNs(snapshot.now + round(seconds * 1e9))),
                 stalls,
                 verdicts,
                 old_news=AlignedNs(0),
@@ -582,7 +582,7 @@ def test_no_more_attempts_than_allowed_but_old_ones_make_room() -> None:
     other.status(0, RankState.FINISHED)
     other.run(1)
     Job(1, engine=job.engine, name="c")
-    keys = [view.key.job for view in job.engine.snapshot(job.now).attempts]
+    keys = [view.key.job for view in job.engine.status_view(job.now).attempts]
     assert keys == ["a", "c"]
 
 
@@ -600,4 +600,4 @@ def test_remembered_findings_are_bounded() -> None:
         job.group(name, [0, 1]).join(name, [0], 0).run(3)
         job.join(name, [1], 0).complete(name, [0, 1], 0).run(3)
     assert len(job.findings()) == 3
-    assert job.engine.snapshot(job.now).evicted["findings"] >= 7
+    assert job.engine.status_view(job.now).evicted["findings"] >= 7

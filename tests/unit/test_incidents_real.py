@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from frd.engine.hangs.diagnosis import find
-from frd.engine.state.snapshot import ChannelPicture, GroupPicture, Picture, StallTable
+from frd.engine.state.snapshot import ChannelSnapshot, GroupSnapshot, Snapshot, StallTable
 from frd.flight import Dump, load_dump, parse_profiling_name
 from frd.model import UNKNOWN_SEQ, AlignedNs, AttemptKey, GroupInfo, RankState, Reason
 
@@ -42,7 +42,7 @@ def last_seqs(dump: Dump) -> dict[str, int]:
     return status
 
 
-def picture_of(ranks: dict[int, Dump]) -> tuple[Picture, StallTable]:
+def picture_of(ranks: dict[int, Dump]) -> tuple[Snapshot, StallTable]:
     now = AlignedNs(max(e.time_created_ns for d in ranks.values() for e in d.entries) + 60 * 10**9)
     infos: dict[GroupInfo, None] = {}
     for dump in ranks.values():
@@ -72,10 +72,10 @@ def picture_of(ranks: dict[int, Dump]) -> tuple[Picture, StallTable]:
         members = np.array(info.ranks, np.int32)
         enqueued, started, completed, since_head = np.array(rows, np.int64).T
         ops = op_lookup(ranks, info)
-        groups.append(GroupPicture(info, members, enqueued, started, completed, since_head, ops))
+        groups.append(GroupSnapshot(info, members, enqueued, started, completed, since_head, ops))
     table = np.array(channels, np.int64).T
     rank, group, peer, is_send, in_flight, since_column = table
-    picture = Picture(
+    snapshot = Snapshot(
         key=AttemptKey("megatron", 0),
         now=now,
         world_size=WORLD,
@@ -88,7 +88,7 @@ def picture_of(ranks: dict[int, Dump]) -> tuple[Picture, StallTable]:
         gap=np.zeros(WORLD, np.bool_),
         info={},
         groups=groups,
-        channels=ChannelPicture(
+        channels=ChannelSnapshot(
             rank.astype(np.int32),
             group.astype(np.int32),
             peer.astype(np.int32),
@@ -98,7 +98,9 @@ def picture_of(ranks: dict[int, Dump]) -> tuple[Picture, StallTable]:
         ),
     )
     late = np.array(stalled, np.int64).T
-    return picture, StallTable(late[0].astype(np.int32), late[1].astype(np.int32), late[2], late[3])
+    return snapshot, StallTable(
+        late[0].astype(np.int32), late[1].astype(np.int32), late[2], late[3]
+    )
 
 
 def op_lookup(ranks: dict[int, Dump], info: GroupInfo) -> Callable[[int], str]:
@@ -120,8 +122,8 @@ def op_lookup(ranks: dict[int, Dump], info: GroupInfo) -> Callable[[int], str]:
 )
 def test_exactly_the_injected_ranks_are_named(incident: str, reason: Reason) -> None:
     """Of 16 ranks in 13 layers of groups, 9 and 14 are at fault; all others are victims."""
-    picture, stalled = picture_of(dumps(incident))
-    (verdict,) = find(picture, stalled)
+    snapshot, stalled = picture_of(dumps(incident))
+    (verdict,) = find(snapshot, stalled)
     assert {blame.rank: blame.reason for blame in verdict.suspects} == {9: reason, 14: reason}
     assert set(verdict.victims) == set(range(WORLD)) - {9, 14}
     assert verdict.unknown == ()

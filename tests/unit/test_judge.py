@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.matching.arrivals import Charges, as_culprit
+from frd.engine.matching.arrivals import LostTime, as_culprit
 from frd.engine.policy import Policy
 from frd.engine.stragglers.detection import Judgement, Roll, judge
 from frd.engine.stragglers.lateness import BUCKETS, Lateness
@@ -31,16 +31,16 @@ class Lost:
     often: int
     buckets: Sequence[int] = range(BUCKETS)
 
-    def charges(self) -> Charges:
+    def charges(self) -> LostTime:
         n = self.often * len(self.buckets)
         group: Int32s = np.full(n, self.group, np.int32)
         at: Int64s = np.repeat(START + BUCKET_NS * np.array(self.buckets), self.often)
-        return Charges(group, np.full(n, self.culprit), at, np.full(n, round(self.ms * MS)))
+        return LostTime(group, np.full(n, self.culprit), at, np.full(n, round(self.ms * MS)))
 
 
-def joined(rows: Iterable[Lost]) -> Charges:
+def joined(rows: Iterable[Lost]) -> LostTime:
     parts = [row.charges() for row in rows]
-    return Charges(
+    return LostTime(
         *(
             np.concatenate([getattr(part, name) for part in parts])
             for name in ("group", "culprit", "at", "lost_ns")

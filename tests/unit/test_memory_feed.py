@@ -55,7 +55,7 @@ def samples(stream: Stream, series: list[int], values: list[list[int]]) -> Memor
 
 def memory(service: Service) -> MemoryView:
     service.engine.advance(AlignedNs(service.now))
-    (view,) = service.engine.snapshot(AlignedNs(service.now)).attempts
+    (view,) = service.engine.status_view(AlignedNs(service.now)).attempts
     return view.memory
 
 
@@ -127,7 +127,7 @@ def test_attempts_of_one_stream_are_kept_apart() -> None:
     stream.send(samples(stream, [0], [[GIB]]))
     stream.send(samples(stream, [3], [[5 * GIB]]))
     service.engine.advance(AlignedNs(service.now))
-    views = service.engine.snapshot(AlignedNs(service.now)).attempts
+    views = service.engine.status_view(AlignedNs(service.now)).attempts
     assert {view.key.job: view.memory.used[0] for view in views} == {"job": GIB, "other": 5 * GIB}
     with pytest.raises(WireError, match="several attempts"):
         stream.send(samples(stream, [0, 3], [[GIB], [GIB]]))

@@ -215,7 +215,7 @@ def test_findings_of_an_earlier_service_stay_for_a_while() -> None:
     [opened, *_] = job.run(24)
     engine = Engine(Policy(lost_close_after_s=900))
     engine.restore([opened.finding], at(30))
-    assert [finding.id for finding in engine.snapshot(at(31)).findings] == [opened.finding.id]
+    assert [finding.id for finding in engine.status_view(at(31)).findings] == [opened.finding.id]
     [closed] = engine.advance(at(31 + 900))
     assert (closed.change, closed.finding.id) == (Change.CLOSED, opened.finding.id)
 

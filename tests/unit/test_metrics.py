@@ -29,7 +29,7 @@ from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import Counters, NodeView, ServiceState
-from frd.views import AttemptView, GroupView, Histogram, RankView, Snapshot
+from frd.views import AttemptView, GroupView, Histogram, RankView, StatusView
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 
@@ -161,7 +161,7 @@ def service_state(
     *attempts: AttemptView, findings: Sequence[Finding] = (), nodes: Sequence[NodeView] = ()
 ) -> ServiceState:
     return ServiceState(
-        snapshot=Snapshot(NOW, attempts, findings, {"collectives": 5}),
+        status_view=StatusView(NOW, attempts, findings, {"collectives": 5}),
         nodes=nodes,
         counters=Counters(
             entries=1000,

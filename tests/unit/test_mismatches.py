@@ -9,7 +9,7 @@ from frd.engine.matching import mismatches
 from frd.engine.matching.mismatches import MOST_FACTS_PER_GROUP, MOST_GROUPS, Mismatches
 from frd.engine.matching.signature_rules import Signatures
 from frd.engine.state.snapshot import MismatchFact
-from frd.engine.state.tables import Groups, Pairs
+from frd.engine.state.tables import GroupTable, PairTable
 from frd.model import AlignedNs, GroupInfo, Signature
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
@@ -20,7 +20,7 @@ class Job:
     """Groups of four ranks each, all of whom have joined up to seq 9."""
 
     def __init__(self, groups: int) -> None:
-        self.mismatches, self.groups, self.pairs = Mismatches(), Groups(), Pairs()
+        self.mismatches, self.groups, self.pairs = Mismatches(), GroupTable(), PairTable()
         self.signatures = Signatures(10)
         self.handles = [self.signatures.handle(one) for one in SIZES]
         for number in range(groups):

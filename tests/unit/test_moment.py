@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS, Moment, RankClocks, ties
+from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTime, ties
 from frd.engine.findings import builder
 from frd.engine.hangs.diagnosis import find
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.hangs.wait_graph import Doubt, Graph, Rules, Why
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Confidence, Finding, FindingState, Kind, RankState, Reason
 from tests.scenes import NOW, Scene, ago
@@ -22,16 +22,16 @@ from tests.scenes import NOW, Scene, ago
 MS = 1_000_000
 
 
-def moment(at_ms: float, node: int = 0, within_ms: float | None = 0.0) -> Moment:
+def moment(at_ms: float, node: int = 0, within_ms: float | None = 0.0) -> UncertainTime:
     bound = None if within_ms is None else round(within_ms * MS)
-    return Moment(AlignedNs(round(at_ms * MS)), node, bound)
+    return UncertainTime(AlignedNs(round(at_ms * MS)), node, bound)
 
 
-def under(picture: Picture, nodes: list[int], within_ms: list[float | None]) -> Picture:
+def under(snapshot: Snapshot, nodes: list[int], within_ms: list[float | None]) -> Snapshot:
     """The picture with these clocks."""
     bounds = [UNKNOWN_NS if ms is None else round(ms * MS) for ms in within_ms]
     clocks = RankClocks(np.array(nodes, np.int32), np.array(bounds, np.int64))
-    return replace(picture, clocks=clocks)
+    return replace(snapshot, clocks=clocks)
 
 
 # -- moments -------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def two_gone(apart_ms: float) -> Scene:
     return scene.rank(5, state=RankState.EXITED, state_age=9.0 - apart_ms / 1e3)
 
 
-def told(picture: Picture, scene: Scene) -> Finding:
-    (verdict,) = find(picture, scene.stalls())
+def told(snapshot: Snapshot, scene: Scene) -> Finding:
+    (verdict,) = find(snapshot, scene.stalls())
     finding = Finding(
         "id",
         Kind.STALL,
@@ -84,8 +84,8 @@ def told(picture: Picture, scene: Scene) -> Finding:
         "job",
         0,
         NOW,
-        collective=builder.collective_of(picture, verdict, 12.0),
-        suspects=builder.suspects_of(picture, verdict, 16),
+        collective=builder.collective_of(snapshot, verdict, 12.0),
+        suspects=builder.suspects_of(snapshot, verdict, 16),
     )
     return builder.finished(finding)
 
@@ -93,15 +93,15 @@ def told(picture: Picture, scene: Scene) -> Finding:
 NODES = [0, 0, 0, 1, 1, 1]
 
 
-def first_ranks(picture: Picture) -> list[int]:
-    loss = first_lost(picture, Policy())
+def first_ranks(snapshot: Snapshot) -> list[int]:
+    loss = first_lost(snapshot, Policy())
     return [one.rank for one in loss.exits] if loss is not None else []
 
 
 def test_a_tie_is_told_as_one() -> None:
     """2 ms lie between them, their clocks are known to 1.2 ms each: neither was first."""
     scene = two_gone(2.0)
-    finding = told(under(scene.picture(), NODES, [1.2] * 6), scene)
+    finding = told(under(scene.snapshot(), NODES, [1.2] * 6), scene)
     assert [(s.rank, s.tied) for s in finding.suspects] == [(2, True), (5, True)]
     assert [s.onset_at for s in finding.suspects] == [ago(9.0), ago(8.998)]
     assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0012, 0.0012]
@@ -112,7 +112,7 @@ def test_a_tie_is_told_as_one() -> None:
 def test_an_order_beyond_doubt_is_no_tie() -> None:
     """The same with clocks known to 0.9 ms each: 2 was first."""
     scene = two_gone(2.0)
-    finding = told(under(scene.picture(), NODES, [0.9] * 6), scene)
+    finding = told(under(scene.snapshot(), NODES, [0.9] * 6), scene)
     assert [(s.rank, s.tied) for s in finding.suspects] == [(2, False), (5, False)]
     assert "at the same time" not in finding.summary
 
@@ -120,7 +120,7 @@ def test_an_order_beyond_doubt_is_no_tie() -> None:
 def test_an_unknown_clock_is_told_as_one() -> None:
     """Node 1 is unsynchronized: seconds apart, and still no order."""
     scene = two_gone(3_000)
-    finding = told(under(scene.picture(), NODES, [0.1] * 3 + [None] * 3), scene)
+    finding = told(under(scene.snapshot(), NODES, [0.1] * 3 + [None] * 3), scene)
     assert [s.tied for s in finding.suspects] == [True, True]
     assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0001, None]
     assert finding.summary.endswith("; their clocks cannot tell which of them was first")
@@ -131,8 +131,8 @@ def test_who_was_lost_first_is_known_as_well_as_clocks_are(
     within_ms: float | None, lost: list[int]
 ) -> None:
     """Two processes end 80 ms apart on two nodes, the rest runs on."""
-    picture = under(two_gone(80.0).picture(), NODES, [within_ms] * 6)
-    assert first_ranks(picture) == lost
+    snapshot = under(two_gone(80.0).snapshot(), NODES, [within_ms] * 6)
+    assert first_ranks(snapshot) == lost
 
 
 @pytest.mark.parametrize(("within_ms", "proven"), [(1.0, True), (300.0, False), (None, True)])
@@ -142,18 +142,18 @@ def test_absence_is_proven_beyond_what_clocks_may_be_off(
     """Rank 5 was last heard of 500 ms after rank 0 came to what 5 has not come to; a clock that
     nobody bounds is taken at its word."""
     scene = Scene(6).group("dp", range(6)).waits("dp", 7, range(5), age=2.0)
-    picture = under(scene.rank(5, as_of_age=1.5).picture(), NODES, [within_ms] * 6)
-    graph = Graph(Waits(picture), Rules(lambda group: 1.0, 10.0))
-    node = graph.absentee(5, picture.moment(0, ago(2.0)))
+    snapshot = under(scene.rank(5, as_of_age=1.5).snapshot(), NODES, [within_ms] * 6)
+    graph = Graph(Waits(snapshot), Rules(lambda group: 1.0, 10.0))
+    node = graph.absentee(5, snapshot.moment(0, ago(2.0)))
     assert (node == Doubt(5, Why.UNPROVEN)) is not proven
 
 
 def test_when_not_all_can_be_named_the_surest_are() -> None:
     """3 entered dp before tp, the other five the other way round, and two may be named."""
     scene = Scene(6).group("tp", range(6)).group("dp", range(6))
-    picture = scene.waits("dp", 1, [3]).waits("tp", 1, [0, 1, 2, 4, 5]).picture()
-    (verdict,) = find(picture, scene.stalls())
-    named = builder.suspects_of(picture, verdict, 2)
+    snapshot = scene.waits("dp", 1, [3]).waits("tp", 1, [0, 1, 2, 4, 5]).snapshot()
+    (verdict,) = find(snapshot, scene.stalls())
+    named = builder.suspects_of(snapshot, verdict, 2)
     assert [(suspect.rank, suspect.confidence.value) for suspect in named] == [
         (0, "medium"),
         (3, "high"),
@@ -176,7 +176,7 @@ def test_one_agent_alone_does_not_convict_a_rank_of_another(
 ) -> None:
     """Rank 3 is inside what all others are done with, as the agents of these say."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
-    (verdict,) = find(under(scene.picture(), agents, [0.0] * 4), scene.stalls())
+    (verdict,) = find(under(scene.snapshot(), agents, [0.0] * 4), scene.stalls())
     (blame,) = verdict.suspects
     assert (blame.rank, blame.reason) == (3, Reason.IN_COLLECTIVE_ALONE)
     assert blame.confidence is confidence
@@ -190,4 +190,4 @@ def test_a_loss_is_told_although_nothing_shows_what_the_others_do(
     have told of an end."""
     scene = Scene(2).rank(0, state=RankState.EXITED, state_age=60, detail="RuntimeError: CUDA")
     scene.rank(1, as_of_age=70, connected=connected)
-    assert first_ranks(scene.picture()) == lost
+    assert first_ranks(scene.snapshot()) == lost

@@ -22,8 +22,8 @@ from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.notices import Choice, News
 from frd.service.findings.notifier import Notifier
 from frd.service.http.runbooks import load as runbooks
-from frd.service.ingest.watermark_buffer import Marks
-from frd.service.journal.writer import Recorder
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
@@ -41,14 +41,14 @@ class Scene:
         self.job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
         self.job.run(1)
         self.store = FindingStore(folder / "findings.sqlite3")
-        self.recorder = Recorder(
+        self.recorder = JournalWriter(
             folder / "journal", settings=b"{}", now=self.job.now, limits=JournalLimits()
         )
         self.notifier = Notifier(targets, lambda: "http://127.0.0.1:9374", first_pause_s=0.05)
         self.published: list[FindingEvent] = []
         self.evaluator = Evaluator(
             self.job.engine,
-            Marks(self.job.engine),
+            WatermarkBuffer(self.job.engine),
             self.store,
             self.recorder,
             now=lambda: self.job.now,

@@ -11,16 +11,16 @@ import pytest
 
 from frd.engine.engine import Engine
 from frd.engine.matching import usual_waits
-from frd.engine.matching.usual_waits import JobPauses, LearnedPauses, SlowTail, Wait, united
+from frd.engine.matching.usual_waits import JobPauses, LearnedPauses, LongWait, WaitHistory, united
 from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, RankState, Severity
 from frd.service.findings.evaluator import Evaluator
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.pauses import decode_pauses, encode_pauses
 from frd.service.journal.replay import replay
 from frd.service.journal.settings import Settings
-from frd.service.journal.writer import Recorder
+from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, read
@@ -156,7 +156,7 @@ def test_a_service_that_restarts_in_a_run_does_not_count_a_wait_twice() -> None:
 
 def test_what_was_learned_has_the_ceiling_of_the_policy() -> None:
     """An hour, twice, raises the threshold no further than `stall_after_max_s`."""
-    waits = [Wait.of(START, START + 3600 * S), Wait.of(START + 7200 * S, START + 10800 * S)]
+    waits = [LongWait.of(START, START + 3600 * S), LongWait.of(START + 7200 * S, START + 10800 * S)]
     engine = Engine(Policy(stall_after_max_s=600.0))
     engine.recall([JobPauses("job", START, {("dp", 4): waits})])
     assert threshold_s(started(engine, 0, AlignedNs(START + DAY))) == 600
@@ -173,11 +173,11 @@ def test_what_is_told_is_news() -> None:
 def test_waits_of_a_program_that_runs_ahead_do_not_add_up() -> None:
     """For an hour rank 0 is 3 s late in every step, and its peers are in the next one by then. It
     happens twice: a wait is usual if it takes 3 s, not if it takes an hour."""
-    tail = SlowTail(START)
+    tail = WaitHistory(START)
     for hour in range(2):
         at = START + hour * 7200 * S
         for _ in range(1200):
-            tail.add([Wait.of(at, at + 3 * S)])
+            tail.add([LongWait.of(at, at + 3 * S)])
             at += 2 * S
     assert tail.threshold_ns(POLICY, AlignedNs(START + 3 * 3600 * S)) == 15 * S
 
@@ -187,10 +187,16 @@ def test_waits_of_a_program_that_runs_ahead_do_not_add_up() -> None:
 
 def test_waits_unite_in_any_order() -> None:
     """Overlapping waits are one, whichever is learned first; those that touch nothing stay."""
-    waits = [Wait.of(0, 10), Wait.of(5, 12), Wait.of(12, 13), Wait.of(100, 130), Wait.of(20, 21)]
+    waits = [
+        LongWait.of(0, 10),
+        LongWait.of(5, 12),
+        LongWait.of(12, 13),
+        LongWait.of(100, 130),
+        LongWait.of(20, 21),
+    ]
     for order in permutations(waits):
-        assert united(order, 8) == [Wait(0, 13, 10), Wait.of(20, 21), Wait.of(100, 130)]
-    assert united(waits, 2) == [Wait(0, 13, 10), Wait.of(100, 130)]
+        assert united(order, 8) == [LongWait(0, 13, 10), LongWait.of(20, 21), LongWait.of(100, 130)]
+    assert united(waits, 2) == [LongWait(0, 13, 10), LongWait.of(100, 130)]
 
 
 def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +206,7 @@ def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(5):
         waits = {
             (f"g{group}", 4): [
-                Wait.of(at * 100 * S, (at * 100 + 3 + group) * S) for at in range(20)
+                LongWait.of(at * 100 * S, (at * 100 + 3 + group) * S) for at in range(20)
             ]
             for group in range(40)
         }
@@ -217,7 +223,7 @@ def test_what_is_kept_is_bounded_and_ages(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["train", "ü\n\ud800", ""])
 def test_any_name_is_kept(name: str, tmp_path: Path) -> None:
     """Names of jobs and groups come back as they were, from the store and from the journal."""
-    one = JobPauses(name, START, {(name, 4): [Wait.of(1, 2)]})
+    one = JobPauses(name, START, {(name, 4): [LongWait.of(1, 2)]})
     assert decode_pauses(encode_pauses([one, one])) == [one, one]
     store = FindingStore(tmp_path / "db")
     store.save_pauses([one])
@@ -259,14 +265,14 @@ class Service:
         self.engine = Engine(POLICY)
         self.store = FindingStore(folder / "findings.sqlite3")
         self.now = now
-        self.recorder = Recorder(
+        self.recorder = JournalWriter(
             folder / "journal",
             settings=Settings("1", POLICY).encode(),
             now=now,
             limits=JournalLimits(),
         )
         self.evaluator = Evaluator(
-            self.engine, Marks(self.engine), self.store, self.recorder,
+            self.engine, WatermarkBuffer(self.engine), self.store, self.recorder,
             now=lambda: self.now, project=ServiceState, publish=lambda events: None,
         )  # fmt: skip
         self.evaluator.take_up()
@@ -307,7 +313,7 @@ def test_a_replay_begins_attempts_as_the_service_did(tmp_path: Path) -> None:
     assert len(replay(records, pytest.fail).findings) == 1
     day_before = records[0].at - DAY
     known = JobPauses(
-        "train", START, {("default_pg", 3): [Wait.of(day_before, day_before + 25 * S)]}
+        "train", START, {("default_pg", 3): [LongWait.of(day_before, day_before + 25 * S)]}
     )
     learned = Record(RecordKind.LEARNED, records[0].at, 0, encode_pauses([known]))
     assert replay([learned, *records], pytest.fail).findings == ()

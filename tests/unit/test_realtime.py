@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from frd.engine.clocks.realtime_table import SLEW_PPM, RealTable
+from frd.engine.clocks.realtime_table import SLEW_PPM, RealtimeTable
 from tests.clocks import EPOCH, MS, US, Clock, S
 
 
-def table(raw: Clock, real: Clock, moments: list[int], spacing: int = 0) -> RealTable[int, int]:
-    made: RealTable[int, int] = RealTable(spacing)
+def table(raw: Clock, real: Clock, moments: list[int], spacing: int = 0) -> RealtimeTable[int, int]:
+    made: RealtimeTable[int, int] = RealtimeTable(spacing)
     for at in moments:
         made.read(raw(at), real(at), 100)
     return made

@@ -9,7 +9,7 @@ import pytest
 
 from frd.model import AlignedNs, MemoryColumns, NodeNs, WatermarkColumns
 from frd.service.journal import writer
-from frd.service.journal.writer import Recorder
+from frd.service.journal.writer import JournalWriter
 from frd.store.journal import JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks, encode_agent
@@ -17,8 +17,8 @@ from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks, en
 HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
 
 
-def start(folder: Path, **limits: int) -> Recorder:
-    return Recorder(folder, settings=b"{}", now=AlignedNs(1), limits=JournalLimits(**limits))
+def start(folder: Path, **limits: int) -> JournalWriter:
+    return JournalWriter(folder, settings=b"{}", now=AlignedNs(1), limits=JournalLimits(**limits))
 
 
 def records(path: Path) -> list[Record]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from frd.engine.matching.open_collectives import FIRST_CAPACITY, Closed, Rings
+from frd.engine.matching.open_collectives import FIRST_CAPACITY, OpenCollectives, RetiredCollectives
 from frd.model import Int32s, Int64s
 
 NODES: Int32s = np.zeros(1, np.int32)
 
 
-def rings(limit: int = 1 << 20, limit_per_group: int = 1 << 13, groups: int = 2) -> Rings:
-    made = Rings(limit, limit_per_group)
+def open_collectives(
+    limit: int = 1 << 20, limit_per_group: int = 1 << 13, groups: int = 2
+) -> OpenCollectives:
+    made = OpenCollectives(limit, limit_per_group)
     made.windows.reserve(groups)
     return made
 
@@ -21,7 +23,11 @@ def i64(*values: int) -> Int64s:
 
 
 def join(
-    ring: Rings, group: int, seqs: range | list[int], signature: int = 0, created: int = 100
+    ring: OpenCollectives,
+    group: int,
+    seqs: range | list[int],
+    signature: int = 0,
+    created: int = 100,
 ) -> Int64s:
     """One member joins these seqs, one after the other in time; returns its slots."""
     seq = i64(*seqs)
@@ -35,13 +41,13 @@ def join(
     return slot
 
 
-def take(ring: Rings, group: int, upto: int) -> Closed:
+def take(ring: OpenCollectives, group: int, upto: int) -> RetiredCollectives:
     return ring.take(np.array([group]), i64(upto))
 
 
 def test_members_meet_in_one_slot() -> None:
     """Two members join the same seqs at different times: counts add up, times merge."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(1, 4), created=100)
     join(ring, 0, range(1, 3), created=50)
     closed = take(ring, 0, 3)
@@ -54,7 +60,7 @@ def test_members_meet_in_one_slot() -> None:
 
 def test_another_signature_is_pointed_out() -> None:
     """The first signature of a slot stays; a row with another one is reported, row by row."""
-    ring = rings()
+    ring = open_collectives()
     slot = join(ring, 0, range(1, 4), signature=7)
     other = ring.merge(slot, i64(1, 2, 3), np.array([7, 8, 7], np.int32), i64(1, 1, 1), 0, NODES)
     assert other.tolist() == [False, True, False]
@@ -63,7 +69,7 @@ def test_another_signature_is_pointed_out() -> None:
 
 def test_a_chunk_grows_with_what_is_open() -> None:
     """A fast member runs far ahead: the chunk grows and nothing that was merged is lost."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(1, 10))
     join(ring, 1, range(1, 10))
     join(ring, 0, range(10, 1000))
@@ -76,7 +82,7 @@ def test_a_chunk_grows_with_what_is_open() -> None:
 
 def test_a_freed_chunk_is_used_again() -> None:
     """The small chunk that a growing group leaves behind serves the next group."""
-    ring = rings(groups=3)
+    ring = open_collectives(groups=3)
     join(ring, 0, range(1, 2 * FIRST_CAPACITY))
     before = ring.slots.count
     join(ring, 1, [5])
@@ -87,7 +93,7 @@ def test_a_freed_chunk_is_used_again() -> None:
 
 def test_the_oldest_gives_way_at_the_limit() -> None:
     """One member never comes: the window slides on, what it leaves behind is counted."""
-    ring = rings(limit_per_group=16)
+    ring = open_collectives(limit_per_group=16)
     join(ring, 0, range(1, 101))
     assert ring.slots.count <= 1 + 16
     assert ring.open == 16
@@ -99,7 +105,7 @@ def test_the_oldest_gives_way_at_the_limit() -> None:
 
 def test_a_slot_serves_again_as_new() -> None:
     """The window goes round its chunk: the next collective of a slot has nothing of the last."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(1, FIRST_CAPACITY + 1), created=500)
     take(ring, 0, FIRST_CAPACITY)
     join(ring, 0, range(FIRST_CAPACITY + 1, 2 * FIRST_CAPACITY + 1), created=100)
@@ -110,7 +116,7 @@ def test_a_slot_serves_again_as_new() -> None:
 
 def test_when_the_one_before_was_over() -> None:
     """Known of a collective whose predecessor told its end, be it in this take or an earlier."""
-    ring = rings()
+    ring = open_collectives()
     slot = join(ring, 0, range(1, 5))
     ring.complete(slot[[0, 2]], i64(900, 700), 0)
     assert take(ring, 0, 2).freed_at.tolist() == [0, 900]
@@ -119,7 +125,7 @@ def test_when_the_one_before_was_over() -> None:
 
 def test_rows_of_what_is_over_find_no_slot() -> None:
     """A row of a collective that was retired or evicted must not open it again."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(1, 6))
     take(ring, 0, 3)
     assert join(ring, 0, range(2, 6)).tolist()[:2] == [-1, -1]
@@ -128,7 +134,7 @@ def test_rows_of_what_is_over_find_no_slot() -> None:
 
 def test_an_earlier_seq_widens_the_window_downwards() -> None:
     """A member whose ring reaches further back tells of collectives before the first known."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(50, 60))
     join(ring, 0, range(40, 55))
     closed = take(ring, 0, 100)
@@ -137,7 +143,7 @@ def test_an_earlier_seq_widens_the_window_downwards() -> None:
 
 def test_no_room_for_another_group() -> None:
     """All slots are taken: another group has no accumulators, and no harm is done."""
-    ring = rings(limit=FIRST_CAPACITY + 1)
+    ring = open_collectives(limit=FIRST_CAPACITY + 1)
     join(ring, 0, range(1, 5))
     assert join(ring, 1, range(1, 5)).tolist() == [-1] * 4
     assert ring.open == 4
@@ -147,7 +153,7 @@ def test_no_room_for_another_group() -> None:
 
 def test_an_absurd_seq_costs_no_memory() -> None:
     """A seq near the end of its type moves the window there and evicts the rest."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(1, 5))
     join(ring, 0, [2**62])
     assert ring.slots.count < 1 << 14
@@ -157,7 +163,7 @@ def test_an_absurd_seq_costs_no_memory() -> None:
 
 def test_completion_times_go_where_their_seq_still_is() -> None:
     """The last completion of an open collective is kept; one of a closed slot is ignored."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(1, 3))
     group = np.zeros(3, np.int32)
     for late in (30, 20):
@@ -170,7 +176,7 @@ def test_completion_times_go_where_their_seq_still_is() -> None:
 
 def test_a_dropped_group_starts_anew() -> None:
     """After a member was replaced, low seqs open collectives again."""
-    ring = rings()
+    ring = open_collectives()
     join(ring, 0, range(1, 20))
     take(ring, 0, 10)
     ring.drop(np.array([0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from frd.model import AlignedNs, AttemptKey, RankInfo
-from frd.service.ingest.job_runs import Runs
+from frd.service.ingest.job_runs import JobRuns
 
 KEY = AttemptKey("train", 0)
 S = 1_000_000_000
@@ -33,7 +33,7 @@ def info(rank: int, pid: int, node: str = "vm") -> RankInfo:
 
 class Job:
     def __init__(self) -> None:
-        self.runs = Runs()
+        self.runs = JobRuns()
         self.now = AlignedNs(S)
 
     def declare(self, run: str, rank: int, pid: int, speaker: Speaker, node: str = "vm") -> bool:

@@ -36,7 +36,7 @@ from frd.rpc import SERVER_OPTIONS, Context, open_stream
 from frd.service import servers
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.access.http_guard import Guard
+from frd.service.access.http_guard import HttpGuard
 from frd.service.servers import GrpcServer, HttpServer
 from tests.certs import Authority, Files
 
@@ -102,7 +102,7 @@ def test_tokens_on_http(tmp_path: Path) -> None:
     refused: Counter[str] = Counter()
 
     async def ask() -> list[int]:
-        guarded = Guard(APP, Tokens(path), refused)
+        guarded = HttpGuard(APP, Tokens(path), refused)
         async with http(HttpServer(guarded, "127.0.0.1:0")) as where:
             return [
                 await fetch(where, "/-/healthy"),

@@ -30,11 +30,11 @@ from frd.model import (
 )
 from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest import revisions as ledger_module
-from frd.service.ingest.job_runs import Runs
-from frd.service.ingest.rank_owners import Owners
-from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.job_runs import JobRuns
+from frd.service.ingest.rank_owners import RankOwners
+from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.views import AttemptView, RankView
 from frd.wire import (
     PROTOCOL,
@@ -68,9 +68,9 @@ class Service:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policy or Policy(stall_after_s=1.0))
-        self.marks = Marks(self.engine)
-        self.ledger = Ledger()
-        self.runs = Runs()
+        self.marks = WatermarkBuffer(self.engine)
+        self.ledger = Revisions()
+        self.runs = JobRuns()
         self.now = NOW
         self._streams = 0
 
@@ -83,7 +83,7 @@ class Service:
 
     def view(self) -> AttemptView:
         self.marks.flush(AlignedNs(self.now))
-        (view,) = self.engine.snapshot(AlignedNs(self.now)).attempts
+        (view,) = self.engine.status_view(AlignedNs(self.now)).attempts
         return view
 
     def rank(self, rank: int) -> RankView:
@@ -298,7 +298,7 @@ def test_who_waits_for_nothing_waits_since_never() -> None:
     service.stream().watermarks(7, 7, NodeNs(0))
     service.marks.flush(AlignedNs(service.now))
     attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
-    assert attempt.picture(AlignedNs(service.now)).groups[0].head_since.tolist() == [0] * 4
+    assert attempt.snapshot(AlignedNs(service.now)).groups[0].head_since.tolist() == [0] * 4
 
 
 def test_an_agent_cannot_know_the_future() -> None:
@@ -360,8 +360,8 @@ def test_what_waits_is_aligned_again_when_more_is_known() -> None:
     assert service.rank(0).waiting_s == pytest.approx(3.0, abs=0.01)
     stream.session.align(bounded(OFFSET - 5 * S))
     assert service.rank(0).waiting_s == pytest.approx(8.0, abs=0.01)
-    picture = service.engine.attempt(KEY, 4, AlignedNs(NOW)).picture(AlignedNs(service.now))
-    since = [op.since for op in Waits(picture).ops(0)]
+    snapshot = service.engine.attempt(KEY, 4, AlignedNs(NOW)).snapshot(AlignedNs(service.now))
+    since = [op.since for op in Waits(snapshot).ops(0)]
     assert [service.now - at for at in since] == [8 * S, 7 * S]
     stream.session.align(bounded(OFFSET + 9 * S))
     assert service.rank(0).waiting_s == 0  # nobody waits since the future
@@ -440,16 +440,16 @@ def test_the_engine_hears_how_good_a_clock_is_now() -> None:
     service = Service()
     stream = service.stream()
     attempt = service.engine.attempt(KEY, 4, AlignedNs(NOW))
-    assert attempt.picture(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns is None
+    assert attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns is None
     stream.session.align(bounded(OFFSET)._replace(now_ns=AlignedNs(NOW)))
-    told = attempt.picture(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns
+    told = attempt.snapshot(AlignedNs(NOW)).moment(0, AlignedNs(NOW)).uncertainty_ns
     assert told is not None
     assert 1000 <= told < 10_000_000
 
 
 def test_ranks_of_one_agent_share_a_clock() -> None:
     """Its streams, one after the other, have one number; another process has another one."""
-    ledger = Ledger()
+    ledger = Revisions()
     first, other = ledger.number(("boot", "a")), ledger.number(("boot", "b"))
     assert first != other
     assert ledger.number(("boot", "a")) == first
@@ -458,7 +458,7 @@ def test_ranks_of_one_agent_share_a_clock() -> None:
 def test_ever_new_sessions_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent restarts for ever: those who have a stream now and then keep their numbers."""
     monkeypatch.setattr(ledger_module, "MAX_SESSIONS", 8)
-    ledger = Ledger()
+    ledger = Revisions()
     mine = ledger.number(("boot", "mine"))
     others = set()
     for i in range(100):
@@ -509,7 +509,7 @@ def test_statuses_and_channels_reach_the_engine() -> None:
 def test_an_old_stream_that_ends_late_takes_nothing_away() -> None:
     """The agent has reconnected before its old stream ends: its ranks have not lost it."""
     service = Service()
-    owners = Owners()
+    owners = RankOwners()
     old, new = service.stream(), service.stream()
     owners.claim(old.session)
     owners.claim(new.session)
@@ -522,7 +522,7 @@ def test_an_old_stream_that_ends_late_takes_nothing_away() -> None:
 def test_a_rank_that_is_declared_later_has_the_next_index() -> None:
     """Dumps are asked for by it: the third rank of a stream is not its first."""
     service = Service()
-    owners = Owners()
+    owners = RankOwners()
     stream = service.stream()
     owners.claim(stream.session)
     later = RankDecl(2, 0, RankInfo(1, 4, "n", "boot", 77))
@@ -543,7 +543,7 @@ def test_the_ledger_forgets_with_the_engine() -> None:
 
 def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:
     """Thousands of processes of one rank in one attempt: few of them are remembered."""
-    ledger = Ledger()
+    ledger = Revisions()
     for pid in range(1000):
         ledger.progress(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
     last = ledger.progress(KEY, RankInfo(0, 4, "n", "boot", 998), "s")

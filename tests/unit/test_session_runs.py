@@ -18,7 +18,7 @@ from frd.model import (
     WatermarkColumns,
 )
 from frd.service.clocks.agent_clocks import AgentClock, guess
-from frd.service.ingest.rank_owners import Owners
+from frd.service.ingest.rank_owners import RankOwners
 from frd.service.state import NodeView
 from frd.service.unwatched import unwatched
 from frd.wire import (
@@ -130,7 +130,7 @@ def test_the_second_run_counts_once_the_first_has_ended() -> None:
 def test_an_agent_without_runs_keeps_its_stream() -> None:
     """An older agent reports two live processes of one rank: the later one counts, nothing ends."""
     service = Service()
-    owners = Owners()
+    owners = RankOwners()
     stream = service.stream()
     owners.claim(stream.session)
     stream.send(entries(1, range(50)))

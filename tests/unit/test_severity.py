@@ -146,4 +146,4 @@ def test_findings_of_an_earlier_version_have_a_severity_when_they_are_restored()
     stored = {key: v for key, v in finding_json(before.only()).items() if key != "severity"}
     engine = Engine(POLICY)
     engine.restore([finding_from_json(stored)], before.now)
-    assert [f.severity for f in engine.snapshot(before.now).findings] == [WARNING]
+    assert [f.severity for f in engine.status_view(before.now).findings] == [WARNING]

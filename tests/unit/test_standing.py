@@ -147,9 +147,9 @@ def test_several_recorders_are_known_as_far_as_the_worst_of_them() -> None:
     """One recorder rests, the other has moved: the rank is known up to the latter's dump."""
     good = ring_of([op(0, 1)], Status(1, -1, 1))
     bad = ring_of([op(0, 1), op(1, 2)], Status(2, -1, 2))
-    rings = [(GENERIC, good), (Recorder("dump_nccl_trace_json", {}, 1), bad)]
+    open_collectives = [(GENERIC, good), (Recorder("dump_nccl_trace_json", {}, 1), bad)]
     raw = {(0, 0): Status(1, -1, 1), (1, 0): Status(9, -1, 9)}
-    standing = stand(rings, raw, PUBLISHED)
+    standing = stand(open_collectives, raw, PUBLISHED)
     assert (standing.as_of_ns, standing.exact) == (DUMPED, False)
 
 

@@ -14,7 +14,7 @@ def test_an_op_of_unknown_age_is_younger_than_any_other() -> None:
     scene = Scene(2).group("tp", [0, 1]).group("dp", [0, 1])
     scene.waits("tp", 3, [0]).waits("dp", 7, [0])
     scene.marks["tp", 0].since = 0
-    ops = Waits(scene.picture()).ops(0)
+    ops = Waits(scene.snapshot()).ops(0)
     assert [op.instance for op in ops] == [Instance(1, 7), Instance(0, 3)]
 
 
@@ -23,7 +23,7 @@ def test_who_came_first_and_who_came_last() -> None:
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [0])
     scene.waits("dp", 7, [1]).waits("dp", 7, [2], 12).waits("dp", 7, [3], 9)
     scene.marks["dp", 1].since = 0
-    those = Waits(scene.picture()).attendance(Instance(0, 7))
+    those = Waits(scene.snapshot()).attendance(Instance(0, 7))
     assert (those.first, those.first_since, those.last_since) == (2, ago(12), ago(9))
 
 
@@ -32,5 +32,5 @@ def test_the_other_end_of_a_channel(peer: int, paired: bool) -> None:
     """0 sends to 1, which receives from 0, from anybody, or from 2."""
     scene = Scene(3).group("pp", range(3)).flying(0, "pp", 1, send=True)
     scene.flying(1, "pp", peer, send=False)
-    waits = Waits(scene.picture())
+    waits = Waits(scene.snapshot())
     assert waits.is_paired(Instance(0, UNKNOWN_SEQ, 0, 1), 0) is paired

@@ -10,7 +10,7 @@ from frd.model import AlignedNs, AttemptKey, NodeNs, RankInfo, RankState, RankSt
 from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.http.watching_json import watching_json
 from frd.service.state import NodeView, ServiceState
-from frd.views import AttemptView, RankView, Snapshot
+from frd.views import AttemptView, RankView, StatusView
 
 SECOND = 1_000_000_000
 NOW = AlignedNs(1_800_000_000 * SECOND)
@@ -46,7 +46,7 @@ def node(
 def state(
     attempts: Sequence[AttemptView] = (), nodes: Sequence[NodeView] = (), **others: object
 ) -> ServiceState:
-    made = ServiceState(Snapshot(NOW, attempts, ()), nodes, evaluated_at=NOW)
+    made = ServiceState(StatusView(NOW, attempts, ()), nodes, evaluated_at=NOW)
     return replace(made, **others)  # type: ignore[arg-type]
 
 

@@ -33,10 +33,10 @@ from frd.model import (
     RankStatus,
     Signature,
 )
-from frd.service.ingest.job_runs import Runs
-from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.job_runs import JobRuns
+from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.v1 import stream_pb2 as now
 from frd.wire import (
     PROTOCOL,
@@ -107,7 +107,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
     """Its declarations, rows and statuses are applied and acknowledged by the present service."""
     old = message_factory.GetMessageClass(release.message_types_by_name["AgentMessage"])
     engine = Engine(Policy())
-    session = Session(engine, Marks(engine), Ledger(), Runs(), 1)
+    session = Session(engine, WatermarkBuffer(engine), Revisions(), JobRuns(), 1)
     columns: Any = {"group": np.uint32, "seq": np.int64, "signature": np.uint32, "flags": np.uint8}
     columns |= dict.fromkeys(("created_ns", "started_ns", "completed_ns"), np.int64)
     rows = {name: np.zeros(3, kind) for name, kind in columns.items()}
@@ -132,7 +132,7 @@ def test_an_agent_of_a_release_is_understood(release: Any) -> None:
         session.receive(said.SerializeToString(), AlignedNs(NOW))
     assert session.entries == 3
     assert session.take_acks() == {0: 3}
-    (view,) = engine.snapshot(AlignedNs(NOW)).attempts
+    (view,) = engine.status_view(AlignedNs(NOW)).attempts
     assert [rank.status.state for rank in view.ranks] == [RankState.LIVE]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM
-from frd.engine.clocks.collective_bounds import FRESH_NS, MOST_PEERS, Witnesses
+from frd.engine.clocks.collective_bounds import FRESH_NS, MOST_PEERS, PeerBounds
 
 S = 1_000_000_000
 EPOCH = 1_800_000_000 * S
@@ -11,7 +11,7 @@ EPOCH = 1_800_000_000 * S
 
 def test_a_looser_word_does_not_take_a_tighter_one_back() -> None:
     """A peer bounds the offset to 100 us, a second later to 50 ms: the first still says more."""
-    seen = Witnesses()
+    seen = PeerBounds()
     seen.tell("a", 1, EPOCH, -100_000, 100_000)
     seen.tell("a", 1, EPOCH + S, -50_000_000, 50_000_000)
     grown = S * GROWTH_PPM // 1_000_000 + 1  # rounded up
@@ -20,7 +20,7 @@ def test_a_looser_word_does_not_take_a_tighter_one_back() -> None:
 
 def test_a_word_that_has_grown_old_gives_way() -> None:
     """Half a minute on, clocks may have drifted by more than the newer, looser word leaves open."""
-    seen = Witnesses()
+    seen = PeerBounds()
     seen.tell("a", 1, EPOCH, None, 100_000)
     seen.tell("a", 1, EPOCH + 30 * S, None, 5_000_000)
     assert seen.interval(EPOCH + 30 * S) == (-FAR_NS, 5_000_001)
@@ -29,7 +29,7 @@ def test_a_word_that_has_grown_old_gives_way() -> None:
 
 def test_the_oldest_of_too_many_peers_is_forgotten() -> None:
     """In a job of many nodes the two tightest words came first, and so many others since."""
-    seen = Witnesses()
+    seen = PeerBounds()
     for peer in range(MOST_PEERS):
         high = 1_000 if peer < 2 else 90_000
         seen.tell(f"node{peer}", 100, EPOCH, None, high)

@@ -22,7 +22,7 @@ FRESH_NS: Final = 60_000_000_000
 MOST_PEERS: Final = 16
 
 
-class Witnesses:
+class PeerBounds:
     """Bounds of one clock's offset, by the peers that gave them."""
 
     __slots__ = ("_high", "_low", "_needed")

@@ -26,12 +26,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState, Segment
-from frd.engine.clocks.collective_bounds import Witnesses
+from frd.engine.clocks.collective_bounds import PeerBounds
 from frd.engine.clocks.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
-from frd.engine.clocks.feasible_line import Corridor
-from frd.engine.clocks.history import History
-from frd.engine.clocks.offset_bounds import DRIFT, Bounds
-from frd.engine.clocks.realtime_table import RealTable
+from frd.engine.clocks.feasible_line import FeasibleLine
+from frd.engine.clocks.history import OffsetHistory
+from frd.engine.clocks.offset_bounds import DRIFT, OffsetBounds
+from frd.engine.clocks.realtime_table import RealtimeTable
 from frd.model import AlignedNs, Int64s, NodeNs, NodeRawNs, ServiceRawNs
 
 __all__ = ["MOST_READINGS", "Exchange", "NodeClock", "Refusal", "ServiceTable"]
@@ -51,11 +51,11 @@ _LINE_NS: Final = 10_000_000_000
 _FLOORS_NS: Final = 5
 """Clocks tell whole nanoseconds; five readings make an offset."""
 
-ServiceTable: TypeAlias = RealTable[ServiceRawNs, AlignedNs]
+ServiceTable: TypeAlias = RealtimeTable[ServiceRawNs, AlignedNs]
 """The service's own readings: when its raw clock showed this, aligned time was that."""
 
 
-class Newest(NamedTuple):
+class OffsetEstimate(NamedTuple):
     """What is known of a clock at one moment, less its past."""
 
     reason: str
@@ -73,8 +73,8 @@ class Newest(NamedTuple):
     """Of the service's raw clock against the node's."""
 
 
-def _node_table() -> RealTable[NodeRawNs, NodeNs]:
-    return RealTable(most=16)
+def _node_table() -> RealtimeTable[NodeRawNs, NodeNs]:
+    return RealtimeTable(most=16)
 
 
 class NodeClock:
@@ -87,18 +87,18 @@ class NodeClock:
         self._least: deque[tuple[int, int]] = deque(maxlen=2)
         """Of the last two windows: number, shortest way of a message."""
         self._last: Exchange | None = None
-        self._bounds: Bounds | None = None
-        self._corridor: Corridor | None = None
+        self._bounds: OffsetBounds | None = None
+        self._corridor: FeasibleLine | None = None
         self._agreed = AGREE
         self._refused = 0
         self._unread = 0
         self._node = _node_table()
-        self._history: History | None = None
+        self._history: OffsetHistory | None = None
         self._knot_raw = 0
         """Node raw time of the newest knot."""
         self._service_steps = 0
-        self._witnesses = Witnesses()
-        self._newest: Newest | None = None
+        self._witnesses = PeerBounds()
+        self._newest: OffsetEstimate | None = None
         """That rests on exchanges."""
 
     # -- what comes in -------------------------------------------------------------------------
@@ -122,10 +122,10 @@ class NodeClock:
         first, self._last = self._last is None, x
         bounds = self._bounds
         if bounds is None:
-            self._bounds = Bounds(x)
+            self._bounds = OffsetBounds(x)
         elif first or not bounds.narrow(x):
             self._contradicted()
-            self._bounds = Bounds(x)
+            self._bounds = OffsetBounds(x)
         elif self._agreed < AGREE:
             self._agreed += 1
         self._learn(x)
@@ -135,7 +135,7 @@ class NodeClock:
         t1, t2, t3, at = x
         upper, lower = t2 - t1 + (at - t1) // DRIFT, t3 - at
         if self._corridor is None:
-            self._corridor = Corridor(1 / DRIFT, at, upper, lower)
+            self._corridor = FeasibleLine(1 / DRIFT, at, upper, lower)
         else:
             self._corridor.add(at, upper, lower)
 
@@ -143,7 +143,7 @@ class NodeClock:
         self.contradictions += 1
         self._agreed = 0
         self._corridor = None
-        self._witnesses = Witnesses()
+        self._witnesses = PeerBounds()
         if self._history is not None:
             self._history.distrust(self._node.last_real)
 
@@ -180,7 +180,7 @@ class NodeClock:
     def _read(self, raw: NodeRawNs, real: NodeNs, slack: int) -> None:
         table, history = self._node, self._history
         if history is None:
-            self._history = History(real - slack)
+            self._history = OffsetHistory(real - slack)
             table.read(raw, real, slack)
             return
         before_raw, before_real = table.last_raw, table.last_real
@@ -228,7 +228,7 @@ class NodeClock:
 
     # -- what is known -------------------------------------------------------------------------
 
-    def newest(self, now: ServiceRawNs, table: ServiceTable) -> Newest:
+    def newest(self, now: ServiceRawNs, table: ServiceTable) -> OffsetEstimate:
         """What is known now, cheaply; `table` should have been read just before."""
         if table.steps != self._service_steps:
             self._service_stepped(now, table)
@@ -237,7 +237,7 @@ class NodeClock:
             return self._unknown(now, table)
         reason = self._reason(last, now, table.stepped_at)
         if not reason and self._is_stale(bounds.first, table.stepped_at):
-            bounds = self._bounds = Bounds(last)
+            bounds = self._bounds = OffsetBounds(last)
         raw, node_ahead, slack = self._node.last()
         offset, half = bounds.settle(raw, corridor.at(raw))
         ahead, loose = table.ahead(raw + offset)
@@ -250,7 +250,7 @@ class NodeClock:
         if not reason and raw >= self._knot_raw:
             history.add((at_ns, offset_ns, half))
             self._knot_raw = raw
-        self._newest = newest = Newest(
+        self._newest = newest = OffsetEstimate(
             reason,
             AlignedNs(now + table.last_ahead),
             at_ns,
@@ -288,12 +288,12 @@ class NodeClock:
         if self._history is not None and self._last is not None:
             self._history.shift(self._node.last_real + now - self._last.t2)
 
-    def _unknown(self, now: ServiceRawNs, table: ServiceTable) -> Newest:
+    def _unknown(self, now: ServiceRawNs, table: ServiceTable) -> OffsetEstimate:
         now_ns = AlignedNs(now + table.last_ahead)
         if self._newest is not None:
             return self._newest._replace(reason="contradiction", now_ns=now_ns)
         offset_ns = min([delay for _, delay in self._least], default=0)
-        return Newest("no exchange yet", now_ns, now_ns - offset_ns, offset_ns, 0, 0.0, 0.0)
+        return OffsetEstimate("no exchange yet", now_ns, now_ns - offset_ns, offset_ns, 0, 0.0, 0.0)
 
     def _reason(self, last: Exchange, now: ServiceRawNs, service_stepped_at: int) -> str:
         """Why nothing can be claimed; empty when something can."""

@@ -30,11 +30,11 @@ _FIT_EVERY: Final = 4
 """After so many batches the oldest are let go of, though no new point cuts into the corridor."""
 
 Point: TypeAlias = tuple[int, int]
-Batch: TypeAlias = tuple[Point, Point]
+PointPair: TypeAlias = tuple[Point, Point]
 """Its best upper and its best lower point."""
 
 
-class Corridor:
+class FeasibleLine:
     """Points come from left to right, as nanoseconds."""
 
     __slots__ = (
@@ -122,7 +122,7 @@ class Corridor:
         while not self._lay(_widest(batches), batches) and len(batches) > 1:
             batches = batches[(len(batches) + 1) // 2 :]
 
-    def _lay(self, slope: float, batches: list[Batch]) -> bool:
+    def _lay(self, slope: float, batches: list[PointPair]) -> bool:
         """Between all points of these batches; False: there is no room at this slope."""
         self.slope = slope = max(-self._steepest, min(slope, self._steepest))
         self._top = min([y - slope * x for (x, y), _ in batches])
@@ -130,7 +130,7 @@ class Corridor:
         return self._top >= self._bottom
 
 
-def _typical(batches: list[Batch], slope: float) -> list[Batch]:
+def _typical(batches: list[PointPair], slope: float) -> list[PointPair]:
     """Those that leave corridors of about the median width."""
     widths = [y - y_low - slope * (x - x_low) for (x, y), (x_low, y_low) in batches]
     median = sorted(widths)[len(widths) // 2]
@@ -138,7 +138,7 @@ def _typical(batches: list[Batch], slope: float) -> list[Batch]:
     return [batch for batch, width in zip(batches, widths, strict=True) if least <= width <= most]
 
 
-def _widest(batches: list[Batch]) -> float:
+def _widest(batches: list[PointPair]) -> float:
     """Slope of the widest corridor between these points.
 
     The steeper a line, the further right it touches the upper hull and the further left the lower

@@ -20,7 +20,7 @@ _AHEAD_NS: Final = 60_000_000_000
 """How far beyond its last knot the current segment may reach: alignments are used for a while."""
 
 
-class History:
+class OffsetHistory:
     """Segments that are over, and the current one, which starts at `start_ns` of the real clock."""
 
     __slots__ = ("_knots", "_past", "start_ns")

@@ -18,7 +18,7 @@ DRIFT: Final = 9_900
 adds."""
 
 
-class Bounds:
+class OffsetBounds:
     """The interval of service raw minus node raw, at times of the node's raw clock."""
 
     __slots__ = ("_half", "_half_at", "_high", "_high_at", "_low", "_low_at", "first")

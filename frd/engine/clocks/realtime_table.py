@@ -29,7 +29,7 @@ Raw = TypeVar("Raw", bound=int)
 Real = TypeVar("Real", bound=int)
 
 
-class RealTable(Generic[Raw, Real]):
+class RealtimeTable(Generic[Raw, Real]):
     """Readings of one host, in the order of its raw clock; old ones are forgotten."""
 
     __slots__ = (

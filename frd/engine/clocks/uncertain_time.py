@@ -16,7 +16,7 @@ UNKNOWN_NS = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class UncertainTime:
     at: AlignedNs
     node: int
     """Whose clock says so: a number that moments of one clock have in common."""
@@ -27,7 +27,7 @@ class Moment:
     def uncertainty_s(self) -> float | None:
         return None if self.uncertainty_ns is None else self.uncertainty_ns / 1e9
 
-    def margin_ns(self, other: Moment) -> int | None:
+    def margin_ns(self, other: UncertainTime) -> int | None:
         """How far apart the two must be to have an order; None when they have none."""
         if self.node == other.node:
             return 0
@@ -35,7 +35,7 @@ class Moment:
             return None
         return self.uncertainty_ns + other.uncertainty_ns
 
-    def is_before(self, other: Moment, least_ns: int = 0) -> bool:
+    def is_before(self, other: UncertainTime, least_ns: int = 0) -> bool:
         """By more than `least_ns`, for sure."""
         margin_ns = self.margin_ns(other)
         return margin_ns is not None and other.at - self.at > margin_ns + least_ns
@@ -50,12 +50,12 @@ class RankClocks:
     uncertainty_ns: Int64s
     """`UNKNOWN_NS` while unsynchronized."""
 
-    def moment(self, row: int, at: AlignedNs) -> Moment:
+    def moment(self, row: int, at: AlignedNs) -> UncertainTime:
         bound = int(self.uncertainty_ns[row])
-        return Moment(at, int(self.node[row]), bound if bound < UNKNOWN_NS else None)
+        return UncertainTime(at, int(self.node[row]), bound if bound < UNKNOWN_NS else None)
 
 
-def ties(moments: Sequence[Moment], least_ns: int = 0) -> list[bool]:
+def ties(moments: Sequence[UncertainTime], least_ns: int = 0) -> list[bool]:
     """Which of them have no order with some other; to have one they are `least_ns` apart."""
     return [
         any(

@@ -13,13 +13,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import Moment, ties
+from frd.engine.clocks.uncertain_time import UncertainTime, ties
 from frd.engine.findings import text as summary
 from frd.engine.hangs.attribution import Blame
 from frd.engine.hangs.diagnosis import Verdict
 from frd.engine.hangs.exits import TOGETHER_NS, Exit
 from frd.engine.hangs.lost_ranks import Loss
-from frd.engine.state.snapshot import Bools, GroupPicture, Picture
+from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot
 from frd.forms import clock_text
 from frd.model import (
     Activity,
@@ -152,22 +152,22 @@ def finding_id(key: AttemptKey, kind: Kind, about: str, opened_at: AlignedNs) ->
     return hashlib.blake2b(text).hexdigest()[:16]
 
 
-def keys_of(picture: Picture, verdict: Verdict) -> set[Key]:
+def keys_of(snapshot: Snapshot, verdict: Verdict) -> set[Key]:
     """What identifies an incident over time."""
-    keys = {(picture.groups[g].info.group_id, seq, rank) for g, seq, rank in verdict.stalled}
-    return keys | {key_about(picture, verdict)}
+    keys = {(snapshot.groups[g].info.group_id, seq, rank) for g, seq, rank in verdict.stalled}
+    return keys | {key_about(snapshot, verdict)}
 
 
-def key_about(picture: Picture, verdict: Verdict) -> Key:
-    return key_of(collective_of(picture, verdict, waited_s=0.0))
+def key_about(snapshot: Snapshot, verdict: Verdict) -> Key:
+    return key_of(collective_of(snapshot, verdict, waited_s=0.0))
 
 
 def key_of(ref: CollectiveRef) -> Key:
     return ref.group_id, ref.seq, min(ref.waiting_ranks, default=-1) if ref.seq < 0 else -1
 
 
-def collective_of(picture: Picture, verdict: Verdict, waited_s: float) -> CollectiveRef:
-    info = picture.groups[verdict.instance.group].info
+def collective_of(snapshot: Snapshot, verdict: Verdict, waited_s: float) -> CollectiveRef:
+    info = snapshot.groups[verdict.instance.group].info
     return CollectiveRef(
         group=summary.clean(info.label),
         group_id=info.group_id,
@@ -180,20 +180,20 @@ def collective_of(picture: Picture, verdict: Verdict, waited_s: float) -> Collec
     )
 
 
-def labels_of(picture: Picture, verdict: Verdict) -> tuple[str, ...]:
+def labels_of(snapshot: Snapshot, verdict: Verdict) -> tuple[str, ...]:
     """Groups that wait, the finding's own first; groups of one description are told once."""
     groups = [verdict.instance.group, *(stuck.group for stuck in verdict.stalled)]
-    labels = (summary.clean(picture.groups[group].info.label) for group in groups)
+    labels = (summary.clean(snapshot.groups[group].info.label) for group in groups)
     return tuple(dict.fromkeys(labels))
 
 
-def suspects_of(picture: Picture, verdict: Verdict, most: int) -> tuple[Suspect, ...]:
+def suspects_of(snapshot: Snapshot, verdict: Verdict, most: int) -> tuple[Suspect, ...]:
     sure = sorted(verdict.suspects, key=lambda b: -_SURENESS.index(b.confidence))[:most]
     kept = {blame.rank for blame in sure}
     named = [blame for blame in verdict.suspects if blame.rank in kept]
     return timed(
         [
-            Suspect(b.rank, node_of(picture, b.rank), b.reason, b.confidence, b.evidence)
+            Suspect(b.rank, node_of(snapshot, b.rank), b.reason, b.confidence, b.evidence)
             for b in named
         ],
         [blame.began for blame in named],
@@ -201,7 +201,7 @@ def suspects_of(picture: Picture, verdict: Verdict, most: int) -> tuple[Suspect,
 
 
 def timed(
-    suspects: Sequence[Suspect], began: Sequence[Moment], least_ns: int = 0
+    suspects: Sequence[Suspect], began: Sequence[UncertainTime], least_ns: int = 0
 ) -> tuple[Suspect, ...]:
     """With the time at which each began, and whether that has an order."""
     return tuple(
@@ -222,39 +222,39 @@ def begun_by(suspects: Sequence[Suspect], at: AlignedNs) -> tuple[Suspect, ...]:
     )
 
 
-def suspects_of_loss(picture: Picture, loss: Loss, most: int) -> tuple[Suspect, ...]:
+def suspects_of_loss(snapshot: Snapshot, loss: Loss, most: int) -> tuple[Suspect, ...]:
     exits = loss.exits[:most]
     suspects = [
-        Suspect(one.rank, node_of(picture, one.rank), Reason.EXITED, loss.confidence, words)
+        Suspect(one.rank, node_of(snapshot, one.rank), Reason.EXITED, loss.confidence, words)
         for one in exits
-        for words in [exit_words(picture, one)]
+        for words in [exit_words(snapshot, one)]
     ]
     return timed(suspects, [one.seen for one in exits], TOGETHER_NS)
 
 
-def exit_words(picture: Picture, one: Exit) -> str:
+def exit_words(snapshot: Snapshot, one: Exit) -> str:
     """``was killed by SIGKILL at 10:02:11 (last joined all_reduce #249 on default_pg)``."""
     words = f"{summary.ended(one.how)} at {clock_text(one.at)}"
-    last = last_joined(picture, one.rank, one.at)
+    last = last_joined(snapshot, one.rank, one.at)
     if last:
         words += f" ({last})"
     return f"{words}; {summary.clean(one.how.note)}" if one.how.note else words
 
 
-def began_after(picture: Picture, suspect: Suspect, opened_at: AlignedNs) -> bool:
+def began_after(snapshot: Snapshot, suspect: Suspect, opened_at: AlignedNs) -> bool:
     """Beyond doubt: an end that was only seen may be as old as the last word of the rank."""
     if suspect.onset_at is None or suspect.onset_at <= opened_at:
         return False
     if suspect.reason is Reason.UNREACHABLE or suspect.reason is Reason.EXITED:
-        row = int(np.searchsorted(picture.rank, suspect.rank))
-        return bool(picture.as_of[row] > opened_at)
+        row = int(np.searchsorted(snapshot.rank, suspect.rank))
+        return bool(snapshot.as_of[row] > opened_at)
     return True
 
 
-def last_joined(picture: Picture, rank: int, ended_at: AlignedNs) -> str:
+def last_joined(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> str:
     """The last collective that a rank is known to have joined, in the group where it came last."""
-    found: tuple[int, int, GroupPicture] | None = None
-    for group in picture.groups:
+    found: tuple[int, int, GroupSnapshot] | None = None
+    for group in snapshot.groups:
         at = int(np.searchsorted(group.members, rank))
         if at == len(group.members) or group.members[at] != rank or group.enqueued[at] < 0:
             continue
@@ -264,27 +264,27 @@ def last_joined(picture: Picture, rank: int, ended_at: AlignedNs) -> str:
     if found is None:
         return ""
     _, seq, group = found
-    told = "last joined" if _told_all(picture, rank, ended_at) else "last seen in"
+    told = "last joined" if _told_all(snapshot, rank, ended_at) else "last seen in"
     op = group.ops(seq)  # forgotten once all have completed it
     what = summary.collective(op, seq, group.info.label)
     return f"{told} {what if op else f'#{seq} on {summary.clean(group.info.label)}'}"
 
 
-def held_up_by(picture: Picture, lost: Sequence[Exit]) -> CollectiveRef | None:
+def held_up_by(snapshot: Snapshot, lost: Sequence[Exit]) -> CollectiveRef | None:
     """The collective in which the most ranks wait for one of these, or waited until it failed."""
     ranks = [one.rank for one in lost]
-    live = picture.rank[[state is RankState.LIVE for state in picture.state]]
-    told = {one.rank for one in lost if _told_all(picture, one.rank, one.at)}
+    live = snapshot.rank[[state is RankState.LIVE for state in snapshot.state]]
+    told = {one.rank for one in lost if _told_all(snapshot, one.rank, one.at)}
     found = [
         ref
-        for group in picture.groups
+        for group in snapshot.groups
         if (ref := _waits_in(group, np.isin(group.members, ranks), live, told)) is not None
     ]
     return max(found, key=lambda ref: (len(ref.waiting_ranks), ref.group_size), default=None)
 
 
 def _waits_in(
-    group: GroupPicture, lost: Bools, live: Int32s, told: set[int]
+    group: GroupSnapshot, lost: Bools, live: Int32s, told: set[int]
 ) -> CollectiveRef | None:
     """What members of a group wait in for its lost ones."""
     if not lost.any():
@@ -312,13 +312,13 @@ def _waits_in(
     )
 
 
-def _told_all(picture: Picture, rank: int, ended_at: AlignedNs) -> bool:
+def _told_all(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> bool:
     """All that the rank did is known, to its end."""
-    return bool(picture.as_of[int(np.searchsorted(picture.rank, rank))] >= ended_at)
+    return bool(snapshot.as_of[int(np.searchsorted(snapshot.rank, rank))] >= ended_at)
 
 
-def node_of(picture: Picture, rank: int) -> str:
-    info = picture.info.get(rank)
+def node_of(snapshot: Snapshot, rank: int) -> str:
+    info = snapshot.info.get(rank)
     return summary.clean(info.node) if info is not None else ""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from frd.engine.clocks.uncertain_time import Moment
+from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import text as summary
 from frd.engine.hangs import disagreements
 from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
@@ -34,7 +34,7 @@ class Blame:
     reason: Reason
     confidence: Confidence
     evidence: str
-    began: Moment
+    began: UncertainTime
     """As far as the picture tells, on the clock of whoever tells it."""
 
     @property
@@ -68,11 +68,11 @@ def blame(
 def op_of(graph: Graph, instance: Instance) -> str:
     if instance.is_p2p:
         return f"send {_end(instance.src)}->{_end(instance.dst)}"
-    return graph.picture.groups[instance.group].ops(instance.seq)
+    return graph.snapshot.groups[instance.group].ops(instance.seq)
 
 
 def describe(graph: Graph, instance: Instance) -> str:
-    label = graph.picture.groups[instance.group].info.label
+    label = graph.snapshot.groups[instance.group].info.label
     return summary.collective(op_of(graph, instance), instance.seq, label)
 
 
@@ -91,25 +91,25 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         confidence = Confidence.MEDIUM
     else:
         threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
-        as_of = int(graph.picture.as_of[row])
+        as_of = int(graph.snapshot.as_of[row])
         seen_absent_s, rested_s = (as_of - began.at) / 1e9, (as_of - graph.moved_at(rank)) / 1e9
         proven = seen_absent_s >= threshold_s / 2 and rested_s >= threshold_s
         proven = proven and not graph.waits.has_forgotten(rank)
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
-    if graph.picture.detail[row]:
-        words.append(summary.clean(graph.picture.detail[row]))
+    if graph.snapshot.detail[row]:
+        words.append(summary.clean(graph.snapshot.detail[row]))
     return Blame(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
     """High on the agent's positive evidence; a recorder that merely does not answer is not, and a
     rank that blames a peer in its last words is hardly the first cause."""
-    picture, row = graph.picture, graph.waits.row(rank)
-    detail = summary.clean(picture.detail[row])
-    since = AlignedNs(int(picture.state_since[row]))
+    snapshot, row = graph.snapshot, graph.waits.row(rank)
+    detail = summary.clean(snapshot.detail[row])
+    since = AlignedNs(int(snapshot.state_since[row]))
     at = f" at {utc_text(since)}" if since > 0 else ""
     confidence, reason = Confidence.HIGH, Reason.EXITED
-    match picture.state[row]:
+    match snapshot.state[row]:
         case RankState.FINISHED:
             words = [f"finished cleanly{at}", detail]
         case RankState.SILENT:
@@ -119,10 +119,10 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
                 confidence = Confidence.MEDIUM
         case _:
             words = [f"process exited{at}", detail]
-            if manner_of(how_it_ended(picture, row)) is Manner.REACTED:
+            if manner_of(how_it_ended(snapshot, row)) is Manner.REACTED:
                 confidence = Confidence.LOW
     words.append(_last_joined(graph, rank, held_up, fresh=False))
-    began = picture.moment(rank, since) if since > 0 else _onset(graph, held_up)
+    began = snapshot.moment(rank, since) if since > 0 else _onset(graph, held_up)
     return Blame(rank, reason, confidence, "; ".join(filter(None, words)), began)
 
 
@@ -137,7 +137,7 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
             return []
         case _ as never:
             assert_never(never)
-    as_of = int(graph.picture.as_of[graph.waits.row(doubt.rank)])
+    as_of = int(graph.snapshot.as_of[graph.waits.row(doubt.rank)])
     words = [f"{doubt.why.value}; last heard of at {utc_text(as_of)}"]
     words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
     began = _onset(graph, held_up)
@@ -169,7 +169,7 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
         certain = confirmed and len(stuck) <= len(ahead)
         confidence = Confidence.HIGH if certain else Confidence.MEDIUM
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
-        began = graph.picture.moment(rank, since)
+        began = graph.snapshot.moment(rank, since)
         blames.append(Blame(rank, reason, confidence, words, began))
     return blames
 
@@ -199,7 +199,7 @@ def _circle(graph: Graph, root: Root) -> list[Blame]:
             words.append(f"which it entered before {' and '.join(after)}")
         if never:
             words.append(f"and has not joined {' and '.join(never)}")
-        began = graph.picture.moment(rank, head.since)
+        began = graph.snapshot.moment(rank, head.since)
         confidence = Confidence.MEDIUM if head.instance == usual else Confidence.HIGH
         blames.append(Blame(rank, Reason.ORDER, confidence, ", ".join(words), began))
     return blames
@@ -213,7 +213,7 @@ def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
     named = fact.classes[1:] if majority else fact.classes
     if len(fact.classes) == 1:  # their sums do not add up, and nothing tells whose is wrong
         confidence, named = Confidence.LOW, fact.classes
-    label = graph.picture.groups[fact.group].info.label
+    label = graph.snapshot.groups[fact.group].info.label
     completed = has_completed(graph, fact)
     return [
         Blame(
@@ -230,7 +230,7 @@ def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
 
 def has_completed(graph: Graph, fact: MismatchFact) -> bool:
     """All members completed the collective and went on to a later one: no error stopped them."""
-    group = graph.picture.groups[fact.group]
+    group = graph.snapshot.groups[fact.group]
     done = (group.completed >= fact.seq) & (group.enqueued > fact.seq)
     return bool(len(done)) and bool(done.all())
 
@@ -238,7 +238,7 @@ def has_completed(graph: Graph, fact: MismatchFact) -> bool:
 def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
     """One sentence on who did what, for ranks that do not agree; empty where none do."""
     if root.ending is Ending.MISMATCH and fact is not None:
-        label = graph.picture.groups[fact.group].info.label
+        label = graph.snapshot.groups[fact.group].info.label
         completed = has_completed(graph, fact)
         return disagreements.of_mismatch(fact, label, completed=completed)
     if root.ending is not Ending.ORDER:
@@ -254,7 +254,7 @@ def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
 
 
 def _without_number(graph: Graph, instance: Instance) -> str:
-    label = graph.picture.groups[instance.group].info.label
+    label = graph.snapshot.groups[instance.group].info.label
     return summary.collective(op_of(graph, instance), -1, label)
 
 
@@ -266,9 +266,11 @@ def lowered(blames: Sequence[Blame]) -> list[Blame]:
     ]
 
 
-def _onset(graph: Graph, held_up: Sequence[Wait]) -> Moment:
+def _onset(graph: Graph, held_up: Sequence[Wait]) -> UncertainTime:
     onsets = [graph.onset(wait) for wait in held_up]
-    return min(onsets, key=lambda one: one.at, default=graph.picture.moment(-1, graph.picture.now))
+    return min(
+        onsets, key=lambda one: one.at, default=graph.snapshot.moment(-1, graph.snapshot.now)
+    )
 
 
 def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: bool) -> str:
@@ -276,7 +278,7 @@ def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: boo
     if not held_up:
         return ""
     instance = held_up[0].instance
-    label = summary.clean(graph.picture.groups[instance.group].info.label)
+    label = summary.clean(graph.snapshot.groups[instance.group].info.label)
     if instance.is_p2p:
         way = "recv" if rank == instance.dst else "send"
         other = instance.peer_of(rank)

@@ -20,7 +20,7 @@ from frd.engine.hangs.attribution import Blame, blame, disagree, lowered, op_of
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
 from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Node, Rules, Wait
-from frd.engine.state.snapshot import MismatchFact, Picture, StallTable, Stuck
+from frd.engine.state.snapshot import MismatchFact, Snapshot, StallTable, Stuck
 from frd.model import AlignedNs, Int32s, Kind, Reason
 
 _FOREMOST = (
@@ -63,7 +63,7 @@ class Verdict:
 
 
 def find(
-    picture: Picture,
+    snapshot: Snapshot,
     stalled: StallTable,
     *,
     threshold_s: Callable[[int], float] = lambda group: 10.0,
@@ -75,8 +75,8 @@ def find(
     moving, not stuck. Telemetry older than `late_s` proves no absence. All mismatches of the
     picture count; leave out those that are not to be told yet.
     """
-    facts = _first_facts(picture.mismatches)
-    graph = Graph(Waits(picture), Rules(threshold_s, late_s, facts.keys()))
+    facts = _first_facts(snapshot.mismatches)
+    graph = Graph(Waits(snapshot), Rules(threshold_s, late_s, facts.keys()))
     starts = _starts(graph, stalled.rank)
     for instance in facts:
         starts.setdefault(Wait(instance), set())

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from frd.engine.clocks.uncertain_time import Moment
-from frd.engine.state.snapshot import Picture
+from frd.engine.clocks.uncertain_time import UncertainTime
+from frd.engine.state.snapshot import Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, ExitKind, RankState
 
 TOGETHER_NS: Final = 50_000_000
@@ -57,7 +57,7 @@ class Exit:
     """One rank that is gone."""
 
     rank: int
-    seen: Moment
+    seen: UncertainTime
     how: ExitInfo
     manner: Manner
     told: bool = False
@@ -114,13 +114,13 @@ def manner_of(how: ExitInfo) -> Manner:
     return Manner.REACTED if how.signal == signal.SIGPIPE else Manner.OWN
 
 
-def how_it_ended(picture: Picture, row: int) -> ExitInfo:
+def how_it_ended(snapshot: Snapshot, row: int) -> ExitInfo:
     """What the agent sent; of an agent that sends no more than a text, what that says."""
-    known = picture.exits.get(int(picture.rank[row]))
+    known = snapshot.exits.get(int(snapshot.rank[row]))
     if known is not None:
         return known
-    detail = picture.detail[row]
-    if picture.state[row] is RankState.FINISHED:
+    detail = snapshot.detail[row]
+    if snapshot.state[row] is RankState.FINISHED:
         return ExitInfo(ExitKind.CLEAN)
     if _INTERRUPTED.search(detail):
         return ExitInfo(ExitKind.INTERRUPT, exception=detail)
@@ -129,44 +129,44 @@ def how_it_ended(picture: Picture, row: int) -> ExitInfo:
     return ExitInfo(ExitKind.UNKNOWN, note=detail)
 
 
-def exits(picture: Picture) -> list[Exit]:
+def exits(snapshot: Snapshot) -> list[Exit]:
     """All ranks of the attempt that are gone, earliest first."""
     gone = (RankState.EXITED, RankState.FINISHED)
-    told = _told(picture)
-    deserters = _deserters(picture, told)
+    told = _told(snapshot)
+    deserters = _deserters(snapshot, told)
     found = []
-    for row, rank in enumerate(picture.rank.tolist()):
-        if picture.state[row] in gone:
-            how = how_it_ended(picture, row)
-            at = picture.moment(rank, AlignedNs(int(picture.state_since[row])))
+    for row, rank in enumerate(snapshot.rank.tolist()):
+        if snapshot.state[row] in gone:
+            how = how_it_ended(snapshot, row)
+            at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
             found.append(Exit(rank, at, how, manner_of(how), rank in told, rank in deserters))
     return sorted(found, key=lambda one: (one.at, one.rank))
 
 
-def bad_exits(picture: Picture) -> list[Exit]:
+def bad_exits(snapshot: Snapshot) -> list[Exit]:
     """Those of `exits` that need an explanation."""
-    return [one for one in exits(picture) if one.is_bad]
+    return [one for one in exits(snapshot) if one.is_bad]
 
 
-def _told(picture: Picture) -> set[int]:
+def _told(snapshot: Snapshot) -> set[int]:
     """Ranks that finished, and of which all is known that they did. Agents of version 0.1 do not
     tell how far a rank came at its end."""
     return {
         rank
-        for row, rank in enumerate(picture.rank.tolist())
-        if picture.state[row] is RankState.FINISHED
-        and rank in picture.exits
-        and not picture.gap[row]
-        and 0 < picture.state_since[row] <= picture.as_of[row]
+        for row, rank in enumerate(snapshot.rank.tolist())
+        if snapshot.state[row] is RankState.FINISHED
+        and rank in snapshot.exits
+        and not snapshot.gap[row]
+        and 0 < snapshot.state_since[row] <= snapshot.as_of[row]
     }
 
 
-def _deserters(picture: Picture, told: set[int]) -> set[int]:
+def _deserters(snapshot: Snapshot, told: set[int]) -> set[int]:
     """Those of them that have not joined what their peers joined."""
     if not told:
         return set()
     found: set[int] = set()
-    for group in picture.groups:
+    for group in snapshot.groups:
         behind = group.enqueued < group.enqueued.max(initial=UNKNOWN_SEQ)
         behind &= group.enqueued > UNKNOWN_SEQ
         if group.hidden is not None:

@@ -21,7 +21,7 @@ from frd.engine.hangs.diagnosis import Verdict
 from frd.engine.hangs.exits import SEEN_LATE_NS, Exit, Manner, bad_exits
 from frd.engine.hangs.lost_ranks import Loss
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.forms import clock_text, fold_ranks
 from frd.model import (
     Activity,
@@ -82,14 +82,14 @@ class Claim:
     def of_verdict(
         cls,
         key: AttemptKey,
-        picture: Picture,
+        snapshot: Snapshot,
         verdict: Verdict,
         keys: set[Key],
         policy: Policy,
     ) -> Claim:
-        now = picture.now
-        ref = builder.collective_of(picture, verdict, max(0.0, (now - verdict.since) / 1e9))
-        bare = builder.begun_by(builder.suspects_of(picture, verdict, policy.max_suspects), now)
+        now = snapshot.now
+        ref = builder.collective_of(snapshot, verdict, max(0.0, (now - verdict.since) / 1e9))
+        bare = builder.begun_by(builder.suspects_of(snapshot, verdict, policy.max_suspects), now)
         about = f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}"
         finding = Finding(
             id=builder.finding_id(key, verdict.kind, about, now),
@@ -100,7 +100,7 @@ class Claim:
             opened_at=now,
             collective=ref,
             reason=verdict.reason,
-            groups_held_up=builder.labels_of(picture, verdict),
+            groups_held_up=builder.labels_of(snapshot, verdict),
             suspects=bare,
             victims=verdict.victims,
             unknown=verdict.unknown,
@@ -110,14 +110,14 @@ class Claim:
         return cls(builder.finished(finding), bare, keys, verdict.since, now)
 
     @classmethod
-    def of_loss(cls, key: AttemptKey, picture: Picture, loss: Loss, policy: Policy) -> Claim:
-        now = picture.now
-        bare = builder.begun_by(builder.suspects_of_loss(picture, loss, policy.max_suspects), now)
+    def of_loss(cls, key: AttemptKey, snapshot: Snapshot, loss: Loss, policy: Policy) -> Claim:
+        now = snapshot.now
+        bare = builder.begun_by(builder.suspects_of_loss(snapshot, loss, policy.max_suspects), now)
         named = {one.rank for one in loss.exits}
-        others = {*range(picture.world_size), *picture.rank.tolist()} - named
+        others = {*range(snapshot.world_size), *snapshot.rank.tolist()} - named
         if not named:  # each of those that are gone blames a peer
-            others = {one.rank for one in bad_exits(picture)}
-        ref = builder.held_up_by(picture, loss.exits)
+            others = {one.rank for one in bad_exits(snapshot)}
+        ref = builder.held_up_by(snapshot, loss.exits)
         finding = Finding(
             id=builder.finding_id(key, Kind.RANK_LOST, fold_ranks(named), now),
             kind=Kind.RANK_LOST,
@@ -157,11 +157,11 @@ class Claim:
         waited_s = max(ref.waited_s, (now - self.since) / 1e9)
         return builder.finished(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
 
-    def is_reported(self, picture: Picture) -> bool:
+    def is_reported(self, snapshot: Snapshot) -> bool:
         """Those who waited have reported since this process of the service knows the finding."""
         if self.restored_at is None or self.finding.collective is None:
             return True
-        as_of = dict(zip(picture.rank.tolist(), picture.as_of.tolist(), strict=True))
+        as_of = dict(zip(snapshot.rank.tolist(), snapshot.as_of.tolist(), strict=True))
         waiting = self.finding.collective.waiting_ranks
         return all(as_of.get(rank, 0) > self.restored_at for rank in waiting)
 
@@ -171,18 +171,18 @@ class Claim:
         return FindingEvent(Change.OPENED, self.finding)
 
     def refine(
-        self, picture: Picture, verdict: Verdict, keys: set[Key], most: int
+        self, snapshot: Snapshot, verdict: Verdict, keys: set[Key], most: int
     ) -> list[FindingEvent]:
         """What another look at the same incident adds."""
         self.restored_at = None
         if self.finding.kind is Kind.RANK_LOST:
             self.keys = keys
-            return self._tell(self._with_collective(self.finding, picture, verdict), picture.now)
-        seen = self._possible(picture, verdict, most)
+            return self._tell(self._with_collective(self.finding, snapshot, verdict), snapshot.now)
+        seen = self._possible(snapshot, verdict, most)
         if seen is None:
             return []
         changed = _claims(seen) != _claims(self.bare)
-        if changed and not self._changes_mind(seen, verdict.reason, picture.now):
+        if changed and not self._changes_mind(seen, verdict.reason, snapshot.now):
             return []
         if not changed:
             self.rivals = Rivals()
@@ -191,8 +191,8 @@ class Claim:
         finding = self.finding
         ref = finding.collective
         about = builder.key_of(ref) if ref is not None else None
-        if changed or about not in keys or about == builder.key_about(picture, verdict):
-            finding = self._with_collective(finding, picture, verdict)
+        if changed or about not in keys or about == builder.key_about(snapshot, verdict):
+            finding = self._with_collective(finding, snapshot, verdict)
         self.keys = keys
         finding = replace(
             finding,
@@ -201,31 +201,31 @@ class Claim:
             unknown=verdict.unknown,
             disagreement=verdict.disagreement or finding.disagreement,
         )
-        return self._tell(finding, picture.now)
+        return self._tell(finding, snapshot.now)
 
-    def succeeds(self, picture: Picture, verdict: Verdict, most: int) -> bool:
+    def succeeds(self, snapshot: Snapshot, verdict: Verdict, most: int) -> bool:
         """The job has gone on: whom this finding names came, and `verdict` names somebody else, no
         less surely and for a while. That is another finding; this one keeps its cause."""
         if not self.bare or self.finding.ended_by or self.finding.kind is Kind.RANK_LOST:
             return False
-        seen = builder.suspects_of(picture, verdict, most)
+        seen = builder.suspects_of(snapshot, verdict, most)
         if not seen and verdict.reason is not Reason.NETWORK_OR_DEVICE:
             return False
         if self.named & {suspect.rank for suspect in seen} or not self.successors.stood(
-            seen, picture.now
+            seen, snapshot.now
         ):
             return False
         if not seen:
             return not self._is_certain
         return builder.surest(seen) == builder.surest(self.bare)
 
-    def hold_up(self, picture: Picture, lost: Sequence[Exit]) -> list[FindingEvent]:
+    def hold_up(self, snapshot: Snapshot, lost: Sequence[Exit]) -> list[FindingEvent]:
         """Of a lost rank: which ranks turn out to wait for it before anything is called a stall.
         Their agents report one after another, so that there may be more of them later."""
         if self.finding.kind is not Kind.RANK_LOST:
             return []
         mine = [one for one in lost if one.rank in self.named]
-        if not mine or (ref := builder.held_up_by(picture, mine)) is None:
+        if not mine or (ref := builder.held_up_by(snapshot, mine)) is None:
             return []
         if (known := self.finding.collective) is not None:
             waiting = {*known.waiting_ranks, *ref.waiting_ranks}
@@ -235,7 +235,7 @@ class Claim:
             ref = replace(known, waiting_ranks=tuple(sorted(waiting)))
         self.keys = {builder.key_of(ref)}
         return self._tell(
-            replace(self.finding, collective=ref, groups_held_up=(ref.group,)), picture.now
+            replace(self.finding, collective=ref, groups_held_up=(ref.group,)), snapshot.now
         )
 
     def ended(self, gone: Sequence[Exit], now: AlignedNs) -> list[FindingEvent]:
@@ -294,14 +294,14 @@ class Claim:
         return FindingEvent(Change.CLOSED, self.finding)
 
     def _possible(
-        self, picture: Picture, verdict: Verdict, most: int
+        self, snapshot: Snapshot, verdict: Verdict, most: int
     ) -> tuple[Suspect, ...] | None:
         """Whom the verdict names, but for those who began after the finding had opened; None when
         nobody else is left."""
         opened_at = self.finding.opened_at
-        told = builder.suspects_of(picture, verdict, most)
+        told = builder.suspects_of(snapshot, verdict, most)
         seen = builder.begun_by(
-            [s for s in told if not builder.began_after(picture, s, opened_at)], opened_at
+            [s for s in told if not builder.began_after(snapshot, s, opened_at)], opened_at
         )
         return seen if seen or not told else None
 
@@ -324,14 +324,14 @@ class Claim:
             return stood and least >= builder.surest(self.bare)
         return stood and builder.surest(seen) > builder.surest(self.bare)
 
-    def _with_collective(self, finding: Finding, picture: Picture, verdict: Verdict) -> Finding:
+    def _with_collective(self, finding: Finding, snapshot: Snapshot, verdict: Verdict) -> Finding:
         if finding.kind is not Kind.RANK_LOST:
             self.since = verdict.since
-        ref = builder.collective_of(picture, verdict, (picture.now - verdict.since) / 1e9)
+        ref = builder.collective_of(snapshot, verdict, (snapshot.now - verdict.since) / 1e9)
         old = finding.collective
         if old is not None and not ref.op and (old.group_id, old.seq) == (ref.group_id, ref.seq):
             ref = replace(ref, op=old.op)  # entries that were forgotten told it
-        return replace(finding, collective=ref, groups_held_up=builder.labels_of(picture, verdict))
+        return replace(finding, collective=ref, groups_held_up=builder.labels_of(snapshot, verdict))
 
     def _tell(self, finding: Finding, now: AlignedNs) -> list[FindingEvent]:
         """The new version; an event when people see a difference."""

@@ -19,7 +19,7 @@ from frd.engine.hangs.incident import Claim
 from frd.engine.hangs.lost_ranks import STOP_TAKES_S, first_lost, judged_after_s
 from frd.engine.hangs.pairing import Seen, paired
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture, StallTable
+from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.model import (
     Activity,
     AlignedNs,
@@ -96,7 +96,7 @@ class Incidents:
 
     def update(
         self,
-        picture: Picture,
+        snapshot: Snapshot,
         stalled: StallTable,
         verdicts: Sequence[Verdict],
         *,
@@ -107,10 +107,10 @@ class Incidents:
 
         At most `room` findings open, and none of them about an exit before `old_news`.
         """
-        gone = bad_exits(picture)
+        gone = bad_exits(snapshot)
         events: list[FindingEvent] = []
         taken: set[str] = set()
-        seen = [Seen(verdict, builder.keys_of(picture, verdict)) for verdict in verdicts]
+        seen = [Seen(verdict, builder.keys_of(snapshot, verdict)) for verdict in verdicts]
         pairs = paired(seen, list(self._open.values()), gone)
         unconfirmed = self._unconfirmed
         self._unconfirmed = {}
@@ -119,24 +119,24 @@ class Incidents:
             if one.same:
                 first, *others = one.same
                 reason = f"part of finding {first.finding.id}"
-                if room > 0 and first.succeeds(picture, verdict, self._policy.max_suspects):
+                if room > 0 and first.succeeds(snapshot, verdict, self._policy.max_suspects):
                     others.append(first)
-                    first = Claim.of_verdict(self._key, picture, verdict, keys, self._policy)
+                    first = Claim.of_verdict(self._key, snapshot, verdict, keys, self._policy)
                     self._open[first.finding.id] = first
                     events.append(first.opened())
                     reason = (
                         f"its suspects came; finding {first.finding.id} is about what waits now"
                     )
                 else:
-                    events += first.refine(picture, verdict, keys, self._policy.max_suspects)
+                    events += first.refine(snapshot, verdict, keys, self._policy.max_suspects)
                 taken.add(first.finding.id)
-                events += [self._close(claim, picture.now, reason) for claim in others]
+                events += [self._close(claim, snapshot.now, reason) for claim in others]
             elif (
                 one.is_news
                 and room > 0
-                and self._may_open(picture.now, verdict, keys, gone, unconfirmed)
+                and self._may_open(snapshot.now, verdict, keys, gone, unconfirmed)
             ):
-                claim = Claim.of_verdict(self._key, picture, verdict, keys, self._policy)
+                claim = Claim.of_verdict(self._key, snapshot, verdict, keys, self._policy)
                 self._open[claim.finding.id] = claim
                 taken.add(claim.finding.id)
                 events.append(claim.opened())
@@ -146,16 +146,16 @@ class Incidents:
                 for claim in one.within:
                     claim.keys |= one.seen.keys
         for claim in self._open.values():
-            events += claim.ended(gone, picture.now)
-            events += claim.hold_up(picture, gone)
+            events += claim.ended(gone, snapshot.now)
+            events += claim.hold_up(snapshot, gone)
         if gone and room > 0:
-            events += self._lose(picture, old_news)
-        self._see(picture, stalled, taken)
+            events += self._lose(snapshot, old_news)
+        self._see(snapshot, stalled, taken)
         lost = {e.rank for e in gone}
-        events += self._close_passed(picture, lost)
+        events += self._close_passed(snapshot, lost)
         for claim in self._open.values():
             claim.confirm_loss(lost)
-            events += claim.escalated(picture.now, self._policy)
+            events += claim.escalated(snapshot.now, self._policy)
         return events
 
     # -- opening -----------------------------------------------------------------------------
@@ -189,21 +189,21 @@ class Incidents:
 
     # -- lost ranks --------------------------------------------------------------------------
 
-    def settle(self, picture: Picture, old_news: AlignedNs) -> list[FindingEvent]:
+    def settle(self, snapshot: Snapshot, old_news: AlignedNs) -> list[FindingEvent]:
         """Another attempt of the job has begun: what can be told of the end of this one."""
-        gone = bad_exits(picture)
-        events = [e for claim in self._open.values() for e in claim.ended(gone, picture.now)]
-        return events + (self._lose(picture, old_news, final=True) if gone else [])
+        gone = bad_exits(snapshot)
+        events = [e for claim in self._open.values() for e in claim.ended(gone, snapshot.now)]
+        return events + (self._lose(snapshot, old_news, final=True) if gone else [])
 
     def _lose(
-        self, picture: Picture, old_news: AlignedNs, *, final: bool = False
+        self, snapshot: Snapshot, old_news: AlignedNs, *, final: bool = False
     ) -> list[FindingEvent]:
         """A rank went away that no open finding knows of. Whoever belongs to one that is open went
         because of that."""
-        loss = first_lost(picture, self._policy, final=final)
+        loss = first_lost(snapshot, self._policy, final=final)
         if loss is None:
             return []
-        gone = bad_exits(picture)
+        gone = bad_exits(snapshot)
         self._told &= {(e.rank, e.at) for e in gone}
         told = loss.exits or tuple(gone)
         lost = [e for e in told if e.at >= old_news and (e.rank, e.at) not in self._told]
@@ -219,31 +219,31 @@ class Incidents:
         if any(ranks & {*c.named, *c.finding.victims} for c in self._open.values()):
             return []
         loss = replace(loss, exits=tuple(lost)) if loss.exits else loss
-        claim = Claim.of_loss(self._key, picture, loss, self._policy)
+        claim = Claim.of_loss(self._key, snapshot, loss, self._policy)
         self._open[claim.finding.id] = claim
         return [claim.opened()]
 
     # -- closing -----------------------------------------------------------------------------
 
-    def _see(self, picture: Picture, stalled: StallTable, taken: set[str]) -> None:
+    def _see(self, snapshot: Snapshot, stalled: StallTable, taken: set[str]) -> None:
         rows = set(stalled.rows())
-        stuck = {(picture.groups[group].info.group_id, seq, rank) for group, seq, rank in rows}
+        stuck = {(snapshot.groups[group].info.group_id, seq, rank) for group, seq, rank in rows}
         for claim in self._open.values():
             if claim.finding.id in taken or claim.keys & stuck:
-                claim.seen = picture.now
+                claim.seen = snapshot.now
 
-    def _close_passed(self, picture: Picture, gone: set[int]) -> list[FindingEvent]:
+    def _close_passed(self, snapshot: Snapshot, gone: set[int]) -> list[FindingEvent]:
         over = []
         for claim in self._open.values():
-            idle_ns = picture.now - claim.seen
+            idle_ns = snapshot.now - claim.seen
             if (
                 claim.finding.kind is not Kind.RANK_LOST
                 and idle_ns >= self._policy.close_after_s * 1e9
                 and not gone & {*claim.named, *claim.finding.victims}  # it did not fall apart
-                and claim.is_reported(picture)
+                and claim.is_reported(snapshot)
             ):
                 over.append(claim)
-        return [self._close(claim, picture.now, "the job moved on") for claim in over]
+        return [self._close(claim, snapshot.now, "the job moved on") for claim in over]
 
     def _close(self, claim: Claim, now: AlignedNs, reason: str) -> FindingEvent:
         del self._open[claim.finding.id]

@@ -17,7 +17,7 @@ import numpy as np
 
 from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner, exits
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.model import AlignedNs, Confidence, ExitKind, RankState
 
 STOP_TAKES_S: Final = 60.0
@@ -41,15 +41,15 @@ def judged_after_s(policy: Policy) -> float:
     return policy.loss_grace_s + SEEN_LATE_NS / 1e9
 
 
-def first_lost(picture: Picture, policy: Policy, *, final: bool = False) -> Loss | None:
+def first_lost(snapshot: Snapshot, policy: Policy, *, final: bool = False) -> Loss | None:
     """Who was lost, if anybody was and it is not too early to tell. `final`: there is nothing to
     wait for, because another attempt of the job has begun."""
-    gone = exits(picture)
+    gone = exits(snapshot)
     bad = [one for one in gone if one.is_bad]
     if not bad:
         return None
-    is_over = final or len(gone) == len(picture.rank)
-    waited_s = (picture.now - bad[0].at) / 1e9
+    is_over = final or len(gone) == len(snapshot.rank)
+    waited_s = (snapshot.now - bad[0].at) / 1e9
     is_quiet = all(one.is_clean for one in bad) and not is_over  # its peers may be about to finish
     grace_s = judged_after_s(policy) if is_quiet else policy.loss_grace_s
     if waited_s < grace_s and not final:
@@ -65,12 +65,12 @@ def first_lost(picture: Picture, policy: Policy, *, final: bool = False) -> Loss
         and not any(_explains(stop, one, has_reacted=has_reacted) for stop in first_stops)
     ]
     if causes:
-        return _first_cause(picture, gone, causes, first_stops, policy, final=final)
+        return _first_cause(snapshot, gone, causes, first_stops, policy, final=final)
     if stops:
-        return _stopped(picture, gone, stops)
+        return _stopped(snapshot, gone, stops)
     if waited_s < judged_after_s(policy) and not is_over:
         return None  # no agent has told of the peer that they blame yet
-    return _blame_a_peer(picture, gone, bad, policy)
+    return _blame_a_peer(snapshot, gone, bad, policy)
 
 
 def _explains(stop: Exit, other: Exit, *, has_reacted: bool) -> bool:
@@ -87,7 +87,7 @@ def _explains(stop: Exit, other: Exit, *, has_reacted: bool) -> bool:
 
 
 def _first_cause(
-    picture: Picture,
+    snapshot: Snapshot,
     gone: Sequence[Exit],
     causes: Sequence[Exit],
     stops: Sequence[Exit],
@@ -99,7 +99,7 @@ def _first_cause(
     until = causes[0].at + round(policy.loss_grace_s * 1e9) + SEEN_LATE_NS
     finished = [one for one in gone if not one.is_bad and causes[0].at <= one.at <= until]
     early = [one for one in causes if one.at <= until]
-    common = _common_ways(picture, sorted((*early, *finished), key=lambda one: one.at))
+    common = _common_ways(snapshot, sorted((*early, *finished), key=lambda one: one.at))
     rare = [one for one in early if one.way not in common]
     if not rare:
         return None
@@ -108,7 +108,9 @@ def _first_cause(
     first = [one for one in likely if not likely[0].seen.is_before(one.seen, TOGETHER_NS)]
     crashed = [one for one in first if one.how.kind is ExitKind.SIGNAL]
     first = crashed or first  # a program may react to a peer with an exception of its own
-    if not (_others_run_on(picture, bad[0].at, policy) or _others_died(picture, bad, first, final)):
+    if not (
+        _others_run_on(snapshot, bad[0].at, policy) or _others_died(snapshot, bad, first, final)
+    ):
         return None
     is_sure = manner is not Manner.ABORTED and _have_order(first[0], (*first, *stops))
     return Loss(tuple(first), Confidence.HIGH if is_sure else Confidence.MEDIUM)
@@ -119,13 +121,13 @@ def _have_order(one: Exit, others: Iterable[Exit]) -> bool:
     return all(one.seen.margin_ns(other.seen) is not None for other in others)
 
 
-def _common_ways(picture: Picture, early: Sequence[Exit]) -> set[tuple[object, ...]]:
+def _common_ways(snapshot: Snapshot, early: Sequence[Exit]) -> set[tuple[object, ...]]:
     """Ways in which most ranks of the job ended at about one time: that is its end, or what all of
     them did when another was lost."""
     times: dict[tuple[object, ...], list[int]] = {}
     for one in early:
         times.setdefault(one.way, []).append(one.at)
-    most = len(picture.rank) // 2
+    most = len(snapshot.rank) // 2
     return {
         way
         for way, at in times.items()
@@ -133,53 +135,55 @@ def _common_ways(picture: Picture, early: Sequence[Exit]) -> set[tuple[object, .
     }
 
 
-def _stopped(picture: Picture, gone: Sequence[Exit], stops: Sequence[Exit]) -> Loss | None:
+def _stopped(snapshot: Snapshot, gone: Sequence[Exit], stops: Sequence[Exit]) -> Loss | None:
     """Ranks that were asked to stop are lost only if most others run on, and for long."""
-    if 2 * len(gone) > len(picture.rank):
+    if 2 * len(gone) > len(snapshot.rank):
         return None
-    if not _run_on(picture, AlignedNs(stops[0].at + round(STOP_TAKES_S * 1e9))):
+    if not _run_on(snapshot, AlignedNs(stops[0].at + round(STOP_TAKES_S * 1e9))):
         return None
     first = tuple(one for one in stops if not stops[0].seen.is_before(one.seen, TOGETHER_NS))
     return Loss(first, Confidence.HIGH)
 
 
 def _blame_a_peer(
-    picture: Picture, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy
+    snapshot: Snapshot, gone: Sequence[Exit], bad: Sequence[Exit], policy: Policy
 ) -> Loss | None:
     """Each that left blames a peer. Where the job was done, as a rank shows that finished and had
     joined all that the others did, they only lost each other while leaving."""
     finished = [one for one in gone if not one.is_bad]
     if finished and all(one.told for one in finished):
         return None
-    if finished or 2 * len(bad) > len(picture.rank):
+    if finished or 2 * len(bad) > len(snapshot.rank):
         return Loss((), Confidence.LOW)
-    if not _others_run_on(picture, bad[0].at, policy):
+    if not _others_run_on(snapshot, bad[0].at, policy):
         return None
     first = tuple(one for one in bad if not bad[0].seen.is_before(one.seen, TOGETHER_NS))
     return Loss(first, Confidence.LOW)
 
 
-def _others_run_on(picture: Picture, first_at: AlignedNs, policy: Policy) -> bool:
+def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
     """Some rank lives, and was heard of well after the first exit. An agent that is there would
     have told of an end by and by, even if nothing shows what the rank does."""
     since = AlignedNs(first_at + round(policy.loss_grace_s * 1e9))
     patience_s = judged_after_s(policy) + policy.telemetry_late_s
-    trusted = picture.now - first_at >= patience_s * 1e9
-    return _run_on(picture, since, trusted=trusted)
+    trusted = snapshot.now - first_at >= patience_s * 1e9
+    return _run_on(snapshot, since, trusted=trusted)
 
 
-def _run_on(picture: Picture, since: AlignedNs, *, trusted: bool = False) -> bool:
-    running = np.array([state is RankState.LIVE for state in picture.state], np.bool_)
-    heard = picture.as_of >= since
+def _run_on(snapshot: Snapshot, since: AlignedNs, *, trusted: bool = False) -> bool:
+    running = np.array([state is RankState.LIVE for state in snapshot.state], np.bool_)
+    heard = snapshot.as_of >= since
     if trusted:
-        heard = heard | picture.connected
+        heard = heard | snapshot.connected
     return bool(np.any(running & heard))
 
 
-def _others_died(picture: Picture, bad: Sequence[Exit], first: Sequence[Exit], final: bool) -> bool:
+def _others_died(
+    snapshot: Snapshot, bad: Sequence[Exit], first: Sequence[Exit], final: bool
+) -> bool:
     """All are gone, and others of them later or for another reason: they died of it."""
     gone = (RankState.EXITED, RankState.FINISHED)
-    if not final and any(state not in gone for state in picture.state):
+    if not final and any(state not in gone for state in snapshot.state):
         return False
     ranks = {one.rank for one in first}
     others = [one for one in bad if one.rank not in ranks]

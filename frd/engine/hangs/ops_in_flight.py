@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.state.snapshot import Bools, GroupPicture, Picture
+from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s
 
 _UNTOLD = np.int64(np.iinfo(np.int64).max)
@@ -26,7 +26,7 @@ class Instance(NamedTuple):
     """What a rank can wait in: one collective of a group, or one direction of a P2P channel."""
 
     group: int
-    """Index into `Picture.groups`."""
+    """Index into `Snapshot.groups`."""
     seq: int
     """`UNKNOWN_SEQ` for P2P."""
     src: int = -1
@@ -90,12 +90,12 @@ class Attendance:
 class Waits:
     """Lookups over one picture; answers that are asked for often are kept."""
 
-    def __init__(self, picture: Picture) -> None:
-        groups = picture.groups
-        self.picture = picture
+    def __init__(self, snapshot: Snapshot) -> None:
+        groups = snapshot.groups
+        self.snapshot = snapshot
         self._attendances: dict[Instance, Attendance] = {}
         self._ops: dict[int, tuple[Op, ...]] = {}
-        self._row = {rank: at for at, rank in enumerate(picture.rank.tolist())}
+        self._row = {rank: at for at, rank in enumerate(snapshot.rank.tolist())}
         self._first = np.zeros(len(groups) + 1, dtype=np.int64)
         np.cumsum([len(g.members) for g in groups], out=self._first[1:])
         self._group = np.repeat(np.arange(len(groups), dtype=np.int64), np.diff(self._first))
@@ -124,7 +124,7 @@ class Waits:
         """Sort all ops in flight by rank, oldest first; an op is a row of the pair arrays or,
         counted on from their end, a row of the channels."""
         pairs = np.flatnonzero((self._enqueued > self._completed) & ~self._forgotten)
-        channels = self.picture.channels
+        channels = self.snapshot.channels
         flying = np.flatnonzero(channels.in_flight > 0)
         rank = np.concatenate([self._rank[pairs], channels.rank[flying].astype(np.int64)])
         since = np.concatenate([self._since[pairs], channels.since[flying]])
@@ -181,7 +181,7 @@ class Waits:
             seq = int(self._completed[source]) + 1
             instance = Instance(int(self._group[source]), seq)
             return Op(instance, AlignedNs(since), bool(self._started[source] >= seq))
-        channels, row = self.picture.channels, source - len(self._rank)
+        channels, row = self.snapshot.channels, source - len(self._rank)
         rank, peer = int(channels.rank[row]), int(channels.peer[row])
         src, dst = (rank, peer) if channels.is_send[row] else (peer, rank)
         instance = Instance(int(channels.group[row]), UNKNOWN_SEQ, src, dst)
@@ -256,7 +256,7 @@ def _first_of(times: Int64s) -> AlignedNs:
     return AlignedNs(int(times.min()) if len(times) else 0)
 
 
-def _column(groups: Sequence[GroupPicture], parts: Sequence[npt.NDArray[np.integer]]) -> Int64s:
+def _column(groups: Sequence[GroupSnapshot], parts: Sequence[npt.NDArray[np.integer]]) -> Int64s:
     if not groups:
         return np.zeros(0, dtype=np.int64)
     return np.concatenate(parts).astype(np.int64, copy=False)

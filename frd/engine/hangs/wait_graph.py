@@ -18,10 +18,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import Moment
+from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
 from frd.engine.matching.signature_rules import is_synchronizing
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.model import AlignedNs, Int32s, RankState
 
 GONE_STATES = frozenset({RankState.EXITED, RankState.FINISHED, RankState.SILENT})
@@ -107,10 +107,10 @@ class Graph:
     """Of ranks that finished cleanly."""
 
     def __post_init__(self) -> None:
-        picture = self.picture
-        ranks = list(zip(picture.rank.tolist(), picture.state, strict=True))
+        snapshot = self.snapshot
+        ranks = list(zip(snapshot.rank.tolist(), snapshot.state, strict=True))
         self._gone = frozenset(rank for rank, state in ranks if state in GONE_STATES)
-        since = picture.state_since.tolist()
+        since = snapshot.state_since.tolist()
         self._finished_at = {
             rank: at
             for (rank, state), at in zip(ranks, since, strict=True)
@@ -118,8 +118,8 @@ class Graph:
         }
 
     @property
-    def picture(self) -> Picture:
-        return self.waits.picture
+    def snapshot(self) -> Snapshot:
+        return self.waits.snapshot
 
     def explore(self, starts: Iterable[Node]) -> None:
         """Add `starts` and all that they lead to."""
@@ -211,7 +211,7 @@ class Graph:
             return targets
         instance = wait.instance
         inside = [wait.rank] if instance.is_p2p else self.waits.attendance(instance).inside
-        told = self.picture.as_of[np.isin(self.picture.rank, inside)].max(initial=0)
+        told = self.snapshot.as_of[np.isin(self.snapshot.rank, inside)].max(initial=0)
         latest = told - self.rules.threshold_s(instance.group) * 1e9
         return tuple(
             Doubt(target.rank, Why.UNPROVEN)
@@ -262,7 +262,7 @@ class Graph:
         other ops, everybody but one did."""
         if not len(those.done) or not np.any(those.heads):
             return False
-        op = self.picture.groups[collective.group].ops(collective.seq)
+        op = self.snapshot.groups[collective.group].ops(collective.seq)
         return is_synchronizing(op) or len(those.inside) == 1
 
     def stuck_inside(self, those: Attendance, since: AlignedNs) -> tuple[int, ...]:
@@ -321,13 +321,13 @@ class Graph:
 
     # -- what is known of one rank -----------------------------------------------------------
 
-    def absentee(self, rank: int, since: Moment) -> Node:
+    def absentee(self, rank: int, since: UncertainTime) -> Node:
         """A rank that has not come to something where others wait since `since`."""
         if not self.is_gone(rank) and self.why_unknown(rank) is None:
             row = self.waits.row(rank)
-            if self.picture.gap[row]:
+            if self.snapshot.gap[row]:
                 return Doubt(rank, Why.GAP)
-            as_of = self.picture.moment(rank, AlignedNs(int(self.picture.as_of[row])))
+            as_of = self.snapshot.moment(rank, AlignedNs(int(self.snapshot.as_of[row])))
             # A clock that nobody bounds is taken at its word: a stall outlasts what it is off by.
             if as_of.at < since.at + (as_of.margin_ns(since) or 0):
                 return Doubt(rank, Why.UNPROVEN)
@@ -345,21 +345,21 @@ class Graph:
         """When the first of those who wait began to."""
         return self.onset(wait).at
 
-    def onset(self, wait: Wait) -> Moment:
+    def onset(self, wait: Wait) -> UncertainTime:
         """The same, and whose clock says so."""
         if wait.instance.is_p2p:
             ops = self.waits.ops(wait.rank)
             at = next(op.since for op in ops if op.instance == wait.instance)
-            return self.picture.moment(wait.rank, at)
+            return self.snapshot.moment(wait.rank, at)
         those = self.waits.attendance(wait.instance)
-        return self.picture.moment(those.first, those.first_since)
+        return self.snapshot.moment(those.first, those.first_since)
 
     def is_ripe(self, wait: Wait) -> bool:
         """Its last comer came so long ago that the op should have completed since.
 
         Before that, an op that somebody came late to is only on its way to be completed.
         """
-        return self._ripe_at(wait) <= self.picture.now
+        return self._ripe_at(wait) <= self.snapshot.now
 
     def _ripe_at(self, wait: Wait) -> int:
         if wait.instance.is_p2p:
@@ -374,7 +374,7 @@ class Graph:
 
     def agents_of(self, ranks: Iterable[int] | Int32s) -> set[int]:
         """Numbers of the agents that tell of them; one where nobody keeps agents apart."""
-        clocks = self.picture.clocks
+        clocks = self.snapshot.clocks
         return {int(clocks.node[self.waits.row(int(r))]) if clocks else -1 for r in ranks}
 
     def is_gone(self, rank: int) -> bool:
@@ -382,37 +382,39 @@ class Graph:
 
     def _gone_at(self, rank: int) -> int:
         """0 when nobody told."""
-        return int(self.picture.state_since[self.waits.row(rank)])
+        return int(self.snapshot.state_since[self.waits.row(rank)])
 
     def why_unknown(self, rank: int) -> Why | None:
         """Why the telemetry of a rank proves nothing just now; None when it does."""
         row = self.waits.row(rank)
-        if row < 0 or self.picture.as_of[row] <= 0:
+        if row < 0 or self.snapshot.as_of[row] <= 0:
             return Why.NEVER_SEEN
-        if not self.picture.connected[row]:
+        if not self.snapshot.connected[row]:
             return Why.DISCONNECTED
-        if self.picture.now - int(self.picture.as_of[row]) > self.rules.late_s * 1e9:
+        if self.snapshot.now - int(self.snapshot.as_of[row]) > self.rules.late_s * 1e9:
             return Why.LATE
         return None
 
     def _is_told(self, rank: int, until: int) -> bool:
         """All is known of the rank up to then, whatever its clock may be off by."""
-        as_of = self.picture.moment(rank, AlignedNs(int(self.picture.as_of[self.waits.row(rank)])))
+        as_of = self.snapshot.moment(
+            rank, AlignedNs(int(self.snapshot.as_of[self.waits.row(rank)]))
+        )
         return self.is_gone(rank) or as_of.at - (as_of.uncertainty_ns or 0) >= until
 
     def _is_fresh(self, rank: int, group: int, since: int) -> bool:
-        age_ns = int(self.picture.as_of[self.waits.row(rank)]) - since
+        age_ns = int(self.snapshot.as_of[self.waits.row(rank)]) - since
         return age_ns < max(0.5, self.rules.threshold_s(group) / 4) * 1e9
 
     def moved_at(self, rank: int) -> int:
         """When it was last seen to move, 0 when it never was or nobody kept track."""
-        moved_at = self.picture.moved_at
+        moved_at = self.snapshot.moved_at
         return 0 if moved_at is None else int(moved_at[self.waits.row(rank)])
 
     def _moved_lately(self, rank: int) -> bool:
         """By its own telemetry, which tells nothing of the time since."""
         moved_at = self.moved_at(rank)
-        as_of = int(self.picture.as_of[self.waits.row(rank)])
+        as_of = int(self.snapshot.as_of[self.waits.row(rank)])
         return moved_at > 0 and as_of - moved_at < _MOVED_LATELY_S * 1e9
 
 

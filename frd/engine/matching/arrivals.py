@@ -23,9 +23,9 @@ from typing import Final, overload
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
-from frd.engine.matching.open_collectives import Closed
+from frd.engine.matching.open_collectives import RetiredCollectives
 from frd.engine.state.snapshot import Bools
-from frd.engine.state.tables import Pairs, Ranks
+from frd.engine.state.tables import PairTable, RankTable
 from frd.model import AlignedNs, Int32s, Int64s
 
 FLOOR_NS: Final = 1_000_000
@@ -45,14 +45,14 @@ class GroupClocks:
     since: Int64s
     """What was told before this of some member was aligned by what is not believed any more."""
 
-    def comparable(self, closed: Closed) -> Bools:
+    def comparable(self, closed: RetiredCollectives) -> Bools:
         """The collectives whose arrivals can be held against each other."""
         group = closed.group
         known = (self.bound_ns < UNKNOWN_NS)[group] | ~self.spans[group]
         return known & (closed.first_created >= self.since[group])
 
     @classmethod
-    def of(cls, groups: int, ranks: Ranks, pairs: Pairs) -> GroupClocks:
+    def of(cls, groups: int, ranks: RankTable, pairs: PairTable) -> GroupClocks:
         spans, (bound, since) = np.zeros(groups, np.bool_), np.zeros((2, groups), np.int64)
         layout = pairs.layout()
         if ranks.count and len(layout.groups):
@@ -67,7 +67,7 @@ class GroupClocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Charges:
+class LostTime:
     """Time that members of collectives waited for one rank or one node: parallel arrays."""
 
     group: Int32s
@@ -87,7 +87,9 @@ def as_culprit(node: int | Int32s | Int64s) -> int | Int64s:
     return -2 - node if isinstance(node, int) else -2 - node.astype(np.int64)
 
 
-def charges(closed: Closed, judged: Bools, ranks: Ranks, clocks: GroupClocks) -> Charges:
+def charges(
+    closed: RetiredCollectives, judged: Bools, ranks: RankTable, clocks: GroupClocks
+) -> LostTime:
     """Who is charged for those of these collectives that are `judged`: all members have joined, and
     waited for each other."""
     spread = closed.last_created - closed.second_created > FLOOR_NS
@@ -105,7 +107,7 @@ def charges(closed: Closed, judged: Bools, ranks: Ranks, clocks: GroupClocks) ->
     together = second - np.maximum(other, busy)
     node = np.flatnonzero(known & spans & (second > other) & (together > least))
     slow_node = as_culprit(ranks.node[some.last_rank[node]])
-    return Charges(
+    return LostTime(
         np.concatenate((some.group[rank], some.group[node])),
         np.concatenate((some.last_rank[rank], slow_node)),
         np.concatenate((last[rank], last[node])),
@@ -113,7 +115,7 @@ def charges(closed: Closed, judged: Bools, ranks: Ranks, clocks: GroupClocks) ->
     )
 
 
-def waits(closed: Closed, ended: Bools, fair: Bools) -> Charges:
+def waits(closed: RetiredCollectives, ended: Bools, fair: Bools) -> LostTime:
     """How long members waited in those collectives that have `ended`, on an average, and for whom.
 
     Of their arrivals the first and the last two are known; the others lie between. Where clocks do
@@ -123,7 +125,7 @@ def waits(closed: Closed, ended: Bools, fair: Bools) -> Charges:
     waited = np.where(closed.second_created > 0, closed.last_created - others, 0)
     row = np.flatnonzero(ended & (waited > FLOOR_NS))
     whom = np.where(fair[row], closed.last_rank[row], NOBODY)
-    return Charges(closed.group[row], whom.astype(np.int64), closed.last_created[row], waited[row])
+    return LostTime(closed.group[row], whom.astype(np.int64), closed.last_created[row], waited[row])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class ClockHint:
         return self.slack_ns + self.early_uncertainty_ns
 
 
-def clock_hints(closed: Closed, telling: Bools, ranks: Ranks) -> list[ClockHint]:
+def clock_hints(closed: RetiredCollectives, telling: Bools, ranks: RankTable) -> list[ClockHint]:
     """What is news of clocks in those collectives that are `telling`: all members have joined, and
     none could complete before.
 

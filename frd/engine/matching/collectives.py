@@ -17,13 +17,13 @@ import numpy as np
 from frd.engine.matching.arrivals import ClockHint, GroupClocks, charges, clock_hints, waits
 from frd.engine.matching.durations import OpHistograms
 from frd.engine.matching.mismatches import Mismatches
-from frd.engine.matching.open_collectives import Closed, Rings
+from frd.engine.matching.open_collectives import OpenCollectives, RetiredCollectives
 from frd.engine.matching.signature_rules import Signatures
-from frd.engine.matching.usual_waits import SlowTail, Sort, Wait
+from frd.engine.matching.usual_waits import GroupKind, LongWait, WaitHistory
 from frd.engine.policy import Policy
-from frd.engine.state.entry_batch import Places, Runs
+from frd.engine.state.entry_batch import PairRuns, Places
 from frd.engine.state.snapshot import Bools, MismatchFact
-from frd.engine.state.tables import Groups, Pairs, Ranks
+from frd.engine.state.tables import GroupTable, PairTable, RankTable
 from frd.engine.stragglers.lateness import Lateness
 from frd.model import AlignedNs, Int32s, Int64s
 
@@ -44,10 +44,10 @@ class Collectives:
     def __init__(
         self,
         policy: Policy,
-        ranks: Ranks,
-        groups: Groups,
-        pairs: Pairs,
-        known: Mapping[Sort, Sequence[Wait]],
+        ranks: RankTable,
+        groups: GroupTable,
+        pairs: PairTable,
+        known: Mapping[GroupKind, Sequence[LongWait]],
         now: AlignedNs,
     ) -> None:
         """`known` is what earlier attempts of the job have shown."""
@@ -56,7 +56,9 @@ class Collectives:
         self._groups = groups
         self._pairs = pairs
         self.signatures = Signatures(policy.max_signatures)
-        self.rings = Rings(policy.max_open_collectives, policy.max_open_collectives_per_group)
+        self.open_collectives = OpenCollectives(
+            policy.max_open_collectives, policy.max_open_collectives_per_group
+        )
         self.skew = OpHistograms()
         self.duration = OpHistograms()
         self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
@@ -68,11 +70,11 @@ class Collectives:
         self._clocks_as_of = (-1, -1, -1)
         self._mismatches = Mismatches()
         self._began_at = now
-        self._tails = {sort: SlowTail(now, waits) for sort, waits in known.items()}
+        self._tails = {sort: WaitHistory(now, waits) for sort, waits in known.items()}
         self._tails_asked_at = AlignedNs(0)
-        self._sorts: list[Sort] = []
+        self._sorts: list[GroupKind] = []
         """By group."""
-        self._of_sort: dict[Sort, list[int]] = {}
+        self._of_sort: dict[GroupKind, list[int]] = {}
         """Groups that pause alike."""
         self._went_on_at = 0
         """When the first member came to a collective that all have joined: the newest of these."""
@@ -82,7 +84,7 @@ class Collectives:
         """There are waits that were not told."""
         self._told_at = now
         self._unsettled = False
-        self._retired: list[Closed] = []
+        self._retired: list[RetiredCollectives] = []
         """Out of the ring, and not learnt from yet."""
         self.late_rows = 0
         """Rows of collectives whose accumulators had been evicted."""
@@ -91,7 +93,9 @@ class Collectives:
         """See `Engine.adopt`."""
         before, self._policy = self._policy, policy
         self.signatures.limit = policy.max_signatures
-        self.rings.bound(policy.max_open_collectives, policy.max_open_collectives_per_group)
+        self.open_collectives.bound(
+            policy.max_open_collectives, policy.max_open_collectives_per_group
+        )
         windows = (before.straggler_window_s, before.telemetry_late_s)
         if windows != (policy.straggler_window_s, policy.telemetry_late_s):
             self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
@@ -114,7 +118,7 @@ class Collectives:
 
     def join(
         self,
-        runs: Runs,
+        runs: PairRuns,
         rank: int,
         signature: Int32s,
         created: Int64s,
@@ -133,31 +137,33 @@ class Collectives:
             rows = (slot >= 0).nonzero()[0]
             self.late_rows += len(slot) - len(rows)
         slot, seq, signature = slot[rows], runs.seq[rows], signature[rows]
-        other = self.rings.merge(slot, seq, signature, created[rows], rank, self._ranks.node)
+        other = self.open_collectives.merge(
+            slot, seq, signature, created[rows], rank, self._ranks.node
+        )
         if other.any():
             groups = np.repeat(group, runs.count)[rows]
             self._compare(groups[other], slot[other], seq[other], signature[other], rank)
         if self.signatures.any_balanced:
-            self.rings.slots.balance[slot] += self.signatures.balance[signature]
+            self.open_collectives.slots.balance[slot] += self.signatures.balance[signature]
             self._weigh(np.repeat(group, runs.count)[rows], slot, seq)
         self._pairs.joined_row[runs.pair] = runs.last
         return slots if len(slot) == len(slots) else None
 
-    def _admit(self, runs: Runs, group: Int32s, now: AlignedNs) -> Int64s:
+    def _admit(self, runs: PairRuns, group: Int32s, now: AlignedNs) -> Int64s:
         """Slots of the rows, -1 for those whose accumulators are gone already."""
-        rings = self.rings
+        open_collectives = self.open_collectives
         spans = list(zip(group.tolist(), runs.first.tolist(), runs.last.tolist(), strict=True))
-        if tight := [span for span in spans if not rings.admit(*span)]:
+        if tight := [span for span in spans if not open_collectives.admit(*span)]:
             over = np.array([of for of, _, _ in tight])
             self._retire(over, np.array([self._passed(of) for of in over.tolist()]), now)
             for span in tight:
-                if not rings.admit(*span):
-                    rings.make_room(*span)
+                if not open_collectives.admit(*span):
+                    open_collectives.make_room(*span)
         return self._slots(runs, group)
 
-    def _slots(self, runs: Runs, group: Int32s) -> Int64s:
+    def _slots(self, runs: PairRuns, group: Int32s) -> Int64s:
         """Slots of rows; -1 where the seq is outside its group's window."""
-        w = self.rings.windows
+        w = self.open_collectives.windows
         low, high, mask = w.low[group], w.high[group], w.capacity[group] - 1
         slot = runs.spread(w.base[group]) + (runs.seq & runs.spread(mask))
         if (runs.first < low).any() or (runs.last >= high).any():
@@ -167,7 +173,7 @@ class Collectives:
     def _compare(
         self, group: Int32s, slot: Int64s, seq: Int64s, signature: Int32s, rank: int
     ) -> None:
-        first = self.rings.slots.signature[slot]
+        first = self.open_collectives.slots.signature[slot]
         classes = self.signatures.match_class
         wrong = np.flatnonzero(classes[signature] != classes[first])
         for at in wrong.tolist():
@@ -177,7 +183,7 @@ class Collectives:
 
     def _weigh(self, group: Int32s, slot: Int64s, seq: Int64s) -> None:
         """Find the all_to_alls that all have joined and that do not add up."""
-        slots = self.rings.slots
+        slots = self.open_collectives.slots
         off = (slots.joined[slot] == self._groups.size[group]) & (slots.balance[slot] != 0)
         off &= self.signatures.balanced[slots.signature[slot]]
         for at in np.flatnonzero(off).tolist():
@@ -185,7 +191,7 @@ class Collectives:
             self._mismatches.unbalanced(int(group[at]), int(seq[at]), first, surplus)
 
     def complete(
-        self, runs: Runs, rank: int, completed_ns: Int64s, slot: Int64s | None = None
+        self, runs: PairRuns, rank: int, completed_ns: Int64s, slot: Int64s | None = None
     ) -> None:
         """Note when a rank's collectives completed (a column of the batch, 0 where unknown).
 
@@ -195,15 +201,15 @@ class Collectives:
             at = runs.column(completed_ns)
             if slot is None:
                 slot = self._slots(runs, self._pairs.group[runs.pair])
-                held = self.rings.holds(slot, runs.seq)
+                held = self.open_collectives.holds(slot, runs.seq)
                 slot, at = slot[held], at[held]
-            self.rings.complete(slot, at, rank)
+            self.open_collectives.complete(slot, at, rank)
         self._pairs.completed_row[runs.pair] = runs.last
         self._unsettled = True
 
     def forget(self, groups: Int32s) -> None:
         """A member of these groups was replaced: what was open in them will never match."""
-        self.rings.drop(groups)
+        self.open_collectives.drop(groups)
         for group in groups.tolist():
             self._mismatches.forget(group)
 
@@ -215,13 +221,13 @@ class Collectives:
             self._unsettled = False
             layout = self._pairs.layout()
             passed = np.minimum.reduceat(self._pairs.completed_row[layout.order], layout.starts)
-            low = self.rings.windows.low[layout.groups]
+            low = self.open_collectives.windows.low[layout.groups]
             over = np.flatnonzero(passed >= low)
             self._retire(layout.groups[over], passed[over], now)
         if self._retired:
             self._learn(now)
         if len(self._mismatches):
-            self._mismatches.expire(self.rings.windows.done, now)
+            self._mismatches.expire(self.open_collectives.windows.done, now)
         if self._tails and now - self._tails_asked_at > _EXPIRY_NS:
             self._tails_asked_at = now
             self._adapt(self._tails, now)
@@ -231,7 +237,7 @@ class Collectives:
         return int(self._pairs.completed_row[self._groups.rows(group)].min())
 
     def _retire(self, group: Int32s | Int64s, upto: Int64s, now: AlignedNs) -> None:
-        closed = self.rings.take(group, upto)
+        closed = self.open_collectives.take(group, upto)
         if len(closed):
             self._retired.append(closed)
             if sum(map(len, self._retired)) > _MOST_RETIRED:
@@ -239,7 +245,7 @@ class Collectives:
 
     def _learn(self, now: AlignedNs) -> None:
         """What retired collectives tell of their groups, members and clocks."""
-        closed, self._retired = Closed.of(self._retired), []
+        closed, self._retired = RetiredCollectives.of(self._retired), []
         groups, ops = self._groups, self.signatures.op[closed.signature]
         groups.matched[: groups.count] += np.bincount(closed.group, minlength=groups.count)
         full = closed.joined == groups.size[closed.group]
@@ -265,7 +271,12 @@ class Collectives:
         return self._clocks
 
     def _compare_arrivals(
-        self, closed: Closed, full: Bools, fair: Bools, clocks: GroupClocks, now: AlignedNs
+        self,
+        closed: RetiredCollectives,
+        full: Bools,
+        fair: Bools,
+        clocks: GroupClocks,
+        now: AlignedNs,
     ) -> None:
         """Who came late to these, and what they tell of clocks."""
         of, signatures = closed.signature, self.signatures
@@ -280,19 +291,19 @@ class Collectives:
         self.clock_hints += hints
         self.contradictions += [hint for hint in hints if hint.contradicts]
 
-    def _remember(self, closed: Closed, slow: Int64s, now: AlignedNs) -> None:
+    def _remember(self, closed: RetiredCollectives, slow: Int64s, now: AlignedNs) -> None:
         """Waits that were long enough to move their group's threshold."""
         first, last = closed.first_created[slow].tolist(), closed.last_created[slow].tolist()
-        waits: dict[Sort, list[Wait]] = {}
+        waits: dict[GroupKind, list[LongWait]] = {}
         for group, start, end in zip(closed.group[slow].tolist(), first, last, strict=True):
-            waits.setdefault(self._sorts[group], []).append(Wait.of(start, end))
+            waits.setdefault(self._sorts[group], []).append(LongWait.of(start, end))
         for sort, news in waits.items():
-            self._tails.setdefault(sort, SlowTail(self._began_at)).add(news)
+            self._tails.setdefault(sort, WaitHistory(self._began_at)).add(news)
         self._waited = True
         if self._adapt(waits, now):
             self._raised_at = closed.last_created[slow].max().item()
 
-    def _adapt(self, sorts: Iterable[Sort], now: AlignedNs) -> bool:
+    def _adapt(self, sorts: Iterable[GroupKind], now: AlignedNs) -> bool:
         """Whether a threshold is higher than before."""
         raised = False
         for sort in sorts:
@@ -302,7 +313,7 @@ class Collectives:
                 self._groups.threshold_ns[alike] = threshold_ns
         return raised
 
-    def take_waits(self, now: AlignedNs) -> dict[Sort, list[Wait]] | None:
+    def take_waits(self, now: AlignedNs) -> dict[GroupKind, list[LongWait]] | None:
         """Long waits after which the job went on; None while there is nothing new to tell."""
         is_raised = 0 < self._raised_at <= self._went_on_at
         if not is_raised and not (self._waited and now - self._told_at >= _TELL_AGAIN_NS):
@@ -327,8 +338,10 @@ class Collectives:
 
     def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:
         """Handles of the signatures of open collectives, -1 when nobody told."""
-        slot = self.rings.locate(group, seq)
-        return np.where(self.rings.holds(slot, seq), self.rings.slots.signature[slot], -1)
+        slot = self.open_collectives.locate(group, seq)
+        return np.where(
+            self.open_collectives.holds(slot, seq), self.open_collectives.slots.signature[slot], -1
+        )
 
     def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
         """A member may complete it before all have come, as far as is known of its op."""
@@ -339,8 +352,8 @@ class Collectives:
 
     def ops(self) -> list[Callable[[int], str]]:
         """For each group, the op of a seq as things stand now, empty when nobody told."""
-        w, seq = self.rings.windows, self.rings.slots.seq.copy()
-        signature, known = self.rings.slots.signature.copy(), self.signatures.known
+        w, seq = self.open_collectives.windows, self.open_collectives.slots.seq.copy()
+        signature, known = self.open_collectives.slots.signature.copy(), self.signatures.known
 
         def lookup(base: int, capacity: int) -> Callable[[int], str]:
             def op(of: int) -> str:
@@ -356,7 +369,7 @@ class Collectives:
     def evicted(self) -> dict[str, int]:
         """Things dropped to stay within limits, by what."""
         return {
-            "collectives": self.rings.evicted,
+            "collectives": self.open_collectives.evicted,
             "rows": self.late_rows,
             "mismatches": self._mismatches.dropped,
         }

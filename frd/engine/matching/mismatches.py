@@ -17,7 +17,7 @@ import numpy as np
 
 from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import MismatchFact
-from frd.engine.state.tables import Groups, Pairs
+from frd.engine.state.tables import GroupTable, PairTable
 from frd.model import AlignedNs, Int32s, Int64s, Signature
 
 MOST_GROUPS: Final = 64
@@ -124,7 +124,7 @@ class Mismatches:
             self._recount()
 
     def facts(
-        self, groups: Groups, pairs: Pairs, signatures: signature_rules.Signatures
+        self, groups: GroupTable, pairs: PairTable, signatures: signature_rules.Signatures
     ) -> list[MismatchFact]:
         """All that is remembered, by group and seq."""
         return [
@@ -138,8 +138,8 @@ def _told(
     group: int,
     seq: int,
     fact: _Disagreement,
-    groups: Groups,
-    pairs: Pairs,
+    groups: GroupTable,
+    pairs: PairTable,
     signatures: signature_rules.Signatures,
 ) -> MismatchFact:
     rows = groups.rows(group)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.engine.state.snapshot import Bools
-from frd.engine.state.tables import Columns
+from frd.engine.state.tables import GrowingColumns
 from frd.model import Int32s, Int64s
 
 FIRST_CAPACITY: Final = 16
@@ -27,7 +27,7 @@ NEVER: Final = np.iinfo(np.int64).max
 _EMPTY: Final = -1
 
 
-class Slots(Columns):
+class Accumulators(GrowingColumns):
     """The accumulators of all groups."""
 
     _fill = {  # noqa: RUF012  see tables.Ranks
@@ -70,7 +70,7 @@ class Slots(Columns):
             getattr(self, name)[slot] = fill
 
 
-class Windows(Columns):
+class SeqWindows(GrowingColumns):
     """Where each group's chunk lies, and which seqs it covers."""
 
     _fill = {  # noqa: RUF012  see tables.Ranks
@@ -95,7 +95,7 @@ class Windows(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class RetiredCollectives:
     """Accumulators taken out of the ring: parallel arrays, one row a collective."""
 
     group: Int32s
@@ -116,25 +116,25 @@ class Closed:
     def __len__(self) -> int:
         return len(self.seq)
 
-    def at(self, rows: Int64s) -> Closed:
-        return Closed(*(getattr(self, column.name)[rows] for column in fields(self)))
+    def at(self, rows: Int64s) -> RetiredCollectives:
+        return RetiredCollectives(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     @classmethod
-    def of(cls, parts: Sequence[Closed]) -> Closed:
+    def of(cls, parts: Sequence[RetiredCollectives]) -> RetiredCollectives:
         """The rows of all parts."""
         names = [column.name for column in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-class Rings:
+class OpenCollectives:
     """Accumulator slots of one attempt, by group handle and seq."""
 
     def __init__(self, limit: int, limit_per_group: int) -> None:
         self.bound(limit, limit_per_group)
         self._free: dict[int, list[int]] = {}
-        self.slots = Slots()
+        self.slots = Accumulators()
         self.slots.reserve(1)  # of no group, so that a slot of -1 may be looked at
-        self.windows = Windows()
+        self.windows = SeqWindows()
         self.open = 0
         """Occupied slots."""
         self.evicted = 0
@@ -270,7 +270,7 @@ class Rings:
             s.first_completed[slot[sooner]] = at[sooner]
             s.first_done[slot[sooner]] = rank
 
-    def take(self, group: npt.NDArray[Any], upto: Int64s) -> Closed:
+    def take(self, group: npt.NDArray[Any], upto: Int64s) -> RetiredCollectives:
         """Close all that is open in these groups (each once) up to a seq each, and forget it."""
         w, s = self.windows, self.slots
         end = np.minimum(upto + 1, w.high[group])
@@ -285,7 +285,7 @@ class Rings:
         held = np.flatnonzero(s.seq[slot] == seq)
         slot, of = slot[held], of[held]
         over = s.first_completed[slot]
-        closed = Closed(
+        closed = RetiredCollectives(
             group[of].astype(np.int32),
             seq[held],
             s.signature[slot],

@@ -40,11 +40,11 @@ _FAR: Final = 1 << 64
 _ONCE_FACTOR: Final = 2.0
 """The next pause may be so much longer than the only one that has been seen."""
 
-Sort: TypeAlias = tuple[str, int]
+GroupKind: TypeAlias = tuple[str, int]
 """Label and size of a group."""
 
 
-class Wait(NamedTuple):
+class LongWait(NamedTuple):
     """Collectives that waited at the same time."""
 
     start: int
@@ -55,11 +55,11 @@ class Wait(NamedTuple):
     """Of the longest of them, ns."""
 
     @classmethod
-    def of(cls, start: int, end: int) -> Wait:
+    def of(cls, start: int, end: int) -> LongWait:
         return cls(start, end, end - start)
 
     @classmethod
-    def of_numbers(cls, start: int, end: int, length: int) -> Wait:
+    def of_numbers(cls, start: int, end: int, length: int) -> LongWait:
         """
         Raises:
             ValueError: no clock tells such times.
@@ -69,13 +69,13 @@ class Wait(NamedTuple):
         return cls(start, end, length)
 
 
-def united(waits: Iterable[Wait], most: int) -> list[Wait]:
+def united(waits: Iterable[LongWait], most: int) -> list[LongWait]:
     """Waits that overlap are one; the `most` longest, in the order of time."""
-    found: list[Wait] = []
+    found: list[LongWait] = []
     for wait in sorted(waits):
         if found and wait.start <= found[-1].end:
             last = found[-1]
-            found[-1] = Wait(last.start, max(last.end, wait.end), max(last.length, wait.length))
+            found[-1] = LongWait(last.start, max(last.end, wait.end), max(last.length, wait.length))
         else:
             found.append(wait)
     if len(found) > most:
@@ -83,19 +83,19 @@ def united(waits: Iterable[Wait], most: int) -> list[Wait]:
     return found
 
 
-def _length(wait: Wait) -> int:
+def _length(wait: LongWait) -> int:
     return wait.length
 
 
-class SlowTail:
+class WaitHistory:
     """The long waits of one sort of group in one attempt."""
 
-    def __init__(self, since: AlignedNs, known: Iterable[Wait] = ()) -> None:
+    def __init__(self, since: AlignedNs, known: Iterable[LongWait] = ()) -> None:
         """`known` are those of earlier attempts; in this one they count from `since` on."""
         self.waits = list(known)
         self._since = since
 
-    def add(self, waits: Iterable[Wait]) -> None:
+    def add(self, waits: Iterable[LongWait]) -> None:
         self.waits = united([*self.waits, *waits], MOST_WAITS)
 
     def threshold_ns(self, policy: Policy, now: AlignedNs) -> int:
@@ -122,11 +122,11 @@ class JobPauses:
 
     job: str
     learned_at: AlignedNs
-    waits: Mapping[Sort, Sequence[Wait]] = field(default_factory=dict)
+    waits: Mapping[GroupKind, Sequence[LongWait]] = field(default_factory=dict)
 
-    def with_more(self, news: Mapping[Sort, Sequence[Wait]], now: AlignedNs) -> JobPauses:
+    def with_more(self, news: Mapping[GroupKind, Sequence[LongWait]], now: AlignedNs) -> JobPauses:
         """The longest waits of the last weeks, those of an attempt among them."""
-        waits: dict[Sort, list[Wait]] = {}
+        waits: dict[GroupKind, list[LongWait]] = {}
         for sort in sorted({*self.waits, *news}):
             known = [*self.waits.get(sort, ()), *news.get(sort, ())]
             fresh = [wait for wait in known if now - wait.end <= KEPT_NS]
@@ -152,7 +152,7 @@ class JobPauses:
         try:
             found: dict[str, Any] = json.loads(text)
             waits = {
-                (str(label), int(size)): [Wait.of_numbers(*map(int, wait)) for wait in waits]
+                (str(label), int(size)): [LongWait.of_numbers(*map(int, wait)) for wait in waits]
                 for label, size, waits in found["groups"]
             }
             return JobPauses(str(found["job"]), AlignedNs(int(found["learned_at"])), waits)
@@ -173,14 +173,16 @@ class LearnedPauses:
         """Replace all that is known."""
         self._jobs = {one.job: one for one in sorted(jobs, key=lambda one: one.learned_at)}
 
-    def learn(self, job: str, waits: Mapping[Sort, Sequence[Wait]], now: AlignedNs) -> None:
+    def learn(
+        self, job: str, waits: Mapping[GroupKind, Sequence[LongWait]], now: AlignedNs
+    ) -> None:
         known = self._jobs.pop(job, None) or JobPauses(job, now)
         self._jobs[job] = self._news[job] = known.with_more(waits, now)
         while len(self._jobs) > KEPT_JOBS:
             del self._jobs[next(iter(self._jobs))]
             self.evicted += 1
 
-    def of(self, job: str, now: AlignedNs) -> Mapping[Sort, Sequence[Wait]]:
+    def of(self, job: str, now: AlignedNs) -> Mapping[GroupKind, Sequence[LongWait]]:
         """What a new attempt of the job begins with."""
         known = self._jobs.get(job)
         return known.with_more({}, now).waits if known is not None else {}

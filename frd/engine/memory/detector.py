@@ -15,7 +15,7 @@ from frd.engine.findings.text import clean, collective
 from frd.engine.memory.text import evidence, summary
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -59,14 +59,14 @@ class MemoryWatcher:
         return events
 
     def _finding(self, attempt: Attempt, verdict: MemoryVerdict, now: AlignedNs) -> Finding:
-        picture = attempt.picture(now)
+        snapshot = attempt.snapshot(now)
         suspects = []
         for rise in () if verdict.common else verdict.first:
             known = (verdict.number, rise.rank)
             if known not in self._doing:
-                self._doing[known] = _doing(picture, rise.rank, rise.onset[1])
+                self._doing[known] = _doing(snapshot, rise.rank, rise.onset[1])
             words = evidence(verdict, rise, self._doing[known])
-            node = builder.node_of(picture, rise.rank)
+            node = builder.node_of(snapshot, rise.rank)
             suspects.append(Suspect(rise.rank, node, Reason.MEMORY, verdict.confidence, words))
         victims = verdict.ranks if verdict.common else ()
         return Finding(
@@ -89,11 +89,11 @@ def _subject(finding: Finding) -> str:
     return finding.id
 
 
-def _doing(picture: Picture, rank: int, onset: AlignedNs) -> str:
+def _doing(snapshot: Snapshot, rank: int, onset: AlignedNs) -> str:
     """The collective that a rank was in when its memory began to rise, or has joined last."""
     inside: tuple[int, str] | None = None
     joined: tuple[int, str] | None = None
-    for group in picture.groups:
+    for group in snapshot.groups:
         at = int(group.members.searchsorted(rank))
         if at == len(group.members) or group.members[at] != rank:
             continue

@@ -26,7 +26,7 @@ from frd.engine.memory.baseline import BIN_NS, MOST, SECOND, Bins
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Bools
-from frd.engine.state.tables import Columns
+from frd.engine.state.tables import GrowingColumns
 from frd.model import Float64s, Int32s, Int64s, SeriesKind
 
 _SLACK: Final = 0.5
@@ -57,7 +57,7 @@ SHARED_KINDS: Final = frozenset({SeriesKind.DEVICE_USED, SeriesKind.CGROUP_USED}
 _IDENTITY: Final = frozenset({"rank", "kind", "pool", "container", "on_host", "shared", "watched"})
 
 
-class Series(Columns):
+class Series(GrowingColumns):
     """One row a series. Times are aligned nanoseconds, 0 for never; sizes are bytes."""
 
     _fill = {  # noqa: RUF012  see tables.Ranks

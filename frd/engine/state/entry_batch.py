@@ -31,7 +31,7 @@ def is_empty(places: Places) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class PairRuns:
     """Rows by pair: the rows of run i are ``start[i]`` and on, ``count[i]`` of them.
 
     `pair`, `start`, `count`, `first` and `last` (seqs) have one element a run.
@@ -58,7 +58,7 @@ class Runs:
         return values if len(values) == 1 else np.repeat(values, self.count)
 
 
-class Batch:
+class EntryBatch:
     """The rows of one message, and which of them say what.
 
     Raises:
@@ -69,7 +69,7 @@ class Batch:
         self._pair, self._seq = pair, seq
         self._order = _by_pair(pair)
         self._all: Places = slice(None) if self._order is None else self._order
-        self._whole: Runs | None = None
+        self._whole: PairRuns | None = None
         one = int(flags[0])
         if (flags == one).all():
             self.joins = self._all if one & _JOINED else _NOTHING
@@ -85,11 +85,11 @@ class Batch:
             return carries.nonzero()[0]
         return self._order[carries[self._order]]
 
-    def joined(self) -> Runs | None:
+    def joined(self) -> PairRuns | None:
         """The runs of rows that join something, told before or not; None when there are none."""
         return None if is_empty(self.joins) else self._cut(self.joins)
 
-    def news(self, places: Places, seen: Int64s, *, replay: bool) -> Runs | None:
+    def news(self, places: Places, seen: Int64s, *, replay: bool) -> PairRuns | None:
         """The runs of rows that go beyond what was `seen` (by pair); None when there are none.
 
         Raises:
@@ -115,7 +115,7 @@ class Batch:
             return None
         return _runs(self._pair, self._seq, np.arange(len(self._seq))[places][fresh])
 
-    def _cut(self, places: Places) -> Runs:
+    def _cut(self, places: Places) -> PairRuns:
         """The usual batch joins and completes in every row: cut it once."""
         if places is not self._all:
             return _runs(self._pair, self._seq, places)
@@ -123,7 +123,7 @@ class Batch:
             self._whole = _runs(self._pair, self._seq, places)
         return self._whole
 
-    def repeated(self, *news: Runs | None) -> int:
+    def repeated(self, *news: PairRuns | None) -> int:
         """How many rows join or complete something, but nothing that is among the news."""
         told = np.zeros(len(self._seq), np.bool_)
         told[self.joins] = True
@@ -148,7 +148,7 @@ def _by_pair(pair: Int32s) -> npt.NDArray[np.intp] | None:
     return np.argsort(key, kind="stable")
 
 
-def _runs(pair: Int32s, seq: Int64s, places: Places) -> Runs:
+def _runs(pair: Int32s, seq: Int64s, places: Places) -> PairRuns:
     pair, seq = pair[places], seq[places]
     edge = pair[1:] != pair[:-1]
     rising = (seq[1:] > seq[:-1]) | edge
@@ -159,7 +159,7 @@ def _runs(pair: Int32s, seq: Int64s, places: Places) -> Runs:
         )
     end = np.append(edge.nonzero()[0] + 1, len(seq))
     start = np.append(0, end[:-1])
-    return Runs(
+    return PairRuns(
         places=places,
         seq=seq,
         pair=pair[start],

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from frd.engine.state.snapshot import ChannelPicture
+from frd.engine.state.snapshot import ChannelSnapshot
 from frd.model import Int32s, Int64s, UInt8s, UInt32s
 
 
-class Channels:
+class P2PChannels:
     """Channels with something in flight; `since` is the oldest enqueue by global rank."""
 
     def __init__(self) -> None:
-        self._by_rank: dict[int, ChannelPicture] = {}
+        self._by_rank: dict[int, ChannelSnapshot] = {}
         self._told: set[int] = set()
         """Ranks that ever had something in flight."""
         self._node: dict[int, Int64s] = {}
@@ -48,7 +48,7 @@ class Channels:
         if rank >= len(self.since):
             self.since = np.append(self.since, np.zeros(rank + 1, np.int64))
         self.since[rank] = since[busy].min()
-        told = self._by_rank[rank] = ChannelPicture(
+        told = self._by_rank[rank] = ChannelSnapshot(
             rank=np.full(len(busy), rank, np.int32),
             group=group[busy].astype(np.int32),
             peer=peer[busy].astype(np.int32),
@@ -85,16 +85,16 @@ class Channels:
         """There are channels in `waiting_before(latest)`."""
         return bool(((self.since > 0) & (self.since <= latest)).any())
 
-    def waiting_before(self, latest: int) -> ChannelPicture:
+    def waiting_before(self, latest: int) -> ChannelSnapshot:
         """All channels of the ranks that have one in flight since `latest` or longer."""
         ranks = np.flatnonzero((self.since > 0) & (self.since <= latest))
         return _joined([self._by_rank[rank] for rank in ranks.tolist()])
 
-    def picture(self) -> ChannelPicture:
+    def snapshot(self) -> ChannelSnapshot:
         return _joined([self._by_rank[rank] for rank in sorted(self._by_rank)])
 
 
-_NONE = ChannelPicture(
+_NONE = ChannelSnapshot(
     rank=np.empty(0, np.int32),
     group=np.empty(0, np.int32),
     peer=np.empty(0, np.int32),
@@ -104,17 +104,17 @@ _NONE = ChannelPicture(
 )
 
 
-def _alike(one: ChannelPicture, other: ChannelPicture) -> bool:
+def _alike(one: ChannelSnapshot, other: ChannelSnapshot) -> bool:
     return all(
         np.array_equal(getattr(one, name), getattr(other, name))
         for name in ("group", "peer", "is_send", "in_flight", "since")
     )
 
 
-def _joined(tables: list[ChannelPicture]) -> ChannelPicture:
+def _joined(tables: list[ChannelSnapshot]) -> ChannelSnapshot:
     if not tables:
         return _NONE
-    return ChannelPicture(
+    return ChannelSnapshot(
         rank=np.concatenate([t.rank for t in tables]),
         group=np.concatenate([t.group for t in tables]),
         peer=np.concatenate([t.peer for t in tables]),

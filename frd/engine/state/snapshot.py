@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.clocks.uncertain_time import Moment, RankClocks
+from frd.engine.clocks.uncertain_time import RankClocks, UncertainTime
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
@@ -33,7 +33,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPicture:
+class GroupSnapshot:
     """One group: parallel arrays over its members, sorted by global rank.
 
     Watermarks are seqs (`UNKNOWN_SEQ` for none). A member with ``enqueued > completed`` is inside
@@ -62,12 +62,12 @@ class GroupPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelPicture:
+class ChannelSnapshot:
     """In-flight P2P ops of all ranks: parallel arrays, one row per (rank, group, peer, way)."""
 
     rank: Int32s
     group: Int32s
-    """Index into `Picture.groups`."""
+    """Index into `Snapshot.groups`."""
     peer: Int32s
     """Global rank, -1 for any source."""
     is_send: UInt8s
@@ -81,7 +81,7 @@ class MismatchFact:
     """Members of one (group, seq) that do not agree; `classes` is largest first."""
 
     group: int
-    """Index into `Picture.groups`."""
+    """Index into `Snapshot.groups`."""
     seq: int
     classes: Sequence[tuple[Signature, tuple[int, ...]]]
     """Each distinct signature with the ranks that passed it."""
@@ -94,7 +94,7 @@ class MismatchFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Snapshot:
     """One attempt at one moment. Rank arrays are parallel and sorted by rank."""
 
     key: AttemptKey
@@ -115,8 +115,8 @@ class Picture:
     gap: Bools
     """Rows of the rank are known to be missing, so that its absence proves less."""
     info: Mapping[int, RankInfo]
-    groups: Sequence[GroupPicture]
-    channels: ChannelPicture
+    groups: Sequence[GroupSnapshot]
+    channels: ChannelSnapshot
     mismatches: Sequence[MismatchFact] = ()
     clocks: RankClocks | None = None
     """None when all times are of one clock, or of clocks that nobody doubts."""
@@ -126,13 +126,13 @@ class Picture:
     exits: Mapping[int, ExitInfo] = field(default_factory=dict)
     """How processes that are gone ended, by rank, as far as their agents can tell."""
 
-    def moment(self, rank: int, at: AlignedNs) -> Moment:
+    def moment(self, rank: int, at: AlignedNs) -> UncertainTime:
         """A time as the clock of `rank` tells it; of one nobody knows, nothing bounds it."""
         if self.clocks is None:
-            return Moment(at, 0, 0)
+            return UncertainTime(at, 0, 0)
         row = int(np.searchsorted(self.rank, rank))
         if row == len(self.rank) or self.rank[row] != rank:
-            return Moment(at, -1, None)
+            return UncertainTime(at, -1, None)
         return self.clocks.moment(row, at)
 
 
@@ -140,7 +140,7 @@ class Stuck(NamedTuple):
     """One collective, or one rank in a P2P op, that does not go on."""
 
     group: int
-    """Index into `Picture.groups`."""
+    """Index into `Snapshot.groups`."""
     seq: int
     """`UNKNOWN_SEQ` for a P2P op."""
     rank: int = -1
@@ -155,7 +155,7 @@ class StallTable:
     """
 
     group: Int32s
-    """Index into `Picture.groups`."""
+    """Index into `Snapshot.groups`."""
     rank: Int32s
     """Global rank that waits."""
     seq: Int64s

@@ -12,9 +12,9 @@ from typing import Final, TypeAlias, TypedDict
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
-from frd.engine.state.p2p import Channels
-from frd.engine.state.snapshot import Bools, GroupPicture, StallTable
-from frd.engine.state.tables import EXITED, LIVE, STATES, Groups, Pairs, Ranks
+from frd.engine.state.p2p import P2PChannels
+from frd.engine.state.snapshot import Bools, GroupSnapshot, StallTable
+from frd.engine.state.tables import EXITED, LIVE, STATES, GroupTable, PairTable, RankTable
 from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
@@ -29,10 +29,10 @@ EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
 
 
 def stalls(
-    ranks: Ranks,
-    groups: Groups,
-    pairs: Pairs,
-    channels: Channels,
+    ranks: RankTable,
+    groups: GroupTable,
+    pairs: PairTable,
+    channels: P2PChannels,
     latest: AlignedNs,
     ends_early: EndsEarly,
 ) -> StallTable:
@@ -66,13 +66,15 @@ def stalls(
     )
 
 
-def _confirmed(ranks: Ranks, groups: Groups, rank: Int32s, group: Int32s, since: Int64s) -> Bools:
+def _confirmed(
+    ranks: RankTable, groups: GroupTable, rank: Int32s, group: Int32s, since: Int64s
+) -> Bools:
     there: Bools = ranks.state[rank] < EXITED
     return there & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
 
 
 def _limits(
-    ranks: Ranks, groups: Groups, pairs: Pairs, row: Int64s, ends_early: EndsEarly
+    ranks: RankTable, groups: GroupTable, pairs: PairTable, row: Int64s, ends_early: EndsEarly
 ) -> Int64s:
     """What each may have completed at most: nothing that another member, who has told of a later
     time, has not come to."""
@@ -91,7 +93,9 @@ def _limits(
     return limit
 
 
-def _least_told(ranks: Ranks, pairs: Pairs, members: slice | list[int], after: Int64s) -> Int64s:
+def _least_told(
+    ranks: RankTable, pairs: PairTable, members: slice | list[int], after: Int64s
+) -> Int64s:
     """The least that members have come to who have told of a time after each of these."""
     rank, come = pairs.rank[members], pairs.enqueued[members]
     told = ranks.knows(rank) & (come > UNKNOWN_SEQ)
@@ -102,7 +106,7 @@ def _least_told(ranks: Ranks, pairs: Pairs, members: slice | list[int], after: I
     return least[np.searchsorted(-as_of[order], -after)]
 
 
-def completed(groups: Groups, pairs: Pairs, row: Int64s) -> Int64s:
+def completed(groups: GroupTable, pairs: PairTable, row: Int64s) -> Int64s:
     """Completed watermarks; a rank in its first collective has completed the one before it."""
     marks = pairs.completed[row]
     first = groups.first_seq[pairs.group[row]]
@@ -110,7 +114,7 @@ def completed(groups: Groups, pairs: Pairs, row: Int64s) -> Int64s:
 
 
 class RankColumns(TypedDict):
-    """The fields of a `Picture` that say where the ranks stand."""
+    """The fields of a `Snapshot` that say where the ranks stand."""
 
     rank: Int32s
     as_of: Int64s
@@ -125,7 +129,7 @@ class RankColumns(TypedDict):
     exits: dict[int, ExitInfo]
 
 
-def ranks(table: Ranks) -> RankColumns:
+def ranks(table: RankTable) -> RankColumns:
     rank = table.sorted()
     known = table.statuses
     return RankColumns(
@@ -144,7 +148,7 @@ def ranks(table: Ranks) -> RankColumns:
 
 
 def _unheard(
-    table: Groups, pairs: Pairs, order: Int64s, done: Int64s, ends_early: EndsEarly
+    table: GroupTable, pairs: PairTable, order: Int64s, done: Int64s, ends_early: EndsEarly
 ) -> Bools:
     """Members of whom nothing is known where others are done with what takes all: they came, too,
     before anybody could tell."""
@@ -162,13 +166,13 @@ def _unheard(
 
 
 def groups(
-    table: Groups,
-    pairs: Pairs,
+    table: GroupTable,
+    pairs: PairTable,
     ops: Sequence[Callable[[int], str]],
-    ranks: Ranks,
+    ranks: RankTable,
     ends_early: EndsEarly,
     now: AlignedNs,
-) -> list[GroupPicture]:
+) -> list[GroupSnapshot]:
     """One picture per group, its place in the list being the group's handle. Who tells of more than
     can be is not believed to have come further than it can have."""
     layout = pairs.layout()
@@ -187,7 +191,7 @@ def groups(
     forgotten = (enqueued > done) & (head == 0)
     bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
     return [
-        GroupPicture(
+        GroupSnapshot(
             info,
             members[start:end],
             enqueued[start:end],

@@ -15,14 +15,14 @@ import numpy as np
 from frd.engine.matching.collectives import Collectives
 from frd.engine.state import snapshot_parts
 from frd.engine.state.snapshot import StallTable
-from frd.engine.state.tables import Groups, Pairs, Ranks
+from frd.engine.state.tables import GroupTable, PairTable, RankTable
 from frd.model import AlignedNs, Int64s, NodeNs, RankState, RankStatus
 from frd.views import GroupView, RankView
 
 T = TypeVar("T")
 
 
-class Lazy(Sequence[T], Generic[T]):
+class LazySequence(Sequence[T], Generic[T]):
     """An immutable sequence whose items are made when they are asked for."""
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
@@ -45,7 +45,7 @@ class Lazy(Sequence[T], Generic[T]):
 
 
 def groups(
-    table: Groups, ranks: Ranks, pairs: Pairs, stalls: StallTable, now: AlignedNs
+    table: GroupTable, ranks: RankTable, pairs: PairTable, stalls: StallTable, now: AlignedNs
 ) -> Sequence[GroupView]:
     """By group handle."""
     infos, ids = tuple(table.infos), tuple(table.ids)
@@ -72,10 +72,12 @@ def groups(
             threshold_s=float(threshold_ns[group]) / 1e9,
         )
 
-    return Lazy(len(infos), make)
+    return LazySequence(len(infos), make)
 
 
-def _progress(table: Groups, ranks: Ranks, pairs: Pairs) -> tuple[Int64s, Int64s, Int64s]:
+def _progress(
+    table: GroupTable, ranks: RankTable, pairs: PairTable
+) -> tuple[Int64s, Int64s, Int64s]:
     """By group: highest enqueued, lowest completed, and how many are open between.
 
     A member that no agent has told of leaves the lowest completed seq unknown, but opens nothing.
@@ -106,7 +108,9 @@ class _Waits:
     signature: Int64s
 
 
-def _oldest_waits(ranks: Ranks, groups: Groups, pairs: Pairs, collectives: Collectives) -> _Waits:
+def _oldest_waits(
+    ranks: RankTable, groups: GroupTable, pairs: PairTable, collectives: Collectives
+) -> _Waits:
     n = pairs.count
     busy = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0)
     row = np.flatnonzero(busy)
@@ -127,7 +131,11 @@ def _oldest_waits(ranks: Ranks, groups: Groups, pairs: Pairs, collectives: Colle
 
 
 def ranks(
-    table: Ranks, group_table: Groups, pairs: Pairs, collectives: Collectives, now: AlignedNs
+    table: RankTable,
+    group_table: GroupTable,
+    pairs: PairTable,
+    collectives: Collectives,
+    now: AlignedNs,
 ) -> Sequence[RankView]:
     """Declared ranks, ascending."""
     rank, as_of = table.sorted(), table.as_of.copy()
@@ -147,4 +155,4 @@ def ranks(
             waiting_s=max(0.0, float(now - waits.since[r]) / 1e9) if group >= 0 else 0.0,
         )
 
-    return Lazy(len(rank), make)
+    return LazySequence(len(rank), make)

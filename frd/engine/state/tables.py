@@ -34,7 +34,7 @@ LIVE, SILENT, EXITED, FINISHED = range(4)
 """`STATES` as the numbers that the state column holds."""
 
 
-class Columns:
+class GrowingColumns:
     """Equally long arrays that grow together; a subclass names them in `_fill`."""
 
     _fill: dict[str, tuple[type[np.generic], int]]
@@ -58,7 +58,7 @@ class Columns:
         return len(getattr(self, next(iter(self._fill))))
 
 
-class Ranks(Columns):
+class RankTable(GrowingColumns):
     """One row per global rank up to the highest one declared."""
 
     _fill = {  # noqa: RUF012  read-only; ClassVar would hide it from the base
@@ -143,7 +143,7 @@ class Ranks(Columns):
         return self._sorted
 
 
-class Groups(Columns):
+class GroupTable(GrowingColumns):
     """One row per process group."""
 
     _fill = {  # noqa: RUF012  see Ranks
@@ -191,7 +191,7 @@ class Groups(Columns):
         self.first_seq[group] = np.minimum(self.first_seq[group], seq)
 
     def rows(self, group: int) -> slice | list[int]:
-        """The pairs of a group, as an index into the columns of `Pairs`."""
+        """The pairs of a group, as an index into the columns of `PairTable`."""
         if not self.infos[group].ranks:
             return list(self.strangers.get(group, {}).values())
         first = self.first_pair[group]
@@ -199,7 +199,7 @@ class Groups(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PairsByGroup:
     """Pairs by group: segment i of `order` belongs to ``groups[i]``, ranks ascending.
 
     Groups without any pair are left out, for `numpy.ufunc.reduceat` cannot see an empty segment.
@@ -210,7 +210,7 @@ class Layout:
     groups: Int32s
 
 
-class Pairs(Columns):
+class PairTable(GrowingColumns):
     """One row per (group, member): watermarks, and how far the member's rows have come."""
 
     _fill = {  # noqa: RUF012  see Ranks
@@ -256,7 +256,7 @@ class Pairs(Columns):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layout: Layout | None = None
+        self._layout: PairsByGroup | None = None
 
     def add(self, group: int, ranks: tuple[int, ...]) -> int:
         """Append the members of a group; returns the row of the first."""
@@ -281,11 +281,11 @@ class Pairs(Columns):
             if name not in ("group", "rank"):
                 getattr(self, name)[: self.count] = fill
 
-    def layout(self) -> Layout:
+    def layout(self) -> PairsByGroup:
         if self._layout is None:
             group = self.group[: self.count]
             order = np.lexsort((self.rank[: self.count], group))
             grouped = group[order]
             first = np.flatnonzero(np.diff(grouped, prepend=-1))
-            self._layout = Layout(order, first, grouped[first])
+            self._layout = PairsByGroup(order, first, grouped[first])
         return self._layout

@@ -6,12 +6,12 @@ One step of plain Python for each run of rows, none for each row.
 
 from __future__ import annotations
 
-from frd.engine.state.entry_batch import Runs
-from frd.engine.state.tables import Pairs
+from frd.engine.state.entry_batch import PairRuns
+from frd.engine.state.tables import PairTable
 from frd.model import AlignedNs, Int64s
 
 
-def complete(pairs: Pairs, runs: Runs, as_of: int, now: AlignedNs) -> bool:
+def complete(pairs: PairTable, runs: PairRuns, as_of: int, now: AlignedNs) -> bool:
     """Raise `completed`; `as_of` is the last time at which it was known to be lower."""
     moved = False
     for pair, last in zip(runs.pair.tolist(), runs.last.tolist(), strict=True):
@@ -28,7 +28,7 @@ def complete(pairs: Pairs, runs: Runs, as_of: int, now: AlignedNs) -> bool:
     return moved
 
 
-def join(pairs: Pairs, runs: Runs, created: Int64s) -> bool:
+def join(pairs: PairTable, runs: PairRuns, created: Int64s) -> bool:
     """Raise `enqueued`, and find out when the oldest outstanding op was enqueued.
 
     Where neither these rows nor earlier ones tell exactly, an earlier time stands; the next

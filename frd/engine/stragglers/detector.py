@@ -17,7 +17,7 @@ from frd.engine.findings import builder
 from frd.engine.findings import text as summary
 from frd.engine.findings.board import Board
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.engine.stragglers.detection import CHANCE_NATS, Judgement, Late, Straggler, judge
 from frd.engine.stragglers.lateness import Window
 from frd.forms import span_text
@@ -83,31 +83,31 @@ class StragglerWatcher:
         judgement = judge(window, attempt.roll(), self._policy)
         if not judgement.stragglers and not len(self.board):
             return []
-        picture = attempt.picture(now)
-        events = self._drop(judgement, window, picture)
+        snapshot = attempt.snapshot(now)
+        events = self._drop(judgement, window, snapshot)
         for straggler in judgement.stragglers:
             subject = straggler.ranks[: self._policy.max_suspects]
             if subject in self.board or room > 0:
                 room -= subject not in self.board
-                events += self._put(subject, straggler, window, picture)
+                events += self._put(subject, straggler, window, snapshot)
         return events
 
     def _put(
-        self, subject: tuple[int, ...], straggler: Straggler, window: Window, picture: Picture
+        self, subject: tuple[int, ...], straggler: Straggler, window: Window, snapshot: Snapshot
     ) -> list[FindingEvent]:
-        known = self._known(subject, picture.now)
+        known = self._known(subject, snapshot.now)
         known.straggler = straggler
         known.add(window, straggler.lates)
-        return self._tell(known, straggler, window, picture)
+        return self._tell(known, straggler, window, snapshot)
 
     def _tell(
-        self, known: _Open, straggler: Straggler, window: Window, picture: Picture
+        self, known: _Open, straggler: Straggler, window: Window, snapshot: Snapshot
     ) -> list[FindingEvent]:
-        now = picture.now
+        now = snapshot.now
         due = now - known.told_at >= self._policy.straggler_window_s * 1e9
         if due:
             known.told_at = now
-        claim = _finding(self._key, straggler, known.lost_s, window, picture, self._policy)
+        claim = _finding(self._key, straggler, known.lost_s, window, snapshot, self._policy)
         return self.board.put(claim, now, quiet=not due)
 
     def _known(self, subject: tuple[int, ...], now: AlignedNs) -> _Open:
@@ -117,7 +117,7 @@ class StragglerWatcher:
             self._open[subject] = _Open(now, earlier_s or 0.0)
         return self._open[subject]
 
-    def _drop(self, judgement: Judgement, window: Window, picture: Picture) -> list[FindingEvent]:
+    def _drop(self, judgement: Judgement, window: Window, snapshot: Snapshot) -> list[FindingEvent]:
         """Go on with, or close, what is open and was not found in this window."""
         events: list[FindingEvent] = []
         found = [straggler.ranks for straggler in judgement.stragglers]
@@ -126,10 +126,10 @@ class StragglerWatcher:
             assert isinstance(subject, tuple)
             if subject in [ranks[:most] for ranks in found]:
                 continue
-            reason = self._over(subject, found, judgement, window, picture)
+            reason = self._over(subject, found, judgement, window, snapshot)
             if reason:
                 self._open.pop(subject, None)
-                events += self.board.close(subject, picture.now, reason)
+                events += self.board.close(subject, snapshot.now, reason)
         return events
 
     def _over(
@@ -138,7 +138,7 @@ class StragglerWatcher:
         found: Iterable[tuple[int, ...]],
         judgement: Judgement,
         window: Window,
-        picture: Picture,
+        snapshot: Snapshot,
     ) -> str:
         """Why a finding that was not found again is to be closed; empty when it is not."""
         for ranks in found:
@@ -146,15 +146,15 @@ class StragglerWatcher:
                 return f"part of the lateness of {summary.ranks(ranks)}"
         if judgement.held_up.issuperset(subject):
             return "it was held up by others"
-        known = self._known(subject, picture.now)
+        known = self._known(subject, snapshot.now)
         if known.straggler is None:  # not seen since a restart: a window may show it
             patience_s = self._policy.straggler_window_s + self._policy.telemetry_late_s
-            waited_s = (picture.now - known.told_at) / 1e9
+            waited_s = (snapshot.now - known.told_at) / 1e9
             return "" if waited_s < patience_s else "no longer late"
         still_ns = known.add(window, known.straggler.lates)
         if 2 * still_ns < self._policy.straggler_min_lost_s * 1e9:
             return "no longer late"
-        self._tell(known, known.straggler, window, picture)
+        self._tell(known, known.straggler, window, snapshot)
         return ""
 
 
@@ -170,22 +170,22 @@ def _finding(
     straggler: Straggler,
     lost_s: float,
     window: Window,
-    picture: Picture,
+    snapshot: Snapshot,
     policy: Policy,
 ) -> Finding:
     may_wait = straggler.sends or straggler.is_held_up
     sure = straggler.lates[0].nats >= 2 * CHANCE_NATS and not may_wait
     confidence = Confidence.HIGH if sure else Confidence.MEDIUM
-    groups = {late.group: picture.groups[late.group] for late in straggler.lates}
+    groups = {late.group: snapshot.groups[late.group] for late in straggler.lates}
     labels = tuple(dict.fromkeys(summary.clean(g.info.label) for g in groups.values()))
     victims = {rank for group in groups.values() for rank in group.members.tolist()}
     suspects = tuple(
         Suspect(
             rank,
-            builder.node_of(picture, rank),
+            builder.node_of(snapshot, rank),
             Reason.LATE,
             confidence,
-            _evidence(straggler, rank, labels, window, picture),
+            _evidence(straggler, rank, labels, window, snapshot),
         )
         for rank in straggler.ranks[: policy.max_suspects]
     )
@@ -195,20 +195,20 @@ def _finding(
         state=FindingState.OPEN,
         job=key.job,
         attempt=key.attempt,
-        opened_at=picture.now,
+        opened_at=snapshot.now,
         groups_held_up=labels,
         suspects=suspects,
         victims=tuple(sorted(victims - set(straggler.ranks))),
         lost_s=lost_s,
-        summary=_summary(straggler, lost_s, picture),
+        summary=_summary(straggler, lost_s, snapshot),
     )
 
 
 def _evidence(
-    straggler: Straggler, rank: int, labels: tuple[str, ...], window: Window, picture: Picture
+    straggler: Straggler, rank: int, labels: tuple[str, ...], window: Window, snapshot: Snapshot
 ) -> str:
     late = next((one for one in straggler.lates if one.culprit == rank), straggler.lates[0])
-    label = summary.clean(picture.groups[late.group].info.label)
+    label = summary.clean(snapshot.groups[late.group].info.label)
     who = "its whole node was" if late.culprit < 0 else "was"
     words = (
         f"{who} last in {late.count:,} of {late.judged:,} collectives of {label} "
@@ -220,12 +220,12 @@ def _evidence(
     return words + ("; its waits in sends and receives are not recorded" * straggler.sends)
 
 
-def _summary(straggler: Straggler, lost_s: float, picture: Picture) -> str:
+def _summary(straggler: Straggler, lost_s: float, snapshot: Snapshot) -> str:
     late, ranks = straggler.lates[0], straggler.ranks
-    label = summary.clean(picture.groups[late.group].info.label)
+    label = summary.clean(snapshot.groups[late.group].info.label)
     who = summary.ranks(ranks)
     if straggler.culprit < 0:
-        who = f"node {builder.node_of(picture, ranks[0]) or '?'} ({who})"
+        who = f"node {builder.node_of(snapshot, ranks[0]) or '?'} ({who})"
     share = 100 * late.count / max(late.judged, 1)
     return (
         f"{who} comes late again and again: {label} has waited {lost_s:.1f} s for it, "

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.matching.arrivals import FLOOR_NS, Charges, as_culprit
+from frd.engine.matching.arrivals import FLOOR_NS, LostTime, as_culprit
 from frd.engine.state.snapshot import Bools
 from frd.model import AlignedNs, Int32s, Int64s
 
@@ -79,7 +79,7 @@ class _Parts:
     def __init__(self) -> None:
         self._parts: list[_Counts] = []
 
-    def add(self, of: Charges, rows: Bools) -> None:
+    def add(self, of: LostTime, rows: Bools) -> None:
         if rows.any():
             self._parts.append(_counted(of.group[rows], of.culprit[rows], of.lost_ns[rows]))
         if len(self._parts) > _MOST_PARTS_APART:
@@ -196,8 +196,8 @@ class Lateness:
         groups: int,
         judged: Int32s,
         at: Int64s,
-        charges: Charges,
-        waits: Charges,
+        charges: LostTime,
+        waits: LostTime,
         now: AlignedNs,
     ) -> None:
         """Collectives of the groups `judged`, whose last members came `at`, and what they tell.

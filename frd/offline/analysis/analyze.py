@@ -15,7 +15,7 @@ import numpy as np
 
 from frd.engine.findings import text as summary
 from frd.engine.hangs.ops_in_flight import Op, Waits
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.flight.trace import RankTrace, Trace
 from frd.forms import finding_json, utc_text
 from frd.model import Finding, GroupInfo, Kind, RankInfo
@@ -207,7 +207,7 @@ def analyze(
         trace=trace,
         findings=findings,
         groups=_groups(trace, collectives),
-        ranks=_ranks(rows, scene.picture),
+        ranks=_ranks(rows, scene.snapshot),
         missing_ranks=missing,
         collectives=collectives,
         clock_offsets_ns=clocks.offset_ns,
@@ -275,12 +275,12 @@ def _groups(trace: Trace, collectives: Collectives) -> list[GroupReport]:
     ]
 
 
-def _ranks(rows: Rows, picture: Picture) -> dict[int, RankReport]:
-    waits = Waits(picture)
-    return {rank: _rank(one, picture, waits.head(rank)) for rank, one in rows.ranks.items()}
+def _ranks(rows: Rows, snapshot: Snapshot) -> dict[int, RankReport]:
+    waits = Waits(snapshot)
+    return {rank: _rank(one, snapshot, waits.head(rank)) for rank, one in rows.ranks.items()}
 
 
-def _rank(one: RankRows, picture: Picture, head: Op | None) -> RankReport:
+def _rank(one: RankRows, snapshot: Snapshot, head: Op | None) -> RankReport:
     trace = one.trace
     ids = trace.record_id
     return RankReport(
@@ -294,14 +294,14 @@ def _rank(one: RankRows, picture: Picture, head: Op | None) -> RankReport:
         overran=one.overran,
         active_only=one.active_only,
         resets=one.resets,
-        waiting_in=_what(picture, head) if head is not None else "",
+        waiting_in=_what(snapshot, head) if head is not None else "",
         missing_fields=_missing_fields(trace),
     )
 
 
-def _what(picture: Picture, head: Op) -> str:
+def _what(snapshot: Snapshot, head: Op) -> str:
     of = head.instance
-    group = picture.groups[of.group]
+    group = snapshot.groups[of.group]
     if not of.is_p2p:
         return summary.collective(group.ops(of.seq), of.seq, group.info.label)
     ends = (str(end) if end >= 0 else "?" for end in (of.src, of.dst))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools, ChannelPicture
+from frd.engine.state.snapshot import Bools, ChannelSnapshot
 from frd.flight import Name
 from frd.model import Int64s
 from frd.offline.analysis.rows import RankRows, Rows
@@ -20,7 +20,7 @@ from frd.offline.analysis.rows import RankRows, Rows
 _ANYBODY = -1
 
 
-def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelPicture:
+def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
     """All that is in flight, in aligned time."""
     found: dict[tuple[int, int, int, int], tuple[int, int]] = {}
     for rank, one in rows.ranks.items():
@@ -35,7 +35,7 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelPicture:
             found[rank, of, peer, is_send] = count + 1, min(since, oldest)
     keys = np.array(list(found), np.int64).reshape(-1, 4).T
     values = np.array(list(found.values()), np.int64).reshape(-1, 2).T
-    return ChannelPicture(
+    return ChannelSnapshot(
         rank=keys[0].astype(np.int32),
         group=keys[1].astype(np.int32),
         peer=keys[2].astype(np.int32),

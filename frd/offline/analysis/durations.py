@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.engine.matching.signature_rules import is_synchronizing
-from frd.engine.state.snapshot import Bools, Picture, StallTable
+from frd.engine.state.snapshot import Bools, Snapshot, StallTable
 from frd.flight import judges
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import UNKNOWN_SEQ, AlignedNs, Int64s
@@ -119,7 +119,7 @@ def waited_of(
     marks: Marks,
     clocks: Clocks,
     taken: Taken,
-    picture: Picture,
+    snapshot: Snapshot,
     stalls: StallTable,
     *,
     stall_after_s: float,
@@ -130,7 +130,7 @@ def waited_of(
     at = taken.rows(stalls.rank.astype(np.int64))
     since = stalls.since.copy()
     since[: len(heads.since)] = np.maximum(since[: len(heads.since)], heads.since)
-    earliest, latest = _shown_until(rows, marks, taken, picture, stalls, at)
+    earliest, latest = _shown_until(rows, marks, taken, snapshot, stalls, at)
     timed = since > 0
     at_least = np.where(timed, np.maximum(earliest - since, 0), 0)
     at_most = np.where(timed & (latest < FAR), np.maximum(latest - since, 0), FAR)
@@ -143,7 +143,7 @@ def waited_of(
     at_least = np.where(gave_up, np.maximum(at_least, np.minimum(limit, at_most)), at_least)
     at_most = np.where(gave_up, np.maximum(at_most, patience), at_most)
     if earlier:
-        at_least = np.maximum(at_least, _apart(rows, picture, stalls, earlier))
+        at_least = np.maximum(at_least, _apart(rows, snapshot, stalls, earlier))
     return Waited(at_least, np.maximum(at_most, at_least), patience, limit)
 
 
@@ -202,7 +202,7 @@ def _timeouts(rows: Rows) -> Mapping[int, int]:
 
 
 def _shown_until(
-    rows: Rows, marks: Marks, taken: Taken, picture: Picture, stalls: StallTable, at: Int64s
+    rows: Rows, marks: Marks, taken: Taken, snapshot: Snapshot, stalls: StallTable, at: Int64s
 ) -> tuple[Int64s, Int64s]:
     """Between which times the latest dump that shows each wait was taken."""
     earliest, latest = taken.earliest[at], taken.latest[at]
@@ -213,7 +213,7 @@ def _shown_until(
     for number, (of, seq) in enumerate(instances.T.tolist()):
         mine = collective[which == number]
         others = at[mine]
-        if is_synchronizing(picture.groups[of].ops(seq)):
+        if is_synchronizing(snapshot.groups[of].ops(seq)):
             series = rows.series[of]
             absent = series.members[known_absent(rows, marks, series.pairs, seq)]
             others = np.concatenate((others, taken.rows(absent.astype(np.int64))))
@@ -226,7 +226,7 @@ def _shown_until(
     return earliest, latest
 
 
-def _apart(rows: Rows, picture: Picture, stalls: StallTable, earlier: Sequence[Trace]) -> Int64s:
+def _apart(rows: Rows, snapshot: Snapshot, stalls: StallTable, earlier: Sequence[Trace]) -> Int64s:
     """How far the first dump that shows each wait lies before the one that is analyzed, in ns.
 
     An op is the same when it has the same group, number and time of enqueue.

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import Moment
+from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.findings import builder
 from frd.engine.findings import text as summary
 from frd.engine.hangs.attribution import lowered
 from frd.engine.hangs.diagnosis import Verdict
 from frd.engine.hangs.incident import Claim
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Picture
+from frd.engine.state.snapshot import Snapshot
 from frd.flight import judges, user_frames_of
 from frd.model import Confidence, Finding, Kind, Reason, Signature, Suspect, Witness
 from frd.offline.analysis.clocks import Clocks
@@ -26,14 +26,14 @@ _RECORD_NO_P2P = frozenset({_GLOO})
 
 
 def finding_of(
-    rows: Rows, picture: Picture, verdict: Verdict, clocks: Clocks, *, is_open: bool = False
+    rows: Rows, snapshot: Snapshot, verdict: Verdict, clocks: Clocks, *, is_open: bool = False
 ) -> Finding:
     """A verdict with the stack frames that entries and the folder know; `is_open` when the job may
     have been healthy after all, so that nobody is named with high confidence."""
     if is_open:
         verdict = replace(verdict, suspects=tuple(lowered(verdict.suspects)))
-    keys = builder.keys_of(picture, verdict)
-    claim = Claim.of_verdict(picture.key, picture, verdict, keys, _POLICY)
+    keys = builder.keys_of(snapshot, verdict)
+    claim = Claim.of_verdict(snapshot.key, snapshot, verdict, keys, _POLICY)
     of, seq = verdict.instance.group, verdict.instance.seq
     for suspect in claim.bare:
         if activity := rows.trace.standing.get(suspect.rank):
@@ -44,7 +44,7 @@ def finding_of(
         else _as_entered(suspect, stack_of(rows, suspect.rank, of, seq))
         for suspect in claim.finding.suspects
     ]
-    if verdict.kind is Kind.MISMATCH and (notes := _of_mismatch(rows, picture, verdict)):
+    if verdict.kind is Kind.MISMATCH and (notes := _of_mismatch(rows, snapshot, verdict)):
         suspects = [
             replace(suspect, evidence="; ".join((suspect.evidence, *notes))) for suspect in suspects
         ]
@@ -57,10 +57,10 @@ def finding_of(
     return replace(finding, summary=summary.summarize(finding, timed=False))
 
 
-def _of_mismatch(rows: Rows, picture: Picture, verdict: Verdict) -> list[str]:
+def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Verdict) -> list[str]:
     """What follows from it, and what the recorder may have called by another name."""
     of, seq = verdict.instance.group, verdict.instance.seq
-    facts = (f.classes for f in picture.mismatches if (f.group, f.seq) == (of, seq))
+    facts = (f.classes for f in snapshot.mismatches if (f.group, f.seq) == (of, seq))
     classes = next(facts, ())
     notes = []
     dtypes = [
@@ -105,7 +105,7 @@ def _with_onsets(
     known = [bound for bound in bounds if bound is not None]
     bound = max(known, default=0) if len(known) == len(bounds) else None
     # Of one node or not: whose clock told of whom is not known, so each is a clock of its own.
-    moments = [Moment(onset[suspect.rank], suspect.rank, bound) for suspect in suspects]
+    moments = [UncertainTime(onset[suspect.rank], suspect.rank, bound) for suspect in suspects]
     return builder.timed(suspects, moments)
 
 

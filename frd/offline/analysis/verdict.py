@@ -18,7 +18,7 @@ import numpy as np
 from frd.engine.findings import builder
 from frd.engine.findings import text as summary
 from frd.engine.hangs.diagnosis import Verdict, find
-from frd.engine.state.snapshot import Bools, GroupPicture, Picture, StallTable
+from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot, StallTable
 from frd.flight.trace import Trace
 from frd.forms import span_text
 from frd.model import (
@@ -71,7 +71,7 @@ class Waiting:
 class Scene:
     """What the engine looked at, for those who want to know more of it."""
 
-    picture: Picture
+    snapshot: Snapshot
     findings: tuple[Finding, ...]
     waiting: tuple[Waiting, ...]
     """Parallel to `findings`."""
@@ -93,51 +93,51 @@ def judge(
 
     `earlier` are older dumps of the same job.
     """
-    picture = _picture(rows, marks, found, clocks.offset_ns, now)
-    stalls, taken = _stalls(rows, marks, picture), taken_of(rows, clocks)
+    snapshot = _picture(rows, marks, found, clocks.offset_ns, now)
+    stalls, taken = _stalls(rows, marks, snapshot), taken_of(rows, clocks)
     waited = waited_of(
         rows,
         marks,
         clocks,
         taken,
-        picture,
+        snapshot,
         stalls,
         stall_after_s=stall_after_s,
         earlier=earlier,
     )
-    verdicts = find(picture, stalls, threshold_s=lambda group: 0.0)
+    verdicts = find(snapshot, stalls, threshold_s=lambda group: 0.0)
     unproven: list[Verdict] = []
     if waited.is_young.any():
         candidates = verdicts
-        timed = _as_old_as_known(picture, taken)
+        timed = _as_old_as_known(snapshot, taken)
         verdicts = _proven(candidates, timed, stalls, ~waited.is_young, stall_after_s)
         unproven = [one for one in candidates if not _is_covered(one, verdicts)]
     waiting = tuple(_waiting(verdict, stalls, waited) for verdict in verdicts)
     return Scene(
-        picture,
+        snapshot,
         tuple(
-            finding_of(rows, picture, verdict, clocks, is_open=_is_open(verdict, lasted))
+            finding_of(rows, snapshot, verdict, clocks, is_open=_is_open(verdict, lasted))
             for verdict, lasted in zip(verdicts, waiting, strict=True)
         ),
         waiting,
-        tuple(_unproven_text(rows, picture, v, _waiting(v, stalls, waited)) for v in unproven),
+        tuple(_unproven_text(rows, snapshot, v, _waiting(v, stalls, waited)) for v in unproven),
     )
 
 
 # -- what had lasted ---------------------------------------------------------------------------
 
 
-def _as_old_as_known(picture: Picture, taken: Taken) -> Picture:
+def _as_old_as_known(snapshot: Snapshot, taken: Taken) -> Snapshot:
     """The picture with the times at which the dumps were taken, where these are known."""
-    last_word = picture.now + _LAST_WORD_NS
-    at = taken.rows(picture.rank.astype(np.int64))
+    last_word = snapshot.now + _LAST_WORD_NS
+    at = taken.rows(snapshot.rank.astype(np.int64))
     as_of = np.where(taken.latest[at] < FAR, taken.latest[at], last_word)
-    return replace(picture, as_of=as_of, now=AlignedNs(int(as_of.max(initial=picture.now))))
+    return replace(snapshot, as_of=as_of, now=AlignedNs(int(as_of.max(initial=snapshot.now))))
 
 
 def _proven(
     candidates: Sequence[Verdict],
-    timed: Picture,
+    timed: Snapshot,
     stalls: StallTable,
     lasting: Bools,
     stall_after_s: float,
@@ -192,11 +192,11 @@ def _waiting(verdict: Verdict, stalls: StallTable, waited: Waited) -> Waiting:
     )
 
 
-def _unproven_text(rows: Rows, picture: Picture, verdict: Verdict, waiting: Waiting) -> str:
+def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Verdict, waiting: Waiting) -> str:
     """``rank 0 had kept rank 1 waiting for 0.6 s when dumped (...); take another dump ...``."""
     named = sorted(_named(verdict))
     waiters = sorted({*verdict.waiting, *verdict.victims}.difference(named)) or verdict.waiting
-    about = builder.collective_of(picture, verdict, waited_s=0.0)
+    about = builder.collective_of(snapshot, verdict, waited_s=0.0)
     what = summary.collective(about.op, about.seq, about.group)
     lasted = _lasted_text(waiting)
     if named:
@@ -226,10 +226,10 @@ def _lasted_text(waiting: Waiting) -> str:
 
 def _picture(
     rows: Rows, marks: Marks, found: Matched, offset_ns: Mapping[int, int], now: AlignedNs
-) -> Picture:
+) -> Snapshot:
     ranks = np.fromiter(rows.ranks, np.int32, len(rows.ranks))
     count = len(ranks)
-    return Picture(
+    return Snapshot(
         key=rows.trace.key,
         now=now,
         world_size=rows.trace.world_size,
@@ -242,7 +242,7 @@ def _picture(
         gap=np.zeros(count, np.bool_),
         info={r: one.trace.info for r, one in rows.ranks.items() if one.trace.info is not None},
         groups=[
-            GroupPicture(
+            GroupSnapshot(
                 info=series.info,
                 members=series.members,
                 enqueued=marks.enqueued[series.pairs],
@@ -270,9 +270,9 @@ def _ops(rows: Rows, found: Matched, series: int) -> Callable[[int], str]:
     return op
 
 
-def _stalls(rows: Rows, marks: Marks, picture: Picture) -> StallTable:
+def _stalls(rows: Rows, marks: Marks, snapshot: Snapshot) -> StallTable:
     pair = waiting_pairs(rows, marks)
-    p2p = picture.channels
+    p2p = snapshot.channels
     return StallTable(
         np.concatenate((rows.pair_series[pair], p2p.group)),
         np.concatenate((rows.pair_rank[pair], p2p.rank)),

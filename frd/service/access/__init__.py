@@ -1,5 +1,5 @@
 """Who may talk to the service: tokens, certificates, admission of streams, limits on their rate.
 
-Entry points: `grants.Tokens`, `certificates.Certificates`, `admission.Door` for agents and
-`http_guard.Guard` for HTTP.
+Entry points: `grants.Tokens`, `certificates.Certificates`, `admission.Admission` for agents and
+`http_guard.HttpGuard` for HTTP.
 """

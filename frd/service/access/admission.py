@@ -24,7 +24,7 @@ _STRANGERS: Final = ("token", "limit")
 _QUIET_S: Final = 60.0
 
 
-class Door:
+class Admission:
     """`tokens` is None where nobody is asked for one."""
 
     def __init__(self, tokens: Tokens | None, streams_per_peer: int) -> None:

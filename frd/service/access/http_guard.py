@@ -21,7 +21,7 @@ from frd.service.http.runbooks import PREFIX as RUNBOOKS
 OPEN: Final = ("/-/healthy", "/-/ready")
 
 
-class Guard:
+class HttpGuard:
     """`refused` counts by reason: ``token`` or ``role``."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, refused: Counter[str]) -> None:

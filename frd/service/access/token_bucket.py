@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pace:
+class TokenBucket:
     """`rate` a second, after a burst of up to `burst`. Time enters as an argument."""
 
     def __init__(self, rate: float, burst: float) -> None:

@@ -20,8 +20,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
-from frd.engine.clocks.estimator import Exchange, Newest, NodeClock, Refusal, ServiceTable
-from frd.engine.clocks.realtime_table import RealTable
+from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate, Refusal, ServiceTable
+from frd.engine.clocks.realtime_table import RealtimeTable
 from frd.engine.matching.arrivals import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
@@ -40,7 +40,7 @@ _FORGET_NS: Final = 600_000_000_000
 MAX_GONE: Final = 4_096
 """Sessions without a stream whose clocks are kept, should they come back."""
 
-Key: TypeAlias = tuple[str, str]
+SessionKey: TypeAlias = tuple[str, str]
 """Boot id and session."""
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def claim_ns(alignment: Alignment) -> int | None:
     return max(needed) * (_MARGIN + 1) // _MARGIN if len(needed) == len(bounds) else None
 
 
-def _needed_ns(newest: Newest) -> int:
+def _needed_ns(newest: OffsetEstimate) -> int:
     """What would have to be claimed now."""
     later = newest.now_ns - newest.offset_ns - newest.at_ns + HORIZON_NS
     return newest.half_ns + abs(later) * GROWTH_PPM // 1_000_000
@@ -119,7 +119,9 @@ class AgentClock:
         """Node raw time of the newest reading."""
         self._claim_ns = claim_ns(first)
         node_ns = first.now_ns - first.line_ns
-        self._newest = Newest(first.reason, first.now_ns, node_ns, first.line_ns, 0, 0.0, 0.0)
+        self._newest = OffsetEstimate(
+            first.reason, first.now_ns, node_ns, first.line_ns, 0, 0.0, 0.0
+        )
         self._stream = 0
         self._tell: Callable[[Alignment], None] | None = None
 
@@ -154,7 +156,7 @@ class AgentClock:
         if self._tell is not None:
             self._tell(self.used)
 
-    def _serves(self, newest: Newest) -> bool:
+    def _serves(self, newest: OffsetEstimate) -> bool:
         """What is in use is still good enough: what is claimed of it holds, and is not much more
         than it need be."""
         used, claimed = self.used, self._claim_ns
@@ -167,7 +169,7 @@ class AgentClock:
         needed = _needed_ns(newest)
         return needed + moved <= claimed <= 2 * needed
 
-    def _say(self, before: Newest, newest: Newest) -> None:
+    def _say(self, before: OffsetEstimate, newest: OffsetEstimate) -> None:
         offset_s, moved_s = newest.offset_ns / 1e9, (newest.offset_ns - before.offset_ns) / 1e9
         if newest.reason:
             why = f"unsynchronized: {newest.reason}; its offset moved by {moved_s:+.3f} s"
@@ -183,7 +185,7 @@ class AgentClock:
 # -- all clocks ----------------------------------------------------------------------------------
 
 
-class Clocks:
+class AgentClocks:
     """`now` is the clock that rows are aligned to, `raw` the one that pings are stamped with."""
 
     def __init__(self, now: Callable[[], AlignedNs], raw: Callable[[], ServiceRawNs]) -> None:
@@ -191,13 +193,13 @@ class Clocks:
         """Timestamps that were not believed and streams that were not served, by reason."""
         self._now = now
         self._raw = raw
-        self._clocks: dict[Key, AgentClock] = {}
-        self._table: ServiceTable = RealTable(_READ_EVERY_NS)
+        self._clocks: dict[SessionKey, AgentClock] = {}
+        self._table: ServiceTable = RealtimeTable(_READ_EVERY_NS)
         self._read()
 
     def connected(
         self,
-        key: Key,
+        key: SessionKey,
         name: str,
         first: Alignment,
         stream: int,
@@ -213,7 +215,7 @@ class Clocks:
         clock.connected(stream, tell)
         return clock
 
-    def find(self, key: Key) -> AgentClock | None:
+    def find(self, key: SessionKey) -> AgentClock | None:
         """The clock of a session that is connected."""
         clock = self._clocks.get(key)
         return clock if clock is not None and clock.is_connected else None

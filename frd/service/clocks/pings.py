@@ -1,4 +1,4 @@
-"""Clock streams: pings come in, answers go out, and what they taught goes to `Clocks`.
+"""Clock streams: pings come in, answers go out, and what they taught goes to `AgentClocks`.
 
 The stamps are all that matters: one is taken first thing after a ping came, one last thing before
 its answer goes, and nothing is concluded in between. A clock stream belongs to a stream of rows of
@@ -20,9 +20,9 @@ from frd.engine.clocks.estimator import Exchange, Refusal
 from frd.errors import WireError
 from frd.model import NodeRawNs, ServiceRawNs
 from frd.rpc import Context
-from frd.service.access.admission import Door
-from frd.service.access.token_bucket import Pace
-from frd.service.clocks.agent_clocks import AgentClock, Clocks, Key
+from frd.service.access.admission import Admission
+from frd.service.access.token_bucket import TokenBucket
+from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, SessionKey
 from frd.wire import ClockHello, Ping, decode_clock, encode_pong
 
 MAX_STREAMS: Final = 16_384
@@ -31,7 +31,7 @@ PROTOCOL: Final = "protocol"
 STRANGER: Final = "stranger"
 """A stream of an agent session that has no stream of rows."""
 REASONS: Final = (*(refusal.value for refusal in Refusal), PROTOCOL, STRANGER)
-"""Every word by which `Clocks.refused` counts."""
+"""Every word by which `AgentClocks.refused` counts."""
 PINGS_A_SECOND: Final = 256
 """Of all agents together, who are told to wait accordingly; beyond their bursts at connect."""
 PAIR: Final = 2
@@ -59,10 +59,10 @@ def pause_s(streams: int) -> float:
 class Pings:
     """`handle` is the gRPC handler of clock streams."""
 
-    def __init__(self, clocks: Clocks, door: Door, *, wait_s: float = 5.0) -> None:
+    def __init__(self, clocks: AgentClocks, admission: Admission, *, wait_s: float = 5.0) -> None:
         """`wait_s`: how long a stream that comes before its stream of rows waits for that."""
         self._clocks = clocks
-        self._door = door
+        self._admission = admission
         self._wait_s = wait_s
         self._streams = 0
 
@@ -72,11 +72,11 @@ class Pings:
         try:
             if self._streams > MAX_STREAMS:
                 raise WireError("clock", "limit", f"{MAX_STREAMS} are open: try again later")
-            with self._door.admitted(context):
+            with self._admission.admitted(context):
                 await self._serve(context)
         except WireError as error:
             self._clocks.refuse(STRANGER if isinstance(error, _Stranger) else PROTOCOL)
-            if self._door.is_news(context, error.reason, time.monotonic()):
+            if self._admission.is_news(context, error.reason, time.monotonic()):
                 log.warning("clock stream of %s refused: %s", context.peer(), error)
             context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
             context.set_details(str(error))
@@ -91,7 +91,7 @@ class Pings:
         key = await self._introduce(context)
         clock = await self._find(key)
         asked = Asked()
-        pace = Pace(_A_SECOND, BURST)
+        bucket = TokenBucket(_A_SECOND, BURST)
         while isinstance(data := await context.read(), bytes):
             received = raw_now()
             ping = decode_clock(data)
@@ -100,7 +100,7 @@ class Pings:
             asked.check(ping)
             if self._clocks.find(key) is not clock:
                 raise _Stranger("its stream of rows is gone: open that one first")
-            if wait_s := pace.take(1, received / 1e9):
+            if wait_s := bucket.take(1, received / 1e9):
                 self._clocks.refuse(Refusal.FLOOD.value)
                 await asyncio.sleep(wait_s)
             pong = encode_pong(ping.number, pause_s(self._streams))
@@ -110,7 +110,7 @@ class Pings:
             asked.begin(ping, received, sent)
             self._clocks.learn(clock, ping.readings, exchange)
 
-    async def _introduce(self, context: Context) -> Key:
+    async def _introduce(self, context: Context) -> SessionKey:
         try:
             async with asyncio.timeout(_HELLO_WITHIN_S):
                 data: object = await context.read()
@@ -121,7 +121,7 @@ class Pings:
             raise WireError("clock.number", "order", "a ping came first: say whose clock it is")
         return hello.boot_id, hello.session
 
-    async def _find(self, key: Key) -> AgentClock:
+    async def _find(self, key: SessionKey) -> AgentClock:
         deadline = time.monotonic() + self._wait_s
         while (clock := self._clocks.find(key)) is None:
             if time.monotonic() > deadline:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frd.engine.clocks.alignment import GROWTH_PPM
-from frd.engine.clocks.estimator import Newest
+from frd.engine.clocks.estimator import OffsetEstimate
 from frd.model import AlignedNs
 
 
@@ -14,7 +14,7 @@ from frd.model import AlignedNs
 class ClockView:
     """Reckoned when people look: most of the time nobody does."""
 
-    newest: Newest
+    newest: OffsetEstimate
     at: AlignedNs
     """When they look, as far as the clock is concerned."""
     exchanged_at: AlignedNs

@@ -20,12 +20,12 @@ from frd.engine.engine import Engine
 from frd.engine.matching.usual_waits import JobPauses
 from frd.model import Activity, AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.findings.dismissal import Dismissal
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.pauses import encode_pauses
-from frd.service.journal.writer import Recorder
+from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
-from frd.views import Snapshot
+from frd.views import StatusView
 
 TICK_S: Final = 0.25
 PUBLISH_EVERY_S: Final = 1.0
@@ -53,22 +53,22 @@ class Evaluator:
     def __init__(
         self,
         engine: Engine,
-        marks: Marks,
+        marks: WatermarkBuffer,
         store: FindingStore,
-        recorder: Recorder,
+        journal_writer: JournalWriter,
         *,
         now: Callable[[], AlignedNs],
-        project: Callable[[Snapshot], ServiceState],
+        project: Callable[[StatusView], ServiceState],
         publish: Callable[[Sequence[FindingEvent]], None],
         settle: Callable[[AlignedNs], None] = lambda now: None,
     ) -> None:
-        self.state = ServiceState(Snapshot(AlignedNs(0), (), ()))
+        self.state = ServiceState(StatusView(AlignedNs(0), (), ()))
         self.opened: Counter[tuple[str, Kind]] = Counter()
         self.store_errors = 0
         self._engine = engine
         self._marks = marks
         self._store = store
-        self._recorder = recorder
+        self._journal_writer = journal_writer
         self._now = now
         self._project = project
         self._publish = publish
@@ -87,7 +87,7 @@ class Evaluator:
 
     def kept_back(self) -> list[Finding]:
         """What has been published although the store has not taken it. For any thread."""
-        published = {finding.id for finding in self.state.snapshot.findings}
+        published = {finding.id for finding in self.state.status_view.findings}
         unsaved = [event.finding for event in list(self._unsaved.values())]
         return [finding for finding in unsaved if finding.id in published]
 
@@ -126,7 +126,7 @@ class Evaluator:
         self._engine.restore(self._store.open_findings(), now)
         self._engine.recall(self._store.pauses())
         if learned := self._engine.learned:
-            self._recorder.learned(now, encode_pauses(learned))
+            self._journal_writer.learned(now, encode_pauses(learned))
 
     async def run(self) -> None:
         """Evaluate until `stop`. A fault of the engine is told, shows as staleness, and does
@@ -167,18 +167,18 @@ class Evaluator:
         self._settle(now)
         self._marks.flush(now)
         events += self._engine.advance(now)
-        self._recorder.tick(now)
+        self._journal_writer.tick(now)
         if learned := self._engine.take_learned():
             self._unsaved_pauses |= {one.job: one for one in learned}
-            self._recorder.learned(now, encode_pauses(self._engine.learned))
+            self._journal_writer.learned(now, encode_pauses(self._engine.learned))
         faults = self._engine.faults
-        if not (events or learned) and now - self.state.snapshot.at < PUBLISH_EVERY_S * 1e9:
+        if not (events or learned) and now - self.state.status_view.at < PUBLISH_EVERY_S * 1e9:
             state = self.state
         else:
-            snapshot = self._engine.snapshot(now)
+            status_view = self._engine.status_view(now)
             await self._save(events)
             self._count(events)
-            state = self._project(snapshot)
+            state = self._project(status_view)
         self.state = replace(state, evaluated_at=self.state.evaluated_at if faults else now)
         self._publish(events)
         for done, closing in dismissed:
@@ -190,7 +190,7 @@ class Evaluator:
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> list[FindingEvent]:
         closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
         if closing:
-            self._recorder.dismissed(now, dismissal.encode())
+            self._journal_writer.dismissed(now, dismissal.encode())
         return closing
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:

@@ -50,14 +50,14 @@ def findings_json(
 
 def _head(state: ServiceState) -> Json:
     """The version of the form, and of when it is: ages are counted to then."""
-    return {"api_version": API_VERSION, "at": utc_text(state.snapshot.at)}
+    return {"api_version": API_VERSION, "at": utc_text(state.status_view.at)}
 
 
 def job_json(
     state: ServiceState, view: AttemptView, memory_of: Collection[int] | None = None
 ) -> Json:
     """All that is known of one attempt; of memory the worst, or all of the ranks `memory_of`."""
-    at = state.snapshot.at
+    at = state.status_view.at
     blind = unwatched(view, state.nodes)
     return {
         **_head(state),
@@ -94,7 +94,7 @@ def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Jso
         "ended": view.ended,
         "ranks": dict(sorted(ranks.items())),
         "open_findings": open_findings,
-        "last_heard_s": _age_s(max(heard, default=AlignedNs(0)), state.snapshot.at),
+        "last_heard_s": _age_s(max(heard, default=AlignedNs(0)), state.status_view.at),
         "agents": sum(node.connected and view.key in node.ranks for node in state.nodes),
     }
 

@@ -209,7 +209,7 @@ def _attempt(state: ServiceState, job: str, attempt: int | None) -> AttemptView:
     if attempt is None:
         found = state.latest_attempts().get(job)
     else:
-        wanted = (view for view in state.snapshot.attempts if view.key.job == job)
+        wanted = (view for view in state.status_view.attempts if view.key.job == job)
         found = next((view for view in wanted if view.key.attempt == attempt), None)
     if found is None:
         which = repr(job) if attempt is None else f"{job!r} attempt {attempt}"

@@ -37,7 +37,7 @@ def watching_json(
         "jobs": sum(map(bool, watched)),
         "ranks": sum(map(len, watched)),
         "agents": sum(node.connected for node in concerned),
-        "last_heard_s": max(0, state.snapshot.at - heard) / 1e9 if heard else None,
+        "last_heard_s": max(0, state.status_view.at - heard) / 1e9 if heard else None,
         "blind": list(_blind(state, running, stale, job)),
     }
 
@@ -64,7 +64,7 @@ def _blind(
     elif stale is not None:
         yield stale
     if job is None and not running and not any(node.connected for node in state.nodes):
-        before = bool(state.snapshot.attempts)
+        before = bool(state.status_view.attempts)
         none = (
             "no agent is connected"
             if before
@@ -82,9 +82,9 @@ def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
     gone = [node for node in hosts if not node.connected]
     silent = [node for node in hosts if node.connected and not node.reporting]
     if gone:
-        yield _without(state.snapshot.at, view, alive, gone, "gone") + f": {_ADVICE}"
+        yield _without(state.status_view.at, view, alive, gone, "gone") + f": {_ADVICE}"
     if silent:
-        yield _without(state.snapshot.at, view, alive, silent, "silent") + ": see its log"
+        yield _without(state.status_view.at, view, alive, silent, "silent") + ": see its log"
     declared = {rank.info.rank for rank in view.ranks}
     if missing := set(range(view.world_size)) - declared:
         yield (

@@ -20,8 +20,8 @@ import grpc
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.model import AttemptKey
 from frd.rpc import Context
-from frd.service.access.admission import Door
-from frd.service.access.token_bucket import Pace
+from frd.service.access.admission import Admission
+from frd.service.access.token_bucket import TokenBucket
 from frd.service.ingest.agent_requests import Answer, Inquiry, Target
 from frd.service.ingest.streams import Stream, Streams
 from frd.wire import Goodbye, Part, Refusal, Request, ResponsePart, encode_service
@@ -49,11 +49,11 @@ class Ingest:
     """`handle` is the gRPC handler. What it refuses is counted in `streams.refused`, by reason:
     one of `REASONS`, `ABORTED` or `FAULT`."""
 
-    def __init__(self, streams: Streams, door: Door, *, stream_bytes_per_s: int) -> None:
+    def __init__(self, streams: Streams, admission: Admission, *, stream_bytes_per_s: int) -> None:
         self._streams = streams
-        self._door = door
+        self._admission = admission
         self._stream_bytes_per_s = stream_bytes_per_s
-        self._arrivals = Pace(_ARRIVALS_PER_S, _ARRIVALS)
+        self._arrivals = TokenBucket(_ARRIVALS_PER_S, _ARRIVALS)
         self.throttled = 0
         """Messages after which a stream had to wait."""
         self._inquiries: dict[int, Inquiry] = {}
@@ -67,7 +67,7 @@ class Ingest:
         writer = asyncio.create_task(_write(stream, context))
         try:
             try:
-                with self._door.admitted(context) as grant:
+                with self._admission.admitted(context) as grant:
                     stream.session.may_tell_of = grant.may_tell_of
                     await self._read(stream, context)
             except FrdError as error:
@@ -104,14 +104,14 @@ class Ingest:
                 data = await context.read()
         except TimeoutError:
             raise WireError("hello", "missing", "none came: send it first") from None
-        pace = Pace(self._stream_bytes_per_s, 2 * self._stream_bytes_per_s)
+        bucket = TokenBucket(self._stream_bytes_per_s, 2 * self._stream_bytes_per_s)
         while isinstance(data, bytes):
             event = self._streams.take(stream, data)
             if isinstance(event, Goodbye):
                 return
             if isinstance(event, ResponsePart):
                 self._answered(stream, event)
-            if wait_s := pace.take(len(data), loop.time()):
+            if wait_s := bucket.take(len(data), loop.time()):
                 self.throttled += 1
                 await asyncio.sleep(wait_s)
             data = await context.read()
@@ -129,7 +129,7 @@ class Ingest:
     def _refuse(self, stream: Stream, reason: str, message: str, context: Context) -> None:
         self._streams.refused[reason] += 1
         hello = stream.session.hello
-        if self._door.is_news(context, reason, asyncio.get_running_loop().time()):
+        if self._admission.is_news(context, reason, asyncio.get_running_loop().time()):
             log.warning("agent of %s refused: %s", hello.node if hello else context.peer(), message)
         stream.send(Refusal(reason, message))
         stranger = reason == "token"
@@ -161,7 +161,7 @@ class Ingest:
         Raises:
             ServiceUnavailable: no agent of the attempt is connected, or too much is being asked.
         """
-        wanted = sorted(self._streams.ledger.ranks(key) if ranks is None else set(ranks))
+        wanted = sorted(self._streams.revisions.ranks(key) if ranks is None else set(ranks))
         owners = {rank: self._streams.owners.of(key, rank) for rank in wanted}
         if not any(owners.values()):
             raise ServiceUnavailable(

@@ -102,7 +102,7 @@ class _Run:
                 speaker.suspend(key, self.run, now)
 
 
-class Runs:
+class JobRuns:
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, _Run]] = {}
         self._entered: dict[AttemptKey, set[str]] = {}

@@ -11,7 +11,7 @@ from typing import Final
 
 from frd.engine.attempt import Attempt
 from frd.model import AlignedNs, Int64s, MemoryColumns, MemoryEvent, SeriesInfo
-from frd.service.ingest.stream_handles import Column
+from frd.service.ingest.stream_handles import IndexColumn
 
 UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
 """Of a clock of which only one-way messages told: more than a slow network takes, and little
@@ -23,7 +23,7 @@ class MemoryFeed:
 
     def __init__(self) -> None:
         self._refused = 0
-        self._handles = Column()
+        self._handles = IndexColumn()
         self._attempts: list[Attempt | None] = []
 
     def declare(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from frd.model import AlignedNs, AttemptKey
-from frd.service.clocks.agent_clocks import AgentClock, Key
+from frd.service.clocks.agent_clocks import AgentClock, SessionKey
 from frd.service.state import NodeView
 
 
@@ -28,7 +28,7 @@ class _Node:
     ranks: dict[AttemptKey, set[int]] = field(default_factory=dict)
     shown: dict[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
     """`ranks` as views carry them: replaced, never changed."""
-    heir: Key | None = None
+    heir: SessionKey | None = None
     """Another session of the host that has taken over ranks of this one."""
 
     def show(self) -> None:
@@ -40,12 +40,12 @@ class Nodes:
     """By boot id and session of the agent."""
 
     def __init__(self) -> None:
-        self._nodes: dict[Key, _Node] = {}
-        self._hosts: dict[tuple[AttemptKey, int], Key] = {}
+        self._nodes: dict[SessionKey, _Node] = {}
+        self._hosts: dict[tuple[AttemptKey, int], SessionKey] = {}
 
     def connected(
         self,
-        key: Key,
+        key: SessionKey,
         name: str,
         clock: AgentClock,
         stream: int,
@@ -61,11 +61,11 @@ class Nodes:
         node.name, node.clock, node.may_tell_of = name, clock, may_tell_of
         node.streams.add(stream)
 
-    def heard(self, key: Key, now: AlignedNs) -> None:
+    def heard(self, key: SessionKey, now: AlignedNs) -> None:
         self._nodes[key].heard_at = now
 
-    def hosts(self, key: Key, ranks: Iterable[tuple[AttemptKey, int]]) -> None:
-        left: set[Key] = set()
+    def hosts(self, key: SessionKey, ranks: Iterable[tuple[AttemptKey, int]]) -> None:
+        left: set[SessionKey] = set()
         for attempt, rank in ranks:
             before = self._hosts.get((attempt, rank), key)
             if before != key:
@@ -78,7 +78,7 @@ class Nodes:
             self._nodes[before].show()
             self._drop_unless_needed(before)
 
-    def disconnected(self, key: Key, stream: int) -> None:
+    def disconnected(self, key: SessionKey, stream: int) -> None:
         node = self._nodes[key]
         node.streams.discard(stream)
         if node.heir is not None and node.heir in self._nodes and not node.streams:
@@ -86,7 +86,7 @@ class Nodes:
         else:
             self._drop_unless_needed(key)
 
-    def _last_gone(self, boot_id: str, may_tell_of: Callable[[str], bool]) -> Key | None:
+    def _last_gone(self, boot_id: str, may_tell_of: Callable[[str], bool]) -> SessionKey | None:
         """The session of that host which a new one most likely follows: none of a job that is not
         the new one's to tell of."""
         gone = [
@@ -98,7 +98,7 @@ class Nodes:
         ]
         return max(gone, key=lambda key: self._nodes[key].heard_at, default=None)
 
-    def _inherit(self, key: Key, before: Key) -> None:
+    def _inherit(self, key: SessionKey, before: SessionKey) -> None:
         """`key` is the agent that was `before`, started again."""
         for attempt, ranks in self._nodes[before].ranks.items():
             if self._nodes[key].may_tell_of(attempt.job):
@@ -108,14 +108,14 @@ class Nodes:
         self._nodes[before].show()
         self._drop_unless_needed(before)
 
-    def _move(self, attempt: AttemptKey, rank: int, to: Key) -> None:
+    def _move(self, attempt: AttemptKey, rank: int, to: SessionKey) -> None:
         before = self._hosts.get((attempt, rank))
         if before is not None:
             self._nodes[before].ranks[attempt].discard(rank)
         self._hosts[attempt, rank] = to
         self._nodes[to].ranks.setdefault(attempt, set()).add(rank)
 
-    def _drop_unless_needed(self, key: Key) -> None:
+    def _drop_unless_needed(self, key: SessionKey) -> None:
         node = self._nodes[key]
         if not node.ranks and not node.streams:
             del self._nodes[key]

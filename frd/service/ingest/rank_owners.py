@@ -10,7 +10,7 @@ from frd.model import AttemptKey
 from frd.service.ingest.session import DeclaredRank, Session
 
 
-class Owners:
+class RankOwners:
     def __init__(self) -> None:
         self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
 

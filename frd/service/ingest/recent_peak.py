@@ -8,7 +8,7 @@ WINDOW_S: Final = 15
 """As long as a usual scrape interval, so that no scrape misses the worst case."""
 
 
-class Recent:
+class RecentPeak:
     """The largest number noted within `WINDOW_S`, to the second; it holds one number a second."""
 
     def __init__(self) -> None:

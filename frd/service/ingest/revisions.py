@@ -26,7 +26,7 @@ MAX_SESSIONS: Final = 65_536
 
 
 @dataclass(slots=True)
-class Progress:
+class ProcessRevision:
     """Of one rank process, shared by all streams that ever spoke for it."""
 
     session: str
@@ -36,9 +36,9 @@ class Progress:
     """Another session has spoken for this rank process before."""
 
 
-class Ledger:
+class Revisions:
     def __init__(self) -> None:
-        self._attempts: dict[AttemptKey, dict[int, dict[int, Progress]]] = {}
+        self._attempts: dict[AttemptKey, dict[int, dict[int, ProcessRevision]]] = {}
         """By rank and by pid, the one that was heard of last at the end."""
         self._sessions: dict[tuple[str, str], int] = {}
         self._numbers = itertools.count()
@@ -51,12 +51,12 @@ class Ledger:
             del self._sessions[next(iter(self._sessions))]
         return self._sessions[key]
 
-    def progress(self, key: AttemptKey, info: RankInfo, session: str) -> Progress:
+    def progress(self, key: AttemptKey, info: RankInfo, session: str) -> ProcessRevision:
         """The progress of a rank process as `session` counts it."""
         processes = self._attempts.setdefault(key, {}).setdefault(info.rank, {})
         known = processes.pop(info.pid, None)
         if known is None or known.session != session:
-            known = Progress(session, replay=known is not None)
+            known = ProcessRevision(session, replay=known is not None)
         processes[info.pid] = known
         if len(processes) > MAX_PROCESSES:
             del processes[next(iter(processes))]

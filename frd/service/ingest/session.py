@@ -40,12 +40,12 @@ from frd.model import (
     UInt32s,
     WatermarkColumns,
 )
-from frd.service.clocks.agent_clocks import Key, claim_ns, guess
-from frd.service.ingest.job_runs import Runs
+from frd.service.clocks.agent_clocks import SessionKey, claim_ns, guess
+from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.memory_feed import MemoryFeed, observe_event
-from frd.service.ingest.revisions import Ledger, Progress
-from frd.service.ingest.stream_handles import AttemptHandles, Column
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.revisions import ProcessRevision, Revisions
+from frd.service.ingest.stream_handles import AttemptHandles, IndexColumn
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.wire import (
     AgentEvent,
     AttemptDecl,
@@ -70,8 +70,8 @@ class DeclaredRank:
 
     key: AttemptKey
     info: RankInfo
-    slot: Slot
-    progress: Progress
+    slot: DeclaredAttempt
+    progress: ProcessRevision
     row: int = 0
     is_superseded: bool = False
     """Another process has taken the rank's place: what is reported of this one is dropped."""
@@ -83,7 +83,7 @@ class DeclaredRank:
 
 
 @dataclass(slots=True)
-class Slot:
+class DeclaredAttempt:
     """An attempt of this stream."""
 
     declared: AttemptDecl
@@ -102,30 +102,35 @@ class Session:
     """One stream, numbered `stream`."""
 
     def __init__(
-        self, engine: Engine, marks: Marks, ledger: Ledger, runs: Runs, stream: int
+        self,
+        engine: Engine,
+        marks: WatermarkBuffer,
+        revisions: Revisions,
+        runs: JobRuns,
+        stream: int,
     ) -> None:
         self.stream = stream
         self._runs = runs
         self._engine = engine
         self._marks = marks
-        self._ledger = ledger
+        self._revisions = revisions
         self._decoder = Decoder()
         self.hello: Hello | None = None
         self.may_tell_of: Callable[[str], bool] = lambda job: True
         """Whether the peer may speak for a job."""
         self.ranks: list[DeclaredRank] = []
         self.heard_at = AlignedNs(0)
-        self._slots: list[Slot] = []
+        self._slots: list[DeclaredAttempt] = []
         self._superseded: set[int] = set()
         self._entered: list[int] = []
         """Stream indexes of ranks that have come into the engine since `take_entered`."""
         self.must_resync = False
         """What was dropped counts from now on: the agent has to send it again."""
         self._signatures: list[Signature] = []
-        self._rank_row = Column()
-        self._rank_handle = Column()
-        self._group_column = Column()
-        self._group_handle = Column()
+        self._rank_row = IndexColumn()
+        self._rank_handle = IndexColumn()
+        self._group_column = IndexColumn()
+        self._group_handle = IndexColumn()
         self.memory = MemoryFeed()
         self._rows: tuple[UInt32s, UInt32s, Int32s] | None = None
         """Ranks and groups of the last watermarks, and their pairs: mostly the next ones' too."""
@@ -145,7 +150,7 @@ class Session:
         """Of times that it aligns; None while nothing bounds it."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SessionKey:
         """Which agent process it is the stream of."""
         return (self.hello.boot_id, self.hello.session) if self.hello else ("", "")
 
@@ -176,7 +181,7 @@ class Session:
                 self._declare(event, now)
             case Hello():
                 self.hello = event
-                self._clock_number = self._ledger.number(self.key)
+                self._clock_number = self._revisions.number(self.key)
                 self.align(guess(event.sent_at_ns, now))
             case ResponsePart() | Goodbye():
                 pass
@@ -267,7 +272,7 @@ class Session:
                 "job",
                 f"{declared.key.job!r}: the agent's token or certificate is for other jobs",
             )
-        slot = Slot(declared)
+        slot = DeclaredAttempt(declared)
         self._slots.append(slot)
         if not declared.run:
             self._open(slot, now)
@@ -277,7 +282,7 @@ class Session:
         key, run = slot.declared.key, slot.declared.run
         index = len(self.ranks)
         session = self.hello.session if self.hello else ""
-        progress = self._ledger.progress(key, info, session)
+        progress = self._revisions.progress(key, info, session)
         self.ranks.append(DeclaredRank(key, info, slot, progress))
         self._rank_row.append(0)
         self._rank_handle.append(info.rank)
@@ -290,7 +295,7 @@ class Session:
         elif counts:
             self._open(slot, now)
 
-    def _open(self, slot: Slot, now: AlignedNs) -> None:
+    def _open(self, slot: DeclaredAttempt, now: AlignedNs) -> None:
         """Bring into the engine what the slot holds."""
         key, run = slot.declared.key, slot.declared.run
         attempt = self._engine.attempt(key, slot.declared.world_size, now)

@@ -25,7 +25,7 @@ MAX_PAIRS: Final = 1 << 24
 """Ranks times groups of one attempt on one stream."""
 
 
-class Column:
+class IndexColumn:
     """A growing int32 column."""
 
     __slots__ = ("_fill", "_items", "count")
@@ -65,7 +65,7 @@ class AttemptHandles:
         self.groups: list[tuple[str, int]] = []
         """Per column: its label, and the engine's handle."""
         self._pairs: Int32s = np.full((8, 16), _UNRESOLVED, np.int32)
-        self._signatures = Column(_UNRESOLVED)
+        self._signatures = IndexColumn(_UNRESOLVED)
 
     def add_rank(self, info: RankInfo, handle: int) -> int:
         """The row of a rank from now on."""

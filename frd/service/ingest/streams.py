@@ -20,15 +20,15 @@ from typing import Final
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.engine import Engine
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
-from frd.service.clocks.agent_clocks import AgentClock, Clocks, encode
-from frd.service.ingest.job_runs import JobWarning, Runs
+from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, encode
+from frd.service.ingest.job_runs import JobRuns, JobWarning
 from frd.service.ingest.nodes import Nodes
-from frd.service.ingest.rank_owners import Owners
-from frd.service.ingest.recent_peak import Recent
-from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.rank_owners import RankOwners
+from frd.service.ingest.recent_peak import RecentPeak
+from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import Marks
-from frd.service.journal.writer import Recorder
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.journal.writer import JournalWriter
 from frd.wire import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -89,24 +89,24 @@ class Streams:
     def __init__(
         self,
         engine: Engine,
-        marks: Marks,
-        clocks: Clocks,
-        recorder: Recorder,
+        marks: WatermarkBuffer,
+        clocks: AgentClocks,
+        journal_writer: JournalWriter,
         *,
         now: Callable[[], AlignedNs],
         version: str,
         instance: str,
     ) -> None:
         self.nodes = Nodes()
-        self.owners = Owners()
-        self.ledger = Ledger()
-        self.runs = Runs()
+        self.owners = RankOwners()
+        self.revisions = Revisions()
+        self.runs = JobRuns()
         self.refused: Counter[str] = Counter()
         """Streams that ended badly, by reason, and `SAMPLES` of memory."""
         self._engine = engine
         self._marks = marks
         self._clocks = clocks
-        self._recorder = recorder
+        self._journal_writer = journal_writer
         self._now = now
         self._version = version
         self._instance = instance
@@ -118,7 +118,7 @@ class Streams:
         self._kept: frozenset[AttemptKey] = frozenset()
         self._entries_of_closed = 0
         self._duplicates_of_closed = 0
-        self._lags = Recent()
+        self._lags = RecentPeak()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -131,7 +131,7 @@ class Streams:
     def open(self) -> Stream:
         """A stream of which nothing has been heard yet."""
         number = next(self._ids)
-        return Stream(Session(self._engine, self._marks, self.ledger, self.runs, number))
+        return Stream(Session(self._engine, self._marks, self.revisions, self.runs, number))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Apply one message, and only then write it down.
@@ -157,7 +157,7 @@ class Streams:
             case _:
                 pass
         self.nodes.heard(session.key, now)
-        self._recorder.message(stream.id, now, data, event)
+        self._journal_writer.message(stream.id, now, data, event)
         if stream.clock is not None and isinstance(event, Hello):
             self._resume(stream, stream.clock)
         return event
@@ -177,7 +177,7 @@ class Streams:
         self.nodes.disconnected(session.key, stream.id)
         if stream.clock is not None:
             stream.clock.disconnected(stream.id, now)
-        self._recorder.closed(stream.id, now)
+        self._journal_writer.closed(stream.id, now)
         log.info("agent of %s gone: stream %d", session.hello.node, stream.id)
 
     def _greet(self, stream: Stream, hello: Hello, now: AlignedNs) -> None:
@@ -191,7 +191,7 @@ class Streams:
         self.nodes.connected(
             key, hello.node, stream.clock, stream.id, now, stream.session.may_tell_of
         )
-        self._recorder.opened(stream.id, now)
+        self._journal_writer.opened(stream.id, now)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
 
     def _resume(self, stream: Stream, clock: AgentClock) -> None:
@@ -201,10 +201,10 @@ class Streams:
 
     def _align(self, stream: Stream, alignment: Alignment) -> None:
         stream.session.align(alignment)
-        self._recorder.aligned(stream.id, self._now(), encode(alignment))
+        self._journal_writer.aligned(stream.id, self._now(), encode(alignment))
 
     def settle(self, now: AlignedNs) -> None:
-        """Runs of one name that have ended give way to others; see `Runs.settle`."""
+        """Runs of one name that have ended give way to others; see `JobRuns.settle`."""
         if self.runs.settle(now):
             self._adopt_all()
         warnings = self.runs.warnings(now)
@@ -281,6 +281,6 @@ class Streams:
         if attempts == self._kept:
             return
         self._kept = attempts
-        self.ledger.keep(attempts)
+        self.revisions.keep(attempts)
         self.runs.keep(attempts)
         self.nodes.keep(attempts)

@@ -38,7 +38,7 @@ class _Batch:
     """By identity of the handles, which are of one stream: of which ranks, and how."""
 
 
-class Marks:
+class WatermarkBuffer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._batches: dict[int, _Batch] = {}

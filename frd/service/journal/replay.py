@@ -15,11 +15,11 @@ from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks.agent_clocks import decode
 from frd.service.findings.dismissal import Dismissal
-from frd.service.ingest.job_runs import Runs
-from frd.service.ingest.rank_owners import Owners
-from frd.service.ingest.revisions import Ledger
+from frd.service.ingest.job_runs import JobRuns
+from frd.service.ingest.rank_owners import RankOwners
+from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import Marks
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.pauses import decode_pauses
 from frd.service.journal.settings import Settings
 from frd.store.records import Record, RecordKind
@@ -71,7 +71,7 @@ class _Player:
                 self.advance(record.at)
             case RecordKind.OPENED:
                 self._streams[record.stream] = Session(
-                    self._engine, self._marks, self._ledger, self._runs, record.stream
+                    self._engine, self._marks, self._revisions, self._runs, record.stream
                 )
             case RecordKind.ALIGNED:
                 if (session := self._streams.get(record.stream)) is not None:
@@ -103,11 +103,11 @@ class _Player:
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         self._engine = Engine(settings.policy)
-        self._marks = Marks(self._engine)
-        self._ledger = Ledger()
+        self._marks = WatermarkBuffer(self._engine)
+        self._revisions = Revisions()
         self._streams: dict[int, Session] = {}
-        self._owners = Owners()
-        self._runs = Runs()
+        self._owners = RankOwners()
+        self._runs = JobRuns()
         still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
         self._engine.restore(still_open, now)
 

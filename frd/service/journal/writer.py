@@ -45,7 +45,7 @@ class _Adopt:
 log = logging.getLogger(__name__)
 
 
-class Recorder:
+class JournalWriter:
     """All methods but the constructor's thread are for the event loop.
 
     Raises:

@@ -202,7 +202,7 @@ def _clocks(nodes: Iterable[NodeView]) -> Iterator[Metric]:
 
 def _own_health(state: ServiceState) -> Iterator[Metric]:
     counters = state.counters
-    evicted = Counter(state.snapshot.evicted) + Counter(counters.evicted)
+    evicted = Counter(state.status_view.evicted) + Counter(counters.evicted)
     evaluated = state.evaluated_at or 0
     yield _family("frd_ingest_entries_total", {(): counters.entries})
     yield _family("frd_ingest_duplicate_entries_total", {(): counters.duplicates})
@@ -237,7 +237,7 @@ def label(text: str) -> str:
 
 def _jobs(state: ServiceState, latest: Mapping[str, AttemptView]) -> list[str]:
     """Jobs with an attempt or a remembered finding: a bounded set, in a stable order."""
-    return sorted({*latest, *(finding.job for finding in state.snapshot.findings)})
+    return sorted({*latest, *(finding.job for finding in state.status_view.findings)})
 
 
 def _node_state(node: NodeView) -> str:
