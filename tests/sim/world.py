@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from frd.model import AttemptKey, FindingEvent, RankInfo
-from frd.views import Snapshot
+from frd.views import StatusView
 from tests.clocks import S
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
@@ -266,9 +266,9 @@ class World:
             self.oracle.check_now()
         self.kernel.after(EVALUATE, self._evaluate)
 
-    def _publish(self, events: Sequence[FindingEvent], snapshot: Snapshot) -> None:
+    def _publish(self, events: Sequence[FindingEvent], status_view: StatusView) -> None:
         self.published.append(events)
-        self.oracle.published(events, snapshot)
+        self.oracle.published(events, status_view)
 
     def _acknowledge(self) -> None:
         if self.service is not None:
