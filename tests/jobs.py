@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.model import (
@@ -24,11 +22,12 @@ from frd.model import (
     Flags,
     GroupInfo,
     NodeNs,
-    RankInfo,
     RankState,
     RankStatus,
     Signature,
 )
+from tests.world import observe
+from tests.world.observe import rank_info
 
 START = AlignedNs(1_700_000_000_000_000_000)
 STEP_S = 0.5
@@ -67,8 +66,7 @@ class Job:
         self.attempt = self.engine.attempt(self.key, self.world, self.now)
         self.handles = {name: self.attempt.group(info) for name, info in self.groups.items()}
         for rank in ranks:
-            node, pid = rank // 2, self.first_pid + rank
-            info = RankInfo(rank, self.world, f"node{node}", f"boot{node}", pid)
+            info = rank_info(rank, self.world, per_node=2, first_pid=self.first_pid)
             self.engine.rank(self.attempt, info, self.now)
             if rank in self.statuses:
                 self._tell(self.statuses[rank])
@@ -109,12 +107,8 @@ class Job:
 
     def receive(self, rank: int, name: str, peer: int, since: AlignedNs) -> Job:
         """A P2P op, the only one of its rank."""
-        handle = np.array([self.handles[name]], np.int32)
-        peers, count = np.array([peer], np.int32), np.ones(1, np.uint32)
-        self.engine.observe_channels(
-            self.attempt, rank, handle, peers, np.zeros(1, np.uint8), count,
-            np.array([since], np.int64), self.now,
-        )  # fmt: skip
+        row = (self.handles[name], peer, False, 1, since)
+        observe.p2p_ops(self.attempt, rank, [row], self.now)
         return self
 
     def status(
@@ -136,26 +130,14 @@ class Job:
 
     def _tell(self, status: RankStatus) -> None:
         at = AlignedNs(status.at_ns)
-        self.engine.observe_status(self.attempt, status.rank, status, at, self.now)
+        self.attempt.observe_status(status.rank, status, at, self.now)
 
     def _entry(self, name: str, rank: int, seq: int, flags: Flags, op: str | Signature) -> None:
         told = op if isinstance(op, Signature) else Signature("gloo", op, ((4,),), ((4,),))
-        signature = self.attempt.signature(told)
-        zeros = np.zeros(1, np.int64)
-        self.engine.observe_entries(
-            self.attempt,
-            rank,
-            np.array([self.attempt.pair(rank, self.handles[name])], np.int32),
-            np.array([seq], np.int64),
-            np.array([signature], np.int32),
-            np.array([flags], np.uint8),
-            np.array([self.now], np.int64),
-            zeros,
-            zeros,
-            replay=False,
-            teller=self.teller,
-            now=self.now,
-        )
+        observe.entries(
+            self.attempt, rank, self.handles[name], seq, flags,
+            signature=told, created=self.now, teller=self.teller, now=self.now,
+        )  # fmt: skip
 
     # -- time --------------------------------------------------------------------------------
 
@@ -175,20 +157,8 @@ class Job:
             for (name, rank), mark in self.marks.items()
             if rank in self.reporting
         ]
-        table = np.array(rows, np.int64).reshape(len(rows), 5).T
-        seen = np.array(sorted(self.reporting), np.int32)
-        as_of = np.full(len(seen), self.now - 100_000_000, np.int64)
-        self.engine.observe_watermarks(
-            self.attempt,
-            table[0].astype(np.int32),
-            table[1],
-            table[2],
-            table[3],
-            table[4],
-            seen,
-            as_of,
-            self.now,
-        )
+        as_of = self.now - 100_000_000
+        observe.watermarks(self.attempt, rows, sorted(self.reporting), as_of, self.now)
 
     def restart_service(self) -> None:
         """Another engine, which gets the open findings back; nobody has reported to it yet."""

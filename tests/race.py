@@ -22,12 +22,12 @@ from frd.model import (
     Finding,
     FindingEvent,
     FindingState,
-    Flags,
     GroupInfo,
     Int64s,
     RankInfo,
     Signature,
 )
+from tests.world import observe
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -96,7 +96,7 @@ class Race:
             ]
             for n, layer in enumerate(layers)
         ]
-        self._signature = self.attempt.signature(Signature("gloo", op, ((4,),), ((4,),)))
+        self._signature = Signature("gloo", op, ((4,),), ((4,),))
         self._lasts_ns = lasts_ns
         self._told = 0
 
@@ -131,24 +131,20 @@ class Race:
         return events
 
     def _tell(self, first: AlignedNs, came: Sequence[Int64s], done: int, upto: int) -> None:
-        rows = upto - done
         seq = np.arange(self._told + done, self._told + upto)
         for number, layer in enumerate(self.layers):
             for group, ranks in zip(self._groups[number], layer, strict=True):
                 over = came[number][done:upto, list(ranks)].max(axis=1) + (self._lasts_ns or 0)
                 for rank in ranks:
                     completed = first + over + self.clock_error[rank]
-                    self.engine.observe_entries(
+                    observe.entries(
                         self.attempt,
                         rank,
-                        np.full(rows, self.attempt.pair(rank, group), np.int32),
+                        group,
                         seq,
-                        np.full(rows, self._signature, np.int32),
-                        np.full(rows, int(Flags.JOINED | Flags.COMPLETED), np.uint8),
-                        first + came[number][done:upto, rank] + self.clock_error[rank],
-                        np.zeros(rows, np.int64),
-                        completed * (self._lasts_ns is not None),
-                        replay=False,
+                        signature=self._signature,
+                        created=first + came[number][done:upto, rank] + self.clock_error[rank],
+                        completed=completed * (self._lasts_ns is not None),
                         now=self.now,
                     )
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
-from typing import Any
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frd.engine.attempt import Applied, Attempt
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, Int64s, RankInfo, Signature
+from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, RankInfo, Signature
+from tests.world import observe
 
 NOW = AlignedNs(1_000_000_000_000_000_000)
 JOINED, COMPLETED = int(Flags.JOINED), int(Flags.COMPLETED)
@@ -120,19 +119,14 @@ def new_attempt(story: Story, policy: Policy | None = None) -> Attempt:
 
 
 def feed(attempt: Attempt, rank: int, rows: tuple[Row, ...], *, replay: bool = False) -> Applied:
-    def column(values: list[int], dtype: type[np.generic] = np.int64) -> Any:
-        return np.array(values, dtype)
-
-    zeros: Int64s = np.zeros(len(rows), np.int64)
-    return attempt.observe_entries(
+    return observe.entries(
+        attempt,
         rank,
-        column([attempt.pair(rank, row.group) for row in rows], np.int32),
-        column([row.seq for row in rows]),
-        column([attempt.signature(SIGNATURES[row.signature]) for row in rows], np.int32),
-        column([row.flags for row in rows], np.uint8),
-        column([row.created for row in rows]),
-        zeros,
-        zeros,
+        [row.group for row in rows],
+        [row.seq for row in rows],
+        [row.flags for row in rows],
+        signature=[SIGNATURES[row.signature] for row in rows],
+        created=[row.created for row in rows],
         replay=replay,
         now=NOW,
     )
@@ -145,17 +139,11 @@ def stands(attempt: Attempt, rank: int, rows: list[Row]) -> None:
     def highest(group: int, flag: int) -> int:
         return max((r.seq for r in rows if r.group == group and r.flags & flag), default=-1)
 
-    enqueued = np.array([highest(group, JOINED) for group in groups], np.int64)
-    attempt.observe_watermarks(
-        np.array([attempt.pair(rank, group) for group in groups], np.int32),
-        enqueued,
-        np.full(len(groups), -1, np.int64),
-        np.array([highest(group, COMPLETED) for group in groups], np.int64),
-        np.full(len(groups), NOW, np.int64),
-        np.array([rank], np.int32),
-        np.array([NOW], np.int64),
-        NOW,
-    )
+    marks = [
+        (attempt.pair(rank, group), highest(group, JOINED), -1, highest(group, COMPLETED), NOW)
+        for group in groups
+    ]
+    observe.watermarks(attempt, marks, rank, NOW, NOW)
 
 
 def told(attempt: Attempt) -> tuple[object, ...]:

@@ -17,33 +17,19 @@ from frd.model import (
     AttemptKey,
     Flags,
     GroupInfo,
-    Int32s,
-    Int64s,
     NodeNs,
-    RankInfo,
     RankState,
     RankStatus,
     Signature,
 )
+from tests.world import observe
+from tests.world.observe import BOTH, rank_info
 
 S = 1_000_000_000
-BOTH = Flags.JOINED | Flags.COMPLETED
 
 
 def at(seconds: float) -> AlignedNs:
     return AlignedNs(round((1_000 + seconds) * S))
-
-
-def i32(*values: int) -> Int32s:
-    return np.array(values, np.int32)
-
-
-def i64(*values: int) -> Int64s:
-    return np.array(values, np.int64)
-
-
-def info(rank: int, pid: int | None = None, world: int = 4) -> RankInfo:
-    return RankInfo(rank, world, f"node{rank}", f"boot{rank}", pid or 100 + rank)
 
 
 class Job:
@@ -52,7 +38,7 @@ class Job:
     def __init__(self, world: int = 4, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
         self.attempt = Attempt(AttemptKey("job", 0), world, self.policy, at(0))
-        self.ranks = [self.attempt.rank(info(r, world=world), at(0)) for r in range(world)]
+        self.ranks = [self.attempt.rank(rank_info(r, world=world), at(0)) for r in range(world)]
         self.group = self.attempt.group(GroupInfo("0", "default_pg", tuple(range(world))))
         self.attempt.connection(self.ranks, True, at(0))
 
@@ -71,20 +57,15 @@ class Job:
         now: float = 0.0,
     ) -> Applied:
         """Rows of one rank, enqueued a millisecond apart from `created` on."""
-        n = len(seqs)
-        handle = self.attempt.signature(
-            Signature("nccl", op, ((size,),), ((size,),), ("Float",), ("Float",))
-        )
-        pair = self.attempt.pair(rank, self.group if group is None else group)
-        return self.attempt.observe_entries(
+        return observe.entries(
+            self.attempt,
             rank,
-            np.full(n, pair, np.int32),
-            i64(*seqs),
-            np.full(n, handle, np.int32),
-            np.full(n, int(flags), np.uint8),
-            at(created) + np.arange(n) * (S // 1000),
-            np.zeros(n, np.int64),
-            np.full(n, 0 if completed is None else at(completed), np.int64),
+            self.group if group is None else group,
+            seqs,
+            flags,
+            signature=Signature("nccl", op, ((size,),), ((size,),), ("Float",), ("Float",)),
+            created=at(created) + np.arange(len(seqs)) * (S // 1000),
+            completed=0 if completed is None else at(completed),
             replay=replay,
             now=at(now),
         )
@@ -100,24 +81,19 @@ class Job:
         as_of: float = 0.0,
     ) -> None:
         """A watermark row of one rank, known to be true up to `as_of`."""
-        self.attempt.observe_watermarks(
-            i32(self.attempt.pair(rank, self.group if group is None else group)),
-            i64(enqueued),
-            i64(UNKNOWN_SEQ),
-            i64(completed),
-            i64(0 if head is None else at(head)),
-            i32(rank),
-            i64(at(as_of)),
-            at(as_of),
-        )
+        pair = self.attempt.pair(rank, self.group if group is None else group)
+        row = (pair, enqueued, UNKNOWN_SEQ, completed, 0 if head is None else at(head))
+        observe.watermarks(self.attempt, [row], rank, at(as_of), at(as_of))
 
     def hears(self, as_of: float, ranks: Sequence[int] | None = None) -> None:
         """Nothing changed, but the ranks are heard of."""
-        seen = i32(*(self.ranks if ranks is None else ranks))
-        none = i64()
-        self.attempt.observe_watermarks(
-            i32(), none, none, none, none, seen, np.full(len(seen), at(as_of)), at(as_of)
-        )
+        seen = self.ranks if ranks is None else ranks
+        observe.watermarks(self.attempt, [], seen, at(as_of), at(as_of))
+
+    def sends(self, rank: int, *rows: tuple[int, bool, int, float], now: float) -> None:
+        """All P2P ops of a rank: (peer, is send, in flight, since)."""
+        ops = [(self.group, peer, send, count, at(since)) for peer, send, count, since in rows]
+        observe.p2p_ops(self.attempt, rank, ops, at(now))
 
     def status(self, rank: int, state: RankState, when: float, *, gap: int = 0) -> None:
         status = RankStatus(rank, state, NodeNs(at(when)), f"rank {rank} is {state}", gap)
@@ -137,7 +113,7 @@ def test_handles_are_stable() -> None:
     job = Job()
     again = job.attempt.group(GroupInfo("0", "other words", (0, 1, 2, 3)))
     assert again == job.group
-    assert job.attempt.rank(info(2), at(1)) == 2
+    assert job.attempt.rank(rank_info(2), at(1)) == 2
     assert job.attempt.pair(2, job.group) == job.attempt.pair(2, again) >= 0
 
 
@@ -167,7 +143,11 @@ def test_a_group_of_unknown_membership_learns_its_members() -> None:
 @pytest.mark.parametrize(
     ("policy", "declare", "words"),
     [
-        (Policy(), lambda a: a.rank(info(4), at(0)), "ranks.rank: 4: the attempt has ranks 0..3"),
+        (
+            Policy(),
+            lambda a: a.rank(rank_info(4), at(0)),
+            "ranks.rank: 4: the attempt has ranks 0..3",
+        ),
         (
             Policy(),
             lambda a: a.group(GroupInfo("x", "", (2, 9))),
@@ -199,7 +179,7 @@ def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
         job.entries(rank, [1, 2, 3])
     job.stands(1, 3, 2, head=0, as_of=5)
     job.status(1, RankState.EXITED, 6)
-    job.attempt.rank(info(1, pid=4711), at(7))
+    job.attempt.rank(rank_info(1, pid=4711), at(7))
     snapshot = job.attempt.snapshot(at(7))
     assert snapshot.groups[job.group].enqueued.tolist() == [3, -1, 3, 3]
     assert snapshot.state[1] is RankState.LIVE
@@ -228,7 +208,7 @@ def test_as_of_does_not_run_ahead_of_the_service() -> None:
     """An agent whose clock is misjudged cannot confirm waiting that has not happened yet."""
     job = Job()
     job.stands(0, 7, 6, head=0.0)
-    job.attempt.observe_watermarks(i32(), i64(), i64(), i64(), i64(), i32(0), i64(at(50)), at(5))
+    observe.watermarks(job.attempt, [], 0, at(50), at(5))
     assert job.attempt.snapshot(at(5)).as_of[0] == at(5)
 
 
@@ -319,24 +299,13 @@ def test_the_first_collective_of_a_group_has_its_number() -> None:
 def test_p2p_waits_are_stalls_too() -> None:
     """A pipeline stage waits in a recv longer than the threshold; a later word clears it."""
     job = Job()
-    job.attempt.observe_channels(
-        3,
-        i32(job.group, job.group),
-        i32(2, 1),
-        np.array([0, 1], np.uint8),
-        np.array([2, 0], np.uint32),
-        i64(at(1), at(0)),
-        at(1),
-    )
+    job.sends(3, (2, False, 2, 1), (1, True, 0, 0), now=1)
     job.hears(10.5)
     assert job.stalled(10.5) == []
     job.hears(11)
     assert job.stalled(11) == [(3, UNKNOWN_SEQ)]
     assert job.attempt.snapshot(at(11)).channels.in_flight.tolist() == [2]
-    nothing = i32()
-    job.attempt.observe_channels(
-        3, nothing, nothing, np.empty(0, np.uint8), np.empty(0, np.uint32), i64(), at(12)
-    )
+    job.sends(3, now=12)
     assert job.stalled(12) == []
 
 
@@ -344,15 +313,7 @@ def test_only_another_word_of_sends_is_a_move() -> None:
     """A stream that was lost is followed by one that tells all again."""
     job = Job()
     for second, flying, moved_s in ((1, 1, 1), (5, 1, 1), (9, 2, 9), (12, 0, 12), (15, 0, 12)):
-        job.attempt.observe_channels(
-            3,
-            i32(job.group),
-            i32(2),
-            np.array([0], np.uint8),
-            np.array([flying], np.uint32),
-            i64(at(0)),
-            at(second),
-        )
+        job.sends(3, (2, False, flying, 0), now=second)
         moved_at = job.attempt.snapshot(at(second)).moved_at
         assert moved_at is not None
         assert moved_at.tolist()[3] == at(moved_s)
@@ -401,23 +362,13 @@ def test_joining_and_completing_may_come_apart() -> None:
     """A batch joins 1..3 and completes 1..2 in rows of their own, interleaved over groups."""
     job = Job(world=2)
     other = job.attempt.group(GroupInfo("1", "other", (0, 1)))
-    a, b = job.attempt.pair(0, job.group), job.attempt.pair(0, other)
-    signature = job.attempt.signature(Signature("nccl", "barrier"))
+    a, b = job.group, other
     J, C = int(Flags.JOINED), int(Flags.COMPLETED)
     rows = [(a, 1, J), (b, 1, J), (a, 1, C), (a, 2, J), (b, 2, J), (a, 2, C), (a, 3, J), (b, 1, C)]
-    pair, seq, flags = (np.array(column) for column in zip(*rows, strict=True))
-    created = at(0) + seq * S
-    applied = job.attempt.observe_entries(
-        0,
-        pair.astype(np.int32),
-        seq,
-        np.full(len(rows), signature, np.int32),
-        flags.astype(np.uint8),
-        created,
-        np.zeros(len(rows), np.int64),
-        np.zeros(len(rows), np.int64),
-        replay=False,
-        now=at(9),
+    group, seq, flags = (np.array(column) for column in zip(*rows, strict=True))
+    barrier = Signature("nccl", "barrier")
+    applied = observe.entries(
+        job.attempt, 0, group, seq, flags, signature=barrier, created=at(0) + seq * S, now=at(9)
     )
     assert applied == Applied(rows=8, duplicates=0, joined=5, completed=3)
     groups = job.attempt.snapshot(at(9)).groups
@@ -526,27 +477,15 @@ def test_only_the_first_mismatches_of_a_group_are_kept() -> None:
 def test_an_all_to_all_must_add_up() -> None:
     """Uneven splits are fine as long as the totals are equal; it shows once all have joined."""
     job = Job(world=2)
-    handles = [
-        job.attempt.signature(
-            Signature("nccl", "all_to_all", ((given,),), ((taken,),), ("Float",), ("Float",))
-        )
+    even, odd, more = (
+        Signature("nccl", "all_to_all", ((given,),), ((taken,),), ("Float",), ("Float",))
         for given, taken in ((6, 2), (2, 6), (2, 7))
-    ]
-    for rank, (first, second) in enumerate(((0, 0), (1, 2))):
-        pair = job.attempt.pair(rank, job.group)
-        zeros = np.zeros(2, np.int64)
-        job.attempt.observe_entries(
-            rank,
-            i32(pair, pair),
-            i64(1, 2),
-            i32(handles[first], handles[second]),
-            np.full(2, int(Flags.JOINED), np.uint8),
-            i64(at(0), at(0)),
-            zeros,
-            zeros,
-            replay=False,
-            now=at(0),
-        )
+    )
+    for rank, ops in enumerate([(even, even), (odd, more)]):
+        observe.entries(
+            job.attempt, rank, job.group, (1, 2), Flags.JOINED,
+            signature=ops, created=at(0), now=at(0),
+        )  # fmt: skip
     (fact,) = job.attempt.mismatch_facts(at(1))
     assert fact.seq == 2
     assert fact.detail == "all members together put in 1 element fewer than they take out"
@@ -666,7 +605,7 @@ def test_a_member_nobody_told_of_opens_nothing() -> None:
     """The agent of rank 1 is not up yet: its silence is not a heap of open collectives."""
     job = Job(world=1)
     attempt = Attempt(AttemptKey("job", 1), 2, Policy(), at(0))
-    attempt.rank(info(0, world=2), at(0))
+    attempt.rank(rank_info(0, world=2), at(0))
     attempt.group(GroupInfo("0", "", (0, 1)))
     job.attempt, job.group = attempt, 0
     job.entries(0, range(1_000, 1_100))

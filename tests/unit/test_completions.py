@@ -10,8 +10,10 @@ import pytest
 from frd.engine.attempt import Attempt
 from frd.engine.policy import Policy
 from frd.errors import WireError
-from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo, RankInfo, Signature
+from frd.model import AlignedNs, AttemptKey, Flags, GroupInfo
 from frd.views import AttemptView
+from tests.world import observe
+from tests.world.observe import rank_info
 
 S = 1_000_000_000
 START = AlignedNs(1_800_000_000 * S)
@@ -23,26 +25,17 @@ class Job:
     def __init__(self, policy: Policy | None = None) -> None:
         self.attempt = Attempt(AttemptKey("job", 0), 4, policy or Policy(), START)
         for rank in range(4):
-            info = RankInfo(rank, 4, f"node{rank}", f"boot{rank}", 100 + rank)
-            self.attempt.rank(info, START)
+            self.attempt.rank(rank_info(rank), START)
         self.group = self.attempt.group(GroupInfo("0", "dp", (0, 1, 2, 3)))
-        self.op = self.attempt.signature(Signature("nccl", "all_reduce", ((4,),), ((4,),)))
 
     def tell(self, rank: int, seqs: Iterable[int], flags: int) -> None:
         seq = np.array(list(seqs), np.int64)
         created = START + seq * S
-        self.attempt.observe_entries(
-            rank,
-            np.full(len(seq), self.attempt.pair(rank, self.group), np.int32),
-            seq,
-            np.full(len(seq), self.op, np.int32),
-            np.full(len(seq), flags, np.uint8),
-            created,
-            np.zeros(len(seq), np.int64),
-            (created + S // 4) * bool(flags & Flags.COMPLETED),
-            replay=False,
-            now=START,
-        )
+        completed = (created + S // 4) * bool(flags & Flags.COMPLETED)
+        observe.entries(
+            self.attempt, rank, self.group, seq, flags,
+            created=created, completed=completed, now=START,
+        )  # fmt: skip
 
     def view(self) -> AttemptView:
         return self.attempt.view(AlignedNs(START + 10 * S))
@@ -92,12 +85,9 @@ def test_what_retires_by_the_thousand_is_learned_from_at_once() -> None:
 def test_marks_of_a_rank_that_is_no_member_are_refused() -> None:
     """One row of two is of no member of its group: the error names it, and nothing is applied."""
     job = Job()
-    pair = np.array([job.attempt.pair(0, job.group), -1], np.int32)
-    marks = (np.array([value, value], np.int64) for value in (5, -1, 5, 0))
-    enqueued, started, completed, head = marks
-    nobody = np.zeros(0, np.int32), np.zeros(0, np.int64)
+    rows = [(job.attempt.pair(0, job.group), 5, -1, 5, 0), (-1, 5, -1, 5, 0)]
     with pytest.raises(WireError, match="row 1: the rank is not in the group"):
-        job.attempt.observe_watermarks(pair, enqueued, started, completed, head, *nobody, START)
+        observe.watermarks(job.attempt, rows, (), 0, START)
     (group,) = job.attempt.snapshot(START).groups
     assert group.enqueued.max() == -1
 
@@ -105,17 +95,8 @@ def test_marks_of_a_rank_that_is_no_member_are_refused() -> None:
 def test_rows_that_come_after_the_watermarks_that_passed_them() -> None:
     """The rank is in op 12 since second 12, as its agent said; then rows of ops 5 to 10 arrive."""
     job = Job()
-    pair = np.array([job.attempt.pair(0, job.group)], np.int32)
-    job.attempt.observe_watermarks(
-        pair,
-        np.array([12]),
-        np.array([-1]),
-        np.array([11]),
-        np.array([START + 12 * S]),
-        np.array([0], np.int32),
-        np.array([START + 13 * S]),
-        AlignedNs(START + 13 * S),
-    )
+    row = (job.attempt.pair(0, job.group), 12, -1, 11, START + 12 * S)
+    observe.watermarks(job.attempt, [row], 0, START + 13 * S, AlignedNs(START + 13 * S))
     job.tell(0, range(5, 11), Flags.JOINED)
     (group,) = job.attempt.snapshot(AlignedNs(START + 13 * S)).groups
     assert (group.enqueued[0], group.completed[0]) == (12, 11)

@@ -25,13 +25,13 @@ from frd.model import (
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
-    RankInfo,
     Reason,
     SeriesInfo,
     SeriesKind,
-    Signature,
 )
 from tests.memory_jobs import EPOCH, GIB, Curve, S, at, level, plus, ramp, step
+from tests.world import observe
+from tests.world.observe import rank_info
 
 KEY = AttemptKey("job", 0)
 CALM = level(2)
@@ -46,8 +46,7 @@ class Job:
         self.curves = curves
         self.handles = []
         for rank in range(len(curves)):
-            info = RankInfo(rank, len(curves), f"node{rank // 2}", f"boot{rank // 2}", 100 + rank)
-            self.engine.rank(self.attempt, info, at(0))
+            self.engine.rank(self.attempt, rank_info(rank, len(curves), per_node=2), at(0))
             series = SeriesInfo(rank, SeriesKind.HOST_USED)
             self.handles.append(np.array([self.attempt.memory_series(series)], np.int32))
         self.engine.connection(self.attempt, range(len(curves)), True, at(0))
@@ -75,19 +74,7 @@ class Job:
     ) -> None:
         attempt = self.attempt
         handle = attempt.group(GroupInfo(group, group, tuple(range(len(self.curves)))))
-        signature = attempt.signature(Signature("gloo", "all_reduce"))
-        attempt.observe_entries(
-            rank,
-            np.array([attempt.pair(rank, handle)], np.int32),
-            np.array([seq], np.int64),
-            np.array([signature], np.int32),
-            np.array([flags], np.uint8),
-            np.array([at(created)], np.int64),
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int64),
-            replay=False,
-            now=at(created),
-        )
+        observe.entries(attempt, rank, handle, seq, flags, created=at(created), now=at(created))
 
 
 def test_what_people_read() -> None:

@@ -1,0 +1,110 @@
+"""Observations for an `Attempt`, spelt by ranges and scalars; a scalar stands for a whole column.
+
+This module is the only place of the tests that knows the columns of `Attempt.observe_*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.engine.attempt import Applied, Attempt
+from frd.model import AlignedNs, Flags, RankInfo, Signature
+
+BOTH = Flags.JOINED | Flags.COMPLETED
+ALL_REDUCE = Signature("nccl", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))
+
+Column = int | Sequence[int] | npt.NDArray[Any]
+
+
+def rank_info(
+    rank: int, world: int = 4, *, per_node: int = 1, pid: int | None = None, first_pid: int = 100
+) -> RankInfo:
+    node = rank // per_node
+    return RankInfo(rank, world, f"node{node}", f"boot{node}", pid or first_pid + rank)
+
+
+def entries(
+    attempt: Attempt,
+    rank: int,
+    group: Column,
+    seq: Column | Iterable[int],
+    flags: Column = BOTH,
+    *,
+    signature: Signature | Sequence[Signature] = ALL_REDUCE,
+    created: Column,
+    started: Column = 0,
+    completed: Column = 0,
+    replay: bool = False,
+    teller: int = -1,
+    now: AlignedNs,
+) -> Applied:
+    """Entry rows of one rank; `group` and `signature` may differ from row to row."""
+    seqs = np.array([seq] if isinstance(seq, int) else [*seq], np.int64)
+    signatures = [signature] if isinstance(signature, Signature) else signature
+    groups = np.atleast_1d(np.asarray(group))
+    pairs = [attempt.pair(rank, int(one)) for one in groups]
+
+    def column(values: Any, dtype: Any = np.int64) -> Any:
+        return np.broadcast_to(np.asarray(values), seqs.shape).astype(dtype)
+
+    return attempt.observe_entries(
+        rank,
+        column(pairs, np.int32),
+        seqs,
+        column([attempt.signature(one) for one in signatures], np.int32),
+        column(flags, np.uint8),
+        column(created),
+        column(started),
+        column(completed),
+        replay=replay,
+        teller=teller,
+        now=now,
+    )
+
+
+def watermarks(
+    attempt: Attempt,
+    rows: Iterable[tuple[int, ...]],
+    seen: Column | Iterable[int],
+    as_of: Column,
+    now: AlignedNs,
+) -> None:
+    """Rows of (pair, enqueued, started, completed, head created); all is known of the ranks `seen`
+    up to `as_of`."""
+    pair, enqueued, started, completed, head = _columns(rows, 5)
+    ranks = np.array([seen] if isinstance(seen, int) else [*seen], np.int32)
+    attempt.observe_watermarks(
+        pair.astype(np.int32),
+        enqueued,
+        started,
+        completed,
+        head,
+        ranks,
+        np.broadcast_to(np.asarray(as_of), ranks.shape).astype(np.int64),
+        now,
+    )
+
+
+def p2p_ops(
+    attempt: Attempt, rank: int, rows: Iterable[tuple[int, int, bool, int, int]], now: AlignedNs
+) -> None:
+    """All P2P ops of a rank in flight: rows of (group, peer, is send, in flight, since)."""
+    group, peer, is_send, in_flight, since = _columns(rows, 5)
+    attempt.observe_channels(
+        rank,
+        group.astype(np.int32),
+        peer.astype(np.int32),
+        is_send.astype(np.uint8),
+        in_flight.astype(np.uint32),
+        since,
+        now,
+    )
+
+
+def _columns(rows: Iterable[tuple[int, ...]], width: int) -> npt.NDArray[np.int64]:
+    table = np.array([*rows], np.int64)
+    return table.reshape(-1, width).T
