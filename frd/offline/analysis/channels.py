@@ -12,20 +12,25 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools, ChannelSnapshot
+from frd.engine.state.snapshot import ChannelSnapshot
 from frd.flight import Name
-from frd.model import Int64s
-from frd.offline.analysis.rows import RankRows, Rows
+from frd.flight.progress import Entries, NameFacts, p2p_in_flight
+from frd.offline.analysis.rows import Rows
 
 _ANYBODY = -1
 
 
 def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
     """All that is in flight, in aligned time."""
+    facts = NameFacts.of(rows.trace.names)
     found: dict[tuple[int, int, int, int], tuple[int, int]] = {}
     for rank, one in rows.ranks.items():
+        if not one.is_p2p.any():
+            continue
         at = np.flatnonzero(one.is_p2p)
-        for row in _in_flight(rows, one, at) if len(at) else ():
+        entries, done = Entries.of_trace(one.trace), one.done[at]
+        is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, facts)
+        for row in at[is_open].tolist():
             of = int(one.series[row])
             name = rows.trace.names[int(one.trace.name[one.current[row]])]
             peer, is_send = _peer(rows, of, name)
@@ -43,31 +48,6 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
         in_flight=values[0],
         since=values[1],
     )
-
-
-def _in_flight(rows: Rows, one: RankRows, at: Int64s) -> list[int]:
-    """Of the P2P rows `at` those that wait, oldest first."""
-    trace, row = one.trace, one.current[at]
-    names = trace.name[row]
-    is_op = np.array([rows.trace.names[n].is_p2p_kind for n in range(len(rows.trace.names))])[names]
-    done = one.done[at] | _ended_by_batch(one, at, is_op)
-    channel = one.series[at].astype(np.int64) * len(rows.trace.names) + names
-    passed: dict[int, int] = dict(zip(channel[done].tolist(), np.flatnonzero(done), strict=True))
-    waiting = np.flatnonzero(is_op & ~done).tolist()
-    return [int(at[i]) for i in waiting if i > passed.get(int(channel[i]), -1)]
-
-
-def _ended_by_batch(one: RankRows, at: Int64s, is_op: Bools) -> Bools:
-    """Ops of a batch whose last entry is done."""
-    trace, row = one.trace, one.current[at]
-    ends = np.flatnonzero(~is_op & one.done[at])
-    if not len(ends):
-        return np.zeros(len(at), np.bool_)
-    batches = set(
-        zip(trace.pg_id[row[ends]].tolist(), trace.p2p_seq[row[ends]].tolist(), strict=True)
-    )
-    mine = zip(trace.pg_id[row].tolist(), trace.p2p_seq[row].tolist(), strict=True)
-    return np.array([batch in batches for batch in mine], np.bool_)
 
 
 def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from frd.engine.state.snapshot import Bools
-from frd.flight import coalesced, judges
-from frd.flight.trace import COMPLETED, RankTrace, Trace
+from frd.flight import progress
+from frd.flight.progress import Calls, Entries, NameFacts, States
+from frd.flight.trace import RankTrace, Trace
 from frd.model import GroupInfo, Int32s, Int64s, Signature
 
 _PARTS_HAVE_ENTRIES = (2, 7)
@@ -46,29 +47,6 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
-    """Parallel columns, one row a call, by rank, then series, then recording order."""
-
-    pair: Int32s
-    seq: Int64s
-    signature: Int32s
-    """Index into `Rows.signatures`."""
-    first_row: Int32s
-    """In the rank's trace."""
-    last_row: Int32s
-    created_ns: Int64s
-    """On the rank's own clock, as all times here; 0 when unknown."""
-    completed_ns: Int64s
-    started: Bools
-    done: Bools
-    cut: Bools
-    """The first of what a ring still holds: parts of a coalesced collective may be lost."""
-
-    def __len__(self) -> int:
-        return len(self.seq)
-
-
-@dataclass(frozen=True, slots=True)
 class RankRows:
     """What of one rank's trace counts."""
 
@@ -79,7 +57,7 @@ class RankRows:
     """Of each of `current`."""
     is_p2p: Bools
     """Over `current`."""
-    done: Bools
+    state: States
     """Over `current`."""
     resets: int
     overran: bool
@@ -88,6 +66,10 @@ class RankRows:
     """The dump shows what was in flight and nothing else: what is not there is over."""
     has_holes: bool
     """Entries between the first and the last are not there."""
+
+    @property
+    def done(self) -> Bools:
+        return self.state.done
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +109,8 @@ def rows_of(trace: Trace) -> Rows:
     for at, one_series in enumerate(series):
         if one_series.backend in number:
             at_key[one_series.group * len(backends) + number[one_series.backend]] = at
-    facts = _NameFacts.of(trace)
-    ranks: dict[int, RankRows] = {}
-    last_pg = np.zeros(len(series), np.int64)
-    for rank in sorted(trace.ranks):
-        ranks[rank] = _current(trace.ranks[rank], at_key[keys[rank]], facts, last_pg)
+    facts = NameFacts.of(trace.names)
+    ranks = {r: _current(trace.ranks[r], at_key[keys[r]], facts) for r in sorted(trace.ranks)}
     return _joined(trace, series, ranks)
 
 
@@ -177,44 +156,26 @@ def _members(trace: Trace, info: GroupInfo, seen: set[int]) -> tuple[int, ...]:
 # -- ranks -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _NameFacts:
-    """What the names of a trace say, as columns over `Trace.names`."""
-
-    is_p2p: Bools
-    judges: Bools
-
-    @classmethod
-    def of(cls, trace: Trace) -> _NameFacts:
-        return cls(
-            np.array([name.is_p2p_kind for name in trace.names], np.bool_),
-            np.array([judges(name.backend) for name in trace.names], np.bool_),
-        )
-
-
-def _current(trace: RankTrace, series: Int32s, facts: _NameFacts, last_pg: Int64s) -> RankRows:
-    """`last_pg` is scratch, one element a series."""
-    backwards = np.flatnonzero(np.diff(trace.record_id) <= 0) + 1
-    first = int(backwards[-1]) if len(backwards) else 0
+def _current(trace: RankTrace, series: Int32s, facts: NameFacts) -> RankRows:
+    begins = progress.resets_of(trace.record_id)
+    first = int(begins[-1]) if len(begins) else 0
     current = np.arange(first, len(trace))
-    last_pg[series[first:]] = trace.pg_id[first:]
-    of_now = last_pg[series[first:]] == trace.pg_id[first:]
+    of_now = progress.latest_groups(trace.pg_id[first:], series[first:])
     if not of_now.all():
         current = current[of_now]
-    name, state = trace.name[current], trace.state[current]
-    done = (state == COMPLETED) | ((trace.retired[current] != 0) & ~facts.judges[name])
+    state = progress.states(Entries.of_trace(trace), current, facts)
     ids = trace.record_id[first:]
     began_before = len(ids) > 0 and int(ids[0]) > 0
-    holes = len(ids) > 0 and int(ids[-1] - ids[0]) + 1 > len(ids)
+    holes = progress.has_holes(ids)
     idle = not len(ids) and any(status.enqueued >= 0 for status in trace.status.values())
-    active_only = idle or ((began_before or holes) and not bool(done.any()))
+    active_only = idle or ((began_before or holes) and not bool(state.done.any()))
     return RankRows(
         trace=trace,
         current=current,
         series=series[current],
-        is_p2p=(trace.is_p2p[current] != 0) | facts.is_p2p[name],
-        done=done,
-        resets=len(backwards),
+        is_p2p=(trace.is_p2p[current] != 0) | facts.is_p2p[trace.name[current]],
+        state=state,
+        resets=len(begins),
         overran=began_before and not active_only,
         active_only=active_only,
         has_holes=holes,
@@ -232,10 +193,10 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
         rank: by_rank[bounds[at] : bounds[at + len(ranks)]] for at, rank in enumerate(ranks)
     }
     rows = Rows(
-        trace, series, ranks, pair_rank, pair_series, _no_calls(), trace.signatures, pairs_of
+        trace, series, ranks, pair_rank, pair_series, progress.NO_CALLS, trace.signatures, pairs_of
     )
     pair_of = np.full(len(series), -1, np.int32)
-    parts: list[tuple[np.ndarray, ...]] = []
+    parts = [progress.NO_CALLS]
     for rank, one in ranks.items():
         mine = np.flatnonzero(np.bincount(one.series))
         pair_of[mine] = [rows.pair(at, rank) for at in mine.tolist()]
@@ -243,100 +204,26 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
         pair = pair_of[one.series[at]]
         order = np.argsort(pair, kind="stable")
         order = order[np.searchsorted(pair[order], 0) :]  # rows of groups that it is not in
-        at, pair = at[order], pair[order]
-        row = one.current[at]
-        t = one.trace
-        parts.append(
-            (
-                pair,
-                t.seq[row],
-                t.signature[row],
-                row.astype(np.int32),
-                t.created_ns[row],
-                t.completed_ns[row],
-                (t.state[row] >= 1) & (t.started_ns[row] > 0),
-                one.done[at],
-                (at == 0) & (not one.active_only),
-                t.record_id[row] > 0,
-            )
-        )
-    if not parts:
-        return rows
-    return _with_calls(rows, [np.concatenate(column) for column in zip(*parts, strict=True)])
-
-
-def _no_calls() -> Calls:
-    none32, none64 = np.empty(0, np.int32), np.empty(0, np.int64)
-    no = np.empty(0, np.bool_)
-    return Calls(none32, none64, none32, none32, none32, none64, none64, no, no, no)
-
-
-def _with_calls(rows: Rows, columns: list[np.ndarray]) -> Rows:
-    pair, seq, signature, row, created, completed, started, done, oldest, follows = columns
-    begins = np.ones(len(seq), np.bool_)
-    begins[1:] = (pair[1:] != pair[:-1]) | (seq[1:] != seq[:-1])
-    first = np.flatnonzero(begins)
-    last = np.append(first[1:], len(seq)) - 1 if len(first) else first
-    several = np.flatnonzero(last > first)
-    # Of millions of rows, views rather than copies where each is a call of its own.
-    begin: Int64s | slice = first if len(several) else slice(None)
-    end: Int64s | slice = last if len(several) else slice(None)
-    signature_of, signatures = signature[begin], list(rows.trace.signatures)
-    if len(several):
-        signature_of = signature_of.copy()
-        signature_of[several] = _combined(
-            rows, signature, first[several], last[several], signatures
-        )
-    calls = Calls(
-        pair=pair[begin],
-        seq=seq[begin],
-        signature=signature_of,
-        first_row=row[begin],
-        last_row=row[end],
-        created_ns=created[begin],
-        completed_ns=completed[end],
-        started=started[begin],
-        done=done[end],
-        cut=oldest[begin],
-    )
-    if calls.cut.any():
-        calls = replace(calls, cut=_cut(calls, signatures, follows[begin]))
+        at = at[order]
+        entries, row, state = Entries.of_trace(one.trace), one.current[at], one.state.take(at)
+        cut = (at == 0) & _may_lack_parts(one)
+        parts.append(progress.calls_of(entries, row, pair[order], state, cut))
+    signatures = list(trace.signatures)
+    versions = {minor_version(one.trace.version) for one in ranks.values()}
+    is_mixed = bool(versions) and min(versions) < _PARTS_HAVE_ENTRIES <= max(versions)
+    calls = progress.joined(Calls.concatenated(parts), signatures, by_last_entry=is_mixed)
     return replace(rows, calls=calls, signatures=signatures)
 
 
-def _cut(calls: Calls, signatures: Sequence[Signature], follows: Bools) -> Bools:
-    """Of the oldest calls those that may have lost parts: of a series, and not the first ever."""
-    cut = calls.cut & (follows | (calls.seq > _FIRST_SEQ))
-    for at in np.flatnonzero(cut).tolist():
-        op = signatures[int(calls.signature[at])].op
-        cut[at] = op.endswith((")", "coalesced", "_oop"))
-    return cut
-
-
-def _combined(
-    rows: Rows, part: Int32s, first: Int64s, last: Int64s, signatures: list[Signature]
-) -> Int32s:
-    """Signatures of coalesced collectives, appended to `signatures` where they are new.
-
-    Where versions are mixed, old ranks recorded the end of a series only, so that is compared.
-    """
-    versions = {minor_version(one.trace.version) for one in rows.ranks.values()}
-    is_mixed = min(versions) < _PARTS_HAVE_ENTRIES <= max(versions)
-    if is_mixed:
-        return part[last]
-    known: dict[bytes, int] = {}
-    found = np.empty(len(first), np.int32)
-    for at, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
-        parts = part[begin : end + 1]
-        key = parts.tobytes()
-        if key not in known:
-            known[key] = len(signatures)
-            signatures.append(coalesced([signatures[i] for i in parts.tolist()]))
-        found[at] = known[key]
-    return found
+def _may_lack_parts(one: RankRows) -> bool:
+    """Entries before the first one may be lost, and it is not the first of its group."""
+    if one.active_only or not len(one.current):
+        return False
+    first = one.current[0]
+    return bool(one.trace.record_id[first] > 0 or one.trace.seq[first] > _FIRST_SEQ)
 
 
 def minor_version(version: str) -> tuple[int, int]:
-    """Of a dump's format; what is unreadable is taken for old."""
+    """Of a dump's format; an unreadable version counts as old."""
     major, _, minor = version.partition(".")
     return int(major) if major.isdigit() else 2, int(minor) if minor.isdigit() else 0

@@ -16,12 +16,11 @@ import numpy as np
 
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Bools
-from frd.flight import Status, judges
+from frd.flight import Status, judges, progress
+from frd.flight.progress import NEVER
 from frd.model import UNKNOWN_SEQ, Int64s
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.rows import RankRows, Rows
-
-_NEVER = np.int64(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +69,17 @@ def _began(one: RankRows) -> int:
 
 
 def _of_calls(rows: Rows, created_ns: Int64s) -> Marks:
-    pairs, calls = len(rows.pair_rank), rows.calls
-    enqueued = np.full(pairs, UNKNOWN_SEQ, np.int64)
-    started, done = enqueued.copy(), enqueued.copy()
-    first = np.full(pairs, _NEVER)
-    np.maximum.at(enqueued, calls.pair, calls.seq)
-    np.minimum.at(first, calls.pair, calls.seq)
-    np.maximum.at(started, calls.pair[calls.started], calls.seq[calls.started])
-    np.maximum.at(done, calls.pair[calls.done], calls.seq[calls.done])
-    head = np.full(pairs, _NEVER)
-    waits = calls.seq > done[calls.pair]  # a group works in order: all before the last end is over
-    np.minimum.at(head, calls.pair[waits], calls.seq[waits])
-    completed = np.where(head < _NEVER, head - 1, enqueued)
-    since = np.zeros(pairs, np.int64)
-    at_head = calls.seq == head[calls.pair]
-    since[calls.pair[at_head]] = created_ns[at_head]
-    is_timed = _tell_starts(rows, started)
-    started = np.where(is_timed, np.maximum(started, completed), started)
+    calls = rows.calls
+    in_order = np.array([judges(series.backend) for series in rows.series], np.bool_)
+    found = progress.watermarks(calls, in_order[rows.pair_series])
+    since = np.zeros(len(rows.pair_rank), np.int64)
+    waiting = np.flatnonzero(found.head != progress.NO_CALL)
+    since[waiting] = created_ns[found.head[waiting]]
+    is_timed = _tell_starts(rows, found.started)
+    started = np.where(is_timed, np.maximum(found.started, found.completed), found.started)
     there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    return Marks(enqueued, started, completed, since, first, (first == _NEVER) & there)
+    hidden = (found.first == NEVER) & there
+    return Marks(found.enqueued, started, found.completed, since, found.first, hidden)
 
 
 def _tell_starts(rows: Rows, started: Int64s) -> Bools:
@@ -122,7 +113,7 @@ def _of_p2p(rows: Rows, rank: int, one: RankRows, marks: Marks) -> None:
         if pair < 0:
             continue
         passed = int(seq[one.series[at] == of].max())
-        if marks.first_seq[pair] == _NEVER:
+        if marks.first_seq[pair] == NEVER:
             marks.enqueued[pair] = marks.completed[pair] = passed
             marks.hidden[pair] = False
 
@@ -181,7 +172,7 @@ def _doubt_implausible(rows: Rows, marks: Marks) -> None:
     joined_by_all = _joined_by_all(rows)
     for of, series in enumerate(rows.series):
         pairs = series.pairs
-        held = marks.first_seq[pairs] < _NEVER
+        held = marks.first_seq[pairs] < NEVER
         if not held.any() or held.all():
             continue
         enqueued, completed = marks.enqueued[pairs], marks.completed[pairs]

@@ -1,0 +1,359 @@
+"""How far a rank has come: what the entries of its recorder say, as columns.
+
+The agent reads a live recorder through this module, offline analysis a dump file, and both get the
+same answer. The module decides:
+
+- State. An entry is done if its state is ``completed``, or if it is ``retired`` and the backend's
+  recorder does not know completion (`frd.flight.names.judges`). With a recorder that does, a
+  retired entry that is not completed was given up: it timed out or was aborted.
+- Collectives. Neighbouring entries of one group with the same seq are one call, a coalesced
+  collective: it is created with its first entry and done with its last. The oldest call that a
+  recorder still holds may lack its first entries; its signature then says nothing.
+- Order. NCCL runs the collectives of a group in order, so a call is over when a later one is done.
+  Gloo has several threads for a group, and each call ends on its own.
+- Point-to-point. Sends or receives with the same peer complete in order, but receives from any
+  source do not. In a batch only the ``coalesced`` entry that closes it has an end.
+- Resets and groups. Record ids that go backwards are a recorder that was reset: only what follows
+  is current. Of several groups with one name, only the one with the highest `pg_id` is current.
+- Counters. `pg_status` holds seqs (NCCL) or op numbers (Gloo); see `counter_of`.
+
+The agent adds what changed since its last dump, and keeps what the recorder has overwritten since.
+Offline analysis adds what the dumps of other ranks prove. Pure arithmetic on numpy columns; a pair
+is one rank in one group, numbered by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from frd.flight.columns import NARROW, TINY, WIDE, Bools, FileColumns
+from frd.flight.names import Name, coalesced, judges
+from frd.flight.trace import COMPLETED, STARTED, RankTrace
+from frd.model import UNKNOWN_SEQ, Int32s, Int64s, Signature, UInt8s
+
+_COUNTS_SEQS: Final = frozenset({"nccl"})
+_COUNTS_OPS: Final = frozenset({"gloo"})
+NO_COUNTER: Final = -1
+NO_CALL: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NameFacts:
+    """What the names of ops say, as columns over a table of names."""
+
+    is_p2p: Bools
+    """A send or a receive."""
+    is_any_source: Bools
+    """A receive that names no sender."""
+    judges: Bools
+    """The recorder knows completion, and the backend works in order."""
+
+    @classmethod
+    def of(cls, names: Sequence[Name]) -> NameFacts:
+        any_source = [n.is_p2p_kind and n.src is None and n.dst is not None for n in names]
+        return cls(
+            np.array([name.is_p2p_kind for name in names], np.bool_),
+            np.array(any_source, np.bool_),
+            np.array([judges(name.backend) for name in names], np.bool_),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries of one recorder in recording order. The columns are those of `RankTrace`."""
+
+    record_id: Int64s
+    group: Int32s
+    pg_id: Int64s
+    seq: Int64s
+    p2p_seq: Int64s
+    op_id: Int64s
+    is_p2p: UInt8s
+    name: Int32s
+    signature: Int32s
+    state: UInt8s
+    retired: UInt8s
+    created_ns: Int64s
+    started_ns: Int64s
+    completed_ns: Int64s
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @classmethod
+    def of_trace(cls, trace: RankTrace) -> Entries:
+        return cls(*(getattr(trace, name) for name in cls.__slots__))
+
+    @classmethod
+    def of_file(cls, columns: FileColumns) -> Entries:
+        blocks = ((WIDE, columns.wide), (NARROW, columns.narrow), (TINY, columns.tiny))
+        rows = {
+            name: row for names, block in blocks for name, row in zip(names, block, strict=True)
+        }
+        return cls(*(rows[name] for name in cls.__slots__))
+
+    def take(self, rows: Int64s | Bools) -> Entries:
+        return Entries(*(getattr(self, name)[rows] for name in Entries.__slots__))
+
+    def then(self, other: Entries) -> Entries:
+        """These entries and the `other` ones."""
+        columns = ((getattr(self, name), getattr(other, name)) for name in Entries.__slots__)
+        return Entries(*(np.concatenate(both) for both in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The states of some entries."""
+
+    started: Bools
+    done: Bools
+
+    def take(self, rows: Int64s) -> States:
+        return States(self.started[rows], self.done[rows])
+
+
+def states(entries: Entries, rows: Int64s | slice, facts: NameFacts) -> States:
+    state = entries.state[rows]
+    started = (state >= STARTED) & (entries.started_ns[rows] > 0)
+    retired = (entries.retired[rows] != 0) & ~facts.judges[entries.name[rows]]
+    return States(started, (state == COMPLETED) | retired)
+
+
+def given_up(entries: Entries, facts: NameFacts) -> Bools:
+    """Which entries timed out or were aborted."""
+    retired: Bools = (entries.retired != 0) & facts.judges[entries.name]
+    retired &= entries.state != COMPLETED
+    return retired
+
+
+def resets_of(record_id: Int64s) -> Int64s:
+    """Positions at which a recorder begins again."""
+    found: Int64s = np.flatnonzero(np.diff(record_id) <= 0) + 1
+    return found
+
+
+def latest_groups(pg_id: Int64s, name: Int64s | Int32s) -> Bools:
+    """Which entries are of the latest group of its name. Names are small numbers here."""
+    latest = np.full(int(name.max(initial=0)) + 1, np.iinfo(np.int64).min)
+    latest[name] = pg_id
+    found: Bools = pg_id == latest[name]
+    if not found.all():  # so far the last one recorded
+        np.maximum.at(latest, name, pg_id)
+        found = pg_id == latest[name]
+    return found
+
+
+def has_holes(record_id: Int64s) -> bool:
+    """Entries between the first and the last are missing."""
+    return len(record_id) > 0 and int(record_id[-1] - record_id[0]) + 1 > len(record_id)
+
+
+# -- collectives -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Parallel columns, one row a call, by pair, then recording order."""
+
+    pair: Int32s
+    seq: Int64s
+    signature: Int32s
+    first_row: Int32s
+    """In the entries of the rank."""
+    last_row: Int32s
+    created_ns: Int64s
+    """On the rank's own clock; 0 when unknown."""
+    completed_ns: Int64s
+    started: Bools
+    done: Bools
+    cut: Bools
+    """Entries before the first one may be lost, so the signature says nothing."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    def take(self, rows: Int64s | Bools) -> Calls:
+        return Calls(*(getattr(self, name)[rows] for name in Calls.__slots__))
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[Calls]) -> Calls:
+        columns = ([getattr(one, name) for one in parts] for name in cls.__slots__)
+        return cls(*(np.concatenate(column) for column in columns))
+
+
+def _no_calls() -> Calls:
+    index, number, flag = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.bool_)
+    return Calls(index, number, index, index, index, number, number, flag, flag, flag)
+
+
+NO_CALLS: Final = _no_calls()
+
+
+def calls_of(entries: Entries, rows: Int64s, pair: Int32s, state: States, cut: Bools) -> Calls:
+    """Each of `rows` as a call of its own; they are sorted by pair.
+
+    `cut`: entries of the same call may be missing before this row.
+    """
+    row = rows.astype(np.int32)
+    return Calls(
+        pair=pair,
+        seq=entries.seq[rows],
+        signature=entries.signature[rows],
+        first_row=row,
+        last_row=row,
+        created_ns=entries.created_ns[rows],
+        completed_ns=entries.completed_ns[rows],
+        started=state.started,
+        done=state.done,
+        cut=cut,
+    )
+
+
+def joined(calls: Calls, signatures: list[Signature], *, by_last_entry: bool = False) -> Calls:
+    """Neighbours of one pair and seq as one call.
+
+    Signatures of coalesced collectives are appended to `signatures`; with `by_last_entry` such a
+    call gets the signature of its last entry.
+    """
+    columns = {name: getattr(calls, name) for name in Calls.__slots__}
+    pair, seq = columns["pair"], columns["seq"]
+    begins = np.ones(len(seq), np.bool_)
+    begins[1:] = (pair[1:] != pair[:-1]) | (seq[1:] != seq[:-1])
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(seq)) - 1 if len(first) else first
+    several = np.flatnonzero(last > first)
+    if len(several):
+        signature = columns["signature"]
+        columns["started"] = np.logical_or.reduceat(columns["started"], first)
+        of_last = ("last_row", "completed_ns", "done")
+        columns |= {
+            name: column[last if name in of_last else first]
+            for name, column in columns.items()
+            if name != "started"
+        }
+        columns["signature"][several] = (
+            signature[last[several]]
+            if by_last_entry
+            else _coalesced(signature, first[several], last[several], signatures)
+        )
+    cut = columns["cut"] = columns["cut"].copy()
+    for at in np.flatnonzero(cut).tolist():
+        op = signatures[int(columns["signature"][at])].op
+        cut[at] = last[at] > first[at] or op.endswith(("coalesced", "_oop"))
+    return Calls(**columns)
+
+
+def _coalesced(part: Int32s, first: Int64s, last: Int64s, signatures: list[Signature]) -> Int32s:
+    known: dict[bytes, int] = {}
+    found = np.empty(len(first), np.int32)
+    for at, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        parts = part[begin : end + 1]
+        key = parts.tobytes()
+        if key not in known:
+            known[key] = len(signatures)
+            signatures.append(coalesced([signatures[i] for i in parts.tolist()]))
+        found[at] = known[key]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Watermarks:
+    """Parallel to the pairs; `UNKNOWN_SEQ` where a pair has no call."""
+
+    enqueued: Int64s
+    started: Int64s
+    completed: Int64s
+    first: Int64s
+    """The lowest seq."""
+    head: Int64s
+    """Row of the oldest call that is not over, or `NO_CALL`."""
+
+
+def watermarks(calls: Calls, in_order: Bools, lost: Bools | None = None) -> Watermarks:
+    """`in_order`, by pair: a call is over when a later one is done.
+
+    `lost`: calls of which nothing more will be seen; they too are over when a later one is done.
+    """
+    pairs = len(in_order)
+    enqueued = np.full(pairs, UNKNOWN_SEQ, np.int64)
+    started, done = enqueued.copy(), enqueued.copy()
+    first, waiting = np.full(pairs, NEVER), np.full(pairs, NEVER)
+    np.maximum.at(enqueued, calls.pair, calls.seq)
+    np.minimum.at(first, calls.pair, calls.seq)
+    np.maximum.at(started, calls.pair[calls.started], calls.seq[calls.started])
+    np.maximum.at(done, calls.pair[calls.done], calls.seq[calls.done])
+    may_pass = in_order[calls.pair] if lost is None else in_order[calls.pair] | lost
+    passed = may_pass & (calls.seq <= done[calls.pair])
+    waits = np.flatnonzero(~(calls.done | passed))
+    np.minimum.at(waiting, calls.pair[waits], calls.seq[waits])
+    completed = np.where(waiting < NEVER, waiting - 1, enqueued)
+    waits = waits[calls.seq[waits] == waiting[calls.pair[waits]]]
+    head = np.full(pairs, NO_CALL)
+    head[calls.pair[waits]] = waits
+    return Watermarks(enqueued, started, completed, first, head)
+
+
+NEVER: Final = np.int64(np.iinfo(np.int64).max)
+"""Above all seqs."""
+
+
+# -- point-to-point --------------------------------------------------------------------------
+
+
+def p2p_in_flight(
+    entries: Entries, rows: Int64s, pair: Int32s, done: Bools, facts: NameFacts
+) -> Bools:
+    """Which of the P2P `rows` are sends and receives in flight; a row that closes a batch is not.
+
+    `pair` and `done` are parallel to `rows`.
+    """
+    name = entries.name[rows]
+    is_op = facts.is_p2p[name]
+    done = done | _closed_by_batch(entries, rows, is_op, done)
+    channel = pair.astype(np.int64) * len(facts.is_p2p) + name
+    at = np.arange(len(rows))
+    number = np.unique(channel, return_inverse=True)[1]
+    last_done = np.full(len(rows), -1)
+    ordered = done & ~facts.is_any_source[name]
+    np.maximum.at(last_done, number[ordered], at[ordered])
+    found: Bools = is_op & ~done & (at > last_done[number])
+    return found
+
+
+def _closed_by_batch(entries: Entries, rows: Int64s, is_op: Bools, done: Bools) -> Bools:
+    """Ops of a batch whose last entry is done."""
+    if not (ends := ~is_op & done).any():
+        return np.zeros(len(rows), np.bool_)
+    batch = list(zip(entries.pg_id[rows].tolist(), entries.p2p_seq[rows].tolist(), strict=True))
+    closed = {batch[at] for at in np.flatnonzero(ends).tolist()}
+    return np.array([one in closed for one in batch], np.bool_)
+
+
+# -- counters --------------------------------------------------------------------------------
+
+
+def counts_seqs(backend: str) -> bool:
+    """The seqs of a group follow each other without gaps."""
+    return backend in _COUNTS_SEQS or backend in _COUNTS_OPS
+
+
+def counts_ops(backend: str) -> bool:
+    """The counters of a group count all its ops, sends and receives too."""
+    return backend in _COUNTS_OPS
+
+
+def counter_of(backend: str, seq: Int64s, op_id: Int64s) -> Int64s:
+    """What `pg_status` calls the collectives of a group; `NO_COUNTER` where that is not known.
+
+    NCCL writes the numbers of its sends and receives into the same counters, so they say nothing
+    of a group that has any.
+    """
+    if backend in _COUNTS_SEQS:
+        return seq
+    if backend in _COUNTS_OPS:
+        return op_id
+    return np.where(op_id == seq, op_id, NO_COUNTER)
