@@ -28,9 +28,9 @@ from frd_agent.counters import Stats
 from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
-from frd_agent.memory.exits import out_of_memory
 from frd_agent.metrics import AgentCollector, MetricsServer
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
+from frd_agent.ranks.exits import out_of_memory
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.poll_schedule import WatchPolicy
 from frd_agent.ranks.rank import Rank, Shared

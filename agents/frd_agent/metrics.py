@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from types import TracebackType
+from typing import TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import (
@@ -20,6 +21,8 @@ from frd.errors import FrdError
 from frd_agent.counters import POLL_BOUNDS, Stats
 from frd_agent.memory import MemoryView, Samples, memory_metrics
 from frd_agent.uplink.outbox import Outbox
+
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 class AgentCollector(Collector):
@@ -42,45 +45,34 @@ class AgentCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
-        build = GaugeMetricFamily(
-            "frd_agent_build_info", "Version of this agent.", labels=["version"]
+        yield _gauge(
+            "frd_agent_build_info", "Version of this agent.", {self._version: 1}, "version"
         )
-        build.add_metric([self._version], 1)
-        yield build
         yield _gauge(
             "frd_agent_connected", "1 while a stream to the service is up.", stats.connected
         )
-        yield CounterMetricFamily(
-            "frd_agent_streams", "Streams to the service ever opened.", stats.streams
-        )
-        yield CounterMetricFamily(
-            "frd_agent_clock_pongs", "Pings that the service answered.", stats.pongs
-        )
-        yield CounterMetricFamily(
-            "frd_agent_clock_steps", "Steps of this node's wall clock.", stats.clock_steps
-        )
+        yield _total("frd_agent_streams", "Streams to the service ever opened.", stats.streams)
+        yield _total("frd_agent_clock_pongs", "Pings that the service answered.", stats.pongs)
+        yield _total("frd_agent_clock_steps", "Steps of this node's wall clock.", stats.clock_steps)
         yield _gauge("frd_agent_ranks", "Rank processes under watch that are alive.", stats.ranks)
         yield _gauge(
             "frd_agent_outbox_rows",
             "Transitions that wait for the service's acknowledgement.",
             self._outbox.rows,
         )
-        dropped = CounterMetricFamily(
+        yield _total(
             "frd_agent_dropped_rows",
             "Transitions, or moments of memory, that will never reach the service, by reason.",
-            labels=["reason"],
+            {"outbox_full": self._outbox.dropped_total, "memory": self._samples.dropped}
+            | {reason: stats.dropped_rows[reason] for reason in ("overrun", "refused")},
+            "reason",
         )
-        dropped.add_metric(["outbox_full"], self._outbox.dropped_total)
-        dropped.add_metric(["memory"], self._samples.dropped)
-        for reason in ("overrun", "refused"):
-            dropped.add_metric([reason], stats.dropped_rows[reason])
-        yield dropped
-        yield _counts("frd_agent_dumps", "Dumps asked of ranks, by why.", "why", stats.dumps)
-        yield _counts(
+        yield _total("frd_agent_dumps", "Dumps asked of ranks, by why.", stats.dumps, "why")
+        yield _total(
             "frd_agent_refused_files",
             "Files in the run and dump directories that could not be used, by kind.",
-            "kind",
             {"identity": 0, "dump": 0} | stats.refused_files,
+            "kind",
         )
         yield HistogramMetricFamily(
             "frd_agent_poll_seconds",
@@ -93,14 +85,24 @@ class AgentCollector(Collector):
         yield from memory_metrics(self._view(), self._who)
 
 
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value)
+Values: TypeAlias = float | Mapping[str, float]
+"""One value, or one by the value of the only label."""
 
 
-def _counts(name: str, text: str, label: str, counts: dict[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in counts.items():
-        family.add_metric([value], count)
+def _gauge(name: str, text: str, values: Values, label: str = "") -> GaugeMetricFamily:
+    return _filled(GaugeMetricFamily(name, text, labels=[label] if label else []), values)
+
+
+def _total(name: str, text: str, values: Values, label: str = "") -> CounterMetricFamily:
+    return _filled(CounterMetricFamily(name, text, labels=[label] if label else []), values)
+
+
+def _filled(family: _Family, values: Values) -> _Family:
+    if not isinstance(values, Mapping):
+        family.add_metric([], values)
+        return family
+    for value, number in values.items():
+        family.add_metric([value], number)
     return family
 
 

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -54,3 +55,28 @@ def json_of(path: str | os.PathLike[str], form: type[_Form], most: int) -> _Form
     except (OSError, *NOT_THE_FORM):
         return None
     return found
+
+
+class KeptOpen:
+    """A file that is read again and again, with pread and not through a mapping: if another
+    process truncates it, a read is short, and this process does not die of SIGBUS."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def read(self, size: int, at: int = 0) -> bytes:
+        """Empty if the file cannot be read; the next call opens it again."""
+        try:
+            if self._fd is None:
+                self._fd = os.open(self._path, _FLAGS)
+            return os.pread(self._fd, size, at)
+        except OSError:
+            self.close()
+            return b""
+
+    def close(self) -> None:
+        """The next `read` opens the file again: it may have been replaced."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -160,7 +160,7 @@ def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
             assert [g.info.ranks for g in who.groups] == [(0, 1)]
             assert (who.groups[0].info.name, who.groups[0].info.desc) == ("0", "default_pg")
             assert who.exit is None
-            with tap_files.TapShm(run_dir / f"{who.token}.shm") as shm:
+            with contextlib.closing(tap_files.TapShm(run_dir / f"{who.token}.shm")) as shm:
                 sample = until(partial(counted, shm, 5), within_s=10)
                 assert [row.recorder for row in sample.rows] == [tap.GENERIC]
                 assert abs(sample.published_at_ns - time.time_ns()) < 5e9
@@ -192,7 +192,7 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
         who = identity(tmp_path)
-        with tap_files.TapShm(tmp_path / f"{who.token}.shm") as shm:
+        with contextlib.closing(tap_files.TapShm(tmp_path / f"{who.token}.shm")) as shm:
             until(shm.read, within_s=10)
             rank.send("hold 4")
             time.sleep(2.5)

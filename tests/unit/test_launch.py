@@ -168,9 +168,11 @@ def test_a_process_tree_is_found() -> None:
     try:
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
-        tree = commands.below(os.getpid())
+        command = commands.Command(os.getpid(), 0, "pytest")
+        tree, _ = commands.untapped(command, 0.0)
         assert {os.getpid(), child.pid, grandchild} <= tree
-        assert commands.untapped({child.pid, grandchild}) == []
+        below_sh = commands.Command(child.pid, 0, "sh")
+        assert commands.untapped(below_sh, 0.0) == ({child.pid, grandchild}, [])
     finally:
         child.kill()
         os.kill(grandchild, 9)
@@ -183,8 +185,8 @@ def test_a_command_whose_rank_is_watched_is_settled(
     """A rank anywhere below the command is enough; without one, torch that runs without a tap is
     reported once."""
     commands.record(str(tmp_path), ["torchrun", "train.py"])
-    found = [commands.Untapped(7, "python train.py", 99.0)]
-    monkeypatch.setattr(commands, "untapped", lambda pids: found)
+    found = [commands.Untapped(7, "python train.py")]
+    monkeypatch.setattr(commands, "untapped", lambda command: ({command.pid}, found))
     watched, blind = LaunchWatch(tmp_path, set), LaunchWatch(tmp_path, set)
     watched._judge(commands.running(str(tmp_path)), {os.getpid()})
     assert caplog.text == ""

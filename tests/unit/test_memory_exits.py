@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frd.model import MemoryEventKind, NodeNs
-from frd_agent.memory.exits import out_of_memory
+from frd_agent.ranks.exits import out_of_memory
 from frd_agent.ranks.tap_files import ExitRecord
 
 CPU_ALLOCATOR = (

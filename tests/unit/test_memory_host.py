@@ -274,7 +274,7 @@ def test_ranks_of_one_cgroup_share_its_reading(proc: Proc, host: Host, tmp_path:
     ]
     again = read(node, ranks, 100.1)
     assert {r.series.kind for r in again.readings} == {SeriesKind.HOST_USED}
-    assert again.readings[0].series is first.readings[0].series
+    assert again.readings[0].series == first.readings[0].series
     assert len(read(node, ranks, 100.5).readings) == 5
 
 

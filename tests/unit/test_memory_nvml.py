@@ -14,9 +14,8 @@ import pytest
 
 from frd.model import MemoryEventKind, SeriesKind
 from frd_agent.memory.gpu.devices import Answer, Devices
-from frd_agent.memory.gpu.gpus import Gpus
+from frd_agent.memory.gpu.gpus import Gpus, PidSpace, owners
 from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
-from frd_agent.memory.gpu.owners import PidSpace, owners
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 from tests import scripted_nvml
 from tests.real import until
@@ -408,8 +407,6 @@ def test_devices_become_series_of_the_ranks_that_use_them(driver: Driver, tmp_pa
         (3, 2, own, instance): 4 * GIB,
     }
     assert {reading.capacity for reading in part.readings} == {80 * GIB, 20 * GIB}
-    again = read(gpus, look, ranks)
-    assert all(a.series is b.series for a, b in zip(part.readings, again.readings, strict=True))
     assert gpus.names[bytes.fromhex(uuid(5).removeprefix("GPU-").replace("-", ""))] == instance
 
 

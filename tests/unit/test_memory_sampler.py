@@ -15,9 +15,8 @@ from frd_agent import tap
 from frd_agent.memory import allocator, watch
 from frd_agent.memory.allocator import Allocators
 from frd_agent.memory.gpu.devices import Answer
-from frd_agent.memory.gpu.gpus import Gpus
+from frd_agent.memory.gpu.gpus import Gpus, PidSpace
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
-from frd_agent.memory.gpu.owners import PidSpace
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import Host
 from frd_agent.memory.sampler import Sampler
@@ -85,7 +84,7 @@ def test_each_publication_counts_once(rank: Rank) -> None:
     assert ranks.read([rank.target], {}, 0.2, NOW) == []
     rank.publish(NOW + S, GIB)
     (again,) = ranks.read([rank.target], {}, 0.3, NOW)
-    assert again.readings[0].series is part.readings[0].series
+    assert again.readings[0].series == part.readings[0].series
     ranks.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frd_agent.memory.host.kills import OomKills
+from frd_agent.memory.host.cgroup import OomKills
 from tests.real import until
 
 KILLER = "the kernel's out-of-memory killer killed"

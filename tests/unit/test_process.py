@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from frd.model import NodeNs
-from frd_agent.ranks.process import Listener, Process, Stat, Vital, listener, read_stat, started_at
+from frd_agent.proc import Stat, Vital, read_stat, started_at
+from frd_agent.ranks.process import Listener, Process, listener
 from tests.real import until
 
 LINUX = tuple(int(part) for part in os.uname().release.split(".")[:2])
@@ -159,10 +160,10 @@ def test_a_name_with_spaces_and_parentheses(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     fields = ["R", "1", *["0"] * 17, "4242", "0"]
     (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
-    assert read_stat(7, tmp_path) == Stat("R", 4242)
+    assert read_stat(7, tmp_path) == Stat("R", 1, 0, 4242, 0, 0, 0)
     fields = ["Z", *map(str, range(4, 52)), "9"]
     (tmp_path / "7" / "stat").write_text(f"7 (py (x) R Z) {' '.join(fields)}\n")
-    assert read_stat(7, tmp_path) == Stat("Z", 22, start_code=26, wait_status=9)
+    assert read_stat(7, tmp_path) == Stat("Z", 4, 14 + 15, 22, 26, 28, 9)
     assert read_stat(8, tmp_path) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -219,7 +220,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
 def test_counters_arrive_as_written(tmp_path: Path) -> None:
     """What the tap's writer writes, the reader reads; the newest publication wins."""
     files = tap.Files(str(tmp_path), TOKEN)
-    with tap_files.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
+    with contextlib.closing(tap_files.TapShm(tmp_path / f"{TOKEN}.shm")) as shm:
         assert shm.read() is None
         files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
         sample = shm.read()
@@ -239,7 +240,7 @@ def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
     files = tap.Files(str(tmp_path), TOKEN)
     files.write_counters(1, 2, [])
     assert os.listdir("/proc/self/fd") == before
-    with tap_files.TapShm(tmp_path / f"{TOKEN}.shm") as shm:
+    with contextlib.closing(tap_files.TapShm(tmp_path / f"{TOKEN}.shm")) as shm:
         assert shm.read() is not None
         (tmp_path / f"{TOKEN}.shm").unlink()
         files.write_counters(3, 4, [(tap.GENERIC, 0, 9, -1, 8)])
@@ -277,7 +278,7 @@ def test_torn_and_foreign_counters_are_none(tmp_path: Path) -> None:
     writing = whole[:8] + struct.pack("<Q", 3) + whole[16:]
     assert tap_files.parse_counters(writing) is None
     assert tap_files.parse_counters(whole[: end - 1]) is None
-    with tap_files.TapShm(path) as shm:
+    with contextlib.closing(tap_files.TapShm(path)) as shm:
         assert shm.read() is not None
         os.truncate(path, 10)
         assert shm.read() is None

@@ -32,7 +32,6 @@ _REACHED: Final = "import sys; print(any(hasattr(f, 'frd_tap') for f in sys.meta
 _PROBE_S: Final = 120.0
 """The first import of torch from a slow disk."""
 _CONNECT_S: Final = 3.0
-_GRACE_S: Final = 15.0
 _CAP_SYS_PTRACE: Final = 1 << 19
 _RING: Final = tap.RENAMED[0]
 
@@ -251,10 +250,7 @@ def _version() -> str:
 def _untapped(directory: str) -> Iterator[Check]:
     """Of commands that run here already."""
     for command in commands.running(directory):
-        lost = [
-            one for one in commands.untapped(commands.below(command.pid)) if one.age_s > _GRACE_S
-        ]
-        if lost:
+        if lost := commands.untapped(command)[1]:
             named = ", ".join(f"pid {one.pid} ({one.words})" for one in lost[:4])
             yield Check(
                 "running command",

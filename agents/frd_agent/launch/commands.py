@@ -22,13 +22,14 @@ import msgspec
 
 from frd_agent import tap, untrusted_files
 from frd_agent.launch.command_line import brief
-from frd_agent.ranks.process import read_stat, started_at
+from frd_agent.proc import PROC, by_parent, descendants, read_all, read_stat, started_at
 
 _FOLDER: Final = "commands"
 _LIBRARY: Final = b"/libtorch_cpu.so"
 _MAX_COMMANDS: Final = 1024
 _MAX_WORDS: Final = 4096
-_PROC: Final = Path("/proc")
+_GRACE_S: Final = 15.0
+"""A process that has just loaded torch may be about to load the tap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ class Untapped:
 
     pid: int
     words: str
-    age_s: float
 
 
 def record(directory: str, cmd: Sequence[str]) -> Path:
@@ -114,54 +114,31 @@ def _read(path: Path, pid: int) -> Command | None:
 # -- processes ---------------------------------------------------------------------------------
 
 
-def below(root: int) -> set[int]:
-    """`root` and all that it started, as long as somebody in between is alive."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir(_PROC):
-        if name.isdecimal() and (parent := _parent(int(name))) is not None:
-            children.setdefault(parent, []).append(int(name))
-    found, new = {root}, [root]
-    while new:
-        more = [child for child in children.get(new.pop(), ()) if child not in found]
-        found.update(more)
-        new += more
-    return found
-
-
-def untapped(pids: set[int]) -> list[Untapped]:
-    """Those of these processes that have loaded torch without the tap; ones that this user may not
-    look into are left out."""
+def untapped(command: Command, grace_s: float = _GRACE_S) -> tuple[set[int], list[Untapped]]:
+    """All processes of a command that runs, and those of them that have loaded torch without the
+    tap for longer than `grace_s`; ones that this user may not look into are left out."""
+    stats = read_all()
+    pids = {command.pid, *descendants(command.pid, by_parent(stats))}
     found = []
-    for pid in sorted(pids):
-        words = _text(pid, "cmdline")
-        parent = _parent(pid)
+    for pid in sorted(pids & stats.keys()):
+        words, parent = _text(pid, "cmdline"), stats[pid].parent
         is_forked = parent in pids and words == _text(parent, "cmdline")
         if not words or is_forked or _LIBRARY not in _text(pid, "maps") or _has_tap(pid):
             continue
         shown = brief(words.decode("utf-8", "replace").rstrip("\0").split("\0"))
-        found.append(Untapped(pid, shown, _age_s(pid)))
-    return found
+        if time.time_ns() - started_at(stats[pid]) > grace_s * 1e9:
+            found.append(Untapped(pid, shown))
+    return pids, found
 
 
 def _has_tap(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        threads = os.listdir(_PROC / str(pid) / "task")
+        threads = os.listdir(PROC / str(pid) / "task")
         return any(_text(pid, f"task/{of}/comm").strip() == tap.THREAD_NAME for of in threads)
     return True  # it has gone meanwhile
 
 
-def _text(pid: int | None, name: str) -> bytes:
+def _text(pid: int, name: str) -> bytes:
     with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / name).read_bytes()
+        return (PROC / str(pid) / name).read_bytes()
     return b""
-
-
-def _parent(pid: int) -> int | None:
-    raw = _text(pid, "stat")
-    fields = raw[raw.rfind(b")") + 2 :].split()
-    return int(fields[1]) if len(fields) > 1 else None
-
-
-def _age_s(pid: int) -> float:
-    stat = read_stat(pid)
-    return 0.0 if stat is None else max(time.time_ns() - started_at(stat), 0) / 1e9

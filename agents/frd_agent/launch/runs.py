@@ -20,7 +20,7 @@ import msgspec
 
 from frd_agent import untrusted_files
 from frd_agent.launch.commands import write_private
-from frd_agent.ranks.process import read_stat
+from frd_agent.proc import Vital, read_stat
 
 _FOLDER: Final = "runs"
 _MAX_JOBS: Final = 99
@@ -84,8 +84,9 @@ def _last(path: Path) -> tuple[int, bool]:
     if last is None:
         return -1, False
     stat = read_stat(last.pid)
-    is_same = stat is not None and stat.start_ticks == last.start_ticks
-    return last.number, is_same and stat is not None and stat.state not in "ZXx"
+    if stat is None or stat.start_ticks != last.start_ticks:
+        return last.number, False
+    return last.number, stat.vital is not Vital.GONE
 
 
 def _write(path: Path, number: int) -> None:

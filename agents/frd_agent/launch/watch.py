@@ -15,8 +15,6 @@ _EVERY_S: Final = 1.0
 _LOOK_S: Final = 5.0
 _LOOK_LATER_S: Final = 30.0
 """After a minute without anything to see: a command that is no job may run for days."""
-_GRACE_S: Final = 15.0
-"""A process that has just loaded torch may be about to load the tap."""
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +57,10 @@ class LaunchWatch:
     def _judge(self, fresh: list[commands.Command], living: set[int]) -> None:
         """Off the event loop: this reads all of /proc."""
         for command in fresh:
-            pids = commands.below(command.pid)
+            pids, lost = commands.untapped(command)
             if pids & living:
                 self._settled.add(command)
                 continue
-            lost = [one for one in commands.untapped(pids) if one.age_s > _GRACE_S]
             if lost:
                 self._settled.add(command)
                 log.warning("%s", warning(command, lost))

@@ -6,7 +6,6 @@ nothing in it is trusted. A publication counts once: between two of them there i
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKi
 from frd_agent import tap
 from frd_agent.memory.target import ABSURD_BYTES, Part, Reading, Target
 from frd_agent.recorder.rows import LATEST_NS
+from frd_agent.untrusted_files import KeptOpen
 
 _TORN_READS = 3
 _STILL_S = 5.0
@@ -79,38 +79,26 @@ class _File:
     """The allocator's part of one rank's counters file."""
 
     def __init__(self, path: Path, now_s: float) -> None:
-        self._path = path
-        self._fd: int | None = None
+        self._file = KeptOpen(path)
         self._last = b""
         """Its beginning, which has another number in each publication."""
         self._moved_at = now_s
+        self.close = self._file.close
 
     def read(self, now_s: float) -> Publication | None:
         """None when there is nothing new."""
-        try:
-            if self._fd is None:
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                self._fd = os.open(self._path, flags)
-            for _ in range(_TORN_READS):
-                raw = os.pread(self._fd, tap.MEMORY_SIZE, tap.MEMORY_AT)
-                if raw[: tap.PREFIX.size] == self._last:
-                    break
-                if (found := parse(raw)) is not None:
-                    self._last = raw[: tap.PREFIX.size]
-                    self._moved_at = now_s
-                    return found
-        except OSError:
-            self.close()
+        for _ in range(_TORN_READS):
+            raw = self._file.read(tap.MEMORY_SIZE, tap.MEMORY_AT)
+            if raw[: tap.PREFIX.size] == self._last:
+                break
+            if (found := parse(raw)) is not None:
+                self._last = raw[: tap.PREFIX.size]
+                self._moved_at = now_s
+                return found
         if now_s - self._moved_at > _STILL_S:
-            self._moved_at = now_s
-            self._last = b""
-            self.close()
+            self._moved_at, self._last = now_s, b""
+            self._file.close()
         return None
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
 
 class _Rank:
@@ -122,7 +110,6 @@ class _Rank:
         """Number of the last error that was told."""
         self._counts: dict[bytes, int] = {}
         """Errors of each device, for a torch that has no observers."""
-        self._series: dict[tuple[bytes, SeriesKind], SeriesInfo] = {}
 
     def read(self, now_s: float, names: Mapping[bytes, str]) -> Part | None:
         """`names`: how the driver spells the devices that it knows."""
@@ -138,19 +125,13 @@ class _Rank:
                     (SeriesKind.TORCH_RESERVED, device.reserved_bytes),
                     (SeriesKind.TORCH_ALLOCATED, device.allocated_bytes),
                 ):
-                    series = self._known_series(device.uuid, kind, name)
+                    series = SeriesInfo(self.target.number, kind, name)
                     part.readings.append(Reading(self.target.attempt, series, total, value))
         part.events = list(self._events(found, names))
         return part
 
     def close(self) -> None:
         self._file.close()
-
-    def _known_series(self, uuid: bytes, kind: SeriesKind, name: str) -> SeriesInfo:
-        known = self._series.get((uuid, kind))
-        if known is None or known.device != name or known.rank != self.target.number:
-            known = self._series[uuid, kind] = SeriesInfo(self.target.number, kind, name)
-        return known
 
     def _events(self, found: Publication, names: Mapping[bytes, str]) -> Iterable[MemoryEvent]:
         for error in found.errors:

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from frd.model import SeriesInfo, SeriesKind
-from frd_agent.memory.view import MemoryView
+from frd_agent.memory.watch import MemoryView
 
 _OF_RANKS: Final = (
     ("frd_rank_torch_reserved_bytes", "Device memory that torch's allocator of the rank holds.",

@@ -33,16 +33,13 @@ class Layout:
 
 
 class Table:
-    """Readings bring the same `SeriesInfo` objects again and again, so columns are found by the
-    identity of the object; an equal one that is another object is found too, but slowly."""
-
     def __init__(self, attempt: int, late: bool) -> None:
         self.layout = Layout(attempt, late, (), ())
         self.last_ns = 0
         """When the last moment began: they rise."""
         self.shown: tuple[Layout, Int64s] = (self.layout, np.empty(0, np.int64))
         """The last value that there was of each column; replaced as a whole, for other threads."""
-        self._place: dict[int, int] = {}
+        self._place: dict[SeriesInfo, int] = {}
         self._far: Int64s = np.empty(0, np.int64)
         """By column: from here on it is a jump."""
         self._from: Int64s = np.empty(0, np.int64)
@@ -55,7 +52,6 @@ class Table:
         if places is None:
             columns = dict(zip(self.layout.series, self.layout.capacity, strict=True))
             for reading in readings:
-                columns.pop(reading.series, None)  # the object that comes now is the one to know
                 columns[reading.series] = reading.capacity
             self._arrange(columns)
             places = self._places(readings)
@@ -70,7 +66,7 @@ class Table:
     def _places(self, readings: Sequence[Reading]) -> list[int] | None:
         """None when a reading has no column yet, or one of another capacity."""
         find, capacity = self._place.get, self.layout.capacity
-        places = [find(id(reading.series), -1) for reading in readings]
+        places = [find(reading.series, -1) for reading in readings]
         for place, reading in zip(places, readings, strict=True):
             if place < 0 or capacity[place] != reading.capacity:
                 return None
@@ -94,7 +90,7 @@ class Table:
         before = dict(zip(self.layout.series, self._from.tolist(), strict=True))
         shown = dict(zip(self.layout.series, self.shown[1].tolist(), strict=True))
         self.layout = replace(self.layout, series=tuple(columns), capacity=tuple(columns.values()))
-        self._place = {id(series): place for place, series in enumerate(columns)}
+        self._place = {series: place for place, series in enumerate(columns)}
         self._from = np.array([before.get(series, NO_SAMPLE) for series in columns], np.int64)
         latest = np.array([shown.get(series, NO_SAMPLE) for series in columns], np.int64)
         self.shown = (self.layout, latest)

@@ -11,19 +11,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from frd.model import SeriesInfo
 from frd_agent.memory.gpu.devices import HANGS_S, Devices
-from frd_agent.memory.gpu.gpus import Gpus
-from frd_agent.memory.gpu.nvml import Nvml
-from frd_agent.memory.gpu.owners import PidSpace
+from frd_agent.memory.gpu.gpus import Gpus, PidSpace
+from frd_agent.memory.gpu.nvml import DeviceReading, Nvml
 from frd_agent.memory.host.node_memory import NodeMemory
 from frd_agent.memory.host.processes import Host
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Target
-from frd_agent.memory.view import MemoryView
 
 _IDLE_S: Final = 1.0
 _BUSY_S: Final = 10.0
@@ -35,6 +35,16 @@ _AFTER_TAPS_S: Final = 0.025
 _JOIN_S: Final = 1.0
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """What was sampled last, for metrics."""
+
+    devices: tuple[DeviceReading, ...] = ()
+    values: Mapping[SeriesInfo, int] = field(default_factory=dict)
+    """Of living ranks; `rank` is the dictionary's number."""
+    driver_silent_s: float = 0.0
 
 
 class MemoryWatch:

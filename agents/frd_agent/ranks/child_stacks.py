@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from frd.flight.stacks import text as stacktext
+from frd_agent.proc import PROC, by_parent, descendants, read_all
 from frd_agent.ranks.cpu_usage import Meter
 from frd_agent.ranks.outside_stacks import NoStack, from_proc, from_py_spy
 
@@ -24,7 +25,6 @@ _MAX_TEXT: Final = 24 * 1024
 _MAX_BELOW: Final = 256
 """Descendants of one rank that are looked at."""
 _AT_ONCE: Final = 2
-_PROC: Final = Path("/proc")
 _PYTHON: Final = re.compile(r"(?:.*/)?(?:pypy|python)[\d.]*t?(?: \(deleted\))?")
 _LOADER: Final = "pt_data_worker"
 """What torch calls its DataLoader workers."""
@@ -42,7 +42,7 @@ class Child:
 class Children:
     """Of one rank, as of now; `ranks` are the pids of all ranks, which are nobody's workers."""
 
-    def __init__(self, pid: int, ranks: Collection[int] = (), proc: Path = _PROC) -> None:
+    def __init__(self, pid: int, ranks: Collection[int] = (), proc: Path = PROC) -> None:
         found = sorted(
             _python_below(pid, ranks, proc), key=lambda one: (one.name != _LOADER, one.pid)
         )
@@ -91,32 +91,10 @@ def _ended(text: str) -> str:
 
 
 def _python_below(pid: int, ranks: Collection[int], proc: Path) -> Iterator[Child]:
-    below = _by_parent(proc)
-    queue = [pid]
-    looked = 0
-    while queue and looked < _MAX_BELOW:
-        for child in below.get(queue.pop(0), ()):
-            if child in ranks:
-                continue
-            looked += 1
-            queue.append(child)
-            if (name := _python_name(proc / str(child))) is not None:
-                yield Child(child, name)
-
-
-def _by_parent(proc: Path) -> Mapping[int, list[int]]:
-    below: dict[int, list[int]] = {}
-    for name in os.listdir(proc):
-        if name.isdecimal():
-            try:
-                raw = (proc / name / "stat").read_bytes()
-                # The command's name is in parentheses and may hold spaces and parentheses.
-                state, parent = raw[raw.rfind(b")") + 2 :].split(maxsplit=2)[:2]
-                if state not in (b"Z", b"X"):
-                    below.setdefault(int(parent), []).append(int(name))
-            except (OSError, ValueError):
-                continue
-    return below
+    below = descendants(pid, by_parent(read_all(proc)), but=ranks, most=_MAX_BELOW)
+    for child in below:
+        if (name := _python_name(proc / str(child))) is not None:
+            yield Child(child, name)
 
 
 def _python_name(process: Path) -> str | None:

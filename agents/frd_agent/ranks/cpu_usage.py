@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Final
 
+from frd_agent.proc import PROC, TICKS_PER_S, read_stat
+
 LOOK_AGAIN_S: Final = 1.0
 _LEAST_S: Final = 0.3
 """Looks closer than this say nothing: the kernel counts in ticks of 10 ms."""
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _BUSY: Final = 0.5
 _IDLE: Final = 0.05
 """Cores. torch's own threads and the agent's questions cost a rank a few hundredths."""
@@ -20,11 +20,11 @@ _IDLE: Final = 0.05
 class Meter:
     """Begins to measure one process at once."""
 
-    def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
-        self._process = proc / str(pid)
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._pid, self._proc = pid, proc
         self._began_s = time.monotonic()
-        self._ticks = _ticks(self._process)
-        self._queued_ns = _queued_ns(self._process)
+        self._ticks = _ticks(pid, proc)
+        self._queued_ns = _queued_ns(pid, proc)
 
     async def settled(self) -> None:
         """Waits until the measurement means something."""
@@ -35,11 +35,11 @@ class Meter:
     def text(self) -> str:
         """``busy: uses 1.0 cores``; empty if the process is gone or was not measured for long."""
         passed_s = time.monotonic() - self._began_s
-        ticks = _ticks(self._process)
+        ticks = _ticks(self._pid, self._proc)
         if ticks is None or self._ticks is None or passed_s < _LEAST_S:
             return ""
-        used_s = (ticks - self._ticks) / _TICKS_PER_S
-        queued_s = (_queued_ns(self._process) - self._queued_ns) / 1e9
+        used_s = (ticks - self._ticks) / TICKS_PER_S
+        queued_s = (_queued_ns(self._pid, self._proc) - self._queued_ns) / 1e9
         return usage_text(used_s / passed_s, max(queued_s, 0.0) / passed_s)
 
 
@@ -55,20 +55,17 @@ def usage_text(cores: float, queued: float = 0.0) -> str:
     return f"uses {cores:.2f} cores"
 
 
-def _ticks(process: Path) -> int | None:
-    """User and system time of all its threads, as fields 14 and 15 of ``stat`` count it."""
+def _ticks(pid: int, proc: Path) -> int | None:
     try:
-        raw = (process / "stat").read_bytes()
-        # The command's name is in parentheses and may hold spaces and parentheses of its own.
-        fields = raw[raw.rfind(b")") + 2 :].split(maxsplit=14)
-        return int(fields[11]) + int(fields[12])
-    except (OSError, ValueError, IndexError):
+        stat = read_stat(pid, proc)
+    except OSError:
         return None
+    return None if stat is None else stat.cpu_ticks
 
 
-def _queued_ns(process: Path) -> int:
+def _queued_ns(pid: int, proc: Path) -> int:
     """How long its main thread has waited for a processor; 0 where the kernel does not count."""
     try:
-        return int((process / "schedstat").read_bytes().split()[1])
+        return int((proc / str(pid) / "schedstat").read_bytes().split()[1])
     except (OSError, ValueError, IndexError):
         return 0

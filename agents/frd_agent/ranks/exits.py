@@ -16,7 +16,7 @@ from typing import Final
 
 from frd.flight.entry import Frame
 from frd.flight.stacks.text import user_frames_of
-from frd.model import ExitInfo, ExitKind, NodeNs, RankState
+from frd.model import ExitInfo, ExitKind, MemoryEvent, MemoryEventKind, NodeNs, RankState
 from frd_agent.ranks.tap_files import ExitRecord
 
 _BY_SIGNAL: Final = 128
@@ -26,6 +26,13 @@ _TRACEBACK: Final = "Traceback (most recent call last):\n"
 _FRAME: Final = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d{1,9}), in (?P<name>.*)')
 _WORKER: Final = re.compile(r"DataLoader worker process \d+")
 """As torch words it."""
+_HOST_OOM: Final = re.compile(
+    r"(?!OutOfMemoryError)\w*MemoryError\b"  # Python's own, numpy's
+    r"|.*DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|.*\[Errno 12\]"
+    r"|.*std::bad_alloc"
+)
+_REQUESTED_BYTES: Final = re.compile(r"tried to allocate (\d{1,18}) bytes")
 
 
 def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
@@ -110,3 +117,20 @@ def _kind(
     if status:
         return ExitKind.STATUS
     return ExitKind.UNKNOWN if record is None else ExitKind.CLEAN
+
+
+def out_of_memory(record: ExitRecord, rank: int) -> MemoryEvent | None:
+    """The exit as an out-of-memory event of `rank`, if an allocation of host memory failed.
+
+    Host memory has no observer; for device memory torch's own observer has reported more.
+    """
+    if record.kind != "exception" or _HOST_OOM.match(record.detail) is None:
+        return None
+    asked = _REQUESTED_BYTES.search(record.detail)
+    return MemoryEvent(
+        rank=rank,
+        kind=MemoryEventKind.OOM,
+        at_ns=record.at_ns,
+        requested_bytes=int(asked[1]) if asked else 0,
+        detail=record.detail,
+    )

@@ -22,12 +22,11 @@ import struct
 import time
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 from frd.model import NodeNs
+from frd_agent.proc import Stat, Vital, read_stat, started_at
 
 _PEERCRED = struct.Struct("3i")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _START_SLACK_NS = 5_000_000_000
 """The wall clock may have been stepped a little between the start of a process and now."""
 _STATUS_PATIENCE_S = 1.0
@@ -42,51 +41,6 @@ _START_CODE_HIDDEN = 1
 reader it says of every zombie that its exit status is 0."""
 
 
-class Vital(Enum):
-    RUNNING = "running"
-    STOPPED = "stopped"
-    """By a signal or a debugger (state T or t): it exists and does nothing."""
-    GONE = "gone"
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """The part of /proc/<pid>/stat that tells one process from the next, and how it ended."""
-
-    state: str
-    start_ticks: int
-    start_code: int = 0
-    """Address of the program; 0 of a zombie."""
-    wait_status: int = 0
-    """Of a zombie, as `os.waitpid` would return it; 0 as well for a reader without permission."""
-
-    @property
-    def vital(self) -> Vital:
-        if self.state in "ZXx":
-            return Vital.GONE
-        return Vital.STOPPED if self.state in "Tt" else Vital.RUNNING
-
-
-def read_stat(pid: int, proc: Path = Path("/proc")) -> Stat | None:
-    """None when there is no such process (or none that we may see).
-
-    Raises:
-        OSError: this process is short of descriptors or memory, which says nothing of the other.
-    """
-    try:
-        raw = (proc / str(pid) / "stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    # The command's name is in parentheses and may hold spaces and parentheses of its own.
-    fields = raw[raw.rfind(b")") + 2 :].split()
-    return Stat(
-        state=fields[0].decode("ascii"),
-        start_ticks=int(fields[19]),
-        start_code=int(fields[23]) if len(fields) > 23 else 0,
-        wait_status=int(fields[49]) if len(fields) > 49 else 0,
-    )
-
-
 def collected_status(pidfd: int) -> int | None:
     """The wait status of a process that its parent has collected; None before that, and on kernels
     before 6.15."""
@@ -97,14 +51,6 @@ def collected_status(pidfd: int) -> int | None:
         return None
     mask, *_, status = _PIDFD_INFO.unpack(info)
     return status if mask & _PIDFD_INFO_EXIT else None
-
-
-def started_at(stat: Stat) -> NodeNs:
-    """When a process of this host started, on the wall clock as it is now."""
-    booted_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(
-        time.CLOCK_BOOTTIME
-    )
-    return NodeNs(booted_ns + stat.start_ticks * 1_000_000_000 // _TICKS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from frd.model import EntryColumns, ExitInfo, ExitKind, NodeNs, RankState, RankS
 from frd_agent import tap
 from frd_agent.counters import Stats
 from frd_agent.memory import OomKills, Target
+from frd_agent.proc import Vital
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom, state_after
 from frd_agent.ranks.poll_schedule import Raw, Watch, WatchPolicy
-from frd_agent.ranks.process import Listener, Process, Vital, listener
+from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.stacks import StackReader
 from frd_agent.ranks.tap_files import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
 from frd_agent.recorder.naming import KnownGroup, Naming, Signatures

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -273,43 +273,23 @@ class ShmSample:
 
 
 class TapShm:
-    """The counters file of one rank, kept open.
-
-    Read with pread, not through a mapping: whoever truncates the file under us gets a None, not our
-    death by SIGBUS. One that has not moved is opened anew, for it may have been replaced.
-    """
+    """The counters file of one rank. One that has not moved is opened again, for it may have been
+    replaced."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd: int | None = None
+        self._file = untrusted_files.KeptOpen(path)
         self._last_at_ns = NodeNs(0)
+        self.close = self._file.close
 
     def read(self) -> ShmSample | None:
         """None while there is nothing whole to read: not there, not published yet, corrupt."""
-        try:
-            if self._fd is None:
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                self._fd = os.open(self._path, flags)
-            for _ in range(_TORN_READS):
-                if (sample := parse_counters(os.pread(self._fd, tap.SHM_SIZE, 0))) is not None:
-                    if sample.published_at_ns == self._last_at_ns:
-                        self.close()
-                    self._last_at_ns = sample.published_at_ns
-                    return sample
-        except OSError:
-            self.close()
+        for _ in range(_TORN_READS):
+            if (sample := parse_counters(self._file.read(tap.SHM_SIZE))) is not None:
+                if sample.published_at_ns == self._last_at_ns:
+                    self._file.close()
+                self._last_at_ns = sample.published_at_ns
+                return sample
         return None
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def __enter__(self) -> TapShm:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
 
 
 def parse_counters(raw: bytes) -> ShmSample | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ from frd.model import (
     EntryColumns,
     GroupInfo,
     MemoryColumns,
+    MemoryEvent,
     RankInfo,
+    RankStatus,
     SeriesInfo,
     Signature,
     UInt32s,
@@ -85,21 +87,39 @@ class _Attempt:
     run: str = ""
 
 
+_T = TypeVar("_T")
+_OfRank = TypeVar("_OfRank", RankStatus, MemoryEvent, SeriesInfo)
+
+
+class _Numbers(Generic[_T]):
+    """Numbers values in the order in which they come; equal ones share a number."""
+
+    def __init__(self) -> None:
+        self.values: list[_T] = []
+        self._number_of: dict[_T, int] = {}
+
+    def of(self, value: _T) -> int:
+        number = self._number_of.setdefault(value, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+
 class Dictionary:
     """The agent's own numbers. `Watermarks.attempt_index` is one of them too."""
 
     def __init__(self) -> None:
-        self.attempts: list[_Attempt] = []
+        self._attempts: _Numbers[_Attempt] = _Numbers()
+        self._groups: _Numbers[_Group] = _Numbers()
+        self._series: _Numbers[SeriesInfo] = _Numbers()
+        self.attempts = self._attempts.values
         self.ranks: list[_Rank] = []
-        self.groups: list[_Group] = []
+        self.groups = self._groups.values
         self.signatures: dict[int, Signature] = {}
-        self.series: list[SeriesInfo] = []
+        self.series = self._series.values
         """`rank` is the number of one."""
-        self._attempt_of: dict[_Attempt, int] = {}
         self._worlds: dict[AttemptKey, int] = {}
-        self._group_of: dict[_Group, int] = {}
         self._signature_of: dict[Signature, int] = {}
-        self._series_of: dict[SeriesInfo, int] = {}
         self._next_signature = 0
         self.forgotten = 0
         """Changes whenever numbers of signatures have been forgotten."""
@@ -109,11 +129,7 @@ class Dictionary:
         apart by it."""
         if self._worlds.setdefault(key, world_size) != world_size:
             key = replace(key, job=f"{key.job} (world size {world_size})")
-        attempt = _Attempt(key, world_size, run)
-        index = self._attempt_of.setdefault(attempt, len(self.attempts))
-        if index == len(self.attempts):
-            self.attempts.append(attempt)
-        return index
+        return self._attempts.of(_Attempt(key, world_size, run))
 
     def rank(self, attempt: int, info: RankInfo) -> int:
         """A new number: every process of a rank has its own."""
@@ -126,11 +142,7 @@ class Dictionary:
         return self.attempts[known.attempt].key.job, known.info.rank
 
     def group(self, attempt: int, info: GroupInfo) -> int:
-        group = _Group(attempt, info)
-        index = self._group_of.setdefault(group, len(self.groups))
-        if index == len(self.groups):
-            self.groups.append(group)
-        return index
+        return self._groups.of(_Group(attempt, info))
 
     def signature(self, signature: Signature) -> int:
         index = self._signature_of.get(signature)
@@ -143,10 +155,7 @@ class Dictionary:
         return index
 
     def series_number(self, series: SeriesInfo) -> int:
-        index = self._series_of.setdefault(series, len(self.series))
-        if index == len(self.series):
-            self.series.append(series)
-        return index
+        return self._series.of(series)
 
     def keep_signatures(self, used: Iterable[int]) -> None:
         """Forget all others: a job whose shapes never repeat must not fill the memory."""
@@ -219,20 +228,13 @@ class Told:
                 )
             case Statuses():
                 declares = self._declare([status.rank for status in event.statuses])
-                told = Statuses(
-                    tuple(
-                        replace(status, rank=self._ranks.of(status.rank))
-                        for status in event.statuses
-                    )
-                )
+                told = Statuses(tuple(map(self._of_rank, event.statuses)))
             case MemoryColumns():
                 declares = self._declare_series(event.series)
                 told = replace(event, series=self._series.all_of(event.series))
             case MemoryEvents():
                 declares = self._declare([one.rank for one in event.events])
-                told = MemoryEvents(
-                    tuple(replace(one, rank=self._ranks.of(one.rank)) for one in event.events)
-                )
+                told = MemoryEvents(tuple(map(self._of_rank, event.events)))
             case ResponsePart():
                 declares = self._declare([event.rank_index])
                 told = replace(event, rank_index=self._ranks.of(event.rank_index))
@@ -251,21 +253,17 @@ class Told:
         new_groups = self._groups.missing_of(groups)
         new_signatures = self._signatures.missing_of(signatures)
         new_attempts = self._attempts.missing(
-            [*(known.ranks[r].attempt for r in new_ranks)]
+            [known.ranks[r].attempt for r in new_ranks]
             + [known.groups[g].attempt for g in new_groups]
         )
-        declares = [Declare(attempts=tuple(self._attempt_decl(number) for number in new_attempts))]
+        ranks_of = _pieces(new_ranks, lambda _: 0)
+        groups_of = _pieces(new_groups, lambda g: 12 * len(known.groups[g].info.ranks))
+        signatures_of = _pieces(new_signatures, lambda s: _signature_bytes(known.signatures[s]))
+        declares = [Declare(attempts=tuple(map(self._attempt_decl, new_attempts)))]
+        declares += [Declare(ranks=tuple(map(self._rank_decl, some))) for some in ranks_of]
+        declares += [Declare(groups=tuple(map(self._group_decl, some))) for some in groups_of]
         declares += [
-            Declare(ranks=tuple(self._rank_decl(number) for number in some))
-            for some in _pieces(new_ranks, lambda _: 0)
-        ]
-        declares += [
-            Declare(groups=tuple(self._group_decl(number) for number in some))
-            for some in _pieces(new_groups, lambda g: 12 * len(known.groups[g].info.ranks))
-        ]
-        declares += [
-            Declare(signatures=tuple(self._signature_decl(number) for number in some))
-            for some in _pieces(new_signatures, lambda s: _signature_bytes(known.signatures[s]))
+            Declare(signatures=tuple(map(self._signature_decl, some))) for some in signatures_of
         ]
         return [declare for declare in declares if declare != Declare()]
 
@@ -274,14 +272,15 @@ class Told:
         new = self._series.missing_of(series)
         declares = self._declare([known[number].rank for number in new])
         return declares + [
-            Declare(series=tuple(self._series_decl(number) for number in some))
+            Declare(series=tuple(map(self._series_decl, some)))
             for some in _pieces(new, lambda _: 0)
         ]
 
+    def _of_rank(self, value: _OfRank) -> _OfRank:
+        return replace(value, rank=self._ranks.of(value.rank))
+
     def _series_decl(self, number: int) -> SeriesDecl:
-        series = self._dictionary.series[number]
-        told = replace(series, rank=self._ranks.of(series.rank))
-        return SeriesDecl(self._series.add(number), told)
+        return SeriesDecl(self._series.add(number), self._of_rank(self._dictionary.series[number]))
 
     def _attempt_decl(self, number: int) -> AttemptDecl:
         attempt = self._dictionary.attempts[number]

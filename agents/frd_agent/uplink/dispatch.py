@@ -20,7 +20,7 @@ from frd.wire import AgentEvent
 from frd_agent.memory import Samples
 from frd_agent.uplink.current_state import Board
 from frd_agent.uplink.dictionary import About, Dictionary, Told
-from frd_agent.uplink.outbox import Outbox, part
+from frd_agent.uplink.outbox import Outbox, chosen
 
 _ROUND_S: Final = 0.9
 """Between two rounds of watermarks; the taps publish once a second."""
@@ -115,21 +115,4 @@ class Dispatch:
             )
             if seq < waiting.get(group, seq + 1)
         ]
-        if len(keep) == len(batch):
-            return replace(batch, first_revision=0)
-        return replace(_rows(batch, keep), first_revision=0)
-
-
-def _rows(batch: EntryColumns, rows: list[int]) -> EntryColumns:
-    if not rows:
-        return part(batch, 0, 0)
-    return replace(
-        batch,
-        group=batch.group[rows],
-        seq=batch.seq[rows],
-        signature=batch.signature[rows],
-        flags=batch.flags[rows],
-        created_ns=batch.created_ns[rows],
-        started_ns=batch.started_ns[rows],
-        completed_ns=batch.completed_ns[rows],
-    )
+        return replace(chosen(batch, keep), first_revision=0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from frd.model import EntryColumns, Flags
 
 ROW_BYTES: Final = 41
 """Of all columns together."""
+_COLUMNS: Final = (
+    *("group", "seq", "signature", "flags", "created_ns", "started_ns", "completed_ns"),
+)
 _BATCH_ROWS: Final = 4_096
 """Rows of one message: 160 KiB."""
 
@@ -168,17 +171,13 @@ def part(rows: EntryColumns, start: int, stop: int) -> EntryColumns:
     """Rows start to stop, with their revisions."""
     if start <= 0 and stop >= len(rows):
         return rows
-    return EntryColumns(
-        rank=rows.rank,
-        first_revision=rows.first_revision + start,
-        group=rows.group[start:stop],
-        seq=rows.seq[start:stop],
-        signature=rows.signature[start:stop],
-        flags=rows.flags[start:stop],
-        created_ns=rows.created_ns[start:stop],
-        started_ns=rows.started_ns[start:stop],
-        completed_ns=rows.completed_ns[start:stop],
-    )
+    return replace(chosen(rows, slice(start, stop)), first_revision=rows.first_revision + start)
+
+
+def chosen(rows: EntryColumns, which: slice | list[int]) -> EntryColumns:
+    """These rows, with the same first revision."""
+    columns: dict[str, Any] = {name: getattr(rows, name)[which] for name in _COLUMNS}
+    return replace(rows, **columns)
 
 
 def _last(batch: EntryColumns) -> int:

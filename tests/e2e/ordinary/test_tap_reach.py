@@ -73,7 +73,7 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
         assert living(run_dir, 2)
         [command] = commands.running(str(run_dir))
         assert (command.pid, command.words) == (process.pid, f"bash {script}")
-        assert commands.untapped(commands.below(process.pid)) == []
+        assert commands.untapped(command, 0.0)[1] == []
         end.touch()
         stdout, stderr = process.communicate(timeout=60)
     finally:

@@ -1,26 +1,93 @@
-"""The driver's devices as series of the ranks that use them."""
+"""The driver's devices as series of the ranks that use them.
+
+Whose process it is that the driver names by a number: pids of the host to ranks.
+
+The driver numbers processes as the host does. An agent in the host's pid namespace sees the same
+numbers, and for a rank in a container both of its own (NSpid). An agent in a container sees other
+numbers, or the same ones by chance, so there only the pair counts that the rank reports itself, its
+device and its pid. Where a device has one process and one rank says that it uses it, that is it.
+Nobody is guessed: a process that is nobody's stays nobody's, and is seen in the device's total.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
 from frd_agent.memory.gpu.devices import Answer
 from frd_agent.memory.gpu.nvml import DeviceReading
-from frd_agent.memory.gpu.owners import PidSpace, device_key, owners, users
 from frd_agent.memory.target import Part, Reading, Target
+
+_INITIAL_NAMESPACE: Final = 0xEFFFFFFC
+"""Inode of the pid namespace that the kernel starts with."""
+
+
+class PidSpace:
+    """Our view of processes."""
+
+    def __init__(self, proc: Path = Path("/proc"), initial: bool | None = None) -> None:
+        self._proc = proc
+        self.is_initial = _is_initial(proc) if initial is None else initial
+
+    def inner_pid(self, pid: int) -> int | None:
+        """The number that a process gives itself; None when it is not seen."""
+        try:
+            status = (self._proc / str(pid) / "status").read_bytes()
+        except OSError:
+            return None
+        _, found, rest = status.partition(b"\nNSpid:")
+        numbers = rest.partition(b"\n")[0].split()
+        return int(numbers[-1]) if found and numbers else pid
+
+
+def _is_initial(proc: Path) -> bool:
+    try:
+        return os.stat(proc / "self/ns/pid").st_ino == _INITIAL_NAMESPACE
+    except OSError:
+        return False
+
+
+def device_key(uuid: str) -> str:
+    """A device's UUID without its kind: a rank cannot tell a GPU from an instance."""
+    return uuid.partition("-")[2]
+
+
+def users(uuid: str, targets: Iterable[Target]) -> list[Target]:
+    """The ranks that say that they use the device."""
+    key = device_key(uuid)
+    return [target for target in targets if key in map(device_key, target.devices)]
+
+
+def owners(
+    uuid: str, pids: Sequence[int], targets: Sequence[Target], space: PidSpace
+) -> dict[int, int]:
+    """By number of the rank, which of the device's processes it is."""
+    claiming = users(uuid, targets)
+    found: dict[int, int] = {}
+    for pid in pids:
+        candidates = [target for target in targets if space.is_initial and target.pid == pid]
+        if not candidates:
+            inner = space.inner_pid(pid) if space.is_initial else pid
+            candidates = [target for target in claiming if target.said_pid == inner]
+        if len(candidates) == 1:
+            found.setdefault(candidates[0].number, pid)
+    if not found and len(pids) == 1 and len(claiming) == 1:
+        found[claiming[0].number] = pids[0]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """Which ranks use a device, as series; the same objects until something changes."""
+    """Which ranks, by number, use a device; valid until its processes or the ranks change."""
 
     pids: frozenset[int]
-    device: list[tuple[int, SeriesInfo]]
-    """With the attempt of each."""
-    processes: list[tuple[int, SeriesInfo, int]]
-    """With attempt and pid."""
+    ranks: list[int]
+    owned: dict[int, int]
+    """By rank, which of the device's processes is the rank's."""
 
 
 class Gpus:
@@ -59,10 +126,15 @@ class Gpus:
         use = self._uses.get(device.uuid)
         if use is None or use.pids != device.processes.keys():
             use = self._uses[device.uuid] = self._learn(device)
-        for attempt, series in use.device:
-            yield Reading(attempt, series, device.total, device.used)
-        for attempt, series, pid in use.processes:
-            yield Reading(attempt, series, device.total, device.processes[pid])
+        for number in use.ranks:
+            yield self._reading(number, SeriesKind.DEVICE_USED, device, device.used)
+        for number, pid in use.owned.items():
+            used = device.processes[pid]
+            yield self._reading(number, SeriesKind.PROCESS_USED, device, used)
+
+    def _reading(self, number: int, kind: SeriesKind, device: DeviceReading, used: int) -> Reading:
+        series = SeriesInfo(number, kind, device.uuid)
+        return Reading(self._targets[number].attempt, series, device.total, used)
 
     def _learn(self, device: DeviceReading) -> _Use:
         uuid, targets = device.uuid, list(self._targets.values())
@@ -71,23 +143,12 @@ class Gpus:
             self.names[bytes.fromhex(digits)] = uuid
         owned = owners(uuid, list(device.processes), targets, self._space)
         using = owned.keys() | {target.number for target in users(uuid, targets)}
-        attempt_of = {number: target.attempt for number, target in self._targets.items()}
-        return _Use(
-            pids=frozenset(device.processes),
-            device=[
-                (attempt_of[number], SeriesInfo(number, SeriesKind.DEVICE_USED, uuid))
-                for number in sorted(using)
-            ],
-            processes=[
-                (attempt_of[number], SeriesInfo(number, SeriesKind.PROCESS_USED, uuid), pid)
-                for number, pid in sorted(owned.items())
-            ],
-        )
+        return _Use(frozenset(device.processes), sorted(using), dict(sorted(owned.items())))
 
     def _lost(self, uuid: str, why: str, at_ns: int) -> list[MemoryEvent]:
         use = self._uses.pop(uuid, None)
         using = {target.number for target in users(uuid, self._targets.values())}
-        using |= {series.rank for _, series in use.device} if use else set()
+        using |= set(use.ranks) if use else set()
         return [
             MemoryEvent(number, MemoryEventKind.DEVICE_LOST, NodeNs(at_ns), uuid, detail=why)
             for number in sorted(using & self._targets.keys())

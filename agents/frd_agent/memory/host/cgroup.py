@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from frd_agent.memory.host.processes import total_bytes
+from frd_agent.proc import PROC
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 
@@ -71,7 +72,7 @@ class Cgroup:
             return None
 
 
-def find(pid: int, proc: Path = Path("/proc"), root: Path = _ROOT) -> Cgroup | None:
+def find(pid: int, proc: Path = PROC, root: Path = _ROOT) -> Cgroup | None:
     """None where memory is not accounted, or out of sight."""
     machine = total_bytes(proc)
     for base, path, names in _places(pid, proc, root):
@@ -80,7 +81,7 @@ def find(pid: int, proc: Path = Path("/proc"), root: Path = _ROOT) -> Cgroup | N
     return None
 
 
-def kills_file(pid: int, proc: Path = Path("/proc"), root: Path = _ROOT) -> Path | None:
+def kills_file(pid: int, proc: Path = PROC, root: Path = _ROOT) -> Path | None:
     """Where the process's own cgroup counts, as ``oom_kill``, how often the kernel killed in it. Of
     those around it only version 2 counts its kills too."""
     for base, path, names in _places(pid, proc, root):
@@ -152,3 +153,32 @@ def _sum(path: Path, names: tuple[str, ...]) -> int:
     """Of the numbers beside these names; a line that is not there counts nothing."""
     lines = [line.partition(" ") for line in path.read_text("ascii").splitlines()]
     return sum(int(number) for name, _, number in lines if name in names)
+
+
+class OomKills:
+    """Whether the kernel's out-of-memory killer was at work where a process ran.
+
+    SIGKILL does not say why it was sent. The kernel counts what it kills for want of memory, by
+    cgroup and for the whole machine, before it sends the signal; so the count at the end of the
+    process, less the count when this object was made, covers the time between. The kernel does not
+    name the processes.
+    """
+
+    def __init__(self, pid: int, proc: Path = PROC, root: Path | None = None) -> None:
+        own = kills_file(pid, proc) if root is None else kills_file(pid, proc, root)
+        places = ((own, "in its cgroup"), (proc / "vmstat", "on its node"))
+        self._places = [
+            (file, where, before)
+            for file, where in places
+            if file is not None and (before := oom_kills(file)) is not None
+        ]
+
+    def text(self) -> str:
+        """For people; empty where nobody counts."""
+        for file, where, before in self._places:
+            if (count := oom_kills(file)) is not None:
+                killed = max(count - before, 0)
+                what = f"{killed} process{'' if killed == 1 else 'es'}" if killed else "no process"
+                during = " while it ran" if killed else ""
+                return f"the kernel's out-of-memory killer killed {what} {where}{during}"
+        return ""

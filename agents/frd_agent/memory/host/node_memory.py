@@ -27,8 +27,9 @@ class _Rank:
     cgroup: Cgroup | None = None
     find_at: float = float("-inf")
     gone_at: float | None = None
-    host_series: SeriesInfo | None = None
-    cgroup_series: SeriesInfo | None = None
+
+    def reading(self, kind: SeriesKind, capacity: int, used: int) -> Reading:
+        return Reading(self.target.attempt, SeriesInfo(self.target.number, kind), capacity, used)
 
 
 class NodeMemory:
@@ -53,11 +54,8 @@ class NodeMemory:
         self._processes.look_around([t.pid for t in targets if t.pid is not None], now_s)
         for rank in self._ranks.values():
             if rank.gone_at is None and rank.target.pid is not None:
-                series = rank.host_series = _series(rank, rank.host_series, SeriesKind.HOST_USED)
                 used = self._processes.used(rank.target.pid)
-                part.readings.append(
-                    Reading(rank.target.attempt, series, self._capacity(rank), used)
-                )
+                part.readings.append(rank.reading(SeriesKind.HOST_USED, self._capacity(rank), used))
         if now_s >= self._cgroups_at:
             self._cgroups_at = now_s + _CGROUP_S
             self._read_cgroups(part)
@@ -94,19 +92,13 @@ class NodeMemory:
             killed = found.oom_kills - self._kills.get(group, found.oom_kills)
             for rank in ranks:
                 if rank.gone_at is None:
-                    series = _series(rank, rank.cgroup_series, SeriesKind.CGROUP_USED)
-                    rank.cgroup_series = series
-                    capacity = self._capacity(rank)
-                    part.readings.append(Reading(rank.target.attempt, series, capacity, found.used))
+                    part.readings.append(
+                        rank.reading(SeriesKind.CGROUP_USED, self._capacity(rank), found.used)
+                    )
                 if killed > 0:
                     part.events.append(_kill(rank, group, killed, part.begin_ns))
             self._kills[group] = found.oom_kills
         self._kills = {group: count for group, count in self._kills.items() if group in inside}
-
-
-def _series(rank: _Rank, known: SeriesInfo | None, kind: SeriesKind) -> SeriesInfo:
-    """The same object again and again: tables compare by identity first."""
-    return SeriesInfo(rank.target.number, kind) if known is None else known
 
 
 def _kill(rank: _Rank, group: Cgroup, killed: int, at_ns: int) -> MemoryEvent:

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from frd_agent.memory.target import NO_SAMPLE
+from frd_agent.proc import PROC, Stat, by_parent, descendants, read_all
 
 SCAN_S: Final = 2.0
 """How often children are looked for."""
@@ -50,11 +51,11 @@ class _Child:
 class Host:
     """Of all ranks of one node. Lives on one thread."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = str(proc)
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
         self._ranks: dict[int, int] = {}
         """Descriptor of its status, by pid."""
-        self._below: dict[int, tuple[int, ...]] = {}
+        self._below: dict[int, list[int]] = {}
         """Pids of the children of each rank, and of theirs."""
         self._children: dict[int, _Child] = {}
         self._scan_at = 0.0
@@ -65,16 +66,16 @@ class Host:
         if now_s < self._scan_at and pids == self._below.keys():
             return
         began = time.thread_time()
-        processes = self._processes()
-        below: dict[int, list[int]] = {}
-        for pid, (parent, _) in processes.items():
-            below.setdefault(parent, []).append(pid)
-        self._below = {pid: _descendants(pid, below, pids) for pid in pids}
+        processes = read_all(self._proc)
+        children = by_parent(processes)
+        self._below = {
+            pid: descendants(pid, children, but=pids, most=_MAX_CHILDREN) for pid in pids
+        }
         self._follow(pids, processes)
         cost_s = time.thread_time() - began
         self._scan_at = now_s + max(SCAN_S, cost_s / _SCAN_SHARE)
 
-    def _follow(self, pids: frozenset[int], processes: dict[int, tuple[int, int]]) -> None:
+    def _follow(self, pids: frozenset[int], processes: Mapping[int, Stat]) -> None:
         """Open what is new and close what is gone."""
         for pid in self._ranks.keys() - pids:
             os.close(self._ranks.pop(pid))
@@ -90,10 +91,10 @@ class Host:
             if (fd := _open(f"{self._proc}/{pid}/statm")) is not None:
                 self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
 
-    def _inherited(self, pid: int, statm: int, processes: dict[int, tuple[int, int]]) -> int:
+    def _inherited(self, pid: int, statm: int, processes: Mapping[int, Stat]) -> int:
         """Nothing after an exec, which is what another place of the stack tells."""
-        parent, stack = processes[pid]
-        if processes.get(parent, (0, stack))[1] != stack:
+        parent = processes[pid].parent
+        if parent in processes and processes[parent].start_stack != processes[pid].start_stack:
             return 0
         fields = _read(f"{self._proc}/{parent}/statm")
         return min(_private(_pread(statm)), _private(fields))
@@ -116,29 +117,6 @@ class Host:
     def close(self) -> None:
         self._below.clear()
         self._follow(frozenset(), {})
-
-    def _processes(self) -> dict[int, tuple[int, int]]:
-        """Every process of the node: its parent, and where its stack begins (0: not for us)."""
-        found = {}
-        for name in os.listdir(self._proc):
-            if name.isdecimal():
-                raw = _read(f"{self._proc}/{name}/stat")
-                # The command's name is in parentheses and may hold spaces and parentheses.
-                fields = raw[raw.rfind(b")") + 2 :].split(maxsplit=26)
-                if len(fields) > 25:
-                    found[int(name)] = int(fields[1]), int(fields[25])
-        return found
-
-
-def _descendants(pid: int, below: dict[int, list[int]], ranks: frozenset[int]) -> tuple[int, ...]:
-    """Children and their children, but for those that are ranks themselves."""
-    found: list[int] = []
-    queue = [pid]
-    while queue and len(found) < _MAX_CHILDREN:
-        children = [child for child in below.get(queue.pop(), ()) if child not in ranks]
-        found += children
-        queue += children
-    return tuple(found[:_MAX_CHILDREN])
 
 
 def _kib(raw: bytes, name: bytes) -> int:
@@ -177,6 +155,6 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def total_bytes(proc: Path = Path("/proc")) -> int:
+def total_bytes(proc: Path = PROC) -> int:
     """Memory of the machine; 0 when unknown."""
     return _kib(b"\n" + _read(f"{proc}/meminfo"), b"\nMemTotal:") * 1024

@@ -1,0 +1,111 @@
+"""What /proc says of processes: the state of one, and which processes are below which."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from frd.model import NodeNs
+
+PROC: Final = Path("/proc")
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Vital(Enum):
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """By a signal or a debugger (state T or t): it exists and does nothing."""
+    GONE = "gone"
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/<pid>/stat that the agent uses; 0 where the kernel does not show one."""
+
+    state: str
+    parent: int
+    cpu_ticks: int
+    """User and system time of all its threads."""
+    start_ticks: int
+    """Since boot; with the pid it identifies a process."""
+    start_code: int
+    """Address of the program; 0 of a zombie."""
+    start_stack: int
+    """Forked children have their parent's; another address means an exec."""
+    wait_status: int
+    """Of a zombie, as `os.waitpid` would return it; 0 as well for a reader without permission."""
+
+    @property
+    def vital(self) -> Vital:
+        if self.state in "ZXx":
+            return Vital.GONE
+        return Vital.STOPPED if self.state in "Tt" else Vital.RUNNING
+
+
+def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
+    """None when there is no such process (or none that we may see).
+
+    Raises:
+        OSError: this process is short of descriptors or memory, which says nothing of the other.
+    """
+    try:
+        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:
+            raw = file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # The command's name is in parentheses and may hold spaces and parentheses of its own.
+    fields = raw[raw.rfind(b")") + 2 :].split()
+    fields += [b"0"] * (50 - len(fields))
+    numbers = [int(fields[at]) for at in (1, 11, 12, 19, 23, 25, 49)]
+    parent, user, system, start, code, stack, status = numbers
+    return Stat(fields[0].decode("ascii"), parent, user + system, start, code, stack, status)
+
+
+def read_all(proc: Path = PROC) -> dict[int, Stat]:
+    """Every process that can be read.
+
+    Raises:
+        OSError: `proc` cannot be listed.
+    """
+    found = {}
+    for name in os.listdir(proc):
+        if name.isdecimal():
+            try:
+                stat = read_stat(int(name), proc)
+            except (OSError, ValueError):
+                continue
+            if stat is not None:
+                found[int(name)] = stat
+    return found
+
+
+def by_parent(stats: Mapping[int, Stat]) -> dict[int, list[int]]:
+    """The living children of each process."""
+    children: dict[int, list[int]] = {}
+    for pid, stat in stats.items():
+        if stat.vital is not Vital.GONE:
+            children.setdefault(stat.parent, []).append(pid)
+    return children
+
+
+def descendants(
+    pid: int, children: Mapping[int, list[int]], *, but: Collection[int] = (), most: int = 1 << 20
+) -> list[int]:
+    """Processes below `pid`, the nearest first; none of `but` and none below them."""
+    found = [pid]
+    for at in found:
+        found += [child for child in children.get(at, ()) if child not in but and child != pid]
+        if len(found) > most:
+            break
+    return found[1 : most + 1]
+
+
+def started_at(stat: Stat) -> NodeNs:
+    """When a process of this host started, on the wall clock as it is now."""
+    booted_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(
+        time.CLOCK_BOOTTIME
+    )
+    return NodeNs(booted_ns + stat.start_ticks * 1_000_000_000 // TICKS_PER_S)
