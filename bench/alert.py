@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.config import Config
-from tests.prometheus import Alertmanager, Prometheus, Webhook
-from tests.real import until
+from tests.world.daemons import until
+from tests.world.prometheus import Alertmanager, Prometheus, Webhook
 
 ALERT: Final = "FrdCollectiveStalled"
 LATE_S: Final = 60.0

@@ -35,7 +35,7 @@ from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColum
 from frd.service.clocks.agent_clocks import AgentClocks, guess
 from frd.service.clocks.pings import PAIR, pause_s
 from frd.wire import Readings, Watermarks
-from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
+from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 
 HOSTS: Final = 16
 SEEDS: Final = 6

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.ingest import metric, service
 from frd_agent import tap
-from tests.scripted_nvml import GIB, Driver, build, uuid
 from tests.scripted_rank import ScriptedRank
+from tests.world.nvml import GIB, Driver, build, uuid
 
 RANKS: Final = 8
 CHILDREN: Final = 4

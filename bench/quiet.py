@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.e2e.faults.world import World, until
-from tests.prometheus import Prometheus
+from tests.world.prometheus import Prometheus
 
 JOB: Final = Path(__file__).with_name("ordinary_job.py")
 PROGRAMS: Final[dict[str, tuple[str, ...]]] = {

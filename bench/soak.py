@@ -37,7 +37,7 @@ from bench.ingest import _rss_bytes as rss_bytes
 from tests.e2e.faults.account import Account
 from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import World, until
-from tests.proxy import Proxy
+from tests.world.proxy import Proxy
 
 RING: Final = 200
 """Entries: longer than an agent is ever away."""

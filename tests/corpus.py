@@ -18,7 +18,7 @@ from typing import TypeAlias
 from frd.flight import Status
 from frd.flight.trace import Trace
 from frd.model import RankInfo
-from tests.traces import Folder, Row
+from tests.world.traces import Folder, Row
 
 RANKS_A_NODE = 8
 ROUND_MS = 25.0

@@ -21,7 +21,7 @@ from frd_agent.ranks.child_stacks import Children
 from frd_agent.ranks.outside_stacks import from_py_spy
 from frd_agent.ranks.stacks import StackReader
 from frd_agent.recorder.worker_server import Handlers
-from tests.real import until
+from tests.world.daemons import until
 
 FOLDER = Path(__file__).parent / "golden" / "stacks"
 JOB = Path(__file__).parent / "e2e" / "jobs" / "places.py"

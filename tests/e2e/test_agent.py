@@ -55,8 +55,8 @@ from frd.wire import (
     encode_service,
 )
 from frd_agent.uplink.node_clock import BURST
-from tests.real import free_port
 from tests.scripted_rank import ScriptedRank
+from tests.world.daemons import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)

@@ -17,8 +17,8 @@ import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests.prometheus import Alertmanager, Prometheus, Webhook
-from tests.real import until
+from tests.world.daemons import until
+from tests.world.prometheus import Alertmanager, Prometheus, Webhook
 
 STALL_AFTER_S = 5.0
 LATE_S = 18.0

@@ -20,8 +20,8 @@ from frd.model import NodeRawNs
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock
 from frd.wire import ClockHello, Ping, Readings, decode_pong, encode_clock
 from frd_agent.uplink.node_clock import raw_now, read_clocks
-from tests.e2e.streams import Peer, Service, peer, serve_command
-from tests.real import until
+from tests.world.daemons import until
+from tests.world.streams import Peer, Service, peer, serve_command
 
 pytestmark = pytest.mark.timeout(100)
 

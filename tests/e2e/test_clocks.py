@@ -26,7 +26,7 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.real import free_port, until
+from tests.world.daemons import free_port, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 pytest.importorskip("torch")

@@ -25,11 +25,11 @@ import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests import scripted_nvml
-from tests.prometheus import ROOT, Prometheus
-from tests.real import free_port, until
-from tests.scripted_nvml import GIB, Driver, uuid
 from tests.scripted_rank import ScriptedRank
+from tests.world import nvml
+from tests.world.daemons import free_port, until
+from tests.world.nvml import GIB, Driver, uuid
+from tests.world.prometheus import ROOT, Prometheus
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -159,7 +159,7 @@ def agent(service: str, run_dir: Path, driver: Driver, library: Path | None) -> 
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Prometheus, some seconds after one job began to hang and the other's straggler was found."""
     folder = tmp_path_factory.mktemp("dashboards")
-    library = scripted_nvml.build(folder / "nvml")
+    library = nvml.build(folder / "nvml")
     driver = Driver(folder / "driver.txt", {GPU: (10 * GIB, 80 * GIB)})
     driver.processes = [(GPU, "compute", os.getpid(), 9 * GIB)]
     driver.write()

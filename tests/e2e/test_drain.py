@@ -20,10 +20,10 @@ from frd.store.findings import FindingStore
 from frd.store.journal import read
 from frd.store.records import RecordKind
 from frd.wire import Part
-from tests import real
-from tests.e2e.streams import Peer, Service, peer, serve_command
 from tests.e2e.test_agent import Collector, agent, play, serving, until
 from tests.scripted_rank import ScriptedRank
+from tests.world import daemons
+from tests.world.streams import Peer, Service, peer, serve_command
 
 WITHIN_S = 10
 DUMP_BYTES = 64 * 1024 * 1024
@@ -80,7 +80,7 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
             writer.write(f"GET /api/v1/dumps/{dump_id} HTTP/1.1\r\nHost: frd\r\n\r\n".encode())
             assert (await reader.readline()).split()[1] == b"200"
             open_now = "/api/v1/findings?state=open"
-            await asyncio.to_thread(real.until, lambda: service.get(open_now)["findings"])
+            await asyncio.to_thread(daemons.until, lambda: service.get(open_now)["findings"])
             service.process.terminate()
             assert await asyncio.to_thread(service.process.wait, WITHIN_S) == 0
             speaking.cancel()
@@ -102,7 +102,7 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
 
 def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
     """SIGTERM comes with the first rows that are told: the service hears all, then goodbye."""
-    port = real.free_port()
+    port = daemons.free_port()
     rank = ScriptedRank(tmp_path)
     for _ in range(50):
         rank.enter()
@@ -132,7 +132,7 @@ def test_an_agent_does_not_wait_for_ever(tmp_path: Path, how: str) -> None:
         process = service.process
         port = int(service.grpc.rpartition(":")[2])
         async with agent(tmp_path / "run", port) as one:
-            await asyncio.to_thread(real.until, lambda: service.get("/api/v1/jobs")["jobs"])
+            await asyncio.to_thread(daemons.until, lambda: service.get("/api/v1/jobs")["jobs"])
             if how == "mute":
                 process.send_signal(signal.SIGSTOP)
                 os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

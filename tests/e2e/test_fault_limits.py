@@ -25,7 +25,7 @@ from frd.model import GroupInfo, Signature
 from frd.wire import Declare, GroupDecl, SignatureDecl
 from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import Daemon, World, blamed, until
-from tests.e2e.streams import Service, peer
+from tests.world.streams import Service, peer
 
 pytestmark = pytest.mark.timeout(180)
 

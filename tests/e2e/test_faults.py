@@ -20,7 +20,7 @@ import pytest
 
 from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import World, blamed, until
-from tests.proxy import Proxy
+from tests.world.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(180)
 

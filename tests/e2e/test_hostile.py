@@ -22,8 +22,8 @@ from frd.cli.client import Client, token_in, trusting
 from frd.errors import FrdError
 from frd.rpc import CHANNEL_OPTIONS, open_stream
 from frd.wire import Ack, Goodbye, Refusal, Welcome
-from tests.certs import Authority, Files
-from tests.e2e.streams import Peer, entries, serve_command
+from tests.world.certs import Authority, Files
+from tests.world.streams import Peer, entries, serve_command
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -17,7 +17,7 @@ import pytest
 
 from frd.cli import FAILED, USAGE, authority, run
 from frd.service.access.grants import Role, Tokens
-from tests.real import free_port, until
+from tests.world.daemons import free_port, until
 
 pytestmark = pytest.mark.timeout(120)
 FILES = {"frd.toml", "tokens", "agent-token", "reader-token", "operator-token"}

@@ -13,11 +13,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd.model import MemoryEventKind, SeriesInfo, SeriesKind
-from tests import scripted_nvml
 from tests.e2e.test_agent import Collector, agent, play, serving, until
 from tests.e2e.test_tap import everywhere, puppets
-from tests.real import free_port
-from tests.scripted_nvml import GIB, GPU_IS_LOST, Driver, uuid
+from tests.world import nvml
+from tests.world.daemons import free_port
+from tests.world.nvml import GIB, GPU_IS_LOST, Driver, uuid
 
 MIB = 1 << 20
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(100)]
@@ -75,7 +75,7 @@ def test_a_job_on_gpus_is_seen_from_outside(
     """The driver names the processes of two ranks; the agent says whose they are, on the stream and
     in its metrics. One GPU falls off the bus: an event, and the other is seen on."""
     pytest.importorskip("torch")
-    library = scripted_nvml.build(tmp_path / "nvml")
+    library = nvml.build(tmp_path / "nvml")
     if library is None:
         pytest.skip("no C compiler to build the scripted NVIDIA driver with")
     driver = Driver(tmp_path / "driver.txt")

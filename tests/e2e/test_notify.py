@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.streams import Peer, Service, peer, serve_command
 from tests.e2e.test_reload import Lines, daemon
-from tests.webhook import Receiver
+from tests.world.streams import Peer, Service, peer, serve_command
+from tests.world.webhook import Receiver
 
 pytestmark = pytest.mark.timeout(120)
 

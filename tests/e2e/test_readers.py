@@ -19,7 +19,7 @@ from frd.flight.trace import Trace
 from frd.offline.load import reader_pool
 from frd.offline.load.folder import load_trace
 from frd.offline.load.reader_pool import read_all
-from tests.dump_files import as_json, as_torch, document, entry
+from tests.world.dump_files import as_json, as_torch, document, entry
 
 RANKS = 12
 HOSTILE_MEMO = b"\x80\x02Nr\xff\xff\xff\x3f."

@@ -19,9 +19,9 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests.e2e.streams import serve_command
-from tests.telemetry_files import event
-from tests.telemetry_files import write as write_telemetry
+from tests.world.streams import serve_command
+from tests.world.telemetry_files import event
+from tests.world.telemetry_files import write as write_telemetry
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)

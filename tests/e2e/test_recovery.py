@@ -17,12 +17,12 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
-from tests import real
+from tests.world import daemons
 
 JOBS = Path(__file__).parent / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 pytest.importorskip("torch")
-until = partial(real.until, ignoring=FrdError)
+until = partial(daemons.until, ignoring=FrdError)
 """Services go and come back here."""
 
 

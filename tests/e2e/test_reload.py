@@ -18,9 +18,9 @@ import pytest
 
 from frd.service.journal.replay import replay
 from frd.store.journal import read
-from tests.e2e.streams import Peer, Service, peer, serve_command
 from tests.e2e.test_agent import Collector, play, serving, until
-from tests.real import free_port
+from tests.world.daemons import free_port
+from tests.world.streams import Peer, Service, peer, serve_command
 
 pytestmark = pytest.mark.timeout(90)
 

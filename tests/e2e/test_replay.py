@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from frd.cli import FINDINGS_PRESENT
-from tests.e2e.streams import Service, peer, serve_command
+from tests.world.streams import Service, peer, serve_command
 
 
 def started(data_dir: Path) -> Service:

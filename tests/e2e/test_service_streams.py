@@ -37,8 +37,8 @@ from frd.wire import (
     ResponsePart,
     encode_agent,
 )
-from tests.e2e.streams import WORLD, Peer, Service, entries, peer, serve_command
-from tests.real import until
+from tests.world.daemons import until
+from tests.world.streams import WORLD, Peer, Service, entries, peer, serve_command
 
 
 @pytest.fixture

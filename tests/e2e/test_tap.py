@@ -24,7 +24,7 @@ from frd_agent import tap
 from frd_agent.ranks import tap_files
 from frd_agent.ranks.stacks import StackReader
 from frd_agent.recorder.worker_server import Handlers
-from tests.real import free_port, until
+from tests.world.daemons import free_port, until
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]

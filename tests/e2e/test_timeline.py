@@ -21,7 +21,7 @@ from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.load.folder import load_trace
 from frd.offline.output.export import export_timeline
 from frd.offline.output.timeline import MAX_LANES
-from tests.traces import MS, T0, Folder, Row
+from tests.world.traces import MS, T0, Folder, Row
 
 pytest.importorskip("perfetto", reason="the perfetto package is not installed")
 from perfetto.trace_processor import TraceProcessor

@@ -17,11 +17,11 @@ from frd.flight.stacks.places import activity_of
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis, analyze
 from tests import corpus
-from tests.clocks import EPOCH
 from tests.frozen.verdicts import Json, history, verdict
 from tests.sim.run import live
 from tests.stacks import FOLDER as STACKS
-from tests.traces import T0
+from tests.world.clocks import EPOCH
+from tests.world.traces import T0
 
 TRACES: Final = Path(__file__).parents[3] / "shared" / "traces"
 INCIDENTS: Final = ("gpu_error_2nd", "lock_gil_1st")

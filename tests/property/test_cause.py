@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from frd.engine.hangs.diagnosis import find
 from frd.model import Kind, RankState, Reason
-from tests.scenes import Mark, Scene, ago, named
+from tests.world.scene import Mark, Scene, ago, named
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from frd.errors import DumpError
 from frd.flight import parse
 from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, columns_of
-from tests.dump_files import as_torch, document, entry, spelled_out
+from tests.world.dump_files import as_torch, document, entry, spelled_out
 
 COUNTS = st.integers(0, 300) | st.integers(0, 2**63 - 1)
 SHAPES = st.lists(st.lists(COUNTS, max_size=2), max_size=2)

@@ -12,7 +12,7 @@ from frd.engine.memory import Memory
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import Confidence, Float64s, Int32s, Int64s, SeriesInfo, SeriesKind
-from tests.memory_jobs import EPOCH, GIB, MIB, S, at
+from tests.world.memory import EPOCH, GIB, MIB, S, at
 
 CAPACITY = 80 * GIB
 UNTIL = 36

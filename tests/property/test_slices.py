@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from frd.offline.analysis.analyze import analyze
 from frd.offline.output.op_intervals import INSTANT, NO_LANE, OPEN, flows, lanes
-from tests.traces import Folder, Row
+from tests.world.traces import Folder, Row
 
 times = st.integers(0, 60)
 intervals = st.lists(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frd.model import Kind
-from tests.race import Layer, Race, arrivals
+from tests.world.race import Layer, Race, arrivals
 
 Dice = np.random.Generator
 

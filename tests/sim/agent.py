@@ -37,11 +37,11 @@ from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
 from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.stream import PROVEN_S, Backoff
-from tests.clocks import MS, Host, S
 from tests.sim.clocks import read_clocks
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Surroundings
 from tests.sim.watched import Process, Watched
+from tests.world.clocks import MS, Host, S
 
 TURN: Final = S // 4
 _SAMPLE: Final = S // 2

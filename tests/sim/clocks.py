@@ -1,7 +1,7 @@
 """The clocks of simulated hosts: constant, drifting, noisy, stepping; the truth stays true time.
 
-The lines themselves are those of `tests.clocks`. True time counts nanoseconds from the beginning of
-the world.
+The lines themselves are those of `tests.world.clocks`. True time counts nanoseconds from the
+beginning of the world.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from frd.model import NodeNs, NodeRawNs
 from frd_agent.uplink.node_clock import Reading
-from tests.clocks import EPOCH, Clock, Host, S
+from tests.world.clocks import EPOCH, Clock, Host, S
 
 BOOTED: Final = 50_000 * S
 """What raw clocks show at the beginning, more or less."""

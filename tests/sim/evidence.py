@@ -12,9 +12,9 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING, Final
 
-from tests.clocks import S
 from tests.sim.faults import FaultKind, Injected
 from tests.sim.scenario import POLICY, Trouble
+from tests.world.clocks import S
 
 if TYPE_CHECKING:
     from tests.sim.world import Run, World

@@ -13,7 +13,7 @@ import numpy as np
 
 from frd.model import EntryColumns, MemoryColumns, NodeNs, RankState, RankStatus, WatermarkColumns
 from frd.wire import Statuses, Watermarks, encode_agent
-from tests.clocks import S
+from tests.world.clocks import S
 
 if TYPE_CHECKING:
     from tests.sim.world import World

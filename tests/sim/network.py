@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from frd.wire import encode_service
-from tests.clocks import MS, Path, S
 from tests.sim.kernel import Kernel
 from tests.sim.service import ClockStream, Service
+from tests.world.clocks import MS, Path, S
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent

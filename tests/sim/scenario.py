@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Final
 
 from frd.engine.policy import Policy
-from tests.clocks import S
 from tests.sim.agent import Limits
 from tests.sim.programs import JobPlan, draw_plan
+from tests.world.clocks import S
 
 POLICY: Final = Policy(
     stall_after_s=5.0,

@@ -32,7 +32,7 @@ from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from frd.views import StatusView
 from frd.wire import AgentEvent, ClockHello, Goodbye, Refusal, decode_clock, encode_pong
-from tests.clocks import Host
+from tests.world.clocks import Host
 
 VERSION: Final = "simulated"
 _JOURNAL: Final = JournalLimits(total_bytes=256 * 1024 * 1024, max_age_s=3600.0)

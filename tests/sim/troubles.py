@@ -6,9 +6,9 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tests.clocks import MS, S
 from tests.sim.liar import lie
 from tests.sim.scenario import Event, Trouble
+from tests.world.clocks import MS, S
 
 if TYPE_CHECKING:
     from tests.sim.world import World

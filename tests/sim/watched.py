@@ -34,8 +34,8 @@ from frd_agent.recorder.recorders import Recorders
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.standing import raw_of, stand
 from frd_agent.recorder.worker_server import Refused, Silent
-from tests.clocks import S
 from tests.sim.job import SimRank
+from tests.world.clocks import S
 
 if TYPE_CHECKING:
     from tests.sim.agent import SimAgent

@@ -18,7 +18,6 @@ from typing import Final
 
 from frd.model import AttemptKey, FindingEvent, RankInfo
 from frd.views import StatusView
-from tests.clocks import S
 from tests.sim.agent import SimAgent
 from tests.sim.clocks import draw_host
 from tests.sim.faults import draw_fault
@@ -30,6 +29,7 @@ from tests.sim.scenario import POLICY, WARM, Scenario, Trouble
 from tests.sim.service import Disk, Service
 from tests.sim.troubles import Troubles
 from tests.sim.watched import Process
+from tests.world.clocks import S
 
 EVALUATE: Final = S // 4
 _ACKNOWLEDGE: Final = S // 5

@@ -16,7 +16,7 @@ from frd.model import Activity, Confidence, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.rows import rows_of
-from tests.traces import Folder, Row
+from tests.world.traces import Folder, Row
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 

@@ -13,9 +13,9 @@ from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.errors import TelemetryError
 from frd.model import Confidence, Finding, FindingState, Kind, SeriesKind
 from frd.offline.memory.analysis import MemoryAnalysis
-from tests.memory_jobs import GIB, Job, Row, level, plus, ramp
-from tests.telemetry_files import event, of_job, write
 from tests.unit.test_memory import SCENES
+from tests.world.memory import GIB, Job, Row, level, plus, ramp
+from tests.world.telemetry_files import event, of_job, write
 
 CALM = level(40)
 CLIMB = plus(CALM, ramp(30, 2))

@@ -8,7 +8,7 @@ from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import RankInfo, RankState, Reason
 from frd.views import AttemptView
-from tests.jobs import Job
+from tests.world.job import Job
 
 POLICY = Policy(stall_after_s=5.0, attempt_retention_s=60.0, deserted_after_s=30.0, max_attempts=2)
 

@@ -10,7 +10,7 @@ from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import MismatchFact, Stuck
 from frd.model import Confidence, Kind, RankState, Reason, Signature
-from tests.scenes import Scene, named
+from tests.world.scene import Scene, named
 
 
 def all_reduce(*ranks: int) -> tuple[Signature, tuple[int, ...]]:

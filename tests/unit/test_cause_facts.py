@@ -8,7 +8,7 @@ from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.matching.signature_rules import difference
 from frd.engine.state.snapshot import MismatchFact
 from frd.model import Kind, Reason, Signature
-from tests.scenes import Scene, named
+from tests.world.scene import Scene, named
 
 REDUCE = Signature("gloo", "all_reduce", ((4,),))
 CAST = Signature("gloo", "broadcast", ((4,),))

@@ -19,7 +19,7 @@ from frd_agent.ranks.child_stacks import MAX_CHILDREN, Children
 from frd_agent.ranks.cpu_usage import Meter, usage_text
 from frd_agent.ranks.outside_stacks import NOT_INSTALLED, NoStack, advice
 from frd_agent.ranks.stacks import StackReader
-from tests.real import until
+from tests.world.daemons import until
 
 Start = Callable[[str], subprocess.Popen[str]]
 

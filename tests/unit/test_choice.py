@@ -12,7 +12,7 @@ import pytest
 import frd
 from frd.cli import FINDINGS_PRESENT, USAGE, run
 from frd.offline.load.job_choice import MAX_DUMPS
-from tests.dump_files import T0, as_torch, document, entry
+from tests.world.dump_files import T0, as_torch, document, entry
 
 SECOND = 1_000_000_000
 

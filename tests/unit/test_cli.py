@@ -21,7 +21,7 @@ from frd.cli import FAILED, USAGE, run
 from frd.cli.client import Client
 from frd.cli.options import service_options
 from frd.errors import FrdError, ServiceUnavailable
-from tests.cli_service import (
+from tests.world.http_service import (
     FINDING,
     Service,
     error_of,

@@ -17,7 +17,7 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.cli.screens.watching import watching_text
-from tests.cli_service import (
+from tests.world.http_service import (
     BLIND_NOW,
     ENDED,
     FINDING,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli_service import (
+from tests.world.http_service import (
     ENDED,
     FINDING,
     JOB,

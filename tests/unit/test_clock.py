@@ -19,7 +19,7 @@ from frd.engine.clocks.estimator import (
 )
 from frd.engine.clocks.history import MOST_KNOTS, MOST_SEGMENTS
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
-from tests.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
+from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 
 LAN = Network(Path(60 * US, 40 * US), Path(60 * US, 40 * US))
 

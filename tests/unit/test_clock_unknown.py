@@ -7,7 +7,7 @@ import numpy as np
 from frd.engine.clocks.alignment import ClockState
 from frd.engine.clocks.estimator import Exchange, NodeClock, ServiceTable
 from frd.model import AlignedNs, ServiceRawNs
-from tests.clocks import EPOCH, MS, S
+from tests.world.clocks import EPOCH, MS, S
 
 
 def exchange(at: int, service_ahead: int) -> Exchange:

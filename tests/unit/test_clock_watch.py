@@ -8,7 +8,7 @@ import pytest
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Change, FindingEvent, Kind
-from tests.race import MS, Race, S, arrivals
+from tests.world.race import MS, Race, S, arrivals
 
 POLICY = Policy(clock_unsynchronized_after_s=20)
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from scripts.dashboards.__main__ import FOLDER, generated, stale
-from tests.prometheus import LOCAL, ROOT
+from tests.world.prometheus import LOCAL, ROOT
 
 DASHBOARDS = {name: json.loads(text) for name, text in generated().items()}
 NAMED = {

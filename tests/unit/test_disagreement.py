@@ -11,7 +11,7 @@ import pytest
 from frd.engine.hangs.disagreements import GLOO, WRONG_RESULT
 from frd.forms import finding_from_json, finding_json
 from frd.model import Finding, Kind, Signature, WorkerStack
-from tests.jobs import Job
+from tests.world.job import Job
 
 
 def sig(dtype: str = "Float", size: int = 4, op: str = "all_reduce") -> Signature:

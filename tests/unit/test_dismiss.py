@@ -12,9 +12,9 @@ from frd.service.findings.dismissal import Dismissal
 from frd.service.journal.replay import replay
 from frd.store.journal import read
 from frd.store.records import Record, RecordKind
-from tests.jobs import Job
 from tests.unit.test_evaluator import Bench
 from tests.unit.test_replay import SECOND, START, incident, recorded
+from tests.world.job import Job
 
 
 def hanging() -> Job:

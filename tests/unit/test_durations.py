@@ -9,7 +9,7 @@ import pytest
 
 from frd.model import Activity, Confidence, Kind, RankInfo, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
-from tests.traces import Folder, Row
+from tests.world.traces import Folder, Row
 
 
 def done(seq: int, group: str = "0", at: float | None = None, **of_row: Any) -> Row:

@@ -18,7 +18,7 @@ from frd.model import (
     RankState,
     Reason,
 )
-from tests.jobs import Job, changes
+from tests.world.job import Job, changes
 
 CTRL_C = ExitInfo(ExitKind.INTERRUPT, signal=2, exception="KeyboardInterrupt")
 TERM = ExitInfo(ExitKind.SIGNAL, signal=15)

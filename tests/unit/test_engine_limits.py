@@ -21,10 +21,10 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from tests.jobs import START, Job, changes
-from tests.memory_jobs import EPOCH, GIB, at
-from tests.memory_jobs import S as SECOND
-from tests.race import Race, S, arrivals
+from tests.world.job import START, Job, changes
+from tests.world.memory import EPOCH, GIB, at
+from tests.world.memory import S as SECOND
+from tests.world.race import Race, S, arrivals
 
 OTHERS = Finding("00112233445566aa", Kind.STALL, FindingState.OPEN, "other", 0, START)
 

@@ -18,7 +18,7 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
-from tests.jobs import Job
+from tests.world.job import Job
 
 
 class Bench:

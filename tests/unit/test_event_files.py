@@ -13,8 +13,8 @@ from frd.offline.memory import event_files, samples
 from frd.offline.memory.event_files import MAX_WARNINGS_A_FILE, EventFile
 from frd.offline.memory.samples import Recorded, Samples
 from frd.offline.memory.telemetry import RESERVED, USED, block_of
-from tests.memory_jobs import EPOCH, GIB
-from tests.telemetry_files import event, lines, write
+from tests.world.memory import EPOCH, GIB
+from tests.world.telemetry_files import event, lines, write
 
 
 def read(*paths: Path) -> tuple[Recorded, list[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 from frd.flight import Dump, Entry, Frame, Status, parse, write_pickle
 from frd.flight.pickles.unpickle import load_plain
 from frd.model import GroupInfo
-from tests.dump_files import as_torch, document, entry
+from tests.world.dump_files import as_torch, document, entry
 
 ENTRY = Entry(
     record_id=3,

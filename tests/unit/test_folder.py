@@ -14,7 +14,7 @@ from frd.errors import DumpError
 from frd.flight.trace import Trace
 from frd.model import Activity
 from frd.offline.load.folder import MAX_WARNINGS_A_FILE, load_trace
-from tests.dump_files import T0, as_gzip, as_json, as_torch, document, entry
+from tests.world.dump_files import T0, as_gzip, as_json, as_torch, document, entry
 
 
 def rows(count: int = 3, **changes: Any) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 
 from frd.engine.hangs.diagnosis import find
 from frd.model import Confidence, RankInfo, RankState, SeriesInfo, SeriesKind
-from tests.jobs import Job
+from tests.world.job import Job
 
 
 def running() -> Job:

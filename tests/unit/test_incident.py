@@ -24,8 +24,8 @@ from frd.model import (
     RankState,
     Reason,
 )
-from tests.jobs import Job, changes
-from tests.scenes import Scene
+from tests.world.job import Job, changes
+from tests.world.scene import Scene
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frd.engine.policy import Policy
 from frd.model import Change, Kind, RankState, Reason
-from tests.jobs import Job, changes
+from tests.world.job import Job, changes
 
 
 def hanging() -> Job:

@@ -17,7 +17,7 @@ from frd.flight.columns import Dictionaries, FileColumns, columns_of
 from frd.flight.pickles import lockstep
 from frd.flight.pickles.layout import Kind, Layout, Step, layout_of
 from frd.flight.pickles.walk import Walk
-from tests.dump_files import FRAMES, T0, as_json, as_torch, document, entry, spelled_out
+from tests.world.dump_files import FRAMES, T0, as_json, as_torch, document, entry, spelled_out
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 COUNT = 200

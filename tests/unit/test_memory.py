@@ -21,7 +21,7 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from tests.memory_jobs import (
+from tests.world.memory import (
     EPOCH,
     GIB,
     MIB,

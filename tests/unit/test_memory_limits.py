@@ -8,7 +8,7 @@ from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.model import Change, Int64s, Kind, MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo
 from frd.model import SeriesKind as Series
-from tests.memory_jobs import EPOCH, GIB, Job, Row, S, at, level, play, plus, ramp
+from tests.world.memory import EPOCH, GIB, Job, Row, S, at, level, play, plus, ramp
 
 CAPACITY = 64 * GIB
 

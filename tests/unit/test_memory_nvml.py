@@ -17,9 +17,9 @@ from frd_agent.memory.gpu.devices import Answer, Devices
 from frd_agent.memory.gpu.gpus import Gpus, PidSpace, owners
 from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
-from tests import scripted_nvml
-from tests.real import until
-from tests.scripted_nvml import (
+from tests.world import nvml
+from tests.world.daemons import until
+from tests.world.nvml import (
     DRIVER_NOT_LOADED,
     GIB,
     GPU_IS_LOST,
@@ -35,16 +35,16 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = scripted_nvml.build(tmp_path_factory.mktemp("nvml"))
+    folder = nvml.build(tmp_path_factory.mktemp("nvml"))
     if folder is None:
         pytest.skip("no C compiler to build the scripted NVIDIA driver with")
-    scripted_nvml.preload(folder)
+    nvml.preload(folder)
     return folder
 
 
 @pytest.fixture
 def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    monkeypatch.setenv(scripted_nvml.SCRIPT, str(tmp_path / "driver.txt"))
+    monkeypatch.setenv(nvml.SCRIPT, str(tmp_path / "driver.txt"))
     return Driver(tmp_path / "driver.txt")
 
 

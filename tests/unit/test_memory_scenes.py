@@ -9,7 +9,7 @@ from frd.engine.memory import Memory
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import Change, Kind, MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
-from tests.memory_jobs import (
+from tests.world.memory import (
     EPOCH,
     GIB,
     Failure,

@@ -12,7 +12,7 @@ from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.trend import FLOORS, Trend
 from frd.engine.policy import Policy
 from frd.model import Int32s, Int64s, SeriesKind
-from tests.memory_jobs import EPOCH, GIB, MIB, Curve, S, level, plus, ramp, step
+from tests.world.memory import EPOCH, GIB, MIB, Curve, S, level, plus, ramp, step
 
 ROW: Int64s = np.zeros(1, np.int64)
 POLICY = Policy(memory_warmup_s=10)

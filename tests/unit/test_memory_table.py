@@ -7,7 +7,20 @@ import numpy as np
 from frd.engine.memory import Memory
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.model import Int64s
-from tests.memory_jobs import GIB, MIB, Job, Row, S, Sampler, at, level, noise, plus, ramp, verdicts
+from tests.world.memory import (
+    GIB,
+    MIB,
+    Job,
+    Row,
+    S,
+    Sampler,
+    at,
+    level,
+    noise,
+    plus,
+    ramp,
+    verdicts,
+)
 
 READ_NS = MIB // 1000
 CALM = level(40)

@@ -9,7 +9,7 @@ import pytest
 from frd.engine.memory.text import evidence, summary
 from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
 from frd.model import Change, Confidence, Kind, SeriesKind
-from tests.memory_jobs import GIB, at
+from tests.world.memory import GIB, at
 
 RISE = MemoryRise(
     rank=3,

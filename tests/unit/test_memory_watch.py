@@ -29,8 +29,8 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from tests.memory_jobs import EPOCH, GIB, Curve, S, at, level, plus, ramp, step
 from tests.world import observe
+from tests.world.memory import EPOCH, GIB, Curve, S, at, level, plus, ramp, step
 from tests.world.observe import rank_info
 
 KEY = AttemptKey("job", 0)

@@ -17,7 +17,7 @@ from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Confidence, Finding, FindingState, Kind, RankState, Reason
-from tests.scenes import NOW, Scene, ago
+from tests.world.scene import NOW, Scene, ago
 
 MS = 1_000_000
 

@@ -27,9 +27,9 @@ from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
-from tests.jobs import Job
-from tests.real import free_port, until
-from tests.webhook import Receiver
+from tests.world.daemons import free_port, until
+from tests.world.job import Job
+from tests.world.webhook import Receiver
 
 POLICY = Policy(stall_after_s=5.0, critical_after_s=20.0)
 

@@ -8,7 +8,7 @@ from frd.model import AlignedNs, Kind, RankInfo
 from frd.offline.analysis.analyze import analyze
 from frd.offline.analysis.clocks import Clocks, clocks_of
 from frd.offline.analysis.rows import rows_of
-from tests.traces import MS, T0, Folder, Row
+from tests.world.traces import MS, T0, Folder, Row
 
 
 def step(seq: int, at: float, took: float = 20.0) -> Row:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frd_agent.memory.host.cgroup import OomKills
-from tests.real import until
+from tests.world.daemons import until
 
 KILLER = "the kernel's out-of-memory killer killed"
 

@@ -14,7 +14,7 @@ from frd.cli.screens.html_page import MAX_ROWS, page
 from frd.flight import Dump, Entry, Frame, write_pickle
 from frd.model import Activity, GroupInfo
 from frd.offline.analysis.analyze import Analysis, analyze
-from tests.traces import Folder, Row
+from tests.world.traces import Folder, Row
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u202e"
 TAGS = {

@@ -25,8 +25,8 @@ from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, read
 from frd.store.records import Record, RecordKind
-from tests.jobs import START, Job
 from tests.unit.test_replay import incident, recorded
+from tests.world.job import START, Job
 
 S = 1_000_000_000
 POLICY = Policy(stall_after_s=10.0)

@@ -18,7 +18,7 @@ import pytest
 from frd.model import NodeNs
 from frd_agent.proc import Stat, Vital, read_stat, started_at
 from frd_agent.ranks.process import Listener, Process, listener
-from tests.real import until
+from tests.world.daemons import until
 
 LINUX = tuple(int(part) for part in os.uname().release.split(".")[:2])
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from frd.engine.clocks.realtime_table import SLEW_PPM, RealtimeTable
-from tests.clocks import EPOCH, MS, US, Clock, S
+from tests.world.clocks import EPOCH, MS, US, Clock, S
 
 
 def table(raw: Clock, real: Clock, moments: list[int], spacing: int = 0) -> RealtimeTable[int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.prometheus import ROOT, documented
+from tests.world.prometheus import ROOT, documented
 
 RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
 ALERTS = [

@@ -38,7 +38,7 @@ from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
 from frd.service.access.http_guard import HttpGuard
 from frd.service.servers import GrpcServer, HttpServer
-from tests.certs import Authority, Files
+from tests.world.certs import Authority, Files
 
 TOKEN, READER = "t" * 32, "r" * 32
 

@@ -11,7 +11,7 @@ from frd.engine.findings.severity import severity_of
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import Change, ExitInfo, ExitKind, Finding, Kind, RankState, Severity
-from tests.jobs import Job, changes
+from tests.world.job import Job, changes
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL

@@ -12,7 +12,7 @@ import pytest
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import AlignedNs, Change, Confidence, Finding, GroupInfo, Int64s, Kind, Reason
-from tests.race import MS, START, Layer, Race, S, Work, arrivals
+from tests.world.race import MS, START, Layer, Race, S, Work, arrivals
 
 Seconds = npt.NDArray[np.floating[Any]]
 

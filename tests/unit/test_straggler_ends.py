@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from frd.model import Change, Finding, FindingEvent, Float64s
-from tests.race import Layer, Race, arrivals
+from tests.world.race import Layer, Race, arrivals
 
 ROWS = [list(range(first, first + 4)) for first in range(0, 16, 4)]
 COLUMNS = [list(range(first, 16, 4)) for first in range(4)]

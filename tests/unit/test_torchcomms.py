@@ -10,7 +10,7 @@ import pytest
 
 from frd.flight.trace import Trace
 from frd.offline.load.folder import load_trace
-from tests.dump_files import T0, as_torch, document, entry
+from tests.world.dump_files import T0, as_torch, document, entry
 
 CONFIG = {
     "world": {"name": "world", "desc": "ncclx", "ranks": "[0,1,2]"},

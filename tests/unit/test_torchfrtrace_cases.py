@@ -12,7 +12,7 @@ import pytest
 
 from frd.model import Confidence, Finding, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
-from tests.traces import Folder, Row, Sizes
+from tests.world.traces import Folder, Row, Sizes
 
 COLLECTIVES = (
     "broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "all_gather", "all_gather_single",

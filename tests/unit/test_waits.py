@@ -6,7 +6,7 @@ import pytest
 
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.model import UNKNOWN_SEQ
-from tests.scenes import Scene, ago
+from tests.world.scene import Scene, ago
 
 
 def test_an_op_of_unknown_age_is_younger_than_any_other() -> None:

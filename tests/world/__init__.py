@@ -1,4 +1,10 @@
-"""The builders of test worlds.
+"""The builders of test worlds: what a test needs around the thing that it tests.
 
-`observe`: columns of entries, watermarks and P2P ops for an attempt of the engine, by ranges.
+- `observe`: entries, watermarks and P2P ops for an attempt of the engine, by ranges.
+- `job`, `race`: scripted jobs under a real engine; `scene`: a snapshot of the engine by hand.
+- `memory`: memory curves, samplers, and the series of a job; `nvml`: a scripted driver.
+- `clocks`: hosts whose clocks drift, step and stop, and networks between them.
+- `streams`: agent streams into a service; `http_service`: a scripted HTTP API for the commands.
+- `dump_files`, `telemetry_files`, `traces`: files that ranks and trackers leave.
+- `daemons`, `proxy`, `prometheus`, `webhook`, `certs`: what tests with real processes need.
 """

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests import real
 from tests.e2e.faults.account import Account, account
 from tests.e2e.faults.job import Training
-from tests.real import PATIENCE_S, free_port
+from tests.world import daemons
+from tests.world.daemons import PATIENCE_S, free_port
 
-until = partial(real.until, ignoring=OSError)
+until = partial(daemons.until, ignoring=OSError)
 """A daemon that does not answer gives nothing."""
 
 

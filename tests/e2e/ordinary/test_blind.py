@@ -14,7 +14,7 @@ from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests.real import until
+from tests.world.daemons import until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 pytest.importorskip("torch")

@@ -18,12 +18,12 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
-from tests import real
+from tests.world import daemons
 
 JOB = Path(__file__).parents[1] / "jobs" / "endings.py"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.xdist_group("endings")]
 pytest.importorskip("torch")
-until = partial(real.until, ignoring=FrdError)
+until = partial(daemons.until, ignoring=FrdError)
 
 Finding = Mapping[str, Any]
 _JUDGED_S = 5.0
@@ -66,7 +66,7 @@ class Job:
             launcher += ["--nproc-per-node", str(world)]
             self.processes = [self._spawn([*tap, "--", *launcher, str(JOB), mode], environment)]
             return
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(real.free_port())}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(daemons.free_port())}
         environment |= {"WORLD_SIZE": str(world)}
         command = [*tap, "--", sys.executable, str(JOB), mode]
         self.processes = [

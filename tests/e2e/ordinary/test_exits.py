@@ -16,12 +16,12 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
-from tests import real
+from tests.world import daemons
 
 WAYS = Path(__file__).with_name("ways_to_end.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
 pytest.importorskip("torch")
-until = partial(real.until, ignoring=FrdError)
+until = partial(daemons.until, ignoring=FrdError)
 
 
 def line_of(text: str) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.real import free_port, until
+from tests.world.daemons import free_port, until
 
 JOB = Path(__file__).parents[1] / "jobs/checkpoints.py"
 STALL_AFTER_S = 2.0

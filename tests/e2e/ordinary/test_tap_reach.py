@@ -25,7 +25,7 @@ from frd_agent.launch import commands
 from frd_agent.launch.run_lock import Holder, RunLock, holder
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.ranks import tap_files
-from tests.real import free_port, until
+from tests.world.daemons import free_port, until
 
 JOBS = Path(__file__).parents[1] / "jobs"
 AGENT = [sys.executable, "-m", "frd_agent"]

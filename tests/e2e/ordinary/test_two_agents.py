@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from frd_agent.launch.run_lock import holder
-from tests.real import free_port, until
+from tests.world.daemons import free_port, until
 
 
 @contextmanager

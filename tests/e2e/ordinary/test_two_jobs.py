@@ -19,12 +19,12 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
-from tests import real
+from tests.world import daemons
 
 STEADY = str(Path(__file__).parents[1] / "jobs" / "steady.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 pytest.importorskip("torch")
-until = partial(real.until, ignoring=FrdError)
+until = partial(daemons.until, ignoring=FrdError)
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def launched(stage: Stage, name: str, stop: Path) -> Iterator[list[subprocess.Po
     where = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(real.free_port()),
+        "MASTER_PORT": str(daemons.free_port()),
         "OMP_NUM_THREADS": "1",
     }
     tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(stage.run_dir)]

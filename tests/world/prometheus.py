@@ -23,9 +23,9 @@ from urllib.parse import urlencode
 
 import yaml
 
-from tests.real import free_port
+from tests.world.daemons import free_port
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm/frd/rules"
 LOCAL = "http://127.0.0.1:9374"
 """Where the rules and dashboards as they are shipped have the service."""

@@ -14,7 +14,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SOURCE = Path(__file__).parent / "nvml" / "driver.c"
+SOURCE = Path(__file__).parents[1] / "nvml" / "driver.c"
 LIBRARY = "libnvidia-ml.so.1"
 SCRIPT = "FRD_TEST_NVML"
 GIB = 1 << 30

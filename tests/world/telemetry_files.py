@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from frd.model import SeriesKind
-from tests.memory_jobs import EPOCH, GIB, Job, Row, S
+from tests.world.memory import EPOCH, GIB, Job, Row, S
 
 COUNTERS = {
     SeriesKind.DEVICE_USED: "device_used_bytes",
