@@ -425,7 +425,7 @@ def _check_exposure(config: Config) -> None:
             continue
         known = token_file is not None or getattr(tls, ca_key) is not None
         if tls.cert_file is None or not known:
-            missing = "TLS" if tls.cert_file is None else "asking who is there"
+            missing = "TLS" if tls.cert_file is None else "authentication"
             raise ConfigError(
                 f"{key}: {address}: reachable from the network without {missing}: set "
                 f"tls.cert_file, tls.key_file and auth.token_file (or tls.{ca_key}), listen on "

@@ -33,7 +33,7 @@ REASONS: Final = {
     Reason.UNREACHABLE: "does not answer",
     Reason.IN_COLLECTIVE_ALONE: "still inside an op that the other ranks completed",
     Reason.DEVICE_STUCK: "joined, but its device has not started the op",
-    Reason.MISMATCH: "did something else than the other ranks",
+    Reason.MISMATCH: "joined with another op, size or dtype than the other ranks",
     Reason.ORDER: "entered its groups in another order",
     Reason.NETWORK_OR_DEVICE: "all ranks joined and none completes: network or devices",
     Reason.LATE: "comes late again and again",

@@ -254,7 +254,7 @@ class Agent:
             return rank.poll(now_s, now_ns)
         except Exception:
             if rank.number not in self._failing:
-                log.exception("%s: could not be looked at", rank)
+                log.exception("%s: could not be read", rank)
             self._failing.add(rank.number)
             return True
 
@@ -296,7 +296,7 @@ class Agent:
                     log.warning("%s", error)
                 except Exception:  # whatever is wrong with one file, the ranks are watched
                     self._stats.refused_files["dump"] += 1
-                    log.exception("%s: could not be taken in", path)
+                    log.exception("%s: could not be processed", path)
             await asyncio.sleep(_FILES_EVERY_S)
 
     def _take_file(self, file: DumpFile) -> None:

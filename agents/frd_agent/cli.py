@@ -50,23 +50,29 @@ def cli(context: click.Context) -> int:
         "frd-agent run --config agent.toml",
     )
 )
-@click.option("--service", metavar="HOST:PORT", help="Where the service listens.")
+@click.option("--service", metavar="HOST:PORT", help="gRPC address of the service, or its URL.")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Where the taps of this node publish."
 )
 @click.option(
     "--dump-dir", type=click.Path(path_type=Path), help="Where torch writes its dump files."
 )
-@click.option("--tls-ca-file", type=click.Path(path_type=Path), help="Who signs the service.")
-@click.option("--tls-cert-file", type=click.Path(path_type=Path), help="Certificate to show.")
-@click.option("--tls-key-file", type=click.Path(path_type=Path), help="Its key.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Bearer token to show.")
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file.")
+@click.option(
+    "--tls-ca-file",
+    type=click.Path(path_type=Path),
+    help="Use TLS, and verify the service with this CA bundle (PEM).",
+)
+@click.option("--tls-cert-file", type=click.Path(path_type=Path), help="Client certificate (PEM).")
+@click.option("--tls-key-file", type=click.Path(path_type=Path), help="Client private key (PEM).")
+@click.option("--token-file", type=click.Path(path_type=Path), help="File with the bearer token.")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML configuration file.")
 @click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
-@click.option("--node", metavar="NAME", help="What to call this node, instead of the host's name.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="Of lines on stderr.")
+@click.option("--node", metavar="NAME", help="Name of this node, by default the host's name.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr."
+)
 def run(config: Path | None, **flags: object) -> None:
-    """Watch this node until SIGTERM or SIGINT; SIGHUP has it read its file again."""
+    """Watch this node until SIGTERM or SIGINT; on SIGHUP, read the file again."""
     from frd import logs
     from frd_agent.config import load
 

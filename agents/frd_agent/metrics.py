@@ -54,7 +54,7 @@ class AgentCollector(Collector):
         yield _total("frd_agent_streams", "Streams to the service ever opened.", stats.streams)
         yield _total("frd_agent_clock_pongs", "Pings that the service answered.", stats.pongs)
         yield _total("frd_agent_clock_steps", "Steps of this node's wall clock.", stats.clock_steps)
-        yield _gauge("frd_agent_ranks", "Rank processes under watch that are alive.", stats.ranks)
+        yield _gauge("frd_agent_ranks", "Watched rank processes that are alive.", stats.ranks)
         yield _gauge(
             "frd_agent_outbox_rows",
             "Transitions that wait for the service's acknowledgement.",
@@ -62,7 +62,7 @@ class AgentCollector(Collector):
         )
         yield _total(
             "frd_agent_dropped_rows",
-            "Transitions, or moments of memory, that will never reach the service, by reason.",
+            "Transitions and memory samples that will never reach the service, by reason.",
             {"outbox_full": self._outbox.dropped_total, "memory": self._samples.dropped}
             | {reason: stats.dropped_rows[reason] for reason in ("overrun", "refused")},
             "reason",
@@ -70,13 +70,13 @@ class AgentCollector(Collector):
         yield _total("frd_agent_dumps", "Dumps asked of ranks, by why.", stats.dumps, "why")
         yield _total(
             "frd_agent_refused_files",
-            "Files in the run and dump directories that could not be used, by kind.",
+            "Unusable files in the run and dump directories, by kind.",
             {"identity": 0, "dump": 0} | stats.refused_files,
             "kind",
         )
         yield HistogramMetricFamily(
             "frd_agent_poll_seconds",
-            "Time that one look at all ranks took.",
+            "Duration of one poll of all ranks.",
             buckets=list(
                 zip([*map(str, POLL_BOUNDS), "+Inf"], accumulate(stats.poll_buckets), strict=True)
             ),

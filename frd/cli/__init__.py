@@ -25,18 +25,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 FAILED, USAGE, FINDINGS_PRESENT, BLIND, INTERRUPTED = 1, 2, 3, 4, 130
 
 COMMANDS = {
-    "init": "Write a configuration to begin with: tokens, certificates, what to do next.",
+    "init": "Write a first configuration, with tokens and certificates.",
     "serve": "Run the central service.",
     "up": "Run service and agent on this machine, together.",
-    "demo": "Watch frd find the culprit of a small job that hangs, on this machine.",
+    "demo": "Run a small job that hangs on this machine, and name the first cause.",
     "status": "Show jobs, groups, ranks and clocks.",
-    "findings": "List what frd has found.",
+    "findings": "List findings.",
     "dump": "Fetch Flight Recorder dumps of every rank, now or from a finding.",
-    "analyze": "Say who is the first cause in a folder of dumps, with no service.",
-    "replay": "Give the findings of a journal, offline.",
-    "check": "Validate a configuration and print what is in effect.",
+    "analyze": "Name the first cause in a folder of dumps, without a service.",
+    "replay": "Compute the findings of a journal, offline.",
+    "check": "Validate a configuration and print the effective values.",
     "doctor": "Check whether a job on this machine would be watched.",
-    "completion": "Print what makes a shell complete frd's commands and options.",
+    "completion": "Print the completion script of a shell.",
 }
 
 
@@ -65,7 +65,7 @@ class _Commands(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
-        "frd demo                 # see it find the culprit of a job that hangs",
+        "frd demo                 # a job that hangs, and its first cause",
         "frd up                   # service and agent on this machine",
         "frd findings --watch     # what is wrong, redrawn live",
     ),

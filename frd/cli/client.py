@@ -129,7 +129,7 @@ class Client:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise FrdError(
-                f"service: {self.address}: answered something that is not JSON: "
+                f"service: {self.address}: the answer is not JSON: "
                 "name the HTTP address of `frd serve`"
             ) from None
 

@@ -31,7 +31,7 @@ _SERVICE = (
         envvar="FRD_HTTP",
         default=DEFAULT_HTTP,
         show_default=True,
-        help="Where the service's HTTP listens; a URL will do.",
+        help="HTTP address of the service, or its URL.",
     ),
     click.option("--tls", is_flag=True, envvar="FRD_TLS", help="The service speaks TLS."),
     click.option(

@@ -47,7 +47,7 @@ class Engine:
         self._pending: list[FindingEvent] = []
         """Happened between two calls of `advance`."""
         self.faults: list[Exception] = []
-        """Of this program, not of its input: why attempts could not be looked at or shown since
+        """Of this program, not of its input: why attempts could not be read or shown since
         `advance` was called last."""
         self._evicted = Counter({"attempts": 0, "findings": 0})
         """With those of attempts that are forgotten, so that the sums never fall."""

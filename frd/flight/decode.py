@@ -166,7 +166,7 @@ class Budget:
         if self._left < 0:
             raise DumpError(
                 f"{self._source}: more elements than its size allows: "
-                "no honest dump has them, the file may be hostile"
+                "no valid dump has them, the file may be malicious"
             )
 
     def entry(self, fields: Any) -> Entry:

@@ -304,7 +304,7 @@ class App:
             return await self._evaluator.dismiss(dismissal)
         except TimeoutError:
             raise ServiceUnavailable(
-                f"finding: {dismissal.finding}: not closed: the service does not get to it: "
+                f"finding: {dismissal.finding}: not closed: the service is too busy:  "
                 "see its log, and try again"
             ) from None
 

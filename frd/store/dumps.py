@@ -101,7 +101,7 @@ class DumpStore:
     def _tar(self, dump_id: str) -> Iterator[bytes]:
         with self._lock:
             if dump_id not in self._sizes:
-                raise StoreError(f"dump: {dump_id}: evicted just now: look for a later one")
+                raise StoreError(f"dump: {dump_id}: was just evicted: use a later one")
             self._reading[dump_id] = self._reading.get(dump_id, 0) + 1
         try:
             yield from _tar_stream(self.folder / dump_id)

@@ -48,7 +48,7 @@ MUTANTS = (
         _PROCESS,
         "self._tells_status = stat.start_code > _START_CODE_HIDDEN",
         "self._tells_status = stat.start_code > 0",
-        "an agent without permission takes every killed rank for one that left with status 0",
+        "an agent without permission takes every killed rank for one that exited with status 0",
     ),
     Mutant(
         "exit-passed-on-signal-ignored",

@@ -54,7 +54,7 @@ def test_limits_behind_a_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "holds no token"),
+        ("", "contains no token"),
         ("short", "5 characters"),
         (f"{ALL} jobs=x", "not a limit"),
         (f"{ALL} role=king", "not a limit"),

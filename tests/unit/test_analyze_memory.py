@@ -74,7 +74,7 @@ def test_two_processes_on_one_rank(tmp_path: Path) -> None:
     found = analyzed(tmp_path, Job(rows, 45))
     assert suspects(found.findings[0]) == [1]
     assert found.jobs[0].ranks[1].processes == ("process 4711", "process 4712")
-    assert any("rank 1: several processes at once" in note for note in found.warnings)
+    assert any("rank 1: several processes together" in note for note in found.warnings)
 
 
 def test_a_process_that_takes_over_starts_anew(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_missing_ranks_are_told(tmp_path: Path) -> None:
     events = [event(at / 10, rank=rank, world_size=8) for at in range(50) for rank in (0, 3, 7)]
     found = frd.load_memory([write(tmp_path / "a.jsonl", events)])
     assert found.jobs[0].missing_ranks == (1, 2, 4, 5, 6)
-    assert found.summary == "the samples show no memory trouble; no samples of ranks 1-2,4-6"
+    assert found.summary == "the samples show no memory fault; no samples of ranks 1-2,4-6"
 
 
 def test_several_jobs_in_one_file(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     """Exit code 0, and words that say so."""
     files = of_job(job(CALM, CALM), tmp_path / "job")
     assert run(["analyze", *map(str, files), "--memory"]) == 0
-    assert "the samples show no memory trouble" in capsys.readouterr().out
+    assert "the samples show no memory fault" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_children_without_py_spy(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     stack = asyncio.run(StackReader(parent.pid, None).read())
     told = activity_of(stack.text + read(Children(parent.pid)))
-    assert told.note == "install py-spy beside the agent to see its Python stack"
+    assert told.note == "install py-spy in the agent's environment to see its Python stack"
     assert f"{ADVICE}install py-spy" in stack.text
     assert all(one.stack[0].startswith("in the kernel: ") for one in told.workers)
     assert len(told.workers) == 2
@@ -134,7 +134,7 @@ def test_a_rank_of_very_many_children(start: Start) -> None:
     """)
     text = read(Children(parent.pid))
     assert len(pids(text)) == MAX_CHILDREN
-    assert text.endswith("# 4 more child processes were not looked at\n")
+    assert text.endswith("# 4 more child processes were not read\n")
 
 
 def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:

@@ -146,7 +146,7 @@ def test_files_of_a_dump_that_tells_nothing(
     assert told["waited"][0]["at_least_s"] == 0
     run(["analyze", str(folder)])
     words = " ".join(capsys.readouterr().out.split())
-    assert "how long they had waited when dumped: at least 0.0 s" in words
+    assert "time they had waited when dumped: at least 0.0 s" in words
     assert "take another dump and name both folders" in words
 
 

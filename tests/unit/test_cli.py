@@ -281,7 +281,7 @@ def test_a_dump_becomes_a_folder(
     out = capsys.readouterr().out
     assert "dumps of ranks 0-1,3" in out
     assert "no answer from rank 2: no answer" in out
-    assert out.splitlines()[-1] == f"look at it: frd analyze {folder}"
+    assert out.splitlines()[-1] == f"next: frd analyze {folder}"
 
 
 def job_line(name: str, *, ended: bool = False, **ranks: int) -> dict[str, object]:

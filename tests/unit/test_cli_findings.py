@@ -239,7 +239,7 @@ def test_a_live_picture_keeps_its_last_line(service: Service, command: str) -> N
     try:
         text = shown(terminal, b"last heard 0.4 s ago")
         snapshot = text.partition("last heard 0.4 s ago")[0]  # of as many as came at once
-        assert "more lines: make the window higher" in snapshot
+        assert "more lines: enlarge the window" in snapshot
         assert len(snapshot.splitlines()) <= 8
         service.server.shutdown()
         service.server.server_close()

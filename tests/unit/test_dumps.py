@@ -206,7 +206,7 @@ def test_a_dump_that_goes_before_it_is_read(tmp_path: Path) -> None:
     stream = store.tar(first)
     assert stream is not None
     taken(store, at=1)
-    with pytest.raises(StoreError, match=f"{first}: evicted just now"):
+    with pytest.raises(StoreError, match=f"{first}: was just evicted"):
         next(stream)
 
 

@@ -242,7 +242,7 @@ def test_who_returns_early_comes_before_those_who_lose_it() -> None:
     assert finding.victims == (0, 1, 3)
     at = clock_text(finding.suspects[0].onset_at or 0)
     assert finding.summary.startswith(
-        f"rank 2 left with status 0 at {at} (last joined #3 on dp); 3 ranks wait for it"
+        f"rank 2 exited with status 0 at {at} (last joined #3 on dp); 3 ranks wait for it"
     )
 
 
@@ -351,7 +351,7 @@ def test_where_each_blames_a_peer_nobody_is_named() -> None:
     finding = job.only()
     assert named(finding) == []
     assert finding.summary == (
-        "ranks 0-3 ended, and each blames a peer: which rank went first is not known"
+        "ranks 0-3 ended, and each blames a peer: which rank ended first is not known"
     )
 
 

@@ -138,7 +138,7 @@ def test_many_bad_lines_are_told_by_the_handful(tmp_path: Path) -> None:
     recorded, warnings = read(write(tmp_path / "a.log", b"INFO hello\n" * 5_000))
     assert not len(recorded.stream)
     assert len(warnings) == MAX_WARNINGS_A_FILE + 1
-    assert warnings[-1].endswith("4992 more that cannot be read: left out likewise")
+    assert warnings[-1].endswith("4992 more that cannot be read: left out, too")
 
 
 def test_a_packed_file_that_is_cut_short(tmp_path: Path) -> None:

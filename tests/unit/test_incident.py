@@ -116,7 +116,7 @@ def test_findings_that_turn_out_to_be_one_incident_become_one() -> None:
     closed = {event.finding.id: event.finding for event in job.events if event.change is CLOSED}
     assert {tuple(s.rank for s in f.suspects) for f in closed.values()} == {(1,), (2,)}
     assert closed[first.id].close_reason == (
-        f"its suspects came; finding {finding.id} is about what waits now"
+        f"its suspects joined; what waits now is in finding {finding.id}"
     )
 
 

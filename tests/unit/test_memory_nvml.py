@@ -166,7 +166,7 @@ def test_processes_that_may_not_be_seen_are_none(
         (device,) = nvml.look(now_s).devices
         assert (device.used, device.processes) == (GIB, {})
     (line,) = said(caplog)
-    assert line.endswith("memory by process is not seen")
+    assert line.endswith("memory per process is not available")
 
 
 def test_a_device_that_may_not_be_seen_is_not_lost(

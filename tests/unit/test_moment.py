@@ -105,7 +105,7 @@ def test_a_tie_is_told_as_one() -> None:
     assert [(s.rank, s.tied) for s in finding.suspects] == [(2, True), (5, True)]
     assert [s.onset_at for s in finding.suspects] == [ago(9.0), ago(8.998)]
     assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0012, 0.0012]
-    assert finding.summary.endswith("; at the same time, within 2.4 ms")
+    assert finding.summary.endswith("; they began at the same time, within 2.4 ms")
     assert finding_from_json(finding_json(finding)) == finding
 
 
@@ -123,7 +123,7 @@ def test_an_unknown_clock_is_told_as_one() -> None:
     finding = told(under(scene.snapshot(), NODES, [0.1] * 3 + [None] * 3), scene)
     assert [s.tied for s in finding.suspects] == [True, True]
     assert [s.onset_uncertainty_s for s in finding.suspects] == [0.0001, None]
-    assert finding.summary.endswith("; their clocks cannot tell which of them was first")
+    assert finding.summary.endswith("; their clocks are not exact enough to say which was first")
 
 
 @pytest.mark.parametrize(("within_ms", "lost"), [(5.0, [2]), (20.0, [2, 5]), (None, [2, 5])])

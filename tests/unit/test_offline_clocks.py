@@ -45,7 +45,7 @@ def test_offsets_of_the_folder_are_used() -> None:
     for rank, offset_ms in enumerate((0, -5_000, 0)):
         tell(folder, rank, offset_ms, 0.12)
     found = analyze(folder.trace())
-    assert found.clock_source == "told by the dump, ±120 µs"
+    assert found.clock_source == "given by the dump, ±120 µs"
     assert found.collectives[0].first_created_ns == T0 + 500 * MS
     assert set(found.clock_uncertainties_ns.values()) == {120_000}
 
@@ -58,7 +58,7 @@ def test_an_offset_without_a_bound() -> None:
     assert clocks(folder).offset_ns == {0: 0, 1: -7_000 * MS}
     assert clocks(folder).source == "estimated from 8 collectives, ±20 ms"
     silent = Folder().group("0", range(2)).rank(0, offset_ns=5).rank(1, offset_ns=6)
-    assert clocks(silent).source == "told by the dump, how exactly it does not say"
+    assert clocks(silent).source == "given by the dump, without an uncertainty"
     assert clocks(silent).uncertainty_ns == {0: None, 1: None}
 
 
@@ -68,7 +68,7 @@ def test_clocks_drift_between_the_last_entry_and_the_dump() -> None:
     folder.taken_at = AlignedNs(T0 + 800 * MS + 100_000 * MS)
     for rank in (0, 1):
         tell(folder, rank, 0, 0.5)
-    assert clocks(folder).source == "told by the dump, ±10 ms"
+    assert clocks(folder).source == "given by the dump, ±10 ms"
 
 
 def test_nodes_that_the_folder_does_not_tell_of_are_estimated() -> None:
@@ -79,7 +79,7 @@ def test_nodes_that_the_folder_does_not_tell_of_are_estimated() -> None:
     found = clocks(folder)
     assert abs(found.offset_ns[2] + 3_000 * MS) <= 20 * MS
     assert found.source == (
-        "2 clocks told by the dump, ±100 µs; 1 clock estimated from 8 collectives, ±20 ms"
+        "2 clocks given by the dump, ±100 µs; 1 clock estimated from 8 collectives, ±20 ms"
     )
 
 
@@ -169,7 +169,7 @@ def test_a_told_clock_that_lies_is_the_one_that_is_named() -> None:
     assert (found.fault, found.clock_uncertainties_ns[2]) == (False, None)
     assert found.clock_uncertainties_ns[3] == 100_000
     assert found.clock_source == (
-        "3 clocks told by the dump, ±100 µs; 1 clock unsynchronized: contradicted by collectives"
+        "3 clocks given by the dump, ±100 µs; 1 clock unsynchronized: contradicted by collectives"
     )
     assert "no communication fault, but the clock of n2" in found.summary
 

@@ -162,7 +162,7 @@ def test_a_rank_that_computes() -> None:
 
 def test_what_to_do_about_a_missing_stack() -> None:
     """The agent's advice is a note of its own."""
-    advice = "install py-spy beside the agent to see its Python stack"
+    advice = "install py-spy in the agent's environment to see its Python stack"
     assert activity_of(f"# advice: {advice}\n== /proc/1/status\n") == Activity(note=advice)
     assert activity_of("") == Activity()
 

@@ -173,7 +173,7 @@ def test_short_of_descriptors_nobody_is_dead(child: subprocess.Popen[bytes]) -> 
     assert process is not None
     with descriptors(left=0):
         assert process.look() is Vital.RUNNING
-        assert process.describe() == f"process {child.pid} cannot be looked at: Too many open files"
+        assert process.describe() == f"process {child.pid} cannot be read: Too many open files"
         with pytest.raises(OSError, match="Too many open files"):
             Process.pin(child.pid)
         with pytest.raises(OSError, match="Too many open files"):

@@ -53,4 +53,4 @@ def test_a_rank_that_others_hold_up_from_now_on_is_not_kept_as_a_straggler() -> 
     assert [named(finding) for finding in race.open()] == [(5,)]
     run(race, layers, [6], 0)
     assert [named(finding) for finding in race.open()] == [(6,)]
-    assert ends(race.events) == [((5,), "it was held up by others")]
+    assert ends(race.events) == [((5,), "other ranks delayed it")]

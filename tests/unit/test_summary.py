@@ -106,12 +106,12 @@ def test_nothing_unprintable_passes() -> None:
         (
             replace(STALL, reason=Reason.NETWORK_OR_DEVICE),
             "all_reduce #7 on dp has waited 12.4 s although all of its ranks have joined: "
-            "no rank is to blame, look at the network and the devices",
+            "no single rank is the cause, check the network and the devices",
         ),
         (
             replace(STALL, unknown=(2,)),
             "all_reduce #7 on dp has waited 12.4 s; the cause may be rank 2, "
-            "of which too little is known: look at the agent (frd status)",
+            "whose telemetry is missing or late: check the agents (frd status)",
         ),
         (
             replace(

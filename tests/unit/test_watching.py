@@ -72,7 +72,7 @@ def test_no_agent_at_all() -> None:
     (text,) = blind(state([attempt([FINISHED])], [node("a", (0,), up=False)]))
     assert text.startswith("no agent is connected: start `frd-agent run`")
     assert blind(state([attempt([FINISHED])], [node("a", (0,), up=False)]), "train") == []
-    assert "evaluated nothing yet" in blind(state(evaluated_at=None))[0]
+    assert "has not evaluated yet" in blind(state(evaluated_at=None))[0]
 
 
 def test_an_agent_is_gone_under_ranks_that_had_not_ended() -> None:
@@ -81,7 +81,7 @@ def test_an_agent_is_gone_under_ranks_that_had_not_ended() -> None:
     nodes = [node("a", (0,)), node("b", (1, 2, 3), up=False, heard_s=185.0)]
     told = watching_json(state([job], nodes))
     assert told["blind"] == [
-        "train: the agent on b is gone, last heard 3 min ago, nobody watches ranks 1-2: "
+        "train: the agent on b is gone, last heard 3 min ago, no agent watches ranks 1-2: "
         "start `frd-agent run` there"
     ]
     assert (told["jobs"], told["ranks"], told["agents"]) == (1, 1, 1)
@@ -92,14 +92,14 @@ def test_many_agents_are_one_sentence() -> None:
     nodes = [node(f"n{rank}", (rank,), up=False) for rank in range(6)]
     (text,) = blind(state([attempt([LIVE] * 6)], nodes))
     assert text.startswith("train: 6 agents on n0, n1, n2 and 3 more are gone, last heard 0.4 s")
-    assert "nobody watches ranks 0-5" in text
+    assert "no agent watches ranks 0-5" in text
 
 
 def test_an_agent_that_is_silent_or_expected() -> None:
     """Connected but not heard of; configured but never seen; of a job that ended neither counts."""
     nodes = [node("a", (0,)), node("b", (1,), late=True, heard_s=15.0)]
     (text,) = blind(state([attempt([LIVE, LIVE])], nodes))
-    assert "the agent on b is silent, last heard 15 s ago, nobody watches rank 1: see" in text
+    assert "the agent on b is silent, last heard 15 s ago, no agent watches rank 1: see" in text
     expected = {"train": 3, "never started": 1}
     told = blind(state([attempt([LIVE])], [node("a", (0,))], expected_agents=expected))
     assert told == [

@@ -75,7 +75,7 @@ def _tap(cmd: Sequence[str], env: Mapping[str, str]) -> Iterator[Check]:
         yield Check(
             "command",
             State.WARNING,
-            f"{cmd[0]}: does not say which Python it starts: {python} is checked instead; name "
+            f"{cmd[0]}: which Python it starts is not known: {python} is checked instead; name "
             "the Python of the ranks: -- /path/to/python",
         )
     found = _ask(python, _PROBE.read_text("utf-8"), env)
@@ -126,7 +126,7 @@ def _same_tap(path: str) -> Check:
     return Check(
         "tap version",
         State.WARNING,
-        f"{path}: is another release's than {ours}: install the same frd in both environments",
+        f"{path}: is not of release {ours}: install the same frd in both environments",
     )
 
 
@@ -229,7 +229,7 @@ def _agent(directory: str, agent: Holder | None) -> Check:
     if agent is None:
         return Check("agent", State.FAILED, starter.unwatched(directory) or directory)
     if not (agent.pid or agent.node):
-        return Check("agent", State.WARNING, f"{directory}/agent.lock: cannot be looked at")
+        return Check("agent", State.WARNING, f"{directory}/agent.lock: cannot be read")
     ours = _version()
     if agent.version != ours:
         return Check(
@@ -291,7 +291,7 @@ def _stacks(agent: Holder | None) -> Check:
         )
     scope = _number_in("/proc/sys/kernel/yama/ptrace_scope", 10)
     if scope == 0 or (scope < 3 and _may_trace(agent)):
-        return Check("stacks", State.OK, "py-spy is there and may read the ranks")
+        return Check("stacks", State.OK, "py-spy is installed and may read the ranks")
     return Check(
         "stacks",
         State.WARNING,

@@ -166,7 +166,7 @@ def holder(run_dir: Path) -> Holder | None:
     """The live agent that watches `run_dir`, None when there is none.
 
     Raises:
-        OSError: the lock exists and cannot be looked at, so nobody knows.
+        OSError: the lock exists and cannot be read, so nobody knows.
     """
     try:
         fd = os.open(run_dir / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

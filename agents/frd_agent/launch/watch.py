@@ -36,7 +36,7 @@ class LaunchWatch:
             try:
                 await self._look()
             except Exception:  # whatever is wrong here, the ranks are watched
-                log.exception("%s: commands could not be looked at", self._directory)
+                log.exception("%s: commands could not be read", self._directory)
             await asyncio.sleep(_EVERY_S)
 
     async def _look(self) -> None:

@@ -23,11 +23,9 @@ _OF_RANKS: Final = (
 def memory_metrics(view: MemoryView, who: Callable[[int], tuple[str, int]]) -> Iterator[Metric]:
     """`who` gives job and rank of a dictionary's number."""
     used = GaugeMetricFamily(
-        "frd_gpu_memory_used_bytes", "Memory of the device in use, by anybody.", labels=["gpu"]
+        "frd_gpu_memory_used_bytes", "Memory of the device in use by all processes.", labels=["gpu"]
     )
-    total = GaugeMetricFamily(
-        "frd_gpu_memory_total_bytes", "Memory that the device has.", labels=["gpu"]
-    )
+    total = GaugeMetricFamily("frd_gpu_memory_total_bytes", "Memory of the device.", labels=["gpu"])
     for device in view.devices:
         used.add_metric([device.uuid], device.used)
         total.add_metric([device.uuid], device.total)
@@ -35,7 +33,7 @@ def memory_metrics(view: MemoryView, who: Callable[[int], tuple[str, int]]) -> I
     yield total
     own = GaugeMetricFamily(
         "frd_rank_gpu_memory_bytes",
-        "Device memory of the rank's process, whoever in it asked for it.",
+        "Device memory of the rank's process, torch's allocator and all libraries together.",
         labels=["job", "rank", "gpu"],
     )
     for (job, rank, gpu), value in _of_devices(view, who).items():
@@ -48,7 +46,7 @@ def memory_metrics(view: MemoryView, who: Callable[[int], tuple[str, int]]) -> I
         yield family
     yield GaugeMetricFamily(
         "frd_agent_driver_silent_seconds",
-        "For how long the NVIDIA driver has not answered, 0 when it has.",
+        "Seconds since the NVIDIA driver stopped answering, 0 while it answers.",
         view.driver_silent_s,
     )
 

@@ -64,7 +64,7 @@ class Children:
             if _HELPER not in text
         ]
         if self._left_out:
-            parts.append(f"# {self._left_out} more child processes were not looked at\n")
+            parts.append(f"# {self._left_out} more child processes were not read\n")
         return "".join(parts)
 
     async def _read(self, child: Child, gate: asyncio.Semaphore, deadline: float) -> str:

@@ -1,4 +1,4 @@
-"""A rank that is known from its dump files only: it has no tap, so nobody watches its process.
+"""A rank that is known from its dump files only: it has no tap, so no agent watches its process.
 
 What its recorder wrote counts like any other dump, up to the moment of writing. Of its state nobody
 can say anything, and its silence afterwards is no evidence: `as_of_ns` stands still.

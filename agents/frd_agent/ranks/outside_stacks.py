@@ -75,7 +75,7 @@ async def _dump(command: str, pid: int) -> str:
 def advice(error: NoStack) -> str:
     """What to do so that the next stack can be read; empty if nothing helps."""
     if NOT_INSTALLED in str(error):
-        return "install py-spy beside the agent to see its Python stack"
+        return "install py-spy in the agent's environment to see its Python stack"
     if "ermission" in str(error):
         return "let py-spy read it (same user as the rank, or CAP_SYS_PTRACE) to see its stack"
     return ""

@@ -146,7 +146,7 @@ class Process:
         try:
             stat = self._stat()
         except OSError as error:
-            return f"process {self.pid} cannot be looked at: {error.strerror}"
+            return f"process {self.pid} cannot be read: {error.strerror}"
         if stat is None:
             return f"process {self.pid} is gone"
         words = {

@@ -118,12 +118,12 @@ class Roster:
 
     def _meet(self, file: TapFile, identity: TapIdentity) -> Rank | None:
         """None when that takes what this process is short of, such as descriptors: the next turn
-        tries again. Whoever cannot be looked at must not be taken for dead."""
+        tries again. Whoever cannot be read must not be taken for dead."""
         try:
             rank = Rank(file, identity, self._shared, self._sockets)
         except OSError as error:
             if not self._is_short:
-                log.warning("%s: cannot be looked at: %s: trying again", file.path, error.strerror)
+                log.warning("%s: cannot be read: %s: trying again", file.path, error.strerror)
             self._is_short = True
             return None
         self._is_short = False

@@ -103,7 +103,7 @@ class Handlers:
         except asyncio.LimitOverrunError as error:
             raise HandlerFailed(f"{self.path}: {target}: endless header: not torch's?") from error
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            raise Refused(f"{self.path}: nobody listens: the process is gone") from error
+            raise Refused(f"{self.path}: nothing listens: the process is gone") from error
         except OSError as error:
             raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
         finally:

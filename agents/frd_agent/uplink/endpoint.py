@@ -80,7 +80,7 @@ def advice(details: str) -> str:
     told = why.lower()
     if "http1" in told or "http2 header with status" in told:
         return (
-            "what listens there is no gRPC server: name the address of `frd serve --grpc` "
+            "the server there is no gRPC server: name the address of `frd serve --grpc` "
             "(by default port 9373), not that of --http, and no proxy for HTTP/1"
         )
     if "handshake" in told or "ssl" in told:

@@ -158,7 +158,7 @@ class Clock:
                 self._complain(str(error))
             except Exception as error:
                 if self._complained != repr(error):
-                    log.exception("clock: unforeseen")
+                    log.exception("clock: unexpected error")
                 self._complained = repr(error)
             if time.monotonic() - began > PROVEN_S:
                 backoff.reset()

@@ -106,7 +106,7 @@ class Stream:
             except ServiceUnavailable as error:
                 self._say_lost(error)
             except Exception:
-                log.exception("service %s: unforeseen", self.service)
+                log.exception("service %s: unexpected error", self.service)
             finally:
                 self.stats.connected = False
             if time.monotonic() - began > PROVEN_S:
@@ -170,7 +170,7 @@ class Stream:
             except asyncio.InvalidStateError:
                 raise await self._ending(call) from None
             except WireError as error:
-                raise _Lost(f"it said what cannot be read: {error}") from None
+                raise _Lost(f"its message cannot be read: {error}") from None
             finally:
                 call.cancel()
                 if beside is not None:
@@ -220,7 +220,7 @@ class Stream:
                 case Refusal():
                     raise self._refused(event)
                 case Welcome():
-                    raise _Lost("it said welcome twice")
+                    raise _Lost("it sent two welcomes")
 
     async def _write(self, call: StreamCall) -> None:
         while True:
@@ -241,9 +241,9 @@ class Stream:
                 await call.done_writing()
                 return
             if self._hang_up:
-                raise _Lost("the configuration was read again: opening another line")
+                raise _Lost("the configuration was read again: opening another connection")
             if self.dispatch.must_reopen:
-                raise _Lost("all that one stream may declare is declared: opening another")
+                raise _Lost("the stream has declared as much as it may: opening another")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), round_s)
             self._wake.clear()
@@ -273,7 +273,7 @@ class Stream:
             dropped = self.outbox.clear()
             self.stats.dropped_rows["refused"] += dropped
             log.warning(
-                "service %s: refuses what it is sent: %d rows dropped",
+                "service %s: refuses a message: %d rows dropped",
                 self.service,
                 dropped,
             )

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(path_type=Path),
 )
-@click.option("--memory", is_flag=True, help="Read files of memory telemetry, not dumps.")
+@click.option("--memory", is_flag=True, help="Read files of memory telemetry instead of dumps.")
 @click.option(
     "--clock-uncertainty",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
     help="With --memory: how far off each host's clock may be. By default 1.",
 )
-@click.option("-p", "--prefix", metavar="P", help="What file names start with, before the rank.")
-@click.option("--entries", is_flag=True, help="A table of what each rank recorded.")
+@click.option("-p", "--prefix", metavar="P", help="Beginning of the file names, before the rank.")
+@click.option("--entries", is_flag=True, help="A table of each rank's entries.")
 @click.option("--collectives", is_flag=True, help="A table of all collectives.")
 @click.option("--ranks", metavar="0-3,7", help="Only these ranks in the tables.")
 @click.option(
@@ -64,19 +64,19 @@ if TYPE_CHECKING:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write all of it to a new .json, .sqlite or .parquet file.",
+    help="Write all tables to a new .json, .sqlite or .parquet file.",
 )
 @click.option(
     "--timeline",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write a trace for ui.perfetto.dev to a new file, packed if it ends in .gz.",
+    help="Write a trace for ui.perfetto.dev to a new file, compressed if it ends in .gz.",
 )
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the verdict to a new page that can be shared: one file, no network.",
+    help="Write the verdict to a new self-contained HTML page.",
 )
 @click.option(
     "--stall-after",
@@ -110,7 +110,7 @@ def command(
     transform_ft: bool,
     group_world_size: int | None,
 ) -> int:
-    """Say who is the first cause in DIR, a folder of Flight Recorder dumps; no service needed.
+    """Name the first cause in DIR, a folder of Flight Recorder dumps; no service needed.
 
     The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
     `frd dump` made. Several folders are dumps of one job at different times: a wait that is in the

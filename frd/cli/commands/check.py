@@ -27,7 +27,7 @@ from frd.usage import examples
 )
 @json_option
 def command(path: Path, as_json: bool) -> None:
-    """Validate a configuration and print what is in effect.
+    """Validate a configuration and print the effective values.
 
     The output is TOML with every key: defaults, the file, then FRD_* variables of this environment.
     """

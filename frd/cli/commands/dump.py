@@ -56,7 +56,7 @@ _RUNNING = frozenset({"live", "silent"})
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a rank may take to answer.",
+    help="Time limit for the answer of a rank.",
 )
 @click.option(
     "-o",
@@ -206,7 +206,7 @@ def _report(folder: Path) -> int:
     for reason, ranks in sorted(by_reason.items(), key=lambda item: item[1]):
         click.echo(f"no answer from {_count(ranks)}: {plain(reason)}")
     if answered:
-        click.echo(f"look at it: frd analyze {shlex.quote(str(folder))}")
+        click.echo(f"next: frd analyze {shlex.quote(str(folder))}")
     return 0 if answered else FAILED
 
 

@@ -29,18 +29,16 @@ _GRPC_PORT, _HTTP_PORT = 9373, 9374
 @click.argument(
     "folder", metavar="[DIR]", default=Path("."), type=click.Path(path_type=Path, file_okay=False)
 )
-@click.option(
-    "--tls", is_flag=True, help="Also make a certificate authority, and certificates of it."
-)
+@click.option("--tls", is_flag=True, help="Also make a CA, and certificates signed by it.")
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Name or address under which the service is reached; may be repeated; needs --tls.",
+    help="Name or address of the service, for its certificate; may be repeated; needs --tls.",
 )
 def command(folder: Path, tls: bool, hosts: tuple[str, ...]) -> None:
-    """Write a configuration to begin with into DIR, and print what to do next.
+    """Write a first configuration into DIR, and print what to do next.
 
     A commented frd.toml, and a token each for agents, readers and operators. With --tls also a
     certificate authority, the service's certificate, and one that agents show. With --host the
@@ -103,9 +101,9 @@ def _configuration(folder: Path, tls: bool, *, beyond: bool) -> str:
     host = "0.0.0.0" if beyond else "127.0.0.1"
     lines = [
         "# The configuration of `frd serve`. docs/configuration.md has all keys and defaults.",
-        "# `frd check --config FILE` validates it; SIGHUP has a running service read it again.",
+        "# `frd check --config FILE` validates it; on SIGHUP a running service reads it again.",
         "",
-        "# Where agents connect, and where metrics, the API and commands do.",
+        "# Addresses for agents (gRPC), and for metrics, API and commands (HTTP).",
         f'grpc = "{host}:{_GRPC_PORT}"',
         f'http = "{host}:{_HTTP_PORT}"',
         "",
@@ -113,7 +111,7 @@ def _configuration(folder: Path, tls: bool, *, beyond: bool) -> str:
         '# data_dir = "/var/lib/frd"',
         "",
         "[auth]",
-        "# Who may do what, a line a token: docs/security.md.",
+        "# Tokens and their roles, one per line: docs/security.md.",
         f"token_file = {json.dumps(str(folder / 'tokens'))}",
         "",
     ]
@@ -122,7 +120,7 @@ def _configuration(folder: Path, tls: bool, *, beyond: bool) -> str:
             "[tls]",
             f"cert_file = {json.dumps(str(folder / 'server.pem'))}",
             f"key_file = {json.dumps(str(folder / 'server.key'))}",
-            "# Agents must show a certificate of this authority.",
+            "# Agents must present a certificate of this CA.",
             f"client_ca_file = {json.dumps(str(folder / 'ca.pem'))}",
             "",
         ]
@@ -134,7 +132,7 @@ def _configuration(folder: Path, tls: bool, *, beyond: bool) -> str:
         "# A finding that has lasted for this long is critical; before that it is a warning.",
         "critical_after_s = 60",
         "",
-        "# How many agents each job should have; frd says when fewer report.",
+        "# Expected number of agents per job; frd reports when fewer are connected.",
         "# [expected_agents]",
         "# pretrain-7b = 128",
         "",
@@ -163,7 +161,7 @@ def _next(folder: Path, tls: bool, host: str) -> str:
         ask += f" --tls-ca-file {file('ca.pem')}"
         scrape = ["scheme: https", f'tls_config: {{ca_file: "{folder / "ca.pem"}"}}', *scrape]
     copied = ["agent-token", *(["ca.pem", "client.pem", "client.key"] if tls else [])]
-    kept = "Keep ca.key where nobody gets at it: whoever has it can pose as the service.\n"
+    kept = "Keep ca.key secret: with it anybody can impersonate the service.\n"
     return "\n".join(
         [
             f"wrote {folder}",

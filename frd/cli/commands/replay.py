@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def command(journal: Path, job: str | None, since: str | None, as_json: bool) -> int:
-    """Give the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
+    """Compute the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
 
     The same code decides as in the live service, at the times that the journal tells; all of the
     journal is played, whatever is asked for. Exit code 3 when there are findings.

@@ -53,7 +53,9 @@ if TYPE_CHECKING:
     default=None,
     help="Listen beyond loopback without TLS and tokens; see docs/security.md.",
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="Of lines on stderr.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr."
+)
 def command(
     path: Path | None,
     grpc: str | None,

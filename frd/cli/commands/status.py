@@ -35,7 +35,7 @@ MAX_ENDED = 20
 @click.option("--job", metavar="J", help="Only this job.")
 @click.option("--all", "unfolded", is_flag=True, help="Show jobs that ended in full as well.")
 @click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
-@click.option("--memory", is_flag=True, help="Memory of all ranks, not of the worst few.")
+@click.option("--memory", is_flag=True, help="Memory of all ranks.")
 @click.option("--ranks", metavar="0-3,7", help="Only these ranks, with all of their memory.")
 @json_option
 @service_options
@@ -48,7 +48,7 @@ def command(
     ranks: str | None,
     as_json: bool,
 ) -> None:
-    """Show jobs, groups, ranks, memory and clocks, and what is open now.
+    """Show open findings, jobs, groups, ranks, memory and clocks.
 
     Open findings come first, and the ranks that they suspect come first among the ranks. A job that
     has ended is one line.
@@ -213,5 +213,5 @@ def _findings(findings: Sequence[Mapping[str, Any]], now: datetime) -> Sequence[
         text.append(f", opened {age}: {plain(one['summary'])}", style=f"not bold {style}")
         lines.append(text)
     if lines:
-        lines.append(Text("`frd findings ID` shows one of them whole", style="dim"))
+        lines.append(Text("`frd findings ID` shows one of them in full", style="dim"))
     return lines or [Text("no open findings", style="green")]

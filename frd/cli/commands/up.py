@@ -41,7 +41,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Say where everything is as one JSON line.")
+@click.option("--json", "as_json", is_flag=True, help="Print addresses as one JSON line.")
 def command(
     config: Path | None,
     grpc: str | None,
@@ -124,8 +124,8 @@ def _tell(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
     click.echo(
         f"frd is up: http://{where['http']}/metrics, Ctrl-C ends it\n"
         f"  start a job:   frd-agent exec{place} -- torchrun --nproc-per-node 2 train.py\n"
-        f"  look at it:    frd status{http}\n"
-        f"  what is wrong: frd findings --watch{http}"
+        f"  its state:     frd status{http}\n"
+        f"  findings:      frd findings --watch{http}"
     )
 
 

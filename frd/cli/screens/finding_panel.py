@@ -66,10 +66,10 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         label = "suspects" if len(suspects) > 1 else "suspect"
         yield label if number == 0 else "", _suspect(suspect, whole)
     if any(suspect.get("tied") for suspect in suspects):
-        yield "order", Text("not known: they began closer together than clocks can tell")
+        yield "order", Text("not known: the clocks are not exact enough")
     if not suspects:
         why = (
-            "too little is known" if finding.get("unknown_ranks") else "no single rank is to blame"
+            "too little is known" if finding.get("unknown_ranks") else "no single rank is the cause"
         )
         yield "suspect", Text(f"nobody: {_meaning(finding.get('reason', why))}")
     if finding["victims"]:

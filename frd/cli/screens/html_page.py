@@ -97,7 +97,7 @@ def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
         yield f'<p class="warn"><strong>Not proven:</strong> {_text(text)}</p>'
     for finding in analysis.findings:
         yield from _finding(finding_json(finding), analysis.summary)
-    yield "<h2>What was looked at</h2>"
+    yield "<h2>Input</h2>"
     yield _facts(dump_facts(analysis, folders))
     if unknown := list(unknown_facts(analysis)):
         yield "<h2>What is not known</h2>"
@@ -132,7 +132,7 @@ def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
     suspects = finding["suspects"]
     if not suspects:
         reason = REASONS.get(finding.get("reason", ""), "too little is known")
-        yield f"<p><strong>Nobody is named:</strong> {_text(reason)}</p>"
+        yield f"<p><strong>No suspect:</strong> {_text(reason)}</p>"
     for suspect in suspects:
         yield from _suspect(suspect)
     if finding["victims"]:

@@ -39,7 +39,7 @@ class Picture:
         last = console.render_lines(Group(*self.last), pad=False)
         room = max(1, console.height - len(last) - 1)
         if len(body) > room:
-            more = Text(f"… {len(body) - room + 1} more lines: make the window higher", style="dim")
+            more = Text(f"… {len(body) - room + 1} more lines: enlarge the window", style="dim")
             note = console.render_lines(more, pad=False)[:1]
             shown = body[1 - room :] if self.keep_end else body[: room - 1]
             body = [*note, *shown] if self.keep_end else [*shown, *note]
@@ -80,7 +80,7 @@ def _redraw(screen: Console, draw: Callable[[], Picture], picture: Picture) -> N
                 picture = draw()
                 shown = picture
             except ServiceUnavailable as error:
-                stale = Text(f"{error}; what is shown is old", style="bold yellow")
+                stale = Text(f"{error}; the data shown is old", style="bold yellow")
                 shown = Picture(picture.body, [*picture.last, stale], picture.keep_end)
             live.update(shown.cut(screen), refresh=True)
 

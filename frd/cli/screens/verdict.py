@@ -160,7 +160,7 @@ def unknown_facts(analysis: Analysis) -> Iterator[str]:
         most = max((w.at_most_s or 0.0 for w in open_ended if w.is_before_timeout), default=0.0)
         between = f"{least:.1f} to {most:.1f} s" if most else f"at least {least:.1f} s"
         yield (
-            f"how long they had waited when dumped: {between}, the files do not tell more; if the "
+            f"time they had waited when dumped: {between}, the files do not tell more; if the "
             "job still runs, take another dump and name both folders"
         )
     blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
@@ -172,7 +172,7 @@ def unknown_facts(analysis: Analysis) -> Iterator[str]:
         yield f"who belongs to {', '.join(nowhere[:3])}: no dump tells"
     resets = [rank for rank, report in analysis.ranks.items() if report.resets]
     if resets:
-        yield f"what was before a reset of the recorder: {ranks_text(resets)}"
+        yield f"entries before a reset of the recorder: {ranks_text(resets)}"
 
 
 def _next(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:

@@ -92,12 +92,12 @@ def _stall(finding: Finding, timed: bool) -> str:
     if not suspects:
         if finding.reason is Reason.NETWORK_OR_DEVICE:
             return (
-                f"{waited} although all of its ranks have joined: no rank is to blame, "
-                "look at the network and the devices"
+                f"{waited} although all of its ranks have joined: no single rank is the cause, "
+                "check the network and the devices"
             )
         return (
-            f"{waited}; the cause may be {ranks(finding.unknown)}, of which too little is known: "
-            "look at the agent (frd status)"
+            f"{waited}; the cause may be {ranks(finding.unknown)}, whose telemetry is missing "
+            "or late: check the agents (frd status)"
         )
     if reasons == {Reason.ORDER}:
         order = finding.disagreement or (
@@ -168,8 +168,8 @@ def _tie(suspects: Sequence[Suspect]) -> str:
         return ""
     bounds = sorted(s.onset_uncertainty_s for s in tied if s.onset_uncertainty_s is not None)
     if len(bounds) < len(tied):
-        return "; their clocks cannot tell which of them was first"
-    return f"; at the same time, within {span_text(round(sum(bounds[-2:]) * 1e9))}"
+        return "; their clocks are not exact enough to say which was first"
+    return f"; they began at the same time, within {span_text(round(sum(bounds[-2:]) * 1e9))}"
 
 
 def _held_up(finding: Finding) -> str:
@@ -203,7 +203,7 @@ def _lost(finding: Finding) -> str:
     if not suspects:
         return (
             f"{ranks(finding.victims)} ended, and each blames a peer: "
-            "which rank went first is not known"
+            "which rank ended first is not known"
         )
     first = suspects[0].evidence.partition(f"; {STANDS_AT}")[0]
     who = f"rank {suspects[0].rank} {first}"
@@ -224,7 +224,7 @@ def ended(how: ExitInfo) -> str:
     raised = clean(f"{how.exception} ({how.where})" if how.where else how.exception)
     match how.kind:
         case ExitKind.CLEAN:
-            return "left with status 0"
+            return "exited with status 0"
         case ExitKind.EXCEPTION:
             return f"raised {raised}"
         case ExitKind.INTERRUPT:
@@ -254,7 +254,7 @@ def ended_by(how: ExitInfo) -> str:
         case ExitKind.STATUS:
             return f"exit status {how.status}"
         case ExitKind.CLEAN:
-            return "its own return"
+            return "exit status 0"
         case ExitKind.UNKNOWN:
             return "an unknown cause (no exit record)"
         case _ as never:

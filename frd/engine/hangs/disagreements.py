@@ -17,7 +17,7 @@ from frd.model import Signature
 _MOST: Final = 3
 """Odd classes that one sentence tells of."""
 _MOST_CHARS: Final = 600
-WRONG_RESULT: Final = "it completed, so its result is wrong numbers"
+WRONG_RESULT: Final = "it completed, so its result is wrong"
 GLOO: Final = "Gloo records reduce_scatter as all_reduce"
 _DTYPES: Final = {
     "Float": "float32",

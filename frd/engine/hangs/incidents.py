@@ -124,9 +124,7 @@ class Incidents:
                     first = Claim.of_verdict(self._key, snapshot, verdict, keys, self._policy)
                     self._open[first.finding.id] = first
                     events.append(first.opened())
-                    reason = (
-                        f"its suspects came; finding {first.finding.id} is about what waits now"
-                    )
+                    reason = f"its suspects joined; what waits now is in finding {first.finding.id}"
                 else:
                     events += first.refine(snapshot, verdict, keys, self._policy.max_suspects)
                 taken.add(first.finding.id)

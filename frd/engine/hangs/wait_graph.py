@@ -54,7 +54,7 @@ class Why(Enum):
     DISCONNECTED = "its agent is not connected"
     LATE = "its telemetry is late"
     GAP = "its telemetry has gaps"
-    UNPROVEN = "its telemetry is older than what would prove it"
+    UNPROVEN = "its telemetry is too old to prove it"
 
 
 class Wait(NamedTuple):

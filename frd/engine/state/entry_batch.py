@@ -108,7 +108,7 @@ class EntryBatch:
             raise WireError(
                 "entries.seq",
                 "backwards",
-                f"{found.first[at]}: the rank has told {marks[at]} of this group before",
+                f"{found.first[at]}: the rank has already reported {marks[at]} of this group",
             )
         fresh = found.seq > found.spread(marks)
         if not fresh.any():

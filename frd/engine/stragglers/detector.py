@@ -145,7 +145,7 @@ class StragglerWatcher:
             if set(subject) <= set(ranks):
                 return f"part of the lateness of {summary.ranks(ranks)}"
         if judgement.held_up.issuperset(subject):
-            return "it was held up by others"
+            return "other ranks delayed it"
         known = self._known(subject, snapshot.now)
         if known.straggler is None:  # not seen since a restart: a window may show it
             patience_s = self._policy.straggler_window_s + self._policy.telemetry_late_s

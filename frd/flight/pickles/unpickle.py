@@ -62,7 +62,7 @@ def load_plain(data: bytes, *, source: str) -> Any:
         return _PlainUnpickler(file).load()
     except MemoryError as error:
         raise DumpError(
-            f"{source}: unfolds to more memory than there is: no honest dump does, "
+            f"{source}: unfolds to more memory than there is: no valid dump does,  "
             "the file may be hostile"
         ) from error
     except _LOAD_ERRORS as error:
@@ -89,7 +89,7 @@ def _scan(data: bytes, source: str) -> bytes:
             raise DumpError(f"{source}: pickle ends early, at byte {position}: take the dump again")
         else:
             raise DumpError(
-                f"{source}: opcode {opcode:#04x} at byte {position}: no honest dump has it, "
+                f"{source}: opcode {opcode:#04x} at byte {position}: no valid dump has it,  "
                 "the file may be hostile or damaged"
             )
         position = start + size

@@ -168,12 +168,12 @@ def _sources(domains: Sequence[Domain], told: Sequence[_Told], bounds: Bounds) -
         if one.off_by_ns:
             way = "unsynchronized: contradicted by collectives"
         elif what.uncertainty_ns is not None:
-            way = "told by the dump"
+            way = "given by the dump"
         elif one.uncertainty_ns is not None:
             noun = "collective" if bounds.collectives == 1 else "collectives"
             way = f"estimated from {bounds.collectives} {noun}"
         elif what.is_told:
-            way = "told by the dump, how exactly it does not say"
+            way = "given by the dump, without an uncertainty"
         else:
             way = "unsynchronized: no collective that completed at a known time"
         ways.setdefault(way, []).append(_or_far(one.uncertainty_ns))

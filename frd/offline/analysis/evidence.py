@@ -73,8 +73,8 @@ def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Verdict) -> list[str]:
     backend = rows.series[of].backend
     if classes and not verdict.waiting:
         knows = judges(backend)  # Gloo's recorder tells an end, but not whether it was a good one
-        ended = "it completed, so" if knows else "nobody waits in it any more: unless it failed,"
-        notes.append(f"{ended} its result is wrong numbers")
+        ended = "it completed, so" if knows else "no rank waits in it any more: unless it failed,"
+        notes.append(f"{ended} its result is wrong")
     if backend == _GLOO and any(told.op == "all_reduce" for told, _ in classes):
         notes.append("Gloo records reduce_scatter as all_reduce, so it may have been either")
     return notes

@@ -204,7 +204,7 @@ def _one_a_rank(
 def _warn_of_some(texts: list[str], what: str, warnings: list[str]) -> None:
     warnings += texts[:_MAX_OLDER]
     if len(texts) > _MAX_OLDER:
-        warnings.append(f"{len(texts) - _MAX_OLDER} more {what}: left out likewise")
+        warnings.append(f"{len(texts) - _MAX_OLDER} more {what}: left out, too")
 
 
 def _together(

@@ -57,7 +57,7 @@ class Reader:
         except DumpError as problem:
             error = str(problem)
         except MemoryError:
-            error = f"{path}: needs more memory than any honest dump: left out"
+            error = f"{path}: needs more memory than any valid dump: left out"
         except Exception as problem:
             error = f"{path}: cannot be read ({type(problem).__name__}: {problem}): left out"
         return Reading(self._number, rank, columns, error, self._gained())

@@ -279,13 +279,13 @@ def _notes_of(job: MemoryJob, lanes: Sequence[Lane]) -> Iterator[str]:
     """What is odd about the ranks of a job."""
     few = [rank for rank, told in job.ranks.items() if told.samples < 2]
     if few:
-        yield f"{job.job}: {summary.ranks(few)}: fewer than two samples: nothing follows from them"
+        yield f"{job.job}: {summary.ranks(few)}: fewer than two samples: not judged"
     beside = sorted({lane.stream.rank for lane in lanes if lane.source})
     if beside:
-        yield f"{job.job}: {summary.ranks(beside)}: several processes at once: judged one by one"
+        yield f"{job.job}: {summary.ranks(beside)}: several processes together: judged separately"
     after = [rank for rank, told in job.ranks.items() if len(told.processes) > 1]
     if again := sorted(set(after) - set(beside)):
-        yield f"{job.job}: {summary.ranks(again)}: another process took over: judged anew"
+        yield f"{job.job}: {summary.ranks(again)}: another process took over: judged from there on"
     if job.world_size and max(job.ranks) >= job.world_size:
         yield f"{job.job}: rank {max(job.ranks)} in a world of {job.world_size}: there are more"
 
@@ -295,7 +295,7 @@ def _clocks(jobs: Sequence[MemoryJob], uncertainty_s: float) -> str:
     if hosts < 2:
         return "one host, one clock"
     return (
-        f"those of {hosts} hosts, never compared: each is taken to be right within "
+        f"those of {hosts} hosts, never compared: each is assumed to be right within "
         f"±{span_text(round(uncertainty_s * 1e9))} (--clock-uncertainty)"
     )
 
@@ -305,6 +305,6 @@ def _summary(findings: Sequence[Finding], jobs: Sequence[MemoryJob]) -> str:
     absent = [rank for job in jobs for rank in job.missing_ranks]
     without = f"; no samples of {summary.ranks(absent)}" if absent and len(jobs) == 1 else ""
     if not findings:
-        return f"the samples show no memory trouble{without}"
+        return f"the samples show no memory fault{without}"
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
     return f"{findings[0].summary}{more}{without}"

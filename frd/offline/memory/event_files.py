@@ -71,7 +71,7 @@ class EventFile:
             else:
                 yield from self._of_lines(first, chunks)
         if (more := self._bad - MAX_WARNINGS_A_FILE) > 0:
-            self.warnings.append(f"{self.path}: {more} more that cannot be read: left out likewise")
+            self.warnings.append(f"{self.path}: {more} more that cannot be read: left out, too")
 
     def _chunks(self, raw: io.BufferedReader, stack: ExitStack) -> Iterator[bytes]:
         try:

@@ -78,7 +78,7 @@ class Certificates:
                     self._loaded = _load(self._files)
                     log.info("tls: certificates read again")
                 except ConfigError as error:
-                    log.error("%s: the certificates known until now stay in use", error)
+                    log.error("%s: the previous certificates stay in use", error)
             return self._loaded
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:

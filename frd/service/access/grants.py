@@ -98,7 +98,7 @@ class Tokens:
             self._grants = _read(self._path)
             log.info("tokens: %s: read again, %d tokens", self._path, len(self._grants))
         except ConfigError as error:
-            log.error("%s: the tokens known until now stay good", error)
+            log.error("%s: the previous tokens stay valid", error)
 
 
 def _digest(token: str) -> bytes:
@@ -110,7 +110,7 @@ def _read(path: Path) -> Sequence[tuple[bytes, Grant]]:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o007:
-                log.warning("tokens: %s: everybody may read it: chmod o= it", path)
+                log.warning("tokens: %s: all users may read it: chmod o= it", path)
             data = file.read(_MAX_FILE_BYTES + 1)
         if len(data) > _MAX_FILE_BYTES:  # cut off, a line would lose what limits its token
             raise ConfigError(
@@ -122,7 +122,7 @@ def _read(path: Path) -> Sequence[tuple[bytes, Grant]]:
             f"auth.token_file: {path}: {error.strerror}: name a file that can be read"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"auth.token_file: {path}: no UTF-8: write one token a line") from None
+        raise ConfigError(f"auth.token_file: {path}: not UTF-8: write one token per line") from None
     grants = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -130,7 +130,7 @@ def _read(path: Path) -> Sequence[tuple[bytes, Grant]]:
             # Never the line itself: an error goes to the log, the token must not.
             grants.append((_digest(words[0]), _grant(f"{path} line {number}", *words)))
     if not grants:
-        raise ConfigError(f"auth.token_file: {path}: holds no token: write one a line")
+        raise ConfigError(f"auth.token_file: {path}: contains no token: write one per line")
     return grants
 
 

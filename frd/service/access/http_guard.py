@@ -37,7 +37,7 @@ class HttpGuard:
         grant = self._tokens.grant(Headers(scope=scope).get("authorization"))
         if grant is None:
             self._refused["token"] += 1
-            answer = _refusal(401, "authorization: no token that is known here: name a token file")
+            answer = _refusal(401, "authorization: missing or unknown token: name a token file")
             answer.headers["WWW-Authenticate"] = "Bearer"
         elif not grant.may(role):
             self._refused["role"] += 1

@@ -79,7 +79,7 @@ class Responder:
 
     def _start(self, finding: Finding, ranks: Sequence[int], *, dump: bool) -> None:
         if len(self._tasks) >= MAX_WAITING:
-            log.warning("finding %s: nobody was asked: too many opened at once", finding.id)
+            log.warning("finding %s: no stacks, no dump: too many findings opened", finding.id)
             return
         task = asyncio.create_task(self._respond(finding, ranks, dump=dump))
         self._tasks.add(task)

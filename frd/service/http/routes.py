@@ -238,14 +238,14 @@ def _place(text: str | None) -> Place:
     opened_ns, _, finding_id = (text or "0.").partition(".")
     number = opened_ns.isascii() and opened_ns.isdecimal() and len(opened_ns) < 20
     if not (number and int(opened_ns) < 2**63):
-        _refuse(400, f"after: {text!r}: write what the page before gave as next")
+        _refuse(400, f"after: {text!r}: write the key next of the previous page")
     return int(opened_ns), finding_id
 
 
 async def _body(request: Request, form: type[_Form], say: str) -> _Form:
     """The JSON object that was sent; a page in a browser can send none."""
     if "origin" in request.headers:
-        _refuse(403, "origin: a page in a browser may change nothing: use the frd command")
+        _refuse(403, "origin: web pages may not change anything: use the frd command")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         _refuse(400, "content-type: not application/json: send a JSON object")
     body = bytearray()
@@ -327,4 +327,4 @@ async def _unavailable(_: Request, error: Exception) -> Response:
 
 async def _broken(_: Request, error: Exception) -> Response:
     """A fault of frd's own; the server logs its traceback."""
-    return _error(500, f"frd: {type(error).__name__}: a fault of the service: see its log")
+    return _error(500, f"frd: {type(error).__name__}: internal error of the service: see its log")

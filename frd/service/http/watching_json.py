@@ -60,7 +60,7 @@ def _blind(
     state: ServiceState, running: Sequence[AttemptView], stale: str | None, job: str | None
 ) -> Iterator[str]:
     if state.evaluated_at is None:
-        yield "the service has evaluated nothing yet: see its log"
+        yield "the service has not evaluated yet: see its log"
     elif stale is not None:
         yield stale
     if job is None and not running and not any(node.connected for node in state.nodes):
@@ -110,7 +110,9 @@ def _without(
     ago = f", last heard {duration_text((at - heard) / 1e9)} ago" if heard else ""
     agents = "the agent" if len(nodes) == 1 else f"{len(nodes)} agents"
     verb = "is" if len(nodes) == 1 else "are"
-    return f"{view.key.job}: {agents} on {where} {verb} {what}{ago}, nobody watches {_ranks(ranks)}"
+    return (
+        f"{view.key.job}: {agents} on {where} {verb} {what}{ago}, no agent watches {_ranks(ranks)}"
+    )
 
 
 def _ranks(ranks: Collection[int]) -> str:

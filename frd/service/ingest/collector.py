@@ -77,8 +77,10 @@ class Ingest:
                 self._streams.refused[ABORTED] += 1
                 raise
             except Exception:
-                log.exception("stream %d: a fault of frd, not of its agent", stream.id)
-                self._refuse(stream, FAULT, "stream: a fault of the service: see its log", context)
+                log.exception("stream %d: internal error", stream.id)
+                self._refuse(
+                    stream, FAULT, "stream: internal error: see the service's log", context
+                )
             finally:
                 self._close(stream)
             stream.close()
@@ -169,9 +171,7 @@ class Ingest:
                 "see frd status"
             )
         if len(self._inquiries) >= _MAX_INQUIRIES:
-            raise ServiceUnavailable(
-                f"dump: {_MAX_INQUIRIES} are being taken: try again in a while"
-            )
+            raise ServiceUnavailable(f"dump: {_MAX_INQUIRIES} are being taken: try again later")
         parts = [Part.DUMP, Part.IDENTITY] * dump + [Part.STACK] * stacks
         targets = [Target(r, owner[0].stream, owner[1]) for r, owner in owners.items() if owner]
         inquiry = Inquiry(next(self._request_ids), targets, parts)

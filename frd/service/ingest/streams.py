@@ -229,7 +229,7 @@ class Streams:
         self.nodes.hosts(session.key, ((rank.key, rank.info.rank) for rank in new))
         if session.must_resync:
             session.must_resync = False
-            stream.send(Resync("another run of the job has ended: this one counts now"))
+            stream.send(Resync("another run of the job has ended: this run is watched now"))
 
     def _refuse_samples(self, stream: Stream, count: int) -> None:
         """Told once a stream, whose other samples count."""

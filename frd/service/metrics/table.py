@@ -1,8 +1,7 @@
-"""The metrics of the service by name: the one table that rules, dashboards and docs answer to.
+"""The metrics of the service by name; tests check rules, dashboards and docs against this table.
 
-What fills them is `frd.service.metrics.collector`' business. Names follow INTERFACES and the
-Prometheus conventions: base units, ``_total`` for counters, no sequence number, size or stack as a
-label.
+`frd.service.metrics.collector` computes the values. Names follow the Prometheus conventions: base
+units, ``_total`` for counters, no sequence number, size or stack as a label.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_ranks": Spec(
         _GAUGE,
         ("job", "state"),
-        "Ranks of the job's newest attempt, by what their agents last said; `unwatched` while no "
-        "agent reports on a rank that has not ended.",
+        "Ranks of the job's newest attempt, by the last reported state; `unwatched` for a rank "
+        "that has not ended and has no reporting agent.",
     ),
     "frd_job_name_conflicts": Spec(
         _GAUGE,
         ("job",),
-        "Running jobs that are not watched because another running job has their name.",
+        "Running jobs that are not watched because another running job has the same name.",
     ),
     "frd_group_open_collectives": Spec(
         _GAUGE,
@@ -64,7 +63,7 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_stall_threshold_seconds": Spec(
         _GAUGE,
         ("job", "group"),
-        "How long a wait may take before it is a stall, as learned from the job's own pauses.",
+        "Stall threshold of the group, learned from the job's pauses.",
     ),
     "frd_findings_open": Spec(_GAUGE, ("job", "kind"), "Findings that are open now."),
     "frd_findings_total": Spec(
@@ -81,7 +80,7 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_finding_critical": Spec(
         _GAUGE,
         ("job", "kind", "finding"),
-        "1 for each open finding that is critical, 0 for one that is a warning so far.",
+        "1 for each open finding that is critical, 0 for an open finding that is a warning.",
     ),
     "frd_collectives_matched_total": Spec(
         _COUNTER, ("job", "group"), "Collectives completed by every member of the group."
@@ -100,55 +99,58 @@ METRICS: Final[dict[str, Spec]] = {
         _GAUGE, ("node",), "Service clock minus node clock, estimated."
     ),
     "frd_clock_uncertainty_seconds": Spec(
-        _GAUGE, ("node",), "Half the width of the offset's interval, for nodes where it is known."
+        _GAUGE, ("node",), "Half the width of the offset's interval, for nodes with a known clock."
     ),
     "frd_clock_steps_total": Spec(
-        _COUNTER, ("node",), "Steps of the node's wall clock, since its agent started."
+        _COUNTER, ("node",), "Steps of the node's wall clock since its agent started."
     ),
     "frd_clock_refused_total": Spec(
         _COUNTER,
         ("reason",),
-        "Timestamps of clock streams that were not believed, and clock streams not served.",
+        "Refused timestamps of clock streams, and refused clock streams.",
     ),
     "frd_nodes_unsynchronized": Spec(
         _GAUGE,
         ("job",),
-        "Connected nodes that host ranks of the job's newest attempt and whose clock is not known.",
+        "Connected nodes with ranks of the job's newest attempt and an unknown clock.",
     ),
     "frd_agents_expected": Spec(
         _GAUGE, ("job",), "Agents that host ranks of the job's newest attempt, 0 once it ended."
     ),
     "frd_agents_reporting": Spec(
-        _GAUGE, ("job",), "Expected agents that are connected and were heard of lately."
+        _GAUGE, ("job",), "Expected agents that are connected and have reported recently."
     ),
     "frd_ingest_entries_total": Spec(_COUNTER, (), "Entry rows applied; duplicates do not count."),
     "frd_ingest_duplicate_entries_total": Spec(
-        _COUNTER, (), "Entry rows that were known: another agent process had told them."
+        _COUNTER, (), "Duplicate entry rows, already reported by an earlier agent process."
     ),
     "frd_ingest_refused_total": Spec(
         _COUNTER,
         ("reason",),
-        "Streams that ended badly: refused for what they sent, or aborted without a goodbye; "
-        "as `memory`, samples of memory that cannot be true; as `job_name`, rank processes of a "
-        "job whose name another running job has.",
+        "Streams that failed: refused because of an invalid message, or aborted before their end; "
+        "`memory`: impossible memory samples; `job_name`: rank processes of a job whose name "
+        "another running job has.",
     ),
     "frd_ingest_throttled_total": Spec(
-        _COUNTER, (), "Messages after which a stream had to wait, for it sent too fast."
+        _COUNTER,
+        (),
+        "Messages after which a stream had to wait because it exceeded its rate limit.",
     ),
     "frd_handshakes_failed_total": Spec(
         _COUNTER,
         (),
-        "Connections to the agents' port whose TLS handshake came to nothing, at least.",
+        "Connections to the agents' port whose TLS handshake failed (lower bound).",
     ),
     "frd_http_refused_total": Spec(
         _COUNTER,
         ("reason",),
-        "HTTP requests without the token or role they need, and connections closed on a peer.",
+        "HTTP requests without the required token or role, and connections that the service "
+        "closed.",
     ),
     "frd_ingest_lag_seconds": Spec(
         _GAUGE,
         (),
-        "Time from an agent's sending to the service's applying, slowest recent message.",
+        "Time from the agent's sending of a message to its processing, slowest recent message.",
     ),
     "frd_telemetry_gap_entries_total": Spec(
         _COUNTER,
@@ -156,7 +158,7 @@ METRICS: Final[dict[str, Spec]] = {
         "Entries lost to overruns and resets of recorders, full outboxes, or while no agent read.",
     ),
     "frd_evicted_total": Spec(
-        _COUNTER, ("what",), "Things dropped to stay within a limit of the service."
+        _COUNTER, ("what",), "Items dropped to stay within a limit of the service, by kind."
     ),
     "frd_store_errors_total": Spec(
         _COUNTER, ("store",), "Writes to the data directory that failed."
@@ -164,13 +166,13 @@ METRICS: Final[dict[str, Spec]] = {
     "frd_notifications_total": Spec(
         _COUNTER,
         ("target", "result"),
-        "Messages to the webhooks of `[[notify]]`: `sent`, `failed` tries that are repeated, "
+        "Messages to the webhooks of `[[notify]]`: `sent`, `failed` attempts that are repeated, "
         "`refused` by the receiver, `dropped` because the queue was full or they were too old.",
     ),
     "frd_loop_lag_seconds": Spec(
-        _GAUGE, (), "How late the service's event loop woke up, worst recent case."
+        _GAUGE, (), "Delay of the service's event loop, largest recent value."
     ),
     "frd_last_evaluation_timestamp_seconds": Spec(
-        _GAUGE, (), "When the engine last evaluated what it knows; 0 before the first time."
+        _GAUGE, (), "Time of the engine's last evaluation, Unix time; 0 before the first."
     ),
 }

@@ -69,7 +69,7 @@ def test_an_agent_is_killed_under_a_healthy_job() -> None:
         said = " ".join(blind.stdout.split())
         assert "no findings, but frd does not see everything blind: demo-healthy: " in said
         assert "is gone, last heard" in said
-        assert "nobody watches ranks 0-1" in said
+        assert "no agent watches ranks 0-1" in said
         assert "blind: demo-healthy" in frd("status", "--http", addresses.http).stdout
 
         stage.start_agent(addresses)

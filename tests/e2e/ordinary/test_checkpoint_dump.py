@@ -47,7 +47,7 @@ def dump(http: str, folder: Path) -> Path:
     """Of the only job that runs."""
     result = frd("dump", "--http", http, "--stacks", "-o", folder)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == f"look at it: frd analyze {folder}"
+    assert result.stdout.splitlines()[-1] == f"next: frd analyze {folder}"
     return folder
 
 

@@ -170,5 +170,5 @@ def test_the_first_to_go_is_the_cause(jobs: Jobs) -> None:
     crash, leave, status, caught = (job.only()["summary"] for job in started.values())
     assert crash.startswith("rank 1 raised RuntimeError: bad batch (endings.py:")
     assert status.startswith("rank 1 exited with status 1 at ")
-    assert leave.startswith("rank 1 left with status 0 at ")
-    assert caught.startswith("rank 1 left with status 0 at ")
+    assert leave.startswith("rank 1 exited with status 0 at ")
+    assert caught.startswith("rank 1 exited with status 0 at ")

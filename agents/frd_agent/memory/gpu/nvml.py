@@ -183,7 +183,7 @@ class Nvml:
         ) as error:
             self._say_once(
                 logging.WARNING,
-                f"{device.uuid}: {_line(error)}: memory by process is not seen",
+                f"{device.uuid}: {_line(error)}: memory per process is not available",
             )
             return []
 

@@ -60,7 +60,7 @@ _STATE_STYLE = {"live": "green", "silent": "yellow", "exited": "red", "finished"
 @click.option("--scripted", is_flag=True, help="Use scripted ranks even where torch is installed.")
 @json_option
 def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_json: bool) -> None:
-    """Start a service, an agent and a small job that hangs; name the culprit; clean up.
+    """Start a service, an agent and a small job that hangs; name the first cause; clean up.
 
     Ends by itself within a minute. Exit code 0 when the findings match what was injected.
     """

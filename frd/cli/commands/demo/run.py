@@ -105,7 +105,7 @@ def _steps(job: Mapping[str, Any] | None) -> int:
 
 def _doing(seen: float | None, injected: bool, findings: Sequence[Mapping[str, Any]]) -> str:
     if seen is None:
-        return "the ranks start (importing torch takes a while)"
+        return "the ranks start (importing torch takes some seconds)"
     if any(f["state"] == "open" for f in findings):
         return "found; collecting stacks and dumps"
     if findings:

@@ -106,13 +106,13 @@ SCENARIOS: Mapping[str, Scenario] = {
     for scenario in (
         Scenario(
             "missing_rank",
-            "a data loader gets stuck on one rank",
+            "the data loader of one rank gets stuck",
             "missing_rank.py",
             _one("stall", "cpu_stuck", _rank(2)),
         ),
         Scenario(
             "cascade",
-            "two layers of groups; the culprit is in none that most ranks wait in",
+            "two layers of groups; most ranks wait in groups without the first cause",
             "cascade.py",
             _one("stall", "cpu_stuck", _last),
             min_ranks=4,
@@ -152,7 +152,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "slow",
-            "one rank is late by seconds, but comes",
+            "one rank is late by seconds, then joins",
             "slow.py",
             _one("stall", "cpu_stuck", _rank(1)),
             recovers=True,
@@ -173,7 +173,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "oom",
-            "one rank runs out of the memory that it may have",
+            "one rank exceeds its memory limit",
             "oom.py",
             _memory("oom", "memory_spike", "rank_lost"),
             policy=SMALL_MEMORY,

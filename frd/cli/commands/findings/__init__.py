@@ -1,7 +1,7 @@
 """`frd findings`: what the service has found, once or redrawn while it happens.
 
 `frd findings ID` shows one finding, `close` closes one, `export` writes them all for other tools.
-Every answer ends in a line of what is watched: no findings in a job that nobody watches mean
+Every answer ends in a line of what is watched: no findings in a job that no agent watches mean
 nothing.
 """
 
@@ -77,7 +77,7 @@ def command(
     watch: bool,
     as_json: bool,
 ) -> int:
-    """List what frd has found: open findings, and what it watches.
+    """List open findings, and what frd watches.
 
     The newest finding is last on a terminal, first in a pipe. With an ID, show that finding.
 
@@ -137,7 +137,7 @@ def _blind(answer: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _require_job(client: Client, job: str) -> None:
-    """No findings of a job that was never seen would read as if all were well.
+    """For an unknown job, an empty list would look as if all were well.
 
     Raises:
         FrdError: neither does it run nor is there a finding of it.

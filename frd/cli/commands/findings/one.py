@@ -30,7 +30,7 @@ _SEARCHED = "10000"
 @json_option
 @service_options
 def show(client: Client, finding: str, as_json: bool) -> int:
-    """Show all of one finding: evidence, whole stacks, victims, history. The same as
+    """Show one finding in full: evidence, whole stacks, victims, history. The same as
     `frd findings ID`.
 
     Exit code 3 while it is open, 0 once it is closed.
