@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from frd.model import EntryColumns
 from frd_agent.uplink.outbox import Outbox
+from tests.world.messages import entry_columns
 
 RANKS = st.integers(0, 2)
 MAX_ROWS = 40
-
-
-def rows(rank: int, first: int, count: int) -> EntryColumns:
-    zeros = np.zeros(count, np.int64)
-    return EntryColumns(
-        rank=rank,
-        first_revision=0,
-        group=np.zeros(count, np.uint32),
-        seq=np.arange(first, first + count),
-        signature=np.zeros(count, np.uint32),
-        flags=np.ones(count, np.uint8),
-        created_ns=zeros,
-        started_ns=zeros,
-        completed_ns=zeros,
-    )
 
 
 class Streams(RuleBasedStateMachine):
@@ -44,7 +28,8 @@ class Streams(RuleBasedStateMachine):
 
     @rule(rank=RANKS, count=st.integers(1, 30))
     def record(self, rank: int, count: int) -> None:
-        self.outbox.record(rows(rank, self.recorded[rank] + 1, count))
+        first = self.recorded[rank] + 1
+        self.outbox.record(entry_columns(range(first, first + count), rank=rank))
         self.recorded[rank] += count
 
     @rule(batches=st.integers(1, 5))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from frd.model import EntryColumns, MemoryColumns, NodeNs, RankState, RankStatus, WatermarkColumns
-from frd.wire import Statuses, Watermarks, encode_agent
+from frd.model import MemoryColumns, NodeNs, RankState, RankStatus
+from frd.wire import Statuses, encode_agent
 from tests.world.clocks import S
+from tests.world.messages import entry_columns, watermarks
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -37,17 +38,17 @@ def _garbage(dice: random.Random, wall_ns: int) -> bytes:
 def _entries(dice: random.Random, wall_ns: int) -> bytes:
     """Of ranks and groups that nobody declared, or with revisions from before."""
     rows = dice.randrange(1, 20)
+    start = dice.choice((0, 1 << 40))
     return encode_agent(
-        EntryColumns(
+        entry_columns(
+            range(start, start + rows),
             rank=dice.choice((0, 1, 1 << 20)),
-            first_revision=dice.choice((1, 1, 1 << 40)),
-            group=np.full(rows, dice.choice((0, 1 << 20)), np.uint32),
-            seq=np.arange(rows) + dice.choice((0, 1 << 40)),
-            signature=np.full(rows, dice.choice((0, 1 << 20)), np.uint32),
-            flags=np.full(rows, dice.randrange(16), np.uint8),
-            created_ns=np.full(rows, wall_ns + dice.randrange(-1000 * S, 1000 * S)),
-            started_ns=np.zeros(rows, np.int64),
-            completed_ns=np.full(rows, dice.choice((0, wall_ns))),
+            revision=dice.choice((1, 1, 1 << 40)),
+            group=dice.choice((0, 1 << 20)),
+            signature=dice.choice((0, 1 << 20)),
+            flags=dice.randrange(16),
+            created=wall_ns + dice.randrange(-1000 * S, 1000 * S),
+            completed=dice.choice((0, wall_ns)),
         )
     )
 
@@ -56,17 +57,16 @@ def _marks(dice: random.Random, wall_ns: int) -> bytes:
     """It has long been waiting, far ahead of everybody, in the future. (That a rank waits in what
     comes next for all cannot be told from the truth, and nobody here says so.)"""
     far = dice.choice((100, 1 << 40))
-    columns = WatermarkColumns(
-        rank=np.zeros(1, np.uint32),
-        group=np.zeros(1, np.uint32),
-        enqueued=np.array([far]),
-        started=np.array([-1]),
-        completed=np.array([far - dice.choice((0, 1))]),
-        head_created_ns=np.array([max(wall_ns - dice.randrange(600 * S), 1)]),
-        seen_rank=np.zeros(1, np.uint32),
-        as_of_ns=np.array([wall_ns + dice.choice((0, 3600 * S))]),
+    told = watermarks(
+        [0],
+        enqueued=far,
+        completed=far - dice.choice((0, 1)),
+        head=max(wall_ns - dice.randrange(600 * S), 1),
+        seen=[0],
+        as_of=wall_ns + dice.choice((0, 3600 * S)),
+        sent=wall_ns + dice.choice((0, 3600 * S)),
     )
-    return encode_agent(Watermarks(0, columns, NodeNs(wall_ns + dice.choice((0, 3600 * S)))))
+    return encode_agent(told)
 
 
 def _status(dice: random.Random, wall_ns: int) -> bytes:

@@ -11,7 +11,6 @@ import pytest
 
 from frd.model import (
     AttemptKey,
-    ChannelColumns,
     EntryColumns,
     Flags,
     GroupInfo,
@@ -46,6 +45,7 @@ from frd_agent.uplink.current_state import Board
 from frd_agent.uplink.dictionary import Dictionary, Told
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.outbox import Outbox
+from tests.world.messages import entry_columns, p2p_ops
 
 NOW = NodeNs(1_700_000_000_000_000_000)
 
@@ -71,18 +71,13 @@ class Agent:
         )
 
     def rows(self, rank: int, *seqs: int, flags: int = Flags.JOINED) -> EntryColumns:
-        n = len(seqs)
-        signature = self.dictionary.signature(Signature("gloo", "all_reduce"))
-        return EntryColumns(
+        return entry_columns(
+            seqs,
             rank=self.ranks[rank],
-            first_revision=0,
-            group=np.full(n, self.group, np.uint32),
-            seq=np.array(seqs, np.int64),
-            signature=np.full(n, signature, np.uint32),
-            flags=np.full(n, flags, np.uint8),
-            created_ns=np.full(n, NOW, np.int64),
-            started_ns=np.zeros(n, np.int64),
-            completed_ns=np.zeros(n, np.int64),
+            group=self.group,
+            signature=self.dictionary.signature(Signature("gloo", "all_reduce")),
+            flags=flags,
+            created=NOW,
         )
 
 
@@ -195,14 +190,7 @@ def test_only_what_changed_is_said_again() -> None:
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     status = RankStatus(agent.ranks[0], RankState.LIVE, NOW)
-    channels = ChannelColumns(
-        rank=agent.ranks[0],
-        group=np.array([agent.group], np.uint32),
-        peer=np.array([1], np.int32),
-        is_send=np.array([1], np.uint8),
-        in_flight=np.array([1], np.uint32),
-        head_created_ns=np.array([NOW], np.int64),
-    )
+    channels = p2p_ops(agent.ranks[0], (agent.group, 1, True, 1, NOW))
     for _ in range(2):
         agent.board.set_status(status)
         agent.board.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))

@@ -27,7 +27,7 @@ from frd.model import (
 from frd.service.ingest.memory_feed import UNKNOWN_UNCERTAINTY_NS
 from frd.views import MemoryView
 from frd.wire import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, Statuses
-from tests.unit.test_session import OFFSET, S, Service, Stream
+from tests.world.sessions import OFFSET, S, Service, Stream
 
 GIB = 1 << 30
 HOST = SeriesKind.HOST_USED

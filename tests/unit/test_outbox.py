@@ -8,21 +8,11 @@ import numpy as np
 
 from frd.model import EntryColumns, Flags
 from frd_agent.uplink.outbox import ROW_BYTES, Outbox
+from tests.world.messages import entry_columns
 
 
 def rows(rank: int, *seqs: int, group: int = 0, flags: int = Flags.JOINED) -> EntryColumns:
-    n = len(seqs)
-    return EntryColumns(
-        rank=rank,
-        first_revision=0,
-        group=np.full(n, group, np.uint32),
-        seq=np.array(seqs, np.int64),
-        signature=np.zeros(n, np.uint32),
-        flags=np.full(n, flags, np.uint8),
-        created_ns=np.zeros(n, np.int64),
-        started_ns=np.zeros(n, np.int64),
-        completed_ns=np.zeros(n, np.int64),
-    )
+    return entry_columns(seqs, rank=rank, group=group, flags=flags)
 
 
 def drain(outbox: Outbox) -> list[tuple[int, int, list[int]]]:

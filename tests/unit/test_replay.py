@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from frd.cli import FINDINGS_PRESENT, run
@@ -19,15 +19,12 @@ from frd.model import (
     EntryColumns,
     FindingState,
     Flags,
-    GroupInfo,
     Kind,
     NodeNs,
     RankInfo,
     RankState,
     RankStatus,
     Reason,
-    Signature,
-    WatermarkColumns,
 )
 from frd.service.clocks.agent_clocks import encode, guess
 from frd.service.findings.dismissal import Dismissal
@@ -38,16 +35,12 @@ from frd.store.records import Record, RecordKind
 from frd.wire import (
     PROTOCOL,
     AgentEvent,
-    AttemptDecl,
-    Declare,
-    GroupDecl,
     Hello,
-    RankDecl,
-    SignatureDecl,
     Statuses,
     Watermarks,
     encode_agent,
 )
+from tests.world.messages import declare, entry_columns, watermarks
 
 SECOND = 1_000_000_000
 START = 1_800_000_000 * SECOND
@@ -57,49 +50,28 @@ STREAM = 1
 
 
 def columns(rank: int, seq: int, flags: Flags, revision: int, at: int) -> EntryColumns:
-    return EntryColumns(
-        rank=rank,
-        first_revision=revision,
-        group=np.array([0], np.uint32),
-        seq=np.array([seq], np.int64),
-        signature=np.array([0], np.uint32),
-        flags=np.array([flags], np.uint8),
-        created_ns=np.array([at], np.int64),
-        started_ns=np.array([0], np.int64),
-        completed_ns=np.array([at if flags & Flags.COMPLETED else 0], np.int64),
+    completed = at if flags & Flags.COMPLETED else 0
+    return entry_columns(
+        [seq], rank=rank, revision=revision, flags=flags, created=at, completed=completed
     )
 
 
-def watermarks(enqueued: Sequence[int], head_since: int, at: int) -> Watermarks:
+def standing(enqueued: Sequence[int], head_since: int, at: int) -> Watermarks:
     """All ranks have completed seq 0; those with 1 wait in it since `head_since`."""
-    everyone = np.arange(WORLD, dtype=np.uint32)
-    waiting = np.array(enqueued, np.int64) == 1
-    return Watermarks(
-        0,
-        WatermarkColumns(
-            rank=everyone,
-            group=np.zeros(WORLD, np.uint32),
-            enqueued=np.array(enqueued, np.int64),
-            started=np.full(WORLD, -1, np.int64),
-            completed=np.zeros(WORLD, np.int64),
-            head_created_ns=np.where(waiting, head_since, 0),
-            seen_rank=everyone,
-            as_of_ns=np.full(WORLD, at, np.int64),
-        ),
-        NodeNs(at),
+    heads = [head_since if seq == 1 else 0 for seq in enqueued]
+    everyone = range(WORLD)
+    return watermarks(
+        everyone, enqueued=enqueued, completed=0, head=heads, seen=everyone, as_of=at, sent=at
     )
 
 
 def declarations() -> list[AgentEvent]:
-    ranks = tuple(
-        RankDecl(r, 0, RankInfo(r, WORLD, "node-a", "boot-a", 100 + r)) for r in range(WORLD)
-    )
-    group = GroupDecl(0, 0, GroupInfo("0", "default_pg", tuple(range(WORLD))))
-    signature = Signature("gloo", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))
+    infos = [RankInfo(r, WORLD, "node-a", "boot-a", 100 + r) for r in range(WORLD)]
+    whole = declare(infos, key=AttemptKey("train", 0))
     return [
         Hello(PROTOCOL, "1", "node-a", "boot-a", "session", NodeNs(START)),
-        Declare((AttemptDecl(0, AttemptKey("train", 0), WORLD),), ranks),
-        Declare(groups=(group,), signatures=(SignatureDecl(0, signature),)),
+        replace(whole, groups=(), signatures=()),
+        replace(whole, attempts=(), ranks=()),
         Statuses(tuple(RankStatus(r, RankState.LIVE, NodeNs(START)) for r in range(WORLD))),
     ]
 
@@ -127,7 +99,7 @@ def incident(until_s: int = 8, ahead: int = 0) -> Iterator[Record]:
         yield message(columns(rank, 1, Flags.JOINED, 2, stuck_at + ahead), stuck_at)
     for second in range(1, until_s):
         at = START + second * SECOND
-        yield message(watermarks([1, 1, 0], stuck_at + ahead, at + ahead), at)
+        yield message(standing([1, 1, 0], stuck_at + ahead, at + ahead), at)
         yield Record(RecordKind.TICK, AlignedNs(at), 0, b"")
         yield Record(RecordKind.TICK, AlignedNs(at + SECOND // 2), 0, b"")
 

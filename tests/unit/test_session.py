@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from frd.engine.clocks.alignment import Alignment, ClockState, Segment
-from frd.engine.engine import Engine
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
 from frd.model import (
     AlignedNs,
     AttemptKey,
-    ChannelColumns,
-    EntryColumns,
     ExitInfo,
     ExitKind,
     GroupInfo,
@@ -25,135 +22,23 @@ from frd.model import (
     RankInfo,
     RankState,
     RankStatus,
-    Signature,
-    WatermarkColumns,
 )
 from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest import revisions as ledger_module
-from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.rank_owners import RankOwners
 from frd.service.ingest.revisions import Revisions
-from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.views import AttemptView, RankView
 from frd.wire import (
-    PROTOCOL,
-    AgentEvent,
     AttemptDecl,
     Declare,
     GroupDecl,
-    Hello,
     RankDecl,
-    SignatureDecl,
     Statuses,
-    Watermarks,
-    encode_agent,
 )
 from frd_agent.uplink.outbox import part
+from tests.world.messages import p2p_ops, watermarks
+from tests.world.sessions import KEY, NOW, OFFSET, S, Service, entries
 
-S = 1_000_000_000
-NOW = 1_790_000_000 * S
-OFFSET = 100 * S
-"""The node's clock is a hundred seconds behind the service's."""
-KEY = AttemptKey("job", 0)
 KILLED = ExitInfo(ExitKind.SIGNAL, 9)
-GROUPS = (
-    GroupDecl(0, 0, GroupInfo("0", "default_pg", (0, 1, 2, 3))),
-    GroupDecl(1, 0, GroupInfo("7", "TENSOR", (0, 1))),
-)
-
-
-class Service:
-    """What all streams of one service share."""
-
-    def __init__(self, policy: Policy | None = None) -> None:
-        self.engine = Engine(policy or Policy(stall_after_s=1.0))
-        self.marks = WatermarkBuffer(self.engine)
-        self.ledger = Revisions()
-        self.runs = JobRuns()
-        self.now = NOW
-        self._streams = 0
-
-    def session(self) -> Session:
-        self._streams += 1
-        return Session(self.engine, self.marks, self.ledger, self.runs, self._streams)
-
-    def stream(self, session: str = "s", pid: int = 10) -> Stream:
-        return Stream(self, self.session(), session, pid)
-
-    def view(self) -> AttemptView:
-        self.marks.flush(AlignedNs(self.now))
-        (view,) = self.engine.status_view(AlignedNs(self.now)).attempts
-        return view
-
-    def rank(self, rank: int) -> RankView:
-        return next(view for view in self.view().ranks if view.info.rank == rank)
-
-
-class Stream:
-    """An agent that hosts the ranks 0 and 3 of four."""
-
-    def __init__(self, service: Service, session: Session, name: str, pid: int) -> None:
-        self.service = service
-        self.session = session
-        infos = [RankInfo(rank, 4, "n", "boot", pid + rank) for rank in (0, 3)]
-        self.send(Hello(PROTOCOL, "0", "n", "boot", name, self.node_now()))
-        self.send(
-            Declare(
-                attempts=(AttemptDecl(0, KEY, 4),),
-                ranks=tuple(RankDecl(i, 0, info) for i, info in enumerate(infos)),
-                groups=GROUPS,
-                signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
-            )
-        )
-        self.send(Statuses(tuple(RankStatus(i, RankState.LIVE, self.node_now()) for i in (0, 1))))
-
-    def node_now(self) -> NodeNs:
-        return NodeNs(self.service.now - OFFSET)
-
-    def send(self, event: AgentEvent) -> None:
-        self.session.receive(encode_agent(event), AlignedNs(self.service.now))
-
-    def watermarks(self, enqueued: int, completed: int, since: NodeNs, index: int = 0) -> None:
-        """Of the rank of that stream index."""
-        columns = WatermarkColumns(
-            rank=np.array([index], np.uint32),
-            group=np.array([0], np.uint32),
-            enqueued=np.array([enqueued], np.int64),
-            started=np.array([-1], np.int64),
-            completed=np.array([completed], np.int64),
-            head_created_ns=np.array([since], np.int64),
-            seen_rank=np.array([0, 1], np.uint32),
-            as_of_ns=np.full(2, self.node_now(), np.int64),
-        )
-        self.send(Watermarks(0, columns, self.node_now()))
-
-    def channel(self, since: NodeNs) -> None:
-        """The rank of stream index 0 sends to rank 1."""
-        columns = ChannelColumns(
-            rank=0,
-            group=np.array([0], np.uint32),
-            peer=np.array([1], np.int32),
-            is_send=np.array([1], np.uint8),
-            in_flight=np.array([1], np.uint32),
-            head_created_ns=np.array([since], np.int64),
-        )
-        self.send(columns)
-
-
-def entries(first_revision: int, seqs: range, *, rank: int = 0, group: int = 0) -> EntryColumns:
-    n = len(seqs)
-    return EntryColumns(
-        rank=rank,
-        first_revision=first_revision,
-        group=np.full(n, group, np.uint32),
-        seq=np.array(seqs, np.int64),
-        signature=np.zeros(n, np.uint32),
-        flags=np.full(n, 5, np.uint8),
-        created_ns=np.full(n, NOW - OFFSET, np.int64),
-        started_ns=np.zeros(n, np.int64),
-        completed_ns=np.zeros(n, np.int64),
-    )
 
 
 def test_rows_are_applied_and_acknowledged_once() -> None:
@@ -305,13 +190,8 @@ def test_an_agent_cannot_know_the_future() -> None:
     """A node whose clock runs wild claims to know the next hour: it is believed up to now."""
     service = Service()
     stream = service.stream()
-    columns = WatermarkColumns(
-        *(np.zeros(0, np.uint32),) * 2,
-        *(np.zeros(0, np.int64),) * 4,
-        seen_rank=np.array([0], np.uint32),
-        as_of_ns=np.array([stream.node_now() + 3600 * S], np.int64),
-    )
-    stream.send(Watermarks(0, columns, stream.node_now()))
+    now = stream.node_now()
+    stream.send(watermarks([], seen=[0], as_of=now + 3600 * S, sent=now))
     assert service.rank(0).as_of == service.now
 
 
@@ -474,13 +354,7 @@ def test_a_late_message_shows_as_lag() -> None:
     stream = service.stream()
     sent = stream.node_now()
     service.now += 2 * S
-    columns = WatermarkColumns(
-        *(np.zeros(0, np.uint32),) * 2,
-        *(np.zeros(0, np.int64),) * 4,
-        seen_rank=np.zeros(0, np.uint32),
-        as_of_ns=np.zeros(0, np.int64),
-    )
-    stream.send(Watermarks(0, columns, sent))
+    stream.send(watermarks([], seen=[], as_of=0, sent=sent))
     assert stream.session.lag_ns == 2 * S
 
 
@@ -488,16 +362,7 @@ def test_statuses_and_channels_reach_the_engine() -> None:
     """A killed rank is shown as exited under its global rank; its channels are taken."""
     service = Service()
     stream = service.stream()
-    stream.send(
-        ChannelColumns(
-            rank=1,
-            group=np.array([0], np.uint32),
-            peer=np.array([0], np.int32),
-            is_send=np.array([1], np.uint8),
-            in_flight=np.array([1], np.uint32),
-            head_created_ns=np.array([stream.node_now()], np.int64),
-        )
-    )
+    stream.send(p2p_ops(1, (0, 0, True, 1, stream.node_now())))
     status = RankStatus(1, RankState.EXITED, stream.node_now(), "killed", 0, KILLED)
     stream.send(Statuses((status,)))
     shown = service.rank(3).status

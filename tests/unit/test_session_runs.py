@@ -15,7 +15,6 @@ from frd.model import (
     RankState,
     RankStatus,
     Signature,
-    WatermarkColumns,
 )
 from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.ingest.rank_owners import RankOwners
@@ -31,10 +30,10 @@ from frd.wire import (
     RankDecl,
     SignatureDecl,
     Statuses,
-    Watermarks,
     encode_agent,
 )
-from tests.unit.test_session import KEY, NOW, OFFSET, Service, Stream, entries
+from tests.world.messages import watermarks
+from tests.world.sessions import KEY, NOW, OFFSET, Service, Stream, entries
 
 FIRST, SECOND = "vm:29500", "vm:29501"
 S = 1_000_000_000
@@ -69,17 +68,14 @@ class Agent:
 
     def stands(self, index: int, enqueued: int) -> None:
         """Watermarks of the rank of that stream index."""
-        columns = WatermarkColumns(
-            rank=np.array([index], np.uint32),
-            group=np.array([index // 2], np.uint32),
-            enqueued=np.array([enqueued], np.int64),
-            started=np.array([-1], np.int64),
-            completed=np.array([enqueued], np.int64),
-            head_created_ns=np.array([0], np.int64),
-            seen_rank=np.array([index], np.uint32),
-            as_of_ns=np.array([self.service.now - OFFSET], np.int64),
-        )
-        self.send(Watermarks(index // 2, columns, NodeNs(self.service.now - OFFSET)))
+        now = self.service.now - OFFSET
+        group = index // 2
+        self.send(
+            watermarks(
+                [index], enqueued=enqueued, completed=enqueued, group=group,
+                seen=[index], as_of=now, sent=now, attempt=group,
+            )
+        )  # fmt: skip
 
 
 def enqueued(service: Service) -> int:

@@ -12,51 +12,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from frd.engine.engine import Engine
-from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,
-    AttemptKey,
-    EntryColumns,
     ExitInfo,
     ExitKind,
-    Flags,
-    GroupInfo,
     NodeNs,
     RankInfo,
     RankState,
     RankStatus,
-    Signature,
 )
-from frd.service.ingest.job_runs import JobRuns
-from frd.service.ingest.revisions import Revisions
-from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.v1 import stream_pb2 as now
 from frd.wire import (
     PROTOCOL,
-    AttemptDecl,
-    Declare,
-    GroupDecl,
     Hello,
-    RankDecl,
     Refusal,
     Request,
-    SignatureDecl,
     Statuses,
     Welcome,
     encode_agent,
     encode_service,
 )
+from tests.world.messages import BOTH, declare, entry_columns
+from tests.world.sessions import NOW, Service
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RELEASES = sorted(GOLDEN.glob("stream-*.binpb"))
-NOW = 1_790_000_000_000_000_000
 
 
 def frozen(release: Path) -> Any:
@@ -106,34 +90,22 @@ def test_nothing_of_a_release_has_changed(release: Any) -> None:
 def test_an_agent_of_a_release_is_understood(release: Any) -> None:
     """Its declarations, rows and statuses are applied and acknowledged by the present service."""
     old = message_factory.GetMessageClass(release.message_types_by_name["AgentMessage"])
-    engine = Engine(Policy())
-    session = Session(engine, WatermarkBuffer(engine), Revisions(), JobRuns(), 1)
-    columns: Any = {"group": np.uint32, "seq": np.int64, "signature": np.uint32, "flags": np.uint8}
-    columns |= dict.fromkeys(("created_ns", "started_ns", "completed_ns"), np.int64)
-    rows = {name: np.zeros(3, kind) for name, kind in columns.items()}
-    rows["seq"] += np.arange(3)
-    rows["flags"] += np.uint8(Flags.JOINED | Flags.COMPLETED)
-    rows["created_ns"] += NOW
+    service = Service()
+    session = service.session()
     how = ExitInfo(ExitKind.SIGNAL, 9)
     for event in (
         Hello(PROTOCOL, "0", "n", "boot", "s", NodeNs(NOW)),
-        Declare(
-            attempts=(AttemptDecl(0, AttemptKey("job", 0), 1),),
-            ranks=(RankDecl(0, 0, RankInfo(0, 1, "n", "boot", 7)),),
-            groups=(GroupDecl(0, 0, GroupInfo("0", "default_pg", (0,))),),
-            signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
-        ),
+        declare([RankInfo(0, 1, "n", "boot", 7)]),
         Statuses((RankStatus(0, RankState.EXITED, NodeNs(NOW), "killed", exit=how),)),
         Statuses((RankStatus(0, RankState.LIVE, NodeNs(NOW)),)),
-        EntryColumns(rank=0, first_revision=1, **rows),
+        entry_columns(range(3), revision=1, flags=BOTH, created=NOW),
     ):
         said = old.FromString(encode_agent(event))
         said.DiscardUnknownFields()
         session.receive(said.SerializeToString(), AlignedNs(NOW))
     assert session.entries == 3
     assert session.take_acks() == {0: 3}
-    (view,) = engine.status_view(AlignedNs(NOW)).attempts
-    assert [rank.status.state for rank in view.ranks] == [RankState.LIVE]
+    assert [rank.status.state for rank in service.view().ranks] == [RankState.LIVE]
 
 
 def test_an_agent_of_a_release_understands(release: Any) -> None:

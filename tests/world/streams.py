@@ -15,36 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import numpy as np
 
 from frd.model import (
     AttemptKey,
     EntryColumns,
-    GroupInfo,
     NodeNs,
     RankInfo,
     RankState,
     RankStatus,
-    Signature,
-    WatermarkColumns,
 )
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_stream
 from frd.wire import (
     PROTOCOL,
     AgentEvent,
-    AttemptDecl,
     Declare,
-    GroupDecl,
     Hello,
-    RankDecl,
     ServiceEvent,
-    SignatureDecl,
     Statuses,
     Watermarks,
     Welcome,
     decode_service,
     encode_agent,
 )
+from tests.world.messages import BOTH, declare, entry_columns, watermarks
 
 WORLD = 4
 
@@ -100,17 +93,11 @@ class Peer:
     def declare(self, attempt: int = 0) -> Declare:
         hello = self.hello()
         key = AttemptKey(self.job, attempt)
-        ranks = (2 * self.node, 2 * self.node + 1)
-        signature = Signature("gloo", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))
-        return Declare(
-            attempts=(AttemptDecl(0, key, WORLD),),
-            ranks=tuple(
-                RankDecl(i, 0, RankInfo(rank, WORLD, hello.node, hello.boot_id, 100 + rank, i))
-                for i, rank in enumerate(ranks)
-            ),
-            groups=(GroupDecl(0, 0, GroupInfo("0", "default_pg", tuple(range(WORLD)))),),
-            signatures=(SignatureDecl(0, signature),),
-        )
+        infos = [
+            RankInfo(rank, WORLD, hello.node, hello.boot_id, 100 + rank, i)
+            for i, rank in enumerate((2 * self.node, 2 * self.node + 1))
+        ]
+        return declare(infos, key=key)
 
     async def introduce(self) -> None:
         live = tuple(RankStatus(i, RankState.LIVE, NodeNs(time.time_ns())) for i in range(2))
@@ -120,30 +107,19 @@ class Peer:
     def watermarks(self, enqueued: tuple[int, int], since_ns: int) -> Watermarks:
         """The ranks have completed seq 6 and some wait in seq 7 `since_ns`."""
         now = time.time_ns()
-        columns = WatermarkColumns(
-            rank=np.arange(2, dtype=np.uint32),
-            group=np.zeros(2, np.uint32),
-            enqueued=np.array(enqueued, np.int64),
-            started=np.full(2, -1, np.int64),
-            completed=np.full(2, 6, np.int64),
-            head_created_ns=np.array([since_ns if e > 6 else 0 for e in enqueued], np.int64),
-            seen_rank=np.arange(2, dtype=np.uint32),
-            as_of_ns=np.full(2, now, np.int64),
+        heads = [since_ns if seq > 6 else 0 for seq in enqueued]
+        return watermarks(
+            [0, 1], enqueued=enqueued, completed=6, head=heads, seen=[0, 1], as_of=now, sent=now
         )
-        return Watermarks(0, columns, NodeNs(now))
 
 
 def entries(first_revision: int, first_seq: int, rows: int, *, rank: int = 0) -> EntryColumns:
-    return EntryColumns(
+    return entry_columns(
+        range(first_seq, first_seq + rows),
         rank=rank,
-        first_revision=first_revision,
-        group=np.zeros(rows, np.uint32),
-        seq=np.arange(first_seq, first_seq + rows, dtype=np.int64),
-        signature=np.zeros(rows, np.uint32),
-        flags=np.full(rows, 5, np.uint8),
-        created_ns=np.full(rows, time.time_ns(), np.int64),
-        started_ns=np.zeros(rows, np.int64),
-        completed_ns=np.zeros(rows, np.int64),
+        revision=first_revision,
+        flags=BOTH,
+        created=time.time_ns(),
     )
 
 

@@ -1,0 +1,122 @@
+"""Agent streams into the service's sessions and a real engine: no sockets, no time of their own."""
+
+from __future__ import annotations
+
+from frd.engine.engine import Engine
+from frd.engine.policy import Policy
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    EntryColumns,
+    GroupInfo,
+    NodeNs,
+    RankInfo,
+    RankState,
+    RankStatus,
+    Signature,
+)
+from frd.service.ingest.job_runs import JobRuns
+from frd.service.ingest.revisions import Revisions
+from frd.service.ingest.session import Session
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.views import AttemptView, RankView
+from frd.wire import (
+    PROTOCOL,
+    AgentEvent,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    Hello,
+    RankDecl,
+    SignatureDecl,
+    Statuses,
+    encode_agent,
+)
+from tests.world.messages import BOTH, entry_columns, p2p_ops, watermarks
+
+S = 1_000_000_000
+NOW = 1_790_000_000 * S
+OFFSET = 100 * S
+"""The node's clock is a hundred seconds behind the service's."""
+KEY = AttemptKey("job", 0)
+GROUPS = (
+    GroupDecl(0, 0, GroupInfo("0", "default_pg", (0, 1, 2, 3))),
+    GroupDecl(1, 0, GroupInfo("7", "TENSOR", (0, 1))),
+)
+
+
+class Service:
+    """What all streams of one service share."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.engine = Engine(policy or Policy(stall_after_s=1.0))
+        self.marks = WatermarkBuffer(self.engine)
+        self.ledger = Revisions()
+        self.runs = JobRuns()
+        self.now = NOW
+        self._streams = 0
+
+    def session(self) -> Session:
+        self._streams += 1
+        return Session(self.engine, self.marks, self.ledger, self.runs, self._streams)
+
+    def stream(self, session: str = "s", pid: int = 10) -> Stream:
+        return Stream(self, self.session(), session, pid)
+
+    def view(self) -> AttemptView:
+        self.marks.flush(AlignedNs(self.now))
+        (view,) = self.engine.status_view(AlignedNs(self.now)).attempts
+        return view
+
+    def rank(self, rank: int) -> RankView:
+        return next(view for view in self.view().ranks if view.info.rank == rank)
+
+
+class Stream:
+    """An agent that hosts the ranks 0 and 3 of four."""
+
+    def __init__(self, service: Service, session: Session, name: str, pid: int) -> None:
+        self.service = service
+        self.session = session
+        infos = [RankInfo(rank, 4, "n", "boot", pid + rank) for rank in (0, 3)]
+        self.send(Hello(PROTOCOL, "0", "n", "boot", name, self.node_now()))
+        self.send(
+            Declare(
+                attempts=(AttemptDecl(0, KEY, 4),),
+                ranks=tuple(RankDecl(i, 0, info) for i, info in enumerate(infos)),
+                groups=GROUPS,
+                signatures=(SignatureDecl(0, Signature("gloo", "all_reduce")),),
+            )
+        )
+        self.send(Statuses(tuple(RankStatus(i, RankState.LIVE, self.node_now()) for i in (0, 1))))
+
+    def node_now(self) -> NodeNs:
+        return NodeNs(self.service.now - OFFSET)
+
+    def send(self, event: AgentEvent) -> None:
+        self.session.receive(encode_agent(event), AlignedNs(self.service.now))
+
+    def watermarks(self, enqueued: int, completed: int, since: NodeNs, index: int = 0) -> None:
+        """Of the rank of that stream index."""
+        now = self.node_now()
+        self.send(
+            watermarks(
+                [index], enqueued=enqueued, completed=completed, head=since,
+                seen=[0, 1], as_of=now, sent=now,
+            )
+        )  # fmt: skip
+
+    def channel(self, since: NodeNs) -> None:
+        """The rank of stream index 0 sends to rank 1."""
+        self.send(p2p_ops(0, (0, 1, True, 1, since)))
+
+
+def entries(first_revision: int, seqs: range, *, rank: int = 0, group: int = 0) -> EntryColumns:
+    return entry_columns(
+        seqs,
+        rank=rank,
+        revision=first_revision,
+        group=group,
+        flags=BOTH,
+        created=NOW - OFFSET,
+    )
