@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any, Final
 
-from frd.model import (
-    AlignedNs,
-    CollectiveRef,
-    Confidence,
-    ExitInfo,
-    ExitKind,
-    Finding,
-    FindingState,
-    Kind,
-    Reason,
-    Severity,
-    Suspect,
-    Witness,
-    WorkerStack,
-)
+import msgspec
+
+from frd.model import AlignedNs, ExitInfo, ExitKind, Finding, Reason
 
 REASONS: Final = {
     Reason.CPU_STUCK: "alive, but has not joined",
@@ -171,165 +161,67 @@ def unfold_ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
+_SPELLED: Final = {"unknown": "unknown_ranks", "waited_s": "waiting_s"}
+"""Keys of a finding that are not called as the field of its value."""
+_FIELDS: Final = {key: field for field, key in _SPELLED.items()}
+_ALWAYS: Final = frozenset({"closed_at", "suspects", "victims", "summary", "stack"})
+"""Keys that are there even if they say nothing."""
+_DIGITS: Final = {"waited_s": 3, "lost_s": 3, "onset_uncertainty_s": 6}
+"""Of durations, behind the point."""
+
+
 def finding_json(finding: Finding) -> dict[str, Any]:
-    """The JSON object of INTERFACES.md, the same everywhere; keys without a value are left out."""
-    out: dict[str, Any] = {
-        "id": finding.id,
-        "kind": finding.kind.value,
-        "state": finding.state.value,
-        "job": finding.job,
-        "attempt": finding.attempt,
-        "opened_at": utc_text(finding.opened_at),
-        "closed_at": utc_text(finding.closed_at) if finding.closed_at is not None else None,
+    """The JSON object of a finding, the same everywhere; keys without a value are left out."""
+    return _object(finding)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return {
+        _SPELLED.get(field.name, field.name): _json(field.name, part)
+        for field in fields(value)
+        if (part := getattr(value, field.name)) != field.default or field.name in _ALWAYS
     }
-    if finding.severity is not None:
-        out["severity"] = finding.severity.value
-    if finding.critical_at is not None:
-        out["critical_at"] = utc_text(finding.critical_at)
-    if (c := finding.collective) is not None:
-        out["collective"] = {
-            "group": c.group,
-            "group_id": c.group_id,
-            "group_size": c.group_size,
-            "seq": c.seq,
-            "op": c.op,
-            "waiting_ranks": list(c.waiting_ranks),
-            "missing_ranks": list(c.missing_ranks),
-            "waiting_s": round(c.waited_s, 3),
-        }
-    if finding.reason is not None:
-        out["reason"] = finding.reason.value
-    if finding.groups_held_up:
-        out["groups_held_up"] = list(finding.groups_held_up)
-    out["suspects"] = [_suspect_json(suspect) for suspect in finding.suspects]
-    out["victims"] = list(finding.victims)
-    if finding.unknown:
-        out["unknown_ranks"] = list(finding.unknown)
-    if finding.disagreement:
-        out["disagreement"] = finding.disagreement
-    if finding.witness is not None:
-        out["witness"] = {"rank": finding.witness.rank, "stack": list(finding.witness.stack)}
-    if finding.lost_s is not None:
-        out["lost_s"] = round(finding.lost_s, 3)
-    if finding.dump is not None:
-        out["dump"] = finding.dump
-    if finding.ended_by:
-        out["ended_by"] = finding.ended_by
-    if finding.close_reason:
-        out["close_reason"] = finding.close_reason
-    out["summary"] = finding.summary
-    return out
 
 
-def _suspect_json(suspect: Suspect) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        "rank": suspect.rank,
-        "node": suspect.node,
-        "reason": suspect.reason.value,
-        "confidence": suspect.confidence.value,
-        "evidence": suspect.evidence,
-        "stack": list(suspect.stack),
-    }
-    if suspect.inside:
-        out["inside"] = suspect.inside
-    if suspect.doing:
-        out["doing"] = suspect.doing
-    if suspect.workers:
-        out["workers"] = [_worker_json(worker) for worker in suspect.workers]
-    if suspect.onset_at is not None:
-        out["onset_at"] = utc_text(suspect.onset_at)
-    if suspect.onset_uncertainty_s is not None:
-        out["onset_uncertainty_s"] = round(suspect.onset_uncertainty_s, 6)
-    if suspect.tied:
-        out["tied"] = True
-    return out
-
-
-def _worker_json(worker: WorkerStack) -> dict[str, Any]:
-    out: dict[str, Any] = {"pid": worker.pid, "name": worker.name, "stack": list(worker.stack)}
-    if worker.inside:
-        out["inside"] = worker.inside
-    if worker.doing:
-        out["doing"] = worker.doing
-    if worker.usage:
-        out["usage"] = worker.usage
-    return out
-
-
-def _ns(text: str) -> AlignedNs:
-    whole, _, fraction = text.removesuffix("Z").partition(".")
-    seconds = int(datetime.fromisoformat(f"{whole}+00:00").timestamp())
-    return AlignedNs(seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0")[:9]))
-
-
-def _suspect_from_json(data: dict[str, Any]) -> Suspect:
-    return Suspect(
-        rank=data["rank"],
-        node=data["node"],
-        reason=Reason(data["reason"]),
-        confidence=Confidence(data["confidence"]),
-        evidence=data["evidence"],
-        stack=tuple(data.get("stack", ())),
-        inside=data.get("inside", ""),
-        doing=data.get("doing", ""),
-        workers=tuple(
-            WorkerStack(
-                pid=worker["pid"],
-                name=worker["name"],
-                stack=tuple(worker.get("stack", ())),
-                inside=worker.get("inside", ""),
-                doing=worker.get("doing", ""),
-                usage=worker.get("usage", ""),
-            )
-            for worker in data.get("workers", ())
-        ),
-        onset_at=_ns(data["onset_at"]) if data.get("onset_at") else None,
-        onset_uncertainty_s=data.get("onset_uncertainty_s"),
-        tied=data.get("tied", False),
-    )
+def _json(name: str, part: Any) -> Any:
+    match part:
+        case tuple():
+            return [_json("", one) for one in part]
+        case Enum():
+            return part.value
+        case float():
+            return round(part, _DIGITS[name])
+        case int() if name.endswith("_at"):
+            return utc_text(part)
+        case None | str() | int():
+            return part
+        case _:
+            return _object(part)
 
 
 def finding_from_json(data: dict[str, Any]) -> Finding:
     """The inverse of `finding_json` (to the microsecond); used by the store.
 
     Raises:
-        KeyError, ValueError: when `data` is not such an object.
+        ValueError: when `data` is not such an object.
     """
-    c = data.get("collective")
-    return Finding(
-        id=data["id"],
-        kind=Kind(data["kind"]),
-        state=FindingState(data["state"]),
-        job=data["job"],
-        attempt=data["attempt"],
-        opened_at=_ns(data["opened_at"]),
-        closed_at=_ns(data["closed_at"]) if data.get("closed_at") else None,
-        collective=None
-        if c is None
-        else CollectiveRef(
-            group=c["group"],
-            group_id=c["group_id"],
-            group_size=c["group_size"],
-            seq=c["seq"],
-            op=c["op"],
-            waiting_ranks=tuple(c["waiting_ranks"]),
-            missing_ranks=tuple(c["missing_ranks"]),
-            waited_s=c["waiting_s"],
-        ),
-        reason=Reason(data["reason"]) if data.get("reason") else None,
-        groups_held_up=tuple(data.get("groups_held_up", ())),
-        suspects=tuple(_suspect_from_json(suspect) for suspect in data.get("suspects", ())),
-        victims=tuple(data.get("victims", ())),
-        unknown=tuple(data.get("unknown_ranks", ())),
-        disagreement=data.get("disagreement", ""),
-        witness=Witness(data["witness"]["rank"], tuple(data["witness"]["stack"]))
-        if data.get("witness")
-        else None,
-        lost_s=data.get("lost_s"),
-        dump=data.get("dump"),
-        severity=Severity(data["severity"]) if data.get("severity") else None,
-        critical_at=_ns(data["critical_at"]) if data.get("critical_at") else None,
-        ended_by=data.get("ended_by", ""),
-        close_reason=data.get("close_reason", ""),
-        summary=data.get("summary", ""),
-    )
+    try:
+        return msgspec.convert(_values(data), Finding)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"finding: {error}") from error
+
+
+def _values(data: dict[str, Any]) -> dict[str, Any]:
+    return {_FIELDS.get(key, key): _value(key, part) for key, part in data.items()}
+
+
+def _value(key: str, part: Any) -> Any:
+    match part:
+        case dict():
+            return _values(part)
+        case list():
+            return [_value("", one) for one in part]
+        case str() if key.endswith("_at"):
+            return utc_ns(part)
+        case _:
+            return part

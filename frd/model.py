@@ -444,7 +444,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A claim with evidence; immutable: a newer version of it carries the same id."""
+    """A claim with evidence; immutable: a newer version of it carries the same id.
+
+    Its JSON form (`frd.forms.finding_json`) has the keys in this order.
+    """
 
     id: str
     kind: Kind
@@ -453,6 +456,10 @@ class Finding:
     attempt: int
     opened_at: AlignedNs
     closed_at: AlignedNs | None = None
+    severity: Severity | None = None
+    """None where nobody watched it over time, as in a folder of dumps."""
+    critical_at: AlignedNs | None = None
+    """When it became critical, if it was not so from its opening."""
     collective: CollectiveRef | None = None
     reason: Reason | None = None
     """The reason of the whole finding where there is no suspect to carry it."""
@@ -469,15 +476,11 @@ class Finding:
     """How long a straggler has kept its peers waiting, all in all."""
     dump: str | None = None
     """Id of the dump that the service took when the finding opened."""
-    severity: Severity | None = None
-    """None where nobody watched it over time, as in a folder of dumps."""
-    critical_at: AlignedNs | None = None
-    """When it became critical, if it was not so from its opening."""
     ended_by: str = ""
     """How the job, or the suspect, ended after the finding opened: ``ended by KeyboardInterrupt at
     10:02:11``. It is a consequence and never changes the cause."""
-    summary: str = ""
     close_reason: str = ""
+    summary: str = ""
 
 
 class Change(IntEnum):
