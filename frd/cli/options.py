@@ -7,14 +7,16 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
+import msgspec
+from rich.console import Console
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from frd.cli.client import Client
+from frd.address import is_loopback, split_address, without_scheme
+from frd.cli.client import Client, token_in, trusting
+from frd.errors import ConfigError
+from frd.forms import utc_ns, utc_text
 
 DEFAULT_HTTP = "127.0.0.1:9374"
 
@@ -92,10 +94,6 @@ def _client(
     token_file: Path | None,
     insecure: bool,
 ) -> Client:
-    from frd.address import is_loopback, split_address, without_scheme
-    from frd.cli.client import Client, token_in, trusting
-    from frd.errors import ConfigError
-
     is_https = http.strip().lower().startswith("https:")
     http, scheme = without_scheme(http, _HTTPS_PORT if is_https else _HTTP_PORT)
     context = None
@@ -117,8 +115,6 @@ def json_option(function: _F) -> _F:
 
 def moment(option: str, text: str | None) -> str | None:
     """A time as the service takes it; of how long ago, by this machine's clock."""
-    from frd.forms import utc_ns, utc_text
-
     if text is None:
         return None
     if ago := re.fullmatch(r"(\d{1,6})([mhd])", text):
@@ -130,13 +126,9 @@ def moment(option: str, text: str | None) -> str | None:
 
 
 def print_json(value: object) -> None:
-    import msgspec
-
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode("utf-8"))
 
 
 def console() -> Console:
     """Colours and live redraws only where stdout is a terminal; rich sees to it."""
-    from rich.console import Console
-
     return Console(highlight=False, markup=False, emoji=False)

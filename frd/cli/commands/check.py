@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from frd import config
 from frd.cli.options import json_option, print_json
 from frd.usage import examples
 
@@ -31,8 +32,6 @@ def command(path: Path, as_json: bool) -> None:
 
     The output is TOML with every key: defaults, the file, then FRD_* variables of this environment.
     """
-    from frd import config
-
     effective = config.load(path)
     if as_json:
         print_json(config.as_dict(effective))

@@ -6,19 +6,23 @@ service stands here.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from frd import __version__
+from frd.cli.client import Client
 from frd.cli.options import json_option, print_json, service_options
+from frd.cli.screens.finding_panel import plain
+from frd.errors import FrdError
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    from frd.cli.client import Client
-    from frd_agent.launch.checks import Check
+from frd_agent import exec as starter
+from frd_agent import tap
+from frd_agent.launch import checks
+from frd_agent.launch.checks import Check, State
 
 
 @click.command(
@@ -45,14 +49,10 @@ def command(
     which variables? Then the run directory, its agent, the service, and whether the service hears
     that agent. Exit code 1 if something has failed; warnings do not count.
     """
-    from frd_agent.launch import checks
-
     done: list[Check] = []
     for check in _checks(client, run_dir, job_command):
         done.append(check)
         if not as_json:
-            from frd.cli.screens.finding_panel import plain
-
             click.echo(plain(checks.line(check)))
     said = checks.as_json(done)
     if as_json:
@@ -61,12 +61,6 @@ def command(
 
 
 def _checks(client: Client, run_dir: Path | None, cmd: tuple[str, ...]) -> Iterator[Check]:
-    import os
-
-    from frd_agent import exec as starter
-    from frd_agent import tap
-    from frd_agent.launch import checks
-
     yield from checks.of_node(cmd, run_dir)
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
     agent = starter.watcher(directory)
@@ -75,9 +69,6 @@ def _checks(client: Client, run_dir: Path | None, cmd: tuple[str, ...]) -> Itera
 
 def _service(client: Client, node: str) -> Iterator[Check]:
     """`node`: of the agent that watches here; empty: there is none."""
-    from frd.errors import FrdError
-    from frd_agent.launch.checks import Check, State
-
     try:
         watching = client.get("/api/v1/jobs")["watching"]
         metrics = client.text("/metrics")
@@ -100,9 +91,6 @@ def _service(client: Client, node: str) -> Iterator[Check]:
 
 
 def _version(client: Client, metrics: str) -> Check:
-    from frd import __version__
-    from frd_agent.launch.checks import Check, State
-
     found = re.search(r'^frd_build_info\{version="([^"]*)"\}', metrics, re.MULTILINE)
     theirs = found[1] if found else "unknown"
     if theirs == __version__:
@@ -115,8 +103,6 @@ def _version(client: Client, metrics: str) -> Check:
 
 
 def _clock(metrics: str, node: str) -> Check:
-    from frd_agent.launch.checks import Check, State
-
     value = _value(metrics, "frd_clock_uncertainty_seconds", node)
     if value is None:
         return Check(

@@ -12,19 +12,19 @@ import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
+from urllib.parse import quote
 
 import click
 import msgspec
 
 from frd.cli import FAILED
+from frd.cli.client import Client, job_path
 from frd.cli.options import service_options
+from frd.cli.screens.finding_panel import plain
 from frd.errors import FrdError, StoreError
 from frd.forms import fold_ranks, unfold_ranks
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    from frd.cli.client import Client
 
 _PATIENCE_S = 15.0
 """The service answers within the ranks' time limit plus what it needs itself."""
@@ -130,16 +130,12 @@ def _only_job(client: Client) -> str:
 
 
 def _take(client: Client, job: str, wanted: Mapping[str, Any]) -> str:
-    from frd.cli.client import job_path
-
     limit_s = wanted["timeout_s"] + _PATIENCE_S
     dump_id: str = client.post(job_path(job, "dumps"), wanted, timeout_s=limit_s)["id"]
     return dump_id
 
 
 def _of_finding(client: Client, finding: str) -> str:
-    from urllib.parse import quote
-
     dump_id: str | None = client.get(f"/api/v1/findings/{quote(finding, safe='')}").get("dump")
     if dump_id is None:
         raise FrdError(
@@ -194,8 +190,6 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
 
 def _report(folder: Path) -> int:
     """Say who answered and who did not; fail when nobody did."""
-    from frd.cli.screens.finding_panel import plain
-
     summary = _summary(folder)
     answered: Iterable[int] = summary["answered"]
     failed: Mapping[str, str] = summary["failed"]

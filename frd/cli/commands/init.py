@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from frd.cli import authority
 from frd.errors import ConfigError
 from frd.usage import examples
 
@@ -45,8 +46,6 @@ def command(folder: Path, tls: bool, hosts: tuple[str, ...]) -> None:
     service listens on all addresses, without it on this machine only. No file is overwritten, and
     nobody but you may read them.
     """
-    from frd.cli import authority
-
     if hosts and not tls:
         raise ConfigError("--host: needs --tls: beyond this machine tokens are not sent without it")
     folder = folder.expanduser().absolute()

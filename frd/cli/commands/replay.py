@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
 from frd.cli import FINDINGS_PRESENT
+from frd.cli.client import unknown_job
 from frd.cli.options import console, json_option, moment, print_json
+from frd.cli.screens.finding_panel import finding_panel, plain
+from frd.cli.screens.progress import progress
+from frd.forms import finding_json, utc_ns, utc_text
+from frd.service.journal.replay import Replayed, replay
+from frd.store.journal import read
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    from frd.service.journal.replay import Replayed
 
 
 @click.command(
@@ -39,12 +42,6 @@ def command(journal: Path, job: str | None, since: str | None, as_json: bool) ->
     The same code decides as in the live service, at the times that the journal tells; all of the
     journal is played, whatever is asked for. Exit code 3 when there are findings.
     """
-    from frd.cli.client import unknown_job
-    from frd.cli.screens.progress import progress
-    from frd.forms import finding_json, utc_ns
-    from frd.service.journal.replay import replay
-    from frd.store.journal import read
-
     text = moment("--since", since)
     after = utc_ns(text) if text is not None else 0
     warnings: list[str] = []
@@ -70,11 +67,6 @@ def command(journal: Path, job: str | None, since: str | None, as_json: bool) ->
 
 
 def _show(replayed: Replayed, warnings: Sequence[str]) -> None:
-    from rich.text import Text
-
-    from frd.cli.screens.finding_panel import finding_panel, plain
-    from frd.forms import finding_json, utc_text
-
     screen = console()
     for warning in warnings:
         screen.print(Text(plain(warning), style="yellow"))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import gc
+import json
+import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from frd import config, logs
+from frd.errors import ConfigError
 from frd.usage import examples
 
 if TYPE_CHECKING:
@@ -71,11 +78,6 @@ def command(
     """
     # gRPC's own lines on stderr would bury ours; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    import asyncio
-    import gc
-
-    from frd import config, logs
-
     flags = {
         "grpc": grpc,
         "http": http,
@@ -94,10 +96,6 @@ def command(
 
 
 async def _serve(config: Config, load: Callable[[], Config]) -> None:
-    import asyncio
-    import json
-    import signal
-
     from frd.service.app import App
 
     loop = asyncio.get_running_loop()
@@ -119,11 +117,6 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
 
 def _reload(app: App, load: Callable[[], Config]) -> None:
     """A file that cannot be used changes nothing."""
-    import logging
-
-    from frd import logs
-    from frd.errors import ConfigError
-
     try:
         config = load()
     except ConfigError as error:

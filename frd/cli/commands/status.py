@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.console import RenderableType
+from rich.text import Text
 
+from frd.cli.client import Client, job_path, unknown_job
 from frd.cli.options import console, json_option, print_json, service_options
+from frd.cli.screens import live
+from frd.cli.screens.finding_panel import plain
+from frd.cli.screens.job_tables import clocks_table, groups_table, nodes_table, ranks_table
+from frd.cli.screens.live import Picture
+from frd.cli.screens.memory import memory_table
+from frd.cli.screens.watching import age_text, last_lines
+from frd.forms import unfold_ranks
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
-
-    from frd.cli.client import Client
-    from frd.cli.screens.live import Picture
 
 MAX_ENDED = 20
 
@@ -63,8 +66,6 @@ def command(
         others = {key: value for key, value in seen.findings.items() if key != "findings"}
         print_json({**others, "jobs": seen.jobs})
     elif watch:
-        from frd.cli.screens import live
-
         live.watch(console(), lambda: _picture(_look(client, wanted)))
     else:
         console().print(_picture(_look(client, wanted)))
@@ -89,8 +90,6 @@ class _Seen:
 
 
 def _look(client: Client, wanted: _Wanted) -> _Seen:
-    from frd.cli.client import job_path, unknown_job
-
     known = client.get("/api/v1/jobs")["jobs"]
     lines = [line for line in known if wanted.job in (None, line["job"])]
     if wanted.job is not None and not lines:
@@ -118,9 +117,6 @@ def _with_ranks(job: Mapping[str, Any], ranks: frozenset[int] | None) -> Mapping
 
 def _picture(seen: _Seen) -> Picture:
     """Open findings first, then each job; last what frd watches."""
-    from frd.cli.screens.live import Picture
-    from frd.cli.screens.watching import last_lines
-
     # By the service's clock, as all times that it gives; a service of an older version is silent.
     at = seen.findings.get("at")
     now = datetime.fromisoformat(at) if at else datetime.now(UTC)
@@ -137,11 +133,6 @@ def _picture(seen: _Seen) -> Picture:
 
 def _ended(line: Mapping[str, Any]) -> Text:
     """``train  attempt 0 ended, 4 ranks (3 finished, 1 exited), last heard 2 h 5 min ago``."""
-    from rich.text import Text
-
-    from frd.cli.screens.finding_panel import plain
-    from frd.cli.screens.watching import age_text
-
     states = ", ".join(f"{count} {state}" for state, count in line["ranks"].items())
     size = line["world_size"] or sum(line["ranks"].values())
     text = Text(plain(line["job"]), style="dim")
@@ -152,8 +143,6 @@ def _ended(line: Mapping[str, Any]) -> Text:
 
 
 def _set(ranks: str) -> frozenset[int]:
-    from frd.forms import unfold_ranks
-
     try:
         return frozenset(unfold_ranks(ranks))
     except ValueError as error:
@@ -161,9 +150,6 @@ def _set(ranks: str) -> frozenset[int]:
 
 
 def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:
-    from frd.cli.screens.job_tables import clocks_table, groups_table, nodes_table, ranks_table
-    from frd.cli.screens.memory import memory_table
-
     parts: list[RenderableType] = [
         _title(job),
         ranks_table(job["ranks"], _suspects(job["findings"])),
@@ -187,10 +173,6 @@ def _suspects(findings: Sequence[Mapping[str, Any]]) -> Mapping[int, str]:
 
 
 def _title(job: Mapping[str, Any]) -> Text:
-    from rich.text import Text
-
-    from frd.cli.screens.finding_panel import plain
-
     text = Text(plain(job["job"]), style="bold")
     ended = ", ended" if job["ended"] else ""
     size = job["world_size"] or len(job["ranks"])
@@ -199,11 +181,6 @@ def _title(job: Mapping[str, Any]) -> Text:
 
 def _findings(findings: Sequence[Mapping[str, Any]], now: datetime) -> Sequence[Text]:
     """A line each, the newest last, and how to see all of one."""
-    from rich.text import Text
-
-    from frd.cli.screens.finding_panel import plain
-    from frd.cli.screens.watching import age_text
-
     lines = []
     for one in sorted(findings, key=lambda finding: str(finding["opened_at"])):
         opened = datetime.fromisoformat(one["opened_at"])

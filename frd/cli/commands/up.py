@@ -7,16 +7,19 @@ them ends, so does the other.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import shlex
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from frd.errors import ServiceUnavailable
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    import asyncio
 
 _READY_WITHIN_S = 30.0
 _STOP_WITHIN_S = 10.0
@@ -53,8 +56,6 @@ def command(
     as_json: bool,
 ) -> int:
     """Run service and agent on this machine, until Ctrl-C, SIGTERM or the terminal closes."""
-    import asyncio
-
     serve = _given(
         {"config": config, "grpc": grpc, "http": http, "data-dir": data_dir}
         | {"stall-after": stall_after}
@@ -75,12 +76,6 @@ def _given(options: dict[str, object]) -> list[str]:
 async def _up(
     serve: Sequence[str], watch: Sequence[str], run_dir: Path | None, as_json: bool
 ) -> int:
-    import asyncio
-    import json
-    import signal
-
-    from frd.errors import ServiceUnavailable
-
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -103,9 +98,6 @@ async def _up(
 
 
 async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
-    import asyncio
-    import sys
-
     stdout = asyncio.subprocess.PIPE if module == "frd" else asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *words, stdin=asyncio.subprocess.DEVNULL, stdout=stdout
@@ -113,9 +105,6 @@ async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
 
 
 def _tell(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
-    import json
-    import shlex
-
     if as_json:
         click.echo(json.dumps({**where, "run_dir": None if run_dir is None else str(run_dir)}))
         return
@@ -132,8 +121,6 @@ def _tell(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
 async def _until_one_ends(
     running: dict[str, asyncio.subprocess.Process], stopped: asyncio.Event
 ) -> int:
-    import asyncio
-
     ends = {asyncio.create_task(process.wait()): name for name, process in running.items()}
     signalled = asyncio.create_task(stopped.wait())
     done, rest = await asyncio.wait({signalled, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,9 +142,6 @@ async def _until_one_ends(
 
 async def _stop(running: dict[str, asyncio.subprocess.Process]) -> None:
     """The agent first, so that its last words are heard."""
-    import asyncio
-    import contextlib
-
     for name in ("agent", "service"):
         process = running.get(name)
         if process is None or process.returncode is not None:

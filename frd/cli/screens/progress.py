@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
 Step: TypeAlias = Callable[[int, int], None]
 """Told how many are done, of how many."""
 
@@ -13,9 +16,6 @@ Step: TypeAlias = Callable[[int, int], None]
 @contextmanager
 def progress(what: str) -> Iterator[Step]:
     """The bar is there while this lasts."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     screen = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:

@@ -10,20 +10,23 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
 from click.core import ParameterSource
+from rich.text import Text
 
 from frd.cli import BLIND, FINDINGS_PRESENT
+from frd.cli.client import Client, unknown_job
 from frd.cli.commands.findings.export import export
 from frd.cli.commands.findings.one import close, show
 from frd.cli.options import console, json_option, moment, print_json, service_options
+from frd.cli.screens.finding_panel import finding_panel
+from frd.cli.screens.live import Picture, watch
+from frd.cli.screens.watching import last_lines
+from frd.errors import ServiceUnavailable
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    from frd.cli.client import Client
-    from frd.cli.screens.live import Picture
 
 _Query = Mapping[str, str | None]
 
@@ -142,8 +145,6 @@ def _require_job(client: Client, job: str) -> None:
     Raises:
         FrdError: neither does it run nor is there a finding of it.
     """
-    from frd.cli.client import unknown_job
-
     known = [line["job"] for line in client.get("/api/v1/jobs")["jobs"]]
     if job not in known and not _ask(client, {"job": job, "limit": "1"})["findings"]:
         raise unknown_job(job, known)
@@ -151,12 +152,6 @@ def _require_job(client: Client, job: str) -> None:
 
 def _picture(answer: Mapping[str, Any], *, newest_last: bool) -> Picture:
     """The service gives the newest first."""
-    from rich.text import Text
-
-    from frd.cli.screens.finding_panel import finding_panel
-    from frd.cli.screens.live import Picture
-    from frd.cli.screens.watching import last_lines
-
     found = answer["findings"]
     body = [finding_panel(one) for one in (reversed(found) if newest_last else found)]
     last = list(last_lines(answer))
@@ -170,8 +165,6 @@ def _picture(answer: Mapping[str, Any], *, newest_last: bool) -> Picture:
 def _watch(client: Client, query: _Query, as_json: bool) -> int:
     screen = console()
     if screen.is_terminal and not as_json:
-        from frd.cli.screens.live import watch
-
         watch(screen, lambda: _picture(_ask(client, query), newest_last=True))
         return 0
     with contextlib.suppress(KeyboardInterrupt):
@@ -182,8 +175,6 @@ def _watch(client: Client, query: _Query, as_json: bool) -> int:
 def _follow(client: Client, query: _Query, as_json: bool) -> None:
     """For a pipe: each finding when it is new or has changed, and what is watched when frd goes
     blind or sees again."""
-    from frd.errors import ServiceUnavailable
-
     shown: dict[str, Mapping[str, Any]] = {}
     blind: Sequence[str] | None = [] if as_json else None
     silent = False
@@ -209,8 +200,6 @@ def _follow(client: Client, query: _Query, as_json: bool) -> None:
 
 
 def _tell(finding: Mapping[str, Any], as_json: bool) -> None:
-    from frd.cli.screens.finding_panel import finding_panel
-
     if as_json:
         _print_line(finding)
     else:
@@ -218,8 +207,6 @@ def _tell(finding: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _tell_watching(answer: Mapping[str, Any], as_json: bool) -> None:
-    from frd.cli.screens.watching import last_lines
-
     if as_json:
         _print_line({"watching": answer["watching"]})
     else:
@@ -227,6 +214,4 @@ def _tell_watching(answer: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _print_line(value: object) -> None:
-    import msgspec
-
     click.echo(msgspec.json.encode(value).decode("utf-8"))

@@ -7,20 +7,22 @@ what opens meanwhile comes last, and nothing comes twice.
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
+from frd.cli.client import Client
 from frd.cli.options import moment, service_options
+from frd.errors import FrdError
+from frd.forms import fold_ranks
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    from frd.cli.client import Client
 
 _PAGE = 500
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -94,8 +96,6 @@ def _pages(client: Client, query: Mapping[str, str | None]) -> Iterator[Mapping[
 
 def _to_new_file(path: Path, write: Callable[[IO[str]], None]) -> None:
     """Whole or not at all."""
-    from frd.errors import FrdError
-
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
             try:
@@ -111,16 +111,12 @@ def _to_new_file(path: Path, write: Callable[[IO[str]], None]) -> None:
 
 
 def _write_json(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
-    import json
-
     for finding in findings:
         # ASCII: a job name that is no UTF-8 is told as truly as the service did.
         file.write(json.dumps(finding, separators=(",", ":")) + "\n")
 
 
 def _write_csv(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
-    import csv
-
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(_COLUMNS)
     for finding in findings:
@@ -130,8 +126,6 @@ def _write_csv(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
 
 def _row(finding: Mapping[str, Any]) -> dict[str, object]:
     """Ranks are folded; what a spreadsheet would take for a formula is made text."""
-    from frd.forms import fold_ranks
-
     suspects = finding.get("suspects", ())
     reasons = dict.fromkeys(suspect["reason"] for suspect in suspects)
     row = {

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import click
 
+from frd.cli import FINDINGS_PRESENT
+from frd.cli.client import Client
 from frd.cli.options import console, json_option, print_json, service_options
+from frd.cli.screens.finding_panel import finding_panel, plain
+from frd.errors import FrdError, ServiceUnavailable
 from frd.usage import examples
-
-if TYPE_CHECKING:
-    from frd.cli.client import Client
 
 _LEAST_PREFIX = 4
 _SEARCHED = "10000"
@@ -35,9 +36,6 @@ def show(client: Client, finding: str, as_json: bool) -> int:
 
     Exit code 3 while it is open, 0 once it is closed.
     """
-    from frd.cli import FINDINGS_PRESENT
-    from frd.cli.screens.finding_panel import finding_panel
-
     found = _find(client, finding)
     if as_json:
         print_json(found)
@@ -60,8 +58,6 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     The same incident opens no other finding while it lasts, unless the service is restarted.
     Where the service has tokens, this needs an operator's.
     """
-    from frd.cli.screens.finding_panel import plain
-
     found = _find(client, finding)
     closed = client.post(
         f"/api/v1/findings/{quote(found['id'], safe='')}/close", {"because": because}
@@ -78,8 +74,6 @@ def _find(client: Client, name: str) -> Any:
     Raises:
         FrdError: none, or several.
     """
-    from frd.errors import FrdError, ServiceUnavailable
-
     try:
         return client.get(f"/api/v1/findings/{quote(name, safe='')}")
     except ServiceUnavailable:
