@@ -1,62 +1,106 @@
-"""Accepted input, written down so that what the service concluded can be replayed and argued with.
+"""The journal: accepted input in SQLite databases, so that the service's findings can be replayed.
 
-A journal is a folder of numbered segments. Each begins with a preamble that repeats what every live
-stream has declared, so that it can be replayed when its elders are gone: a journal that is bounded
-by size and age loses its oldest segment, never its meaning. Records carry opaque payloads; what
-they mean is `frd.service.journal.replay`'s business.
+A journal is a folder of numbered segments, each a database with one table. A row is a batch of
+consecutive records, compressed, with a checksum. A segment begins with a preamble that repeats what
+every live stream declared, so that a replay can begin at any segment. The payload of a record is
+opaque here: `frd.service.journal.replay` decodes it.
 
-Layout: 8 bytes of magic, then records: crc32, payload length, kind, time, stream, payload
-(little-endian). The checksum covers all that follows it. The top bit of the kind marks preamble
-records, the next one bundles: records, without checksums of their own, packed together (zlib),
-because what agents say each second differs little from the second before (`frd.store.records`).
-Nothing is synced to the disk: the journal is evidence, not the truth, and what a killed process
-loses is the few records since its last `tick`.
+A segment is a file, and not rows of one database, because the journal then stays within its bounds
+by deleting files: that costs nothing (SQLite would visit every page), works on a full disk, returns
+the space at once, and damage is confined to one segment.
 
-Writing never stops ingest. When the disk refuses, records are dropped and counted, and a new
-segment is tried after a while under a number that leaves a hole, so that a reader knows.
+Crash safety: each batch is a transaction in WAL mode. A killed process loses only what it had not
+passed to `append`. After a power loss the batches since the last checkpoint of the write-ahead log
+(4 MiB) may be missing; the rest is intact.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import struct
+import sqlite3
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from enum import IntEnum
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store.records import (
-    HEAD,
-    MAX_PAYLOAD_BYTES,
-    Record,
-    RecordKind,
-    bundled,
-    known,
-    unbundled,
-)
 
-MAGIC = b"FRDJRN01"
-_CRC = struct.Struct("<I")
-_OVERHEAD = _CRC.size + HEAD.size
-_PREAMBLE_BIT = 0x80
-_BUNDLE_BIT = 0x40
-_WRITE_BYTES = 256 * 1024
-_WRITE_PIECES = 1000  # of one writev; the system takes 1024
-_PROGRESS_BYTES = 64 * 1024
-_RETRY_NS = 10_000_000_000
-_SEGMENTS_OF_AN_AGE = 8
-_SUFFIX = ".frdj"
+SUFFIX: Final = ".sqlite3"
+OLD_SUFFIX: Final = ".frdj"
+"""Of the log files that earlier releases wrote."""
+_VERSION: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE batches (
+    id         INTEGER PRIMARY KEY,
+    preamble   INTEGER NOT NULL,
+    first_ns   INTEGER NOT NULL,
+    last_ns    INTEGER NOT NULL,
+    compressed INTEGER NOT NULL,
+    crc        INTEGER NOT NULL,
+    body       BLOB NOT NULL
+)
+"""
+_INSERT: Final = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)"
+_SELECT: Final = "SELECT * FROM batches WHERE id > ? ORDER BY id LIMIT ?"
+_Row: TypeAlias = tuple[int, int, int, int, int, int, bytes]
+
+_PAGE_BYTES: Final = 16384
+_WAL_BYTES: Final = 4 * 1024 * 1024
+"""Of the write-ahead log, when SQLite copies it into the database."""
+_ROW_BYTES: Final = 4 * 1024 * 1024
+MAX_ROW_BYTES: Final = 64 * 1024 * 1024
+"""Uncompressed. More than any row has; a row with more is damaged or forged."""
+_SMALL_BYTES: Final = 16 * 1024
+"""Payloads up to this size are compressed: agents send them every second, and most repeat the last.
+Larger ones are transitions, of which more may arrive in a second than one core can compress."""
+_ZLIB_LEVEL: Final = 1
+_RETRY_NS: Final = 10_000_000_000
+_SEGMENTS_PER_BOUND: Final = 8
+_READ_ROWS: Final = 16
+
+
+class RecordKind(IntEnum):
+    START = 1
+    """A service process began, or input was lost: nothing read before is live. Payload: settings,
+    JSON."""
+    OPENED = 2
+    """A stream was opened."""
+    MESSAGE = 3
+    """An accepted message of a stream, as received."""
+    CLOSED = 4
+    """A stream was closed."""
+    TICK = 5
+    """The engine advanced."""
+    ALIGNED = 6
+    """How the times of the stream's later messages are aligned."""
+    SETTINGS = 7
+    """The service applied other settings, JSON; streams stay open."""
+    DISMISSED = 8
+    """A user closed a finding. Payload: its id and the reason, JSON."""
+    LEARNED = 9
+    """All pauses of jobs that are known from here on. Payload: JSON lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: RecordKind
+    at: AlignedNs
+    stream: int
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class JournalLimits:
     """`total_bytes` bounds the folder; a segment is full when it has `segment_bytes`.
 
-    Nothing is older than `max_age_s`, by an eighth of it at most; 0 for whatever age.
+    No record is older than `max_age_s` by more than an eighth of it; 0 means no limit.
     """
 
     segment_bytes: int = 16 * 1024 * 1024
@@ -64,23 +108,26 @@ class JournalLimits:
     max_age_s: float = 0.0
 
 
-class _Elder(NamedTuple):
-    """A segment that is finished."""
+class _Finished(NamedTuple):
+    """A segment that is no longer written."""
 
     path: Path
     size: int
-    until: int
+    last_ns: int
     """When its last record was written."""
 
 
 class Journal:
-    """The writing end. One thread only.
+    """The writing end, for one thread.
 
-    `settings` opens every segment (what a replay needs to know of this process); `preamble` gives
-    the records, without START, after which all live streams are known.
+    A write error never raises: records are dropped and counted, and ten seconds later the journal
+    tries again with a new segment, under a number that leaves a gap, so that readers notice.
+
+    `settings` begins every segment (what a replay needs to know of this process); `preamble`
+    returns the records, without START, that declare all live streams.
 
     Raises:
-        StoreError: from the constructor only, when `folder` cannot be written.
+        StoreError: from the constructor only, if `folder` cannot be written.
     """
 
     def __init__(
@@ -98,193 +145,208 @@ class Journal:
         self.evicted = 0
         """Segments deleted to stay within the bounds."""
         self.error = ""
-        """Why records are being dropped; empty while all is well."""
+        """Why records are being dropped; empty if the last write succeeded."""
         self._settings = settings
         self._preamble = preamble
         self._limits = limits
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
-        self._unwritten = 0
-        self._elders: list[_Elder] = []
-        self._elder_bytes = 0
-        self._number = 0
-        self._fd = -1
-        self._size = 0
-        self._begun_at = now
-        self._rotate_at = 0
-        """Size at which the segment is full; 0 while its preamble is being written."""
         self._retry_at = 0
+        self._number = 0
+        self._finished: list[_Finished] = []
+        self._db: sqlite3.Connection | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in segments(folder):
-                told = path.stat()
-                self._add_elder(_Elder(path, told.st_size, told.st_mtime_ns))
-            self._number = max((_number(elder.path) for elder in self._elders), default=0)
-            self._begin(now, continues=False)
-        except (OSError, StoreError) as error:
+                self._finished.append(_Finished(path, _size(path), path.stat().st_mtime_ns))
+            self._number = max((_number(one.path) for one in self._finished), default=0)
+            self._begin(now, is_repeated=False)
+        except (OSError, sqlite3.Error, StoreError) as error:
             self._give_up(error, now)
             raise StoreError(self.error) from None
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
-        """Go on with other settings, which is recorded, and within other limits."""
+        """Continue with other settings, which are recorded, and within other limits."""
         self._settings = settings
         self._limits = limits
-        self.append(RecordKind.SETTINGS, at, 0, settings)
+        self.append([Record(RecordKind.SETTINGS, at, 0, settings)])
 
-    def append(
-        self, kind: RecordKind, at: AlignedNs, stream: int = 0, payload: bytes = b""
-    ) -> None:
-        """Write down one record, after it has been accepted: the preamble may already reflect it.
+    def append(self, records: Sequence[Record]) -> None:
+        """Write all of `records` or, on an error, none; see `error` and `dropped`.
 
-        Never raises for the disk's sake; see `error` and `dropped`.
+        A new segment's preamble comes before them: it must not reflect them yet.
         """
-        self._append(kind, at, stream, payload, count=1)
-
-    def append_bundle(self, records: Sequence[Record]) -> None:
-        """The same of several small records, which take a fraction of the room together."""
-        if records:
-            kind = RecordKind.MESSAGE | _BUNDLE_BIT
-            self._append(kind, records[-1].at, 0, bundled(records), count=len(records))
-
-    def _append(self, kind: int, at: AlignedNs, stream: int, payload: bytes, *, count: int) -> None:
-        if self._fd < 0 and at < self._retry_at:
-            self.dropped += count
+        if not records:
             return
-        self._unwritten += count
+        at = records[-1].at
+        if self._db is None and at < self._retry_at:
+            self.dropped += len(records)
+            return
         try:
-            if self._fd < 0:
-                self._begin(at, continues=False)
-                self._unwritten = count
-            self._put(kind, at, stream, payload)
-            if self._size >= self._rotate_at or self._is_aged(at):
+            if self._db is not None and self._is_full(at):
                 self._finish(at)
-                self._begin(at, continues=True)
-        except (OSError, StoreError) as error:
-            self._give_up(error, at)
-
-    def _is_aged(self, at: AlignedNs) -> bool:
-        """A segment must not keep what is old because little is new."""
-        age_ns = self._limits.max_age_s * 1e9
-        return bool(age_ns) and at - self._begun_at > age_ns / _SEGMENTS_OF_AN_AGE
-
-    def tick(self, at: AlignedNs) -> None:
-        """Record that the engine advanced, and hand all that is pending to the system."""
-        self.append(RecordKind.TICK, at)
-        try:
-            self._forget_aged(at)
-            self._flush()
-        except OSError as error:
+            db = self._db or self._begin(at, is_repeated=True)
+            self._insert(db, records, is_preamble=False)
+            self._delete_expired(at)
+        except (OSError, sqlite3.Error, StoreError) as error:
+            self.dropped += len(records)
             self._give_up(error, at)
 
     def close(self) -> None:
-        try:
-            self._finish(self._begun_at)
-        except OSError as error:
-            self._give_up(error, self._begun_at)
+        self._finish(self._begun_at)
 
-    def _begin(self, at: AlignedNs, *, continues: bool) -> None:
-        """Open the next segment; `continues` says that no record was lost before it."""
+    def _begin(self, at: AlignedNs, *, is_repeated: bool) -> sqlite3.Connection:
+        """Open the next segment; `is_repeated`: who has read the one before needs no preamble."""
         self._number += 1
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._rotate_at = 0
         self._begun_at = at
-        self._size = len(MAGIC)
-        self._pending = [MAGIC]
-        mark = _PREAMBLE_BIT if continues else 0
-        self._put(RecordKind.START | mark, at, 0, self._settings)
-        for record in self._preamble():
-            self._put(record.kind | _PREAMBLE_BIT, record.at, record.stream, record.payload)
-            if self._size > self._limits.total_bytes // 4:
-                raise StoreError(
-                    f"journal: {self.folder}: what the live streams declared takes over a quarter "
-                    f"of its bound of {self._limits.total_bytes} bytes: raise the bound"
-                )
-        self._flush()
-        self._rotate_at = max(self._limits.segment_bytes, 2 * self._size)
+        self._added = 0
+        start = Record(RecordKind.START, at, 0, self._settings)
+        preamble = [start, *self._preamble()]
+        self._preamble_bytes = sum(len(record.payload) for record in preamble)
+        if self._preamble_bytes > self._limits.total_bytes // 4:
+            raise StoreError(
+                f"journal: {self.folder}: the declarations of the live streams take over a quarter "
+                f"of its bound of {self._limits.total_bytes} bytes: raise the bound"
+            )
+        log_bytes = min(_WAL_BYTES, self._limits.total_bytes // _SEGMENTS_PER_BOUND)
+        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            db = _connect(self._path, log_bytes)
+            self._insert(db, preamble, is_preamble=is_repeated)
+        except BaseException:  # a part of a preamble would be misread
+            _delete(self._path)
+            raise
+        self._db = db
         self.error = ""
+        return db
 
-    def _put(self, kind: int, at: AlignedNs, stream: int, payload: bytes) -> None:
-        self._make_room(_OVERHEAD + len(payload))
-        head = HEAD.pack(len(payload), kind, at, stream)
-        crc = zlib.crc32(payload, zlib.crc32(head))
-        self._pending += (_CRC.pack(crc) + head, payload)
-        self._pending_bytes += len(payload)
-        self._size += _OVERHEAD + len(payload)
-        if self._pending_bytes >= _WRITE_BYTES or len(self._pending) > _WRITE_PIECES:
-            self._flush()
+    def _insert(
+        self, db: sqlite3.Connection, records: Sequence[Record], *, is_preamble: bool
+    ) -> None:
+        bodies = [(batch, *_encode(batch)) for batch in _batches(records)]
+        added = sum(len(body) for *_, body in bodies)
+        self._make_room(added)
+        with _transaction(db):
+            (last,) = db.execute("SELECT max(id) FROM batches").fetchone()
+            for number, (batch, compressed, body) in enumerate(bodies, (last or 0) + 1):
+                key = (number, int(is_preamble), batch[0].at, batch[-1].at, int(compressed))
+                db.execute(_INSERT, (*key, _crc(key, body), body))
+        self._added += added
+
+    def _is_full(self, at: AlignedNs) -> bool:
+        """A segment is full when it is old, too: records must expire though few new ones come."""
+        limits = self._limits
+        full = max(
+            min(limits.segment_bytes, limits.total_bytes // _SEGMENTS_PER_BOUND),
+            2 * self._preamble_bytes,
+        )
+        age_ns = limits.max_age_s * 1e9 / _SEGMENTS_PER_BOUND
+        return self._added >= full or 0 < age_ns < at - self._begun_at
 
     def _make_room(self, extra: int) -> None:
-        bound = self._limits.total_bytes
-        while self._elders and self._size + extra + self._elder_bytes > bound:
-            self._forget_eldest()
-        if self._size + extra > bound:
+        """`extra` bytes go to the write-ahead log first, then to the database."""
+        bound = self._limits.total_bytes - _size(self._path) - 2 * extra - 4 * _PAGE_BYTES
+        while self._finished and sum(one.size for one in self._finished) > bound:
+            self._delete_oldest()
+        if bound < 0:
             raise StoreError(
-                f"journal: {self.folder}: a record of {extra} bytes exceeds its bound of {bound}: "
-                "raise the bound"
+                f"journal: {self.folder}: a batch of {extra} bytes exceeds its bound of "
+                f"{self._limits.total_bytes}: raise the bound"
             )
 
-    def _forget_aged(self, at: AlignedNs) -> None:
+    def _delete_expired(self, at: AlignedNs) -> None:
         age_ns = self._limits.max_age_s * 1e9
-        while age_ns and self._elders and at - self._elders[0].until > age_ns:
-            self._forget_eldest()
+        while age_ns and self._finished and at - self._finished[0].last_ns > age_ns:
+            self._delete_oldest()
 
-    def _forget_eldest(self) -> None:
-        elder = self._elders.pop(0)
-        self._elder_bytes -= elder.size
-        elder.path.unlink(missing_ok=True)
+    def _delete_oldest(self) -> None:
+        _delete(self._finished.pop(0).path)
         self.evicted += 1
 
-    def _add_elder(self, elder: _Elder) -> None:
-        self._elders.append(elder)
-        self._elder_bytes += elder.size
-
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        written = os.writev(self._fd, self._pending)
-        if written < sum(map(len, self._pending)):
-            rest = memoryview(b"".join(self._pending))[written:]
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-        self._forget_pending()
-
-    def _forget_pending(self) -> None:
-        self._pending.clear()
-        self._pending_bytes = 0
-        self._unwritten = 0
-
     def _finish(self, at: AlignedNs) -> None:
-        if self._fd < 0:
-            return
-        self._flush()
-        os.close(self._fd)
-        self._fd = -1
-        self._add_elder(_Elder(self._path, self._size, at))
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+            self._finished.append(_Finished(self._path, _size(self._path), at))
 
-    def _give_up(self, error: OSError | StoreError, at: AlignedNs) -> None:
-        """Drop what is pending and be silent for a while; the next segment shows the hole."""
-        self.error = str(error) if isinstance(error, StoreError) else _refused(self.folder, error)
-        self.dropped += self._unwritten
-        self._forget_pending()
-        if self._fd >= 0:
-            if self._rotate_at:
-                self._add_elder(_Elder(self._path, os.fstat(self._fd).st_size, at))
-            else:  # half a preamble is worth nothing
-                self._path.unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = -1
+    def _give_up(self, error: Exception, at: AlignedNs) -> None:
+        """Drop records for a while; the next segment shows the gap."""
+        said = error.strerror if isinstance(error, OSError) else error
+        self.error = (
+            str(error)
+            if isinstance(error, StoreError)
+            else f"journal: {self.folder}: {said}: free some space or choose a writable --data-dir"
+        )
+        self._finish(at)
         self._number += 1
         self._retry_at = at + _RETRY_NS
 
     @property
     def _path(self) -> Path:
-        return self.folder / f"{self._number:08d}{_SUFFIX}"
+        return self.folder / f"{self._number:08d}{SUFFIX}"
+
+
+def _connect(path: Path, log_bytes: int) -> sqlite3.Connection:
+    # Autocommit: `_transaction` begins and ends every transaction. Another thread may write.
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA wal_autocheckpoint = {log_bytes // _PAGE_BYTES}")
+        db.execute(f"PRAGMA journal_size_limit = {log_bytes}")
+        with _transaction(db):
+            db.execute(_SCHEMA)
+            db.execute(f"PRAGMA user_version = {_VERSION}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextlib.contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    with db:  # commits, or rolls back
+        db.execute("BEGIN IMMEDIATE")
+        yield
+
+
+# -- files -------------------------------------------------------------------------------------
 
 
 def segments(folder: Path) -> list[Path]:
     """The segments of a journal, oldest first."""
-    found = (path for path in folder.iterdir() if path.suffix == _SUFFIX and path.stem.isdecimal())
+    found = (path for path in folder.iterdir() if path.suffix == SUFFIX and path.stem.isdecimal())
     return sorted(found, key=_number)
+
+
+def old_files(folder: Path) -> list[Path]:
+    """Segments that an earlier release wrote, in a format that this one does not read."""
+    return sorted(folder.glob(f"*{OLD_SUFFIX}")) if folder.is_dir() else []
+
+
+def _number(path: Path) -> int:
+    return int(path.stem) if path.stem.isdecimal() else 0
+
+
+def _files(path: Path) -> list[Path]:
+    """A segment: the database, and what SQLite keeps next to it while it is open, or after a
+    crash."""
+    return [path, *(path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))]
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for file in _files(path):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
+
+
+def _delete(path: Path) -> None:
+    for file in _files(path):
+        file.unlink(missing_ok=True)
+
+
+# -- reading -----------------------------------------------------------------------------------
 
 
 def read(
@@ -294,96 +356,134 @@ def read(
 ) -> Iterator[Record]:
     """The records of a journal, or of one segment of it, in the order of writing.
 
-    Preambles are given only where the records before them are missing; there a START record says
-    that nothing read so far is live. `warn` is told, in words for people, of everything missing;
-    `progress` of how many bytes have been read, and of how many.
+    Preambles are returned only where the records before them are missing; a START record there says
+    that no stream read so far is live. `warn` gets one line of text for each loss; `progress` gets
+    how many bytes have been read, and of how many. The service may be writing meanwhile.
 
     Raises:
-        StoreError: `path` is no journal, or a record in the middle of it is damaged. Records
-            before that have been given.
+        StoreError: `path` is no journal, or a row in it is damaged. The records before that row
+            have been returned.
     """
+    if path.suffix == OLD_SUFFIX or (old_files(path) and not segments(path)):
+        raise StoreError(
+            f"journal: {path}: an earlier frd wrote it ({OLD_SUFFIX} files): replay it with that "
+            "release"
+        )
     try:
         paths = segments(path) if path.is_dir() else [path]
-        if not paths:
-            raise StoreError(f"journal: {path}: no segments (*{_SUFFIX}) in it: name its folder")
         sizes = [segment.stat().st_size for segment in paths]
-        continues_with = -1
-        for before, segment in enumerate(paths):
-            number = _number(segment) if segment.stem.isdecimal() else 0
-            if -1 < continues_with < number:
-                warn(f"journal: {segment}: records before this segment are missing")
-            whole = yield from _segment(
-                segment,
-                skip_preamble=number == continues_with,
-                warn=warn,
-                progress=partial(_told_of, progress, sum(sizes[:before]), sum(sizes)),
-            )
-            continues_with = number + 1 if whole else -1
     except OSError as error:
         raise StoreError(f"journal: {path}: {error.strerror}: name a journal folder") from None
+    if not paths:
+        raise StoreError(f"journal: {path}: no segments (*{SUFFIX}) in it: name its folder")
+    next_number = -1
+    for before, segment in enumerate(paths):
+        number = _number(segment)
+        if not segment.exists():  # deleted meanwhile, to stay within the bounds
+            continue
+        if -1 < next_number < number:
+            warn(f"journal: {segment}: records before this segment are missing")
+        progress(sum(sizes[:before]), sum(sizes))
+        yield from _segment(segment, warn, skip_preamble=number == next_number)
+        next_number = number + 1
+    progress(sum(sizes), sum(sizes))
 
 
-def _told_of(progress: Callable[[int, int], None], before: int, total: int, offset: int) -> None:
-    progress(before + offset, total)
-
-
-def _segment(
-    path: Path,
-    *,
-    skip_preamble: bool,
-    warn: Callable[[str], None],
-    progress: Callable[[int], None],
-) -> Generator[Record, None, bool]:
-    """The records of one segment; returns whether it ends on a whole one."""
-    with path.open("rb") as file:
-        if (magic := file.read(len(MAGIC))) != MAGIC:
-            if MAGIC.startswith(magic):
+def _segment(path: Path, warn: Callable[[str], None], *, skip_preamble: bool) -> Iterator[Record]:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    if not _files(path)[1].exists():  # no log, so no writer: SQLite need not create one
+        uri += "&immutable=1"
+    last = 0
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as db:
+            if not _is_journal(db, path):
                 warn(f"journal: {path}: the segment is empty")
-                return False
-            raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
-        offset = told = len(MAGIC)
-        while (taken := _records(file, path, offset)) is not None:
-            records, preamble, size = taken
-            offset += size
-            if not (preamble and skip_preamble):
-                yield from records
-            if offset - told >= _PROGRESS_BYTES:
-                progress(offset)
-                told = offset
-        progress(offset)
-        torn = os.fstat(file.fileno()).st_size - offset
-    if torn:
-        warn(f"journal: {path}: the last {torn} bytes are a record that was never finished")
-    return not torn
-
-
-def _records(file: BinaryIO, path: Path, offset: int) -> tuple[list[Record], bool, int] | None:
-    """The record or bundle at `offset`, whether it is preamble, and its size; None at a torn or
-    clean end."""
-    head = file.read(_OVERHEAD)
-    if len(head) < _OVERHEAD:
-        return None
-    (crc,) = _CRC.unpack_from(head)
-    length, kind, at, stream = HEAD.unpack_from(head, _CRC.size)
-    payload = file.read(length) if length <= MAX_PAYLOAD_BYTES else b""
-    if len(payload) < length <= MAX_PAYLOAD_BYTES:
-        return None
-    if zlib.crc32(payload, zlib.crc32(head[_CRC.size :])) != crc:
+                return
+            # A few rows a query: a long read transaction would let the write-ahead log grow.
+            while rows := db.execute(_SELECT, (last, _READ_ROWS)).fetchall():
+                for row in rows:
+                    records = _decode(row, last + 1, f"journal: {path}: row {last + 1}")
+                    if not (row[1] and skip_preamble):
+                        yield from records
+                    last += 1
+    except sqlite3.Error as error:
         raise StoreError(
-            f"journal: {path}: the record at byte {offset} is damaged: "
-            "only the records before it can be replayed"
-        )
-    where = f"journal: {path}: the record at byte {offset}"
-    if kind & _BUNDLE_BIT:
-        records = unbundled(payload, where)
-    else:
-        records = [Record(known(kind & ~_PREAMBLE_BIT, where), AlignedNs(at), stream, payload)]
-    return records, bool(kind & _PREAMBLE_BIT), _OVERHEAD + length
+            f"journal: {path}: {error}: only the {last} rows before it can be replayed"
+        ) from None
 
 
-def _number(path: Path) -> int:
-    return int(path.stem)
+def _is_journal(db: sqlite3.Connection, path: Path) -> bool:
+    """False if a crash came before the first row."""
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema")]
+    except sqlite3.Error as error:
+        raise StoreError(f"journal: {path}: {error}: name a journal folder") from None
+    if tables != ["batches"] * bool(version):
+        raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
+    if version > _VERSION:
+        raise StoreError(f"journal: {path}: a newer frd wrote it: replay it with that one")
+    return bool(version)
 
 
-def _refused(folder: Path, error: OSError) -> str:
-    return f"journal: {folder}: {error.strerror}: free some space or choose a writable --data-dir"
+# -- rows --------------------------------------------------------------------------------------
+
+
+def _batches(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """Consecutive records that are compressed, or that are not, of about `_ROW_BYTES` at most."""
+    for _, some in groupby(records, lambda record: len(record.payload) <= _SMALL_BYTES):
+        batch, size = [], 0
+        for record in some:
+            batch.append(record)
+            size += len(record.payload)
+            if size >= _ROW_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+
+def _encode(batch: Sequence[Record]) -> tuple[bool, bytes]:
+    """The body of a row, and whether it is compressed."""
+    data = msgspec.msgpack.encode([(r.kind, r.at, r.stream, r.payload) for r in batch])
+    if len(batch[0].payload) > _SMALL_BYTES:
+        return False, data
+    return True, zlib.compress(data, _ZLIB_LEVEL)
+
+
+def _decode(row: _Row, expected: int, where: str) -> list[Record]:
+    """
+    Raises:
+        StoreError: the row is damaged, or holds a kind of record that this release does not know.
+    """
+    *key, crc, body = row
+    try:
+        if key[0] != expected:
+            raise ValueError("it is missing")
+        if _crc(key, body) != crc:
+            raise ValueError("wrong checksum")
+        data = _decompressed(body) if key[-1] else body
+        batch = msgspec.msgpack.decode(data, type=list[tuple[int, int, int, bytes]])
+    except (TypeError, ValueError, zlib.error) as error:  # msgspec's errors are ValueErrors
+        raise StoreError(
+            f"{where} is damaged: {error}: only the records before it can be replayed"
+        ) from None
+    try:
+        return [Record(RecordKind(k), AlignedNs(at), stream, data) for k, at, stream, data in batch]
+    except ValueError as error:
+        raise StoreError(
+            f"{where}: {error}: a newer frd wrote it; replay it with that one"
+        ) from None
+
+
+def _decompressed(body: bytes) -> bytes:
+    """At most what a row may have: a forged file must not fill the memory."""
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(body, MAX_ROW_BYTES)
+    if not unpacker.eof:
+        raise ValueError(f"cut off, or over {MAX_ROW_BYTES} bytes")
+    return data
+
+
+def _crc(key: Sequence[int], body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(repr([*key]).encode()))

@@ -17,8 +17,7 @@ import pytest
 from frd.model import AlignedNs, AttemptKey, FindingState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.store.journal import read
-from frd.store.records import RecordKind
+from frd.store.journal import RecordKind, read
 from frd.wire import Part
 from tests.e2e.test_agent import Collector, agent, play, serving, until
 from tests.scripted_rank import ScriptedRank

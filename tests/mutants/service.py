@@ -16,14 +16,6 @@ _OWNERS = Module("frd/service/ingest/rank_owners.py", _STREAMS)
 _MARKS = Module(
     "frd/service/ingest/watermark_buffer.py", ("tests/property/test_marks.py", *_STREAMS)
 )
-_RECORDS = (
-    "tests/unit/test_journal.py",
-    "tests/property/test_journal.py",
-    "tests/unit/test_replay.py",
-    "tests/unit/test_recorder.py",
-)
-_JOURNAL = Module("frd/store/journal.py", _RECORDS)
-_BUNDLES = Module("frd/store/records.py", _RECORDS)
 _FINDINGS = Module(
     "frd/store/findings.py", ("tests/unit/test_findings_store.py", "tests/unit/test_evaluator.py")
 )
@@ -189,77 +181,6 @@ MUTANTS = (
         "batches, self._batches = self._batches, {}",
         "batches = self._batches",
         "what was applied is applied again and again",
-    ),
-    # -- the journal ---------------------------------------------------------------------------
-    Mutant(
-        "journal-uncounted-loss",
-        _JOURNAL,
-        "self.dropped += self._unwritten",
-        "self.dropped += 1",
-        "of all that was pending when the disk refused one record counts as lost",
-    ),
-    Mutant(
-        "journal-no-hole",
-        _JOURNAL,
-        "        self._number += 1\n        self._retry_at",
-        "        self._retry_at",
-        "nothing shows a reader that records are missing",
-    ),
-    Mutant(
-        "journal-rotation-restarts",
-        _JOURNAL,
-        "self._begin(at, continues=True)",
-        "self._begin(at, continues=False)",
-        "a segment that is full ends all streams for whoever replays it",
-    ),
-    Mutant(
-        "journal-elder-bytes",
-        _JOURNAL,
-        "        self._elder_bytes -= elder.size\n",
-        "",
-        "segments that were deleted still count, until all are",
-    ),
-    Mutant(
-        "journal-torn-goes-on",
-        _JOURNAL,
-        "continues_with = number + 1 if whole else -1",
-        "continues_with = number + 1",
-        "after a segment that was torn the preamble of the next is skipped",
-    ),
-    Mutant(
-        "journal-partial-write",
-        _JOURNAL,
-        'memoryview(b"".join(self._pending))[written:]',
-        'memoryview(b"".join(self._pending))',
-        "what the system took only in part is written again from its beginning",
-    ),
-    Mutant(
-        "journal-half-preamble",
-        _JOURNAL,
-        "                self._path.unlink(missing_ok=True)\n            os.close",
-        "                pass\n            os.close",
-        "half a preamble stays, and speaks for streams that it does not know",
-    ),
-    Mutant(
-        "journal-age-unit",
-        _JOURNAL,
-        "        age_ns = self._limits.max_age_s * 1e9\n        while age_ns",
-        "        age_ns = self._limits.max_age_s * 1e12\n        while age_ns",
-        "old segments stay a thousand times too long",
-    ),
-    Mutant(
-        "records-cut-bundle",
-        _BUNDLES,
-        "    if not unpacker.eof:\n",
-        "    if not whole:\n",
-        "a bundle whose end is missing is read as far as it goes",
-    ),
-    Mutant(
-        "records-short-head",
-        _BUNDLES,
-        "place = begin + length\n        if place > len(whole):",
-        "place = begin + length\n        if begin > len(whole):",
-        "a record that is cut within a bundle is given short",
     ),
     # -- findings ------------------------------------------------------------------------------
     Mutant(

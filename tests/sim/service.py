@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from frd.service.journal.settings import Settings
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
-from frd.store.journal import JournalLimits
+from frd.store.journal import JournalLimits, segments
 from frd.views import StatusView
 from frd.wire import AgentEvent, ClockHello, Goodbye, Refusal, decode_clock, encode_pong
 from tests.world.clocks import Host
@@ -65,12 +66,23 @@ class Disk:
     def close(self) -> None:
         self._loop.close()
 
+    @contextmanager
+    def journal_kept(self) -> Iterator[None]:
+        """The process that writes the journal is killed: its write-ahead log stays as it is."""
+        self._database = segments(self.folder / "journal")[-1]
+        self._log = self._database.with_name(f"{self._database.name}-wal")
+        with closing(sqlite3.connect(self._database)) as other:
+            other.execute("SELECT count(*) FROM batches").fetchall()  # so SQLite keeps the log
+            yield
+            database, log = self._database.read_bytes(), self._log.read_bytes()
+        self._database.write_bytes(database)
+        self._log.write_bytes(log)
+
     def tear(self, dice: random.Random) -> None:
         """The last bytes of the journal had not reached the disk."""
-        segments = sorted((self.folder / "journal").glob("*"))
-        if segments and (size := segments[-1].stat().st_size):
-            with segments[-1].open("r+b") as file:
-                file.truncate(max(size - dice.randrange(400), 0))
+        size = self._log.stat().st_size
+        with self._log.open("r+b") as file:
+            file.truncate(max(size - dice.randrange(40_000), 0))
 
 
 class Service:
@@ -152,10 +164,14 @@ class Service:
     def stop(self) -> None:
         """In order: a last evaluation, and everything is written."""
         self.evaluate()
-        self.crash()
+        self._close()
 
     def crash(self) -> None:
-        """What is in memory is gone; the journal's thread is let finish, see `Disk.tear`."""
+        """What is in memory is gone; the journal's thread may finish, see `Disk.tear`."""
+        with self._disk.journal_kept():
+            self._close()
+
+    def _close(self) -> None:
         self._recorder.close()
         self.findings.close()
 

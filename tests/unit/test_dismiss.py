@@ -10,8 +10,7 @@ import pytest
 from frd.model import AlignedNs, Change, FindingState, Kind, RankState
 from frd.service.findings.dismissal import Dismissal
 from frd.service.journal.replay import replay
-from frd.store.journal import read
-from frd.store.records import Record, RecordKind
+from frd.store.journal import Record, RecordKind, read
 from tests.unit.test_evaluator import Bench
 from tests.unit.test_replay import SECOND, START, incident, recorded
 from tests.world.job import Job

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import errno
-import os
+import sqlite3
+import subprocess
+import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store.journal import Journal, JournalLimits, read, segments
-from frd.store.records import HEAD, Record, RecordKind, unbundled
+from frd.store import journal as module
+from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from tests.journals import execute, size
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 SETTINGS = b'{"policy": {}}'
+START = Record(RecordKind.START, NOW, 0, SETTINGS)
 HELLO = Record(RecordKind.MESSAGE, NOW, 7, b"hello")
+MIB = 1024 * 1024
 
 
 def nothing() -> Iterable[Record]:
@@ -29,7 +35,7 @@ def journal(
     *,
     preamble: Callable[[], Iterable[Record]] = nothing,
     segment_bytes: int = 1000,
-    total_bytes: int = 10_000,
+    total_bytes: int = MIB,
     max_age_s: float = 0.0,
 ) -> Journal:
     return Journal(
@@ -41,13 +47,23 @@ def journal(
     )
 
 
+def noise(number: int, size: int) -> bytes:
+    """Bytes that do not compress, the same for each `number`."""
+    out = bytearray()
+    value = number + 1
+    while len(out) < size:
+        value = value * 6364136223846793005 + 1442695040888963407 & (1 << 64) - 1
+        out += (value >> 32).to_bytes(4, "little")
+    return bytes(out[:size])
+
+
 def message(number: int, size: int = 100) -> Record:
-    return Record(RecordKind.MESSAGE, AlignedNs(NOW + number), 7, bytes([number % 256]) * size)
+    return Record(RecordKind.MESSAGE, AlignedNs(NOW + number), 7, noise(number, size))
 
 
 def write(target: Journal, records: Iterable[Record]) -> None:
     for record in records:
-        target.append(record.kind, record.at, record.stream, record.payload)
+        target.append([record])
 
 
 def replayed(path: Path) -> tuple[list[Record], list[str]]:
@@ -55,57 +71,27 @@ def replayed(path: Path) -> tuple[list[Record], list[str]]:
     return list(read(path, warnings.append)), warnings
 
 
-def test_a_bundle_takes_less_room_and_comes_back(tmp_path: Path) -> None:
+def test_a_batch_takes_less_room_and_comes_back(tmp_path: Path) -> None:
     """Records that say much the same are few bytes on the disk, and themselves when read."""
     target = journal(tmp_path, segment_bytes=10_000)
-    sent = [message(n, size=500) for n in range(10)]
-    target.append_bundle(sent)
-    target.append_bundle([])
+    sent = [Record(RecordKind.MESSAGE, AlignedNs(NOW + n), 7, bytes(500)) for n in range(10)]
+    target.append(sent)
+    target.append([])
     target.close()
     (path,) = segments(tmp_path)
-    assert path.stat().st_size < 500
-    assert replayed(path) == ([Record(RecordKind.START, NOW, 0, SETTINGS), *sent], [])
+    assert execute(path, "SELECT length(body) FROM batches")[-1][0] < 500
+    assert replayed(tmp_path) == ([START, *sent], [])
+    assert replayed(path) == ([START, *sent], [])
 
 
-@pytest.mark.parametrize(
-    "whole", [bytes(64 << 20), HEAD.pack(7, RecordKind.MESSAGE, 0, 0), b"\1" * 5], ids=len
-)
-def test_a_bundle_of_somebody_elses_is_refused(whole: bytes) -> None:
-    """It unfolds to more than any bundle may, or ends within a record."""
-    with pytest.raises(StoreError, match="here: a bundle that does not unpack"):
-        unbundled(zlib.compress(whole), "here")
-
-
-def test_what_is_no_bundle_and_what_is_newer_is_told_apart() -> None:
-    """Bytes that zlib cannot read are damage; a kind of record that is not known yet is not."""
-    with pytest.raises(StoreError, match="here: a bundle that does not unpack"):
-        unbundled(b"no zlib at all", "here")
-    with pytest.raises(StoreError, match=r"here: .* a newer frd wrote it"):
-        unbundled(zlib.compress(HEAD.pack(0, 0x3F, 0, 0)), "here")
-
-
-def test_more_between_two_ticks_than_one_write_takes(tmp_path: Path) -> None:
-    """Thousands of small records, and a few of which each fills a write: all come back."""
-    target = journal(tmp_path, segment_bytes=2_000_000, total_bytes=4_000_000)
-    sent = [message(n, size=1) for n in range(3_000)] + [message(n, size=300_000) for n in range(3)]
-    write(target, sent)
+def test_records_of_all_sizes(tmp_path: Path) -> None:
+    """Thousands of small records and a few large ones between them in one batch: all come back."""
+    target = journal(tmp_path, segment_bytes=2 * MIB, total_bytes=32 * MIB)
+    small = [message(n, size=1) for n in range(3_000)]
+    sent = [*small, *(message(n, size=MIB + n) for n in range(6)), *small]
+    target.append(sent)
     target.close()
     assert target.dropped == 0
-    records, warnings = replayed(tmp_path)
-    assert (records[1:], warnings) == (sent, [])
-
-
-def test_a_write_that_the_system_cuts_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system takes only some bytes of what it is given: the rest follows, in order."""
-    target = journal(tmp_path, segment_bytes=10_000)
-    sent = [message(n) for n in range(10)]
-    write(target, sent)
-    writev, write_some = os.writev, os.write
-    monkeypatch.setattr(os, "writev", lambda fd, data: writev(fd, [b"".join(data)[:7]]))
-    monkeypatch.setattr(os, "write", lambda fd, data: write_some(fd, data[:100]))
-    target.close()
     records, warnings = replayed(tmp_path)
     assert (records[1:], warnings) == (sent, [])
 
@@ -115,19 +101,13 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
     target = journal(tmp_path, preamble=lambda: [HELLO])
     sent = [message(n) for n in range(30)]
     write(target, sent)
-    target.tick(NOW)
     target.close()
     assert len(segments(tmp_path)) > 2
-    records, warnings = replayed(tmp_path)
-    assert records[0] == Record(RecordKind.START, NOW, 0, SETTINGS)
-    assert records[1] == HELLO
-    assert records[2:-1] == sent
-    assert records[-1].kind is RecordKind.TICK
-    assert warnings == []
+    assert replayed(tmp_path) == ([START, HELLO, *sent], [])
 
 
-def test_one_segment_replays_alone(tmp_path: Path) -> None:
-    """A segment read without its elders begins with a START and what the live streams declared."""
+def test_a_segment_replays_alone(tmp_path: Path) -> None:
+    """A segment read without the older ones begins with a START and the declarations."""
     target = journal(tmp_path, preamble=lambda: [HELLO])
     write(target, (message(n) for n in range(30)))
     target.close()
@@ -137,20 +117,34 @@ def test_one_segment_replays_alone(tmp_path: Path) -> None:
     assert warnings == []
 
 
+def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
+    """A reader sees all batches before the writer closes, and holds up neither writing nor
+    deleting."""
+    target = journal(tmp_path, preamble=lambda: [HELLO], segment_bytes=MIB, total_bytes=9 * MIB)
+    write(target, (message(n, 5_000) for n in range(40)))
+    reading = read(tmp_path, pytest.fail)
+    first = [next(reading) for _ in range(3)]
+    assert first == [START, HELLO, message(0, 5_000)]
+    write(target, (message(n, 5_000) for n in range(40, 60)))
+    assert target.dropped == 0
+    assert [r for r in reading if r != HELLO] == [message(n, 5_000) for n in range(1, 60)]
+    target.close()
+
+
 def test_oldest_segments_go_first(tmp_path: Path) -> None:
     """The folder stays within its bound for ever and the newest records are the ones kept."""
-    target = journal(tmp_path, preamble=lambda: [HELLO])
-    for number in range(500):
-        write(target, [message(number)])
-        target.tick(AlignedNs(NOW + number))
-        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 10_000
+    target = journal(tmp_path, preamble=lambda: [HELLO], segment_bytes=50_000)
+    for number in range(1_500):
+        target.append([message(number, size=3_000)])
+        assert size(tmp_path) <= MIB
     target.close()
     assert target.evicted > 5
     assert target.dropped == 0
     records, _ = replayed(tmp_path)
     assert records[0].kind is RecordKind.START
     kept = [r for r in records if r.kind is RecordKind.MESSAGE and r.payload != b"hello"]
-    assert kept == [message(n) for n in range(500 - len(kept), 500)]
+    assert kept == [message(n, size=3_000) for n in range(1_500 - len(kept), 1_500)]
+    assert sum(len(record.payload) for record in kept) > MIB / 4
 
 
 def test_what_is_old_goes_though_there_is_room(tmp_path: Path) -> None:
@@ -158,8 +152,7 @@ def test_what_is_old_goes_though_there_is_room(tmp_path: Path) -> None:
     second, age_s, target = 1_000_000_000, 60, journal(tmp_path, max_age_s=60.0)
     for number in range(600):
         at = AlignedNs(NOW + number * second)
-        target.append(RecordKind.MESSAGE, at, 7, b"rare")
-        target.tick(at)
+        target.append([Record(RecordKind.MESSAGE, at, 7, b"rare")])
     target.close()
     records, _ = replayed(tmp_path)
     oldest = min(record.at for record in records)
@@ -168,17 +161,16 @@ def test_what_is_old_goes_though_there_is_room(tmp_path: Path) -> None:
 
 
 def test_settings_that_change_are_recorded(tmp_path: Path) -> None:
-    """What follows was decided by others: a record says so, and later segments begin with them."""
+    """A record says that other settings apply from here on, and later segments begin with them."""
     target = journal(tmp_path)
     write(target, [message(1)])
-    target.adopt(b"others", JournalLimits(1000, 5_000), AlignedNs(NOW + 2))
-    write(target, [message(number) for number in range(3, 100)])
+    target.adopt(b"others", JournalLimits(1000, MIB // 4), AlignedNs(NOW + 2))
+    write(target, [message(number, size=3_000) for number in range(3, 400)])
     target.close()
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5_000
     records, _ = replayed(tmp_path)
     assert (records[0].kind, records[0].payload) == (RecordKind.START, b"others")
 
-    kept = journal(tmp_path / "kept", segment_bytes=100_000, total_bytes=1_000_000)
+    kept = journal(tmp_path / "kept", segment_bytes=100_000)
     write(kept, [message(1)])
     kept.adopt(b"others", JournalLimits(), AlignedNs(NOW + 2))
     write(kept, [message(3)])
@@ -189,66 +181,155 @@ def test_settings_that_change_are_recorded(tmp_path: Path) -> None:
     assert records[2].payload == b"others"
 
 
-def test_next_process_continues_beside_a_torn_tail(tmp_path: Path) -> None:
-    """After a crash the torn record is reported, and the next process's records follow a START."""
+def test_a_lower_bound_deletes_at_once(tmp_path: Path) -> None:
+    """The service is set to keep less: old segments go with the next batch."""
+    target = journal(tmp_path, segment_bytes=100_000, total_bytes=8 * MIB)
+    write(target, [message(number, size=10_000) for number in range(400)])
+    assert size(tmp_path) > 4 * MIB
+    target.adopt(SETTINGS, JournalLimits(100_000, 2 * MIB), AlignedNs(NOW + 400))
+    assert size(tmp_path) <= 2 * MIB
+    target.close()
+    assert target.dropped == 0
+
+
+def test_a_power_loss_tears_the_log(tmp_path: Path) -> None:
+    """The end of the write-ahead log never reached the disk: what is before it replays, and the
+    next process's records follow a START."""
     first = journal(tmp_path)
-    write(first, [message(1)])
+    write(first, [message(1), message(2)])
+    (path,) = segments(tmp_path)
+    log = path.with_name(f"{path.name}-wal")
+    files = {file: file.read_bytes() for file in (path, log)}
     first.close()
-    (torn,) = segments(tmp_path)
-    torn.write_bytes(torn.read_bytes()[:-3])
+    path.write_bytes(files[path])
+    log.write_bytes(files[log][:-3])
     second = journal(tmp_path, preamble=lambda: [HELLO])
-    write(second, [message(2)])
+    write(second, [message(3)])
     second.close()
+    assert replayed(tmp_path) == ([START, message(1), START, HELLO, message(3)], [])
+
+
+@pytest.mark.parametrize("content", [b"", None])
+def test_a_segment_that_was_only_begun(tmp_path: Path, content: bytes | None) -> None:
+    """A crash came before its first row was written: a warning, and the others are read."""
+    journal(tmp_path).close()
+    empty = tmp_path / "00000002.sqlite3"
+    if content is None:
+        with closing(sqlite3.connect(empty)) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+    else:
+        empty.write_bytes(content)
+    last = journal(tmp_path)
+    write(last, [message(1)])
+    last.close()
     records, warnings = replayed(tmp_path)
-    assert [r.kind for r in records[:2]] == [RecordKind.START, RecordKind.START]
-    assert records[2:] == [HELLO, message(2)]
-    assert len(warnings) == 1
-    assert str(torn) in warnings[0]
+    assert records == [START, START, message(1)]
+    assert warnings == [f"journal: {empty}: the segment is empty"]
+
+
+def test_a_killed_writer_loses_nothing_that_was_appended(tmp_path: Path) -> None:
+    """The process is killed right after it has appended: every record is read."""
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from tests.unit.test_journal import journal, message, write\n"
+        "write(journal(Path(sys.argv[1])), [message(n) for n in range(50)])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=root, check=False)
+    assert killed.returncode == -9
+    assert replayed(tmp_path) == ([START, *(message(n) for n in range(50))], [])
 
 
 def test_missing_segment_is_said(tmp_path: Path) -> None:
-    """A hole in the numbers is reported, and reading goes on from the next preamble."""
+    """A gap in the numbers is reported, and reading goes on from the next preamble."""
     target = journal(tmp_path, preamble=lambda: [HELLO])
     write(target, (message(n) for n in range(30)))
     target.close()
-    gone = segments(tmp_path)[1]
-    gone.unlink()
+    segments(tmp_path)[1].unlink()
     records, warnings = replayed(tmp_path)
     assert [r.kind for r in records].count(RecordKind.START) == 2
     assert len(warnings) == 1
     assert "missing" in warnings[0]
 
 
-def test_damage_is_an_error_after_a_clean_prefix(tmp_path: Path) -> None:
-    """A flipped byte in the middle gives the records before it, then an error with the offset."""
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("UPDATE batches SET body = zeroblob(length(body))", "wrong checksum"),
+        ("UPDATE batches SET preamble = 1", "wrong checksum"),
+        ("UPDATE batches SET last_ns = 0", "wrong checksum"),
+        ("DELETE FROM batches", "it is missing"),
+    ],
+)
+def test_damage_is_an_error_after_a_clean_prefix(tmp_path: Path, change: str, what: str) -> None:
+    """A row that changed gives the records before it, then an error that names it."""
     target = journal(tmp_path, segment_bytes=100_000)
     write(target, (message(n) for n in range(10)))
     target.close()
     (path,) = segments(tmp_path)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    execute(path, f"{change} WHERE id = 6")
     got: list[Record] = []
 
     def read_all() -> None:
-        for record in read(path, pytest.fail):
+        for record in read(tmp_path, pytest.fail):
             got.append(record)  # noqa: PERF402 (the records before the error count)
 
-    with pytest.raises(StoreError, match=r"record at byte \d+ is damaged"):
+    with pytest.raises(StoreError, match=f"row 6 is damaged: {what}"):
         read_all()
-    assert got[1:] == [message(n) for n in range(len(got) - 1)]
-    assert len(got) > 3
+    assert got == [START, *(message(n) for n in range(4))]
+
+
+def forge(segment: Path, body: bytes) -> None:
+    """The last row, with a checksum that fits."""
+    row = execute(segment, "SELECT id, preamble, first_ns, last_ns, compressed FROM batches")[-1]
+    crc = module._crc(row, body)
+    execute(segment, "UPDATE batches SET crc = ?, body = ? WHERE id = ?", crc, body, row[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"no zlib at all", "damaged"),
+        (zlib.compress(bytes(80 << 20)), "over 67108864 bytes"),
+        (zlib.compress(b"\xc1"), "damaged"),
+        (zlib.compress(msgspec.msgpack.encode([(3, 1, 1)])), "damaged"),
+        (zlib.compress(msgspec.msgpack.encode([(63, 1, 1, b"")])), "a newer frd wrote it"),
+    ],
+    ids=["no zlib", "a bomb", "no msgpack", "too short", "newer"],
+)
+def test_a_foreign_row_is_refused(tmp_path: Path, body: bytes, what: str) -> None:
+    """It does not unpack, unpacks to more than any row may, or is newer than this frd."""
+    target = journal(tmp_path)
+    write(target, [message(1)])
+    target.close()
+    forge(segments(tmp_path)[0], body)
+    with pytest.raises(StoreError, match=f"row 2.*{what}"):
+        replayed(tmp_path)
 
 
 def test_what_is_no_journal(tmp_path: Path) -> None:
-    """An absent path, an empty folder and a foreign file are three clear errors."""
+    """An absent path, an empty folder, foreign files and an old journal are clear errors."""
     with pytest.raises(StoreError, match="No such file"):
         replayed(tmp_path / "absent")
     with pytest.raises(StoreError, match="no segments"):
         replayed(tmp_path)
-    (tmp_path / "00000001.frdj").write_bytes(b"something else")
-    with pytest.raises(StoreError, match="not a journal segment"):
+    old = tmp_path / "00000001.frdj"
+    old.write_bytes(b"FRDJRN01")
+    for path in (tmp_path, old):
+        with pytest.raises(StoreError, match="replay it with that release"):
+            replayed(path)
+    (tmp_path / "00000001.sqlite3").write_bytes(b"something else" * 100)
+    with pytest.raises(StoreError, match="not a database: name a journal folder"):
         replayed(tmp_path)
+    execute(tmp_path / "other.sqlite3", "CREATE TABLE other (id)")
+    with pytest.raises(StoreError, match="not a journal segment"):
+        replayed(tmp_path / "other.sqlite3")
+    journal(tmp_path / "new").close()
+    execute(tmp_path / "new" / "00000001.sqlite3", "PRAGMA user_version = 2")
+    with pytest.raises(StoreError, match="a newer frd wrote it"):
+        replayed(tmp_path / "new")
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -258,27 +339,38 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
         journal(tmp_path / "file" / "journal")
 
 
-def test_full_disk_drops_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the disk is full records are dropped and counted; a later segment shows the hole."""
-    target = journal(tmp_path, preamble=lambda: [HELLO])
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_full_disk_drops_and_recovers(disk: Path) -> None:
+    """While the disk is full records are dropped and counted; a later preamble shows the gap."""
+    target = journal(disk, preamble=lambda: [HELLO], total_bytes=8 * MIB, segment_bytes=MIB)
     write(target, [message(1)])
-    target.tick(NOW)
-    real = os.writev
-    full = os.open("/dev/full", os.O_WRONLY)
-    monkeypatch.setattr(os, "writev", lambda _fd, data: real(full, data))
-    write(target, [message(2)])
-    target.tick(NOW)
-    assert os.strerror(errno.ENOSPC) in target.error
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    target.append([message(2, 10_000), message(2, 10_000)])
+    assert "free some space" in target.error
     assert target.dropped == 2
+    filler.unlink()
     write(target, [message(3)])
-    assert target.dropped == 3
-    monkeypatch.undo()
-    os.close(full)
+    assert target.dropped == 3, "not yet tried again"
     later = Record(RecordKind.MESSAGE, AlignedNs(NOW + 60_000_000_000), 7, b"later")
     write(target, [later])
     assert target.error == ""
     target.close()
-    records, warnings = replayed(tmp_path)
+    records, warnings = replayed(disk)
     assert [r.payload for r in records if r.kind is RecordKind.MESSAGE] == [
         b"hello",
         message(1).payload,
@@ -288,36 +380,27 @@ def test_full_disk_drops_and_recovers(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(warnings) == 1
 
 
-def test_a_disk_that_is_full_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is pending when the service ends cannot be written: it is counted, and said why."""
-    target = journal(tmp_path)
-    write(target, [message(1), message(2)])
-    real = os.writev
-    with open("/dev/full", "wb") as full:
-        monkeypatch.setattr(os, "writev", lambda _fd, data: real(full.fileno(), data))
-        target.close()
-    assert os.strerror(errno.ENOSPC) in target.error
-    assert target.dropped == 2
-    assert replayed(tmp_path) == ([Record(RecordKind.START, NOW, 0, SETTINGS)], [])
-
-
 def test_preamble_too_large_for_the_bound(tmp_path: Path) -> None:
     """Declarations that would fill the journal switch it off with a reason, not ingest."""
     declared: list[Record] = []
     target = journal(tmp_path, preamble=lambda: declared)
-    declared.append(message(1, size=3000))
+    declared.append(message(1, size=MIB // 3))
     write(target, (message(n) for n in range(20)))
     assert "raise the bound" in target.error
     assert target.dropped > 0
     target.close()
-    assert all(path.stat().st_size for path in segments(tmp_path)), "half of it is worth nothing"
+    records, warnings = replayed(tmp_path)
+    assert declared[0] not in records
+    assert warnings == []
 
 
 def test_record_greater_than_the_bound(tmp_path: Path) -> None:
-    """A record that cannot fit is dropped and counted; the folder stays within its bound."""
-    target = journal(tmp_path)
-    write(target, [message(1, size=20_000)])
+    """A record that cannot fit is dropped and counted; what was there stays, within its bound."""
+    target = journal(tmp_path, segment_bytes=MIB)
+    write(target, [message(1), message(2, size=2 * MIB)])
     assert target.dropped == 1
+    assert target.evicted == 0
     assert "raise the bound" in target.error
     target.close()
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 10_000
+    assert size(tmp_path) <= MIB
+    assert replayed(tmp_path)[0] == [START, message(1)]

@@ -10,8 +10,7 @@ import pytest
 from frd.model import AlignedNs, MemoryColumns, NodeNs, WatermarkColumns
 from frd.service.journal import writer
 from frd.service.journal.writer import JournalWriter
-from frd.store.journal import JournalLimits, read, segments
-from frd.store.records import Record, RecordKind
+from frd.store.journal import JournalLimits, Record, RecordKind, read, segments
 from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks, encode_agent
 
 HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))
@@ -63,7 +62,7 @@ def test_small_messages_are_bundled(tmp_path: Path) -> None:
     journal.tick(AlignedNs(100))
     journal.close()
     assert [r.payload for r in records(tmp_path) if r.kind is RecordKind.MESSAGE] == [data] * 100
-    assert sum(path.stat().st_size for path in segments(tmp_path)) < 40 * len(data)
+    assert segments(tmp_path)[0].stat().st_size < 40 * len(data)
 
 
 def test_the_order_of_a_batch_stays(tmp_path: Path) -> None:
@@ -99,20 +98,29 @@ def test_each_segment_begins_with_the_live_streams(tmp_path: Path) -> None:
     journal.closed(1, AlignedNs(4))
     for at in range(5, 25):
         journal.message(2, AlignedNs(at), bytes(17_000), Statuses(()))
+        journal.tick(AlignedNs(at))
     journal.tick(AlignedNs(200))
     journal.close()
+    whole = records(tmp_path)
+    assert sum(r.payload == b"declare 2" for r in whole) == 1
+    assert sum(r.payload == bytes(17_000) for r in whole) == 20
     last = segments(tmp_path)[-1]
-    told = [(r.kind, r.stream, r.payload) for r in records(last)][1:6]
-    assert told == [
+    assert [(r.kind, r.stream, r.payload) for r in records(last)][1:6] == [
         (RecordKind.LEARNED, 0, b"two pauses"),
         (RecordKind.OPENED, 2, b""),
         (RecordKind.MESSAGE, 2, b"hello 2"),
         (RecordKind.MESSAGE, 2, b"declare 2"),
         (RecordKind.ALIGNED, 2, b"later"),
     ]
-    whole = records(tmp_path)
-    assert sum(r.payload == b"declare 2" for r in whole) == 1
-    assert sum(r.payload == bytes(17_000) for r in whole) == 20
+
+
+def test_old_files_stay_and_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The folder has files of an earlier release: one line in the log says what to do."""
+    old = tmp_path / "00000001.frdj"
+    old.write_bytes(b"FRDJRN01")
+    start(tmp_path).close()
+    assert "1 files (*.frdj) of an earlier release" in caplog.text
+    assert old.exists()
 
 
 def test_a_disk_that_is_too_slow_costs_rows_not_meaning(

@@ -30,8 +30,7 @@ from frd.service.clocks.agent_clocks import encode, guess
 from frd.service.findings.dismissal import Dismissal
 from frd.service.journal.replay import Replayed, replay
 from frd.service.journal.settings import Settings
-from frd.store.journal import Journal, JournalLimits, read, segments
-from frd.store.records import Record, RecordKind
+from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
 from frd.wire import (
     PROTOCOL,
     AgentEvent,
@@ -117,7 +116,7 @@ def recorded(folder: Path, records: Sequence[Record], *, segment_bytes: int = 10
     for number, record in enumerate(records):
         if number < 1 + len(declarations()):
             live.append(record)
-        journal.append(record.kind, record.at, record.stream, record.payload)
+        journal.append([record])
     journal.close()
     return folder
 
@@ -140,7 +139,7 @@ def test_stall_is_found_again(tmp_path: Path) -> None:
 def test_replay_of_a_replay_is_equal(tmp_path: Path) -> None:
     """The same journal gives the same findings, ids and times included, however it is cut."""
     whole = replayed(recorded(tmp_path / "whole", list(incident())))
-    cut = replayed(recorded(tmp_path / "cut", list(incident()), segment_bytes=3000))
+    cut = replayed(recorded(tmp_path / "cut", list(incident()), segment_bytes=1000))
     assert len(segments(tmp_path / "cut")) > 1
     assert cut.findings == whole.findings
 
@@ -200,7 +199,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert [s["rank"] for s in told["findings"][0]["suspects"]] == [2]
     assert told["warnings"] == []
-    assert run(["replay", str(folder)]) == FINDINGS_PRESENT
+    assert run(["replay", str(segments(folder)[0])]) == FINDINGS_PRESENT
     assert "rank 2" in capsys.readouterr().out
     healthy = recorded(tmp_path / "healthy", list(incident(until_s=2)))
     assert run(["replay", str(healthy)]) == 0

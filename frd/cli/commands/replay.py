@@ -25,7 +25,7 @@ from frd.usage import examples
     epilog=examples(
         "frd replay ~/.local/state/frd/journal",
         "frd replay ~/.local/state/frd/journal --job train --since 12h",
-        "frd replay journal/00000007.frdj --json",
+        "frd replay journal/00000007.sqlite3 --json",
     ),
 )
 @click.argument("journal", type=click.Path(path_type=Path))
@@ -39,8 +39,8 @@ from frd.usage import examples
 def command(journal: Path, job: str | None, since: str | None, as_json: bool) -> int:
     """Compute the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
 
-    The same code decides as in the live service, at the times that the journal tells; all of the
-    journal is played, whatever is asked for. Exit code 3 when there are findings.
+    The same code decides as in the live service, at the recorded times. The whole journal is
+    replayed, whatever is asked for. Exit code 3 when there are findings.
     """
     text = moment("--since", since)
     after = utc_ns(text) if text is not None else 0

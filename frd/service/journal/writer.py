@@ -1,10 +1,10 @@
-"""The journal's writer: a thread of its own, so that no disk ever holds up the event loop.
+"""The journal's writer: a thread, so that a slow disk never delays the event loop.
 
 Records gather on the loop and go to the thread a batch at a time, at every tick of the engine or
-when they grow large. What the thread cannot write in time is dropped, counted and never waited
-for; only what later records build on (streams, declarations) is always kept. The thread alone
-knows which streams are live *at its place in the journal*, so each new segment can open with
-their declarations.
+when they grow large. If the thread falls behind, messages are dropped and counted; only those that
+later records depend on (streams, declarations) are always kept. The thread alone knows which
+streams are live *at its place in the journal*, so each new segment can begin with their
+declarations.
 """
 
 from __future__ import annotations
@@ -15,27 +15,21 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from frd.model import AlignedNs
-from frd.store.journal import Journal, JournalLimits
-from frd.store.records import HEAD, Record, RecordKind
+from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, Record, RecordKind, old_files
 from frd.wire import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
-_SMALL_BYTES: Final = 16 * 1024
-"""Messages up to this size are bundled: they come every second and say little that is new. Large
-ones are transitions, of which there may be more a second than a processor can pack."""
-_BUNDLE_BYTES: Final = 1024 * 1024
-_BUNDLED: Final = frozenset({RecordKind.MESSAGE, RecordKind.ALIGNED})
-_Batch = list[tuple[Record, bool]]
+_Batch: TypeAlias = list[tuple[Record, bool]]
 """Records, each with whether it belongs to its stream's preamble."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Adopt:
-    """From here on in the journal."""
+    """The settings and limits of all later records."""
 
     settings: bytes
     limits: JournalLimits
@@ -62,6 +56,12 @@ class JournalWriter:
         self._journal = Journal(
             folder, settings=settings, preamble=self._preamble, now=now, limits=limits
         )
+        if old := old_files(folder):
+            log.warning(
+                "journal: %s: %d files (*%s) of an earlier release: replay them with that release, "
+                "or delete them",
+                *(folder, len(old), OLD_SUFFIX),
+            )
         self._batch: _Batch = []
         self._batch_bytes = 0
         self._sent_bytes = 0
@@ -144,45 +144,23 @@ class JournalWriter:
     # -- the thread ----------------------------------------------------------------------------
 
     def _write(self) -> None:
-        told = ""
+        logged = ""
         while (given := self._batches.get()) is not None:
             if isinstance(given, _Adopt):
                 self._journal.adopt(given.settings, given.limits, given.at)
             else:
                 self._write_batch(given)
-            if self._journal.error != told:
-                told = self._journal.error
-                log.warning("%s", told or "journal: written again")
+            if self._journal.error != logged:
+                logged = self._journal.error
+                log.warning("%s", logged or "journal: written again")
         self._journal.close()
 
     def _write_batch(self, batch: _Batch) -> None:
-        bundle: list[Record] = []
-        room = _BUNDLE_BYTES
+        # If a new segment begins with this batch, its preamble must not reflect the batch yet.
+        self._journal.append([record for record, _ in batch])
         for record, preamble in batch:
-            size = len(record.payload) + HEAD.size
-            small = record.kind in _BUNDLED and size <= _SMALL_BYTES and not preamble
-            if not (small and size <= room):
-                self._journal.append_bundle(bundle)
-                bundle, room = [], _BUNDLE_BYTES
-            if record.kind is RecordKind.TICK:
-                self._journal.tick(record.at)
-            elif self._journal.error:
-                # If this record begins a new segment, its preamble comes before it.
-                self._append(record)
-                self._remember(record, preamble)
-            elif small:
-                self._remember(record, preamble)
-                bundle.append(record)
-                room -= size
-            else:
-                # If this record fills its segment, the next preamble comes after it.
-                self._remember(record, preamble)
-                self._append(record)
-        self._journal.append_bundle(bundle)
+            self._remember(record, preamble)
         self._written_bytes += sum(len(record.payload) for record, _ in batch)
-
-    def _append(self, record: Record) -> None:
-        self._journal.append(record.kind, record.at, record.stream, record.payload)
 
     def _remember(self, record: Record, preamble: bool) -> None:
         if preamble:
