@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,21 +19,15 @@ from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock
 from frd.wire import ClockHello, Ping, Readings, decode_pong, encode_clock
 from frd_agent.uplink.node_clock import raw_now, read_clocks
 from tests.world.daemons import until
-from tests.world.streams import Peer, Service, peer, serve_command
+from tests.world.streams import Peer, Service, peer, serving
 
 pytestmark = pytest.mark.timeout(100)
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    command = serve_command(tmp_path / "data")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            ready = json.loads(process.stdout.readline())
-            yield Service(process, ready["grpc"], ready["http"])
-        finally:
-            process.kill()
+    with serving(tmp_path / "data") as service:
+        yield service
 
 
 class Pinger:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 import urllib.request
@@ -26,7 +25,7 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.world.daemons import free_port, until
+from tests.world.daemons import frd, free_port, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 pytest.importorskip("torch")
@@ -177,7 +176,7 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
         # The others may have waited for the late one before the file was touched.
         assert -0.2 < since(stage, stopped_at, finding) < 1.0
 
-        told = frd("status", "--http", stage.addresses.http)
+        told = frd("status", "--http", stage.addresses.http).stdout
         assert re.search(r"-250\d\.\d+ ± \d+\.\d+", told)
         assert told.count("synchronized") == 2
         frd("dump", "--http", stage.addresses.http, "-o", str(stage.folder / "dump"))
@@ -187,16 +186,6 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
         assert identity["clock_state"] == "synchronized"
         assert abs(identity["clock_offset_s"] - stage.true_offset_s) < 0.01
         assert identity["clock_uncertainty_s"] < 0.1
-        told = frd("replay", str(stage.folder / "data" / "journal"), "--json")
+        told = frd("replay", str(stage.folder / "data" / "journal"), "--json").stdout
         replayed = {found["id"]: found["opened_at"] for found in json.loads(told)["findings"]}
         assert replayed == {found["id"]: found["opened_at"] for found in stage.findings()}
-
-
-def frd(*arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", "frd", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    ).stdout

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -21,8 +18,8 @@ from frd.store.journal import RecordKind, read
 from frd.wire import Part
 from tests.e2e.test_agent import Collector, agent, play, serving, until
 from tests.scripted_rank import ScriptedRank
-from tests.world import daemons
-from tests.world.streams import Peer, Service, peer, serve_command
+from tests.world import daemons, streams
+from tests.world.streams import Peer, Service, peer
 
 WITHIN_S = 10
 DUMP_BYTES = 64 * 1024 * 1024
@@ -35,20 +32,6 @@ def stored_dump(data_dir: Path) -> str:
     dump = store.create(AttemptKey("old", 0), AlignedNs(time.time_ns()))
     dump.add(0, Part.DUMP, bytes(DUMP_BYTES), last=True)
     return dump.finish({})
-
-
-@contextmanager
-def serving_from(data_dir: Path) -> Iterator[Service]:
-    process = subprocess.Popen(
-        serve_command(data_dir, "--stall-after", "1"), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        yield Service(process, ready["grpc"], ready["http"])
-    finally:
-        process.kill()
-        process.communicate()
 
 
 async def stall(peers: list[Peer]) -> None:
@@ -86,7 +69,7 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
             await asyncio.gather(speaking, return_exceptions=True)
             writer.close()
 
-    with serving_from(tmp_path) as service:
+    with streams.serving(tmp_path, "--stall-after", "1") as service:
         asyncio.run(scene(service))
     store = FindingStore(tmp_path / "findings.sqlite3")
     (finding,) = store.open_findings()
@@ -143,6 +126,6 @@ def test_an_agent_does_not_wait_for_ever(tmp_path: Path, how: str) -> None:
             one.terminate()
             assert await asyncio.to_thread(one.wait, WITHIN_S) == 0
 
-    with serving_from(tmp_path / "data") as service:
+    with streams.serving(tmp_path / "data", "--stall-after", "1") as service:
         asyncio.run(scene(service))
     rank.close()

@@ -15,19 +15,10 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
+from tests.world.daemons import frd
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 pytest.importorskip("torch")
-
-
-def frd(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "frd", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:

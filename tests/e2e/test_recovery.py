@@ -43,25 +43,6 @@ def kill(process: subprocess.Popen[bytes] | None) -> None:
     process.wait()
 
 
-def test_service_killed_in_a_stall_brings_the_finding_back() -> None:
-    """SIGKILL the service while a job hangs: the restarted one has the same finding, once."""
-    with Stage(SCENARIOS["missing_rank"], 4, 3.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
-        (before,) = until(lambda: findings(client), "the finding", 40)
-        kill(stage.service)
-        stage.start_service(addresses)
-        until(lambda: client.get(f"/api/v1/jobs/{stage.job}")["ranks"], "the agent's resync", 20)
-        for _ in range(24):
-            (after,) = findings(client)
-            assert after["id"] == before["id"]
-            assert after["state"] == "open"
-            assert [s["rank"] for s in after["suspects"]] == [2]
-            time.sleep(0.25)
-
-
 def test_agent_killed_counts_nothing_twice() -> None:
     """SIGKILL the agent of a healthy job: ranks run on, a new agent's rows are not recounted."""
     with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from frd.service.journal.replay import replay
 from frd.store.journal import read
 from tests.e2e.test_agent import Collector, play, serving, until
 from tests.world.daemons import free_port
-from tests.world.streams import Peer, Service, peer, serve_command
+from tests.world.streams import both_nodes, ready, serve_command, stall
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -52,16 +52,6 @@ async def daemon(command: list[str], log: Path) -> AsyncIterator[subprocess.Pope
         process.communicate()
 
 
-async def stand_still(peers: list[Peer], until_true: Callable[[], bool]) -> None:
-    """Ranks 0, 1 and 3 wait in collective 7, rank 2 never comes."""
-    since = time.time_ns()
-    async with asyncio.timeout(30):
-        while not await asyncio.to_thread(until_true):
-            for at, one in enumerate(peers):
-                await one.send(one.watermarks((6 if at == 1 else 7, 7), since))
-            await asyncio.sleep(0.1)
-
-
 def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
     """A job that hangs is none by a patient policy; by the one that SIGHUP brings, it does.
 
@@ -74,18 +64,15 @@ def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with daemon(command, lines.path) as process:
-            assert process.stdout is not None
-            ready = json.loads(await asyncio.to_thread(process.stdout.readline))
-            service = Service(process, ready["grpc"], ready["http"])
+            service = await asyncio.to_thread(ready, process)
+            since = time.time_ns()
 
             def hangs() -> bool:
                 return bool(service.get("/api/v1/findings")["findings"])
 
-            async with peer(service, 0, "a") as first, peer(service, 1, "b") as second:
-                for one in (first, second):
-                    await one.introduce()
+            async with both_nodes(service) as peers:
                 patient = time.monotonic() + 2
-                await stand_still([first, second], lambda: time.monotonic() > patient)
+                await stall(peers, since, lambda: time.monotonic() > patient)
                 file.write_text("[policy]\nstall_after_s = 0.5\n")
                 process.send_signal(signal.SIGHUP)
                 told = await lines.tell("nothing is changed")
@@ -97,7 +84,7 @@ def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
                 )
                 process.send_signal(signal.SIGHUP)
                 await lines.tell("limits.streams_per_peer: changed: takes effect after a restart")
-                await stand_still([first, second], hangs)
+                await stall(peers, since, hangs)
                 assert not lines.told("configuration read again"), "now below the level"
 
     asyncio.run(scene())

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import tarfile
@@ -16,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -38,7 +37,19 @@ from frd.wire import (
     encode_agent,
 )
 from tests.world.daemons import until
-from tests.world.streams import WORLD, Peer, Service, entries, peer, serve_command
+from tests.world.streams import (
+    WORLD,
+    Peer,
+    Service,
+    both_nodes,
+    entries,
+    peer,
+    serve_command,
+    stall,
+    start,
+)
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -46,16 +57,12 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Starts real service processes, all on one data directory."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*flags: str) -> Service:
-        process = subprocess.Popen(
-            serve_command(tmp_path / "data", *flags), stdout=subprocess.PIPE, text=True
-        )
-        started.append(process)
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        return Service(process, ready["grpc"], ready["http"])
+    def begin(*flags: str) -> Service:
+        service = start(tmp_path / "data", *flags)
+        started.append(service.process)
+        return service
 
-    yield start
+    yield begin
     for process in started:
         process.kill()
         process.communicate()
@@ -209,23 +216,11 @@ def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
 # -- findings ------------------------------------------------------------------------------------
 
 
-async def stall(
-    service: Service, since: int, until: Callable[[], Any], *, answers: bool = False
-) -> Any:
-    """Ranks 0, 1 and 3 wait in collective 7, rank 2 never comes; gives what `until` gives."""
-    async with (
-        peer(service, node=0, session="a") as first,
-        peer(service, node=1, session="b") as second,
-    ):
-        await first.introduce()
-        await second.introduce()
-        answering = [asyncio.create_task(answer(agent)) for agent in (first, second) if answers]
-        deadline = time.monotonic() + 20
-        while not (found := await asyncio.to_thread(until)):
-            assert time.monotonic() < deadline, "no finding"
-            await first.send(first.watermarks((7, 7), since))
-            await second.send(second.watermarks((6, 7), since))
-            await asyncio.sleep(0.1)
+async def stalled(service: Service, since: int, until: Callable[[], T]) -> T:
+    """Rank 2 never comes; both agents answer requests. Gives what `until` gives."""
+    async with both_nodes(service) as peers:
+        answering = [asyncio.create_task(answer(agent)) for agent in peers]
+        found = await stall(peers, since, until)
         for task in answering:
             task.cancel()
         return found
@@ -265,39 +260,16 @@ def open_findings(service: Service) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_killed_service_brings_its_finding_back(serve: Callable[..., Service]) -> None:
-    """Killed during a stall and started again, the service shows the finding under the same id."""
-    service = serve("--stall-after", "1")
-    since = time.time_ns()
-    (before,) = asyncio.run(stall(service, since, lambda: open_findings(service)))
-    assert [suspect["rank"] for suspect in before["suspects"]] == [2]
-    assert before["victims"] == [0, 1, 3]
-    service.process.send_signal(signal.SIGKILL)
-    service.process.wait()
-
-    again = serve("--stall-after", "1")
-    (after,) = open_findings(again)
-    assert after["id"] == before["id"]
-    evaluated = time.monotonic() + 3
-    (still,) = asyncio.run(
-        stall(again, since, lambda: time.monotonic() > evaluated and open_findings(again))
-    )
-    assert still["id"] == before["id"]
-    assert [suspect["rank"] for suspect in still["suspects"]] == [2]
-    assert len(again.get("/api/v1/findings")["findings"]) == 1
-
-
 def test_the_suspect_is_asked_where_it_is(serve: Callable[..., Service]) -> None:
     """A stall opens: the suspect's stack comes into the finding, and a dump of all it involves."""
     service = serve("--stall-after", "1")
 
-    def complete() -> dict[str, Any] | None:
+    def complete() -> dict[str, Any]:
         found = open_findings(service)
-        return (
-            found[0] if found and "dump" in found[0] and found[0]["suspects"][0]["stack"] else None
-        )
+        whole = found and "dump" in found[0] and found[0]["suspects"][0]["stack"]
+        return found[0] if whole else {}
 
-    finding = asyncio.run(stall(service, time.time_ns(), complete, answers=True))
+    finding = asyncio.run(stalled(service, time.time_ns(), complete))
     assert finding["suspects"][0]["stack"][0] == "train.py:88 in load_batch"
     with urllib.request.urlopen(f"http://{service.http}/api/v1/dumps/{finding['dump']}") as tar:
         texts = untar(tar.read())

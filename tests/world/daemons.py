@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -35,6 +37,20 @@ def until(
             text = what if isinstance(what, str) else what()
             raise AssertionError(f"{text}: not within {within_s} s")
         time.sleep(0.05)
+
+
+def frd(
+    *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "frd", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=env,
+    )
 
 
 def free_port() -> int:

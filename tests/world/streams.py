@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -39,6 +39,7 @@ from frd.wire import (
 )
 from tests.world.messages import BOTH, declare, entry_columns, watermarks
 
+T = TypeVar("T")
 WORLD = 4
 
 
@@ -62,6 +63,29 @@ class Service:
 def serve_command(data_dir: Path, *flags: str) -> list[str]:
     addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
     return [sys.executable, "-m", "frd", "serve", *addresses, "--data-dir", str(data_dir), *flags]
+
+
+def ready(process: subprocess.Popen[str]) -> Service:
+    """The service of a process that was started by `serve_command`, once it listens."""
+    assert process.stdout is not None
+    said = json.loads(process.stdout.readline())
+    return Service(process, said["grpc"], said["http"])
+
+
+def start(data_dir: Path, *flags: str) -> Service:
+    return ready(
+        subprocess.Popen(serve_command(data_dir, *flags), stdout=subprocess.PIPE, text=True)
+    )
+
+
+@contextmanager
+def serving(data_dir: Path, *flags: str) -> Iterator[Service]:
+    service = start(data_dir, *flags)
+    try:
+        yield service
+    finally:
+        service.process.kill()
+        service.process.communicate()
 
 
 class Peer:
@@ -132,3 +156,25 @@ async def peer(
     options = [unlimited, ("grpc.use_local_subchannel_pool", 1), *CHANNEL_OPTIONS]
     async with grpc.aio.insecure_channel(service.grpc, options=options) as channel:
         yield Peer(open_stream(channel), node, session, job)
+
+
+@asynccontextmanager
+async def both_nodes(service: Service, *sessions: str) -> AsyncIterator[tuple[Peer, Peer]]:
+    """The agents of both nodes of a job, introduced."""
+    first, second = sessions or ("a", "b")
+    async with peer(service, 0, first) as one, peer(service, 1, second) as two:
+        await one.introduce()
+        await two.introduce()
+        yield one, two
+
+
+async def stall(peers: tuple[Peer, Peer], since_ns: int, said: Callable[[], T]) -> T:
+    """Ranks 0, 1 and 3 have waited in collective 7 since then, rank 2 never comes; gives what
+    `said` gives as soon as that is true."""
+    first, second = peers
+    async with asyncio.timeout(40):
+        while not (found := await asyncio.to_thread(said)):
+            await first.send(first.watermarks((7, 7), since_ns))
+            await second.send(second.watermarks((6, 7), since_ns))
+            await asyncio.sleep(0.1)
+    return found

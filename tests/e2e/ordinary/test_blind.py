@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,22 +12,12 @@ from frd.cli import BLIND, FAILED, FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import until
+from tests.world.daemons import frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 pytest.importorskip("torch")
 
 WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
-
-
-def frd(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "frd", *words],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=60,
-    )
 
 
 def test_an_agent_is_killed_under_a_healthy_job() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import until
+from tests.world.daemons import frd, until
 
 JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -24,16 +22,6 @@ pytest.importorskip("torch")
 STALL_AFTER_S = 60.0
 """Of the service: more than a busy machine needs for a dump."""
 LASTED_S = 4.0
-
-
-def frd(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "frd", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def analysis(code: int, *arguments: object) -> dict[str, Any]:

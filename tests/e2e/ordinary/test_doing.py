@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Stage
 from frd_agent.ranks.outside_stacks import NoStack, _py_spy
-from tests.world.daemons import until
+from tests.world.daemons import frd, until
 
 JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -23,11 +21,6 @@ pytest.importorskip("torch")
 def line_of(text: str) -> int:
     lines = (JOBS / "doing.py").read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if text in line)
-
-
-def frd(*arguments: object) -> str:
-    command = [sys.executable, "-m", "frd", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +67,7 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
         assert "busy: uses " in computes["evidence"]
         for told_of in (waits["doing"], "rank 2 (saving a checkpoint, doing.py:", "rank 3 (busy, "):
             assert told_of in finding["summary"]
-        screen = " ".join(frd("findings", finding["id"], "--http", addresses.http).split())
+        screen = " ".join(frd("findings", finding["id"], "--http", addresses.http).stdout.split())
         assert f"process {stuck['pid']}, pt_data_worker: loading a batch" in screen
 
         folder = tmp_path / "dump"
