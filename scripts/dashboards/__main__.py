@@ -1,4 +1,4 @@
-"""dashboards [--check]: helm/frd/dashboards from the code beside this file.
+"""dashboards [--check]: helm/frd/dashboards from the code in this folder.
 
 With --check nothing is changed, and a difference is an error. Run as `python -m scripts.dashboards`
 in the root of the repository.

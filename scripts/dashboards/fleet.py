@@ -1,4 +1,4 @@
-"""Fleet: all jobs at once. Which hang, what is open, who is watched, whose memory is nearly full.
+"""Fleet: all jobs. Which hang, open findings, unwatched jobs, nearly full memory.
 
 For people who look after a cluster. The name of a job links to its overview.
 """
@@ -22,7 +22,7 @@ def build() -> Dashboard:
     return dashboard(
         "frd-fleet",
         "frd / Fleet",
-        "All training jobs: which hang, what findings are open, who is watched.",
+        "All training jobs: which hang, open findings, which are watched.",
         all_jobs=True,
         panels=[*_state(), *_tables(), *_history()],
     )
@@ -46,7 +46,7 @@ def _state() -> list[Panel]:
         ),
         number(
             "Critical findings",
-            "Open findings that have lasted; the others are warnings so far.",
+            "Open findings that have lasted; the others are warnings.",
             {"": f"sum(frd_finding_critical{OF})"},
             width=4,
             bad_from=1,
@@ -60,7 +60,7 @@ def _state() -> list[Panel]:
         ),
         number(
             "Agents silent",
-            "Agents that host ranks of running jobs and were not heard of lately.",
+            "Agents that host ranks of running jobs and have not reported recently.",
             {"": f"sum(frd_agents_expected{OF}) - sum(frd_agents_reporting{OF})"},
             width=4,
             bad_from=1,
@@ -135,7 +135,7 @@ def _history() -> list[Panel]:
         ),
         graph(
             "Ranks by state",
-            "Of all jobs. unwatched: no agent reports on the rank, so nobody knows how it does.",
+            "Of all jobs. unwatched: no agent reports on the rank, so its state is unknown.",
             {"{{state}}": f"sum by (state) (frd_ranks{OF})"},
             width=6,
             unit="none",
@@ -151,7 +151,7 @@ def _history() -> list[Panel]:
         ),
         graph(
             "Fullest GPU",
-            "How much of its memory is in use, by whomever: the ten jobs with the least left.",
+            "Share of its memory in use by all processes: the ten jobs with the least left.",
             {"{{job}}": f"topk(10, {GPU_SHARE})"},
             width=6,
             unit="percentunit",

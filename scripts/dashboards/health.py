@@ -1,4 +1,4 @@
-"""Clocks and telemetry health: frd about itself, so that its silence can be believed.
+"""Clocks and telemetry health: is frd itself healthy, so that "no findings" can be trusted.
 
 The first row says whether it watches at all; then how well it knows the clocks of nodes, how far it
 is behind and what it uses, what it refused or lost, and how its agents do.
@@ -54,7 +54,7 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Last evaluation",
-            "How long ago the engine last looked at what it knows. What is shown is as old.",
+            "Time since the engine's last evaluation. The other panels are as old.",
             {"": "time() - max(frd_last_evaluation_timestamp_seconds)"},
             width=4,
             unit="s",
@@ -64,7 +64,7 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Agents silent",
-            "Agents that host ranks of running jobs and were not heard of lately.",
+            "Agents that host ranks of running jobs and have not reported recently.",
             {"": f"{expected} - {reporting}"},
             width=3,
             bad_from=1,
@@ -118,7 +118,7 @@ def _clocks() -> list[Panel]:
         ),
         graph(
             "Steps and refused times",
-            "Clocks that were set while being watched, and timestamps that were not believed.",
+            "Clocks that were set while being watched, and timestamps that were refused.",
             {
                 "steps": "sum(increase(frd_clock_steps_total[$__rate_interval]))",
                 "refused: {{reason}}": _increase("reason", "frd_clock_refused_total"),
@@ -141,7 +141,7 @@ def _service() -> list[Panel]:
         ),
         graph(
             "Behind",
-            "From an agent's sending to the service's applying, the slowest recent message; and "
+            "From an agent's sending to the service's processing, the slowest recent message; and "
             "how late the service's event loop wakes. Findings come as much later.",
             {
                 "messages": "max(frd_ingest_lag_seconds)",
@@ -164,7 +164,7 @@ def _service() -> list[Panel]:
         ),
         graph(
             "Memory of the service",
-            "Resident memory of its process. It stays within bounds, whatever jobs do.",
+            "Resident memory of its process. It is bounded.",
             {"resident": f"max({_own('process_resident_memory_bytes')})"},
             width=6,
             unit="bytes",
@@ -202,7 +202,7 @@ def _losses() -> list[Panel]:
         ),
         graph(
             "Refused and not delivered",
-            "Streams and requests that were turned away or made to wait, by reason. And messages "
+            "Streams and requests that were refused or delayed, by reason. And messages "
             "to webhooks that failed (they are repeated), were refused or dropped.",
             {
                 "agents: {{reason}}": _increase("reason", "frd_ingest_refused_total"),
@@ -242,14 +242,14 @@ def _agents() -> list[Panel]:
         ),
         graph(
             "Dropped by agents",
-            "What will never reach the service, by reason.",
+            "Data that will never reach the service, by reason.",
             {"{{reason}}": _increase("reason", "frd_agent_dropped_rows_total")},
             width=6,
             unit="none",
             runbook="FrdTelemetryGap",
         ),
         graph(
-            "A look at all ranks",
+            "Poll of all ranks",
             "How long an agent's poll takes, median and 99th percentile over all agents.",
             {
                 "median": f"histogram_quantile(0.5, {polls})",

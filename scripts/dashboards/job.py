@@ -15,7 +15,7 @@ def build() -> Dashboard:
     return dashboard(
         JOB_UID,
         "frd / Job overview",
-        "One training job: does it hang, who is to blame, how fast is it, what memory is left.",
+        "One training job: does it hang, the first cause, its pace, memory left.",
         all_jobs=False,
         panels=[*_state(), *_incident(), *_progress(), *_collectives(), *_memory()],
     )
@@ -44,7 +44,7 @@ def _state() -> list[Panel]:
         ),
         number(
             "Open findings",
-            "Incidents that are open now. `frd findings --job $job` tells the evidence.",
+            "Incidents that are open now. `frd findings --job $job` has the evidence.",
             {"": 'sum(frd_findings_open{job="$job"})'},
             width=4,
             bad_from=1,
@@ -61,7 +61,7 @@ def _state() -> list[Panel]:
         ),
         number(
             "Agents reporting",
-            "What ranks on silent nodes do is unknown: they are not blamed, and not cleared.",
+            "The state of ranks on silent nodes is unknown; they may be the cause.",
             {
                 "reporting": 'sum(frd_agents_reporting{job="$job"})',
                 "expected": 'sum(frd_agents_expected{job="$job"})',
@@ -78,7 +78,7 @@ def _incident() -> list[Panel]:
             "First causes",
             "The ranks that open findings name, by reason; a finding that names none has a row "
             "without a rank. All other ranks that wait are victims. `frd findings --job $job` "
-            "shows the line of the program at which each rank stands.",
+            "shows the line of the program of each rank.",
             'job="$job"',
             width=14,
             nothing="no finding is open",
@@ -174,7 +174,7 @@ def _memory() -> list[Panel]:
     return [
         graph(
             "Memory left on GPUs",
-            "Of the devices of this job's ranks, whoever uses the rest: the ten with the least.",
+            "Of the devices of this job's ranks: the ten with the least.",
             {"rank {{rank}}": f"bottomk(10, {room} * on (instance, gpu) group_right () {ranks})"},
             width=8,
             unit="bytes",

@@ -91,7 +91,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ default (printf "%s-agent" (include "frd.fullname" .)) .Values.agent.secretName }}
 {{- end }}
 
-{{/* Every name under which somebody may reach the service. */}}
+{{/* Every name under which clients may reach the service. */}}
 {{- define "frd.dnsNames" -}}
 {{- $name := include "frd.fullname" . }}
 {{- $space := .Release.Namespace }}

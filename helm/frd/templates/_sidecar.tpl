@@ -1,5 +1,5 @@
 {{/*
-The agent beside the ranks: what a pod of a training job needs. Each template takes the chart's
+The agent as a sidecar of the ranks: what a pod of a training job needs. Each template takes the chart's
 context, so a chart that depends on this one can use them too, with .Subcharts.frd.
 */}}
 
@@ -141,7 +141,7 @@ fail: nothing of frd shall hold up a rank or make its pod unready.
 
 {{/* All of it, as part of a pod's spec. */}}
 {{- define "frd.sidecar.recipe" -}}
-# The agent then sees when a rank's process exits, and says so at once.
+# The agent then sees and reports immediately when a rank's process exits.
 shareProcessNamespace: true
 initContainers:
   {{- include "frd.sidecar.initContainers" . | nindent 2 }}
