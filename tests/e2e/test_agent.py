@@ -10,203 +10,28 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import grpc.aio
 import pytest
 
 from frd.flight import Dump, Entry, parse, write_pickle
 from frd.model import (
-    EntryColumns,
     ExitKind,
     Flags,
-    MemoryColumns,
-    MemoryEvent,
-    RankInfo,
     RankState,
-    RankStatus,
-    SeriesInfo,
 )
-from frd.rpc import SERVER_OPTIONS, Context, collector
 from frd.wire import (
-    PROTOCOL,
-    Ack,
-    AgentEvent,
-    ClockEvent,
     ClockHello,
-    Declare,
-    Decoder,
-    Goodbye,
-    Hello,
-    MemoryEvents,
     Part,
     Ping,
-    Refusal,
-    Request,
-    ResponsePart,
-    Statuses,
-    Watermarks,
-    Welcome,
-    decode_clock,
-    encode_pong,
-    encode_service,
 )
 from frd_agent.uplink.node_clock import BURST
 from tests.scripted_rank import ScriptedRank
+from tests.world.collector import Collector, agent, play, serving, until
 from tests.world.daemons import free_port
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)
-
-
-class Collector:
-    """One service process, as far as an agent can tell."""
-
-    def __init__(self, instance: str, refuse: int = 0) -> None:
-        self.instance = instance
-        self.refuse = refuse
-        self.hellos: list[Hello] = []
-        self.ranks: list[RankInfo] = []
-        """By index of the present stream."""
-        self.rows: list[EntryColumns] = []
-        self.marks: dict[tuple[int, int], tuple[int, int, int]] = {}
-        """Enqueued, completed and head time, by global rank and group index."""
-        self.as_of: dict[int, int] = {}
-        self.statuses: dict[int, RankStatus] = {}
-        self.series: list[SeriesInfo] = []
-        """By index of the present stream; `rank` is the global one."""
-        self.samples: dict[SeriesInfo, list[tuple[int, int, int]]] = {}
-        """Begin, end and value."""
-        self.events: list[MemoryEvent] = []
-        self.parts: dict[tuple[int, Part], ResponsePart] = {}
-        self.goodbye = ""
-        self.pings: list[list[ClockEvent]] = []
-        """By clock stream; the first one ends after three, an odd answer to the second."""
-        self.context: Context | None = None
-
-    async def handle(self, _: AsyncIterator[bytes], context: Context) -> None:
-        decoder = Decoder()
-        self.context = context
-        while isinstance(data := await context.read(), bytes):
-            event = decoder.decode(data)
-            if isinstance(event, Hello):
-                self.ranks, self.series = [], []
-                welcome = Welcome(PROTOCOL, "test", self.instance, 1 << 24)
-                await context.write(encode_service(welcome))
-            if isinstance(event, EntryColumns) and self.refuse:
-                self.refuse -= 1
-                refusal = Refusal("backwards", "entries.seq: as the test wants")
-                await context.write(encode_service(refusal))
-                return
-            if isinstance(event, EntryColumns) and event.first_revision:
-                last = event.first_revision + len(event) - 1
-                await context.write(encode_service(Ack({event.rank: last})))
-            self.hear(event)
-
-    async def clock(self, _: AsyncIterator[bytes], context: Context) -> None:
-        stream: list[ClockEvent] = []
-        self.pings.append(stream)
-        while isinstance(data := await context.read(), bytes):
-            stream.append(decode_clock(data))
-            if isinstance(ping := stream[-1], Ping):
-                await context.write(encode_pong(ping.number, 0.2))
-            if len(stream) > 3 and len(self.pings) == 1:
-                return
-            if len(stream) > 2 and len(self.pings) == 2:
-                await context.write(b"\xff")
-
-    def hear(self, event: AgentEvent) -> None:  # noqa: PLR0912 - a case for each event
-        match event:
-            case Hello():
-                self.hellos.append(event)
-            case Declare():
-                self.ranks += [rank.info for rank in event.ranks]
-                for series in event.series:
-                    rank = self.ranks[series.info.rank].rank
-                    self.series.append(replace(series.info, rank=rank))
-            case MemoryColumns():
-                self.hear_samples(event)
-            case MemoryEvents():
-                self.events += event.events
-            case EntryColumns():
-                self.rows.append(event)
-            case Watermarks():
-                c = event.columns
-                for i, rank in enumerate(c.rank.tolist()):
-                    pair = self.ranks[rank].rank, int(c.group[i])
-                    numbers = c.enqueued[i], c.completed[i], c.head_created_ns[i]
-                    self.marks[pair] = (int(numbers[0]), int(numbers[1]), int(numbers[2]))
-                for rank, at in zip(c.seen_rank.tolist(), c.as_of_ns.tolist(), strict=True):
-                    self.as_of[self.ranks[rank].rank] = at
-            case Statuses():
-                for status in event.statuses:
-                    self.statuses[self.ranks[status.rank].rank] = status
-            case ResponsePart():
-                self.parts[self.ranks[event.rank_index].rank, event.part] = event
-            case Goodbye():
-                self.goodbye = event.reason
-
-    def hear_samples(self, batch: MemoryColumns) -> None:
-        for index, values in zip(batch.series.tolist(), batch.values.tolist(), strict=True):
-            heard = self.samples.setdefault(self.series[index], [])
-            moments = zip(batch.begin_ns.tolist(), batch.end_ns.tolist(), values, strict=True)
-            heard += [moment for moment in moments if moment[2] != -1]
-
-    def state(self, rank: int) -> RankState | None:
-        return self.statuses[rank].state if rank in self.statuses else None
-
-    async def ask(self, rank: int, *, stacks: bool = False) -> None:
-        assert self.context is not None
-        index = max(i for i, info in enumerate(self.ranks) if info.rank == rank)
-        self.parts.clear()
-        await self.context.write(encode_service(Request(1, (index,), True, stacks, 8.0)))
-        wanted = 3 if stacks else 2
-        await until(lambda: len(self.parts) == wanted, "the answer")
-
-
-@asynccontextmanager
-async def serving(service: Collector, port: int) -> AsyncIterator[Collector]:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((collector(service.handle, service.clock),))
-    assert server.add_insecure_port(f"127.0.0.1:{port}") == port
-    await server.start()
-    try:
-        yield service
-    finally:
-        await server.stop(None)
-
-
-@asynccontextmanager
-async def agent(run_dir: Path, port: int, *flags: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "frd_agent", "run", "--service", f"127.0.0.1:{port}"]
-        + ["--run-dir", str(run_dir), *(flags or ("--metrics", "off"))],
-        stderr=subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-async def until(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
-    try:
-        async with asyncio.timeout(within_s):
-            while not condition():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"{what} did not come within {within_s} s")
-
-
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await scene()
-
-    asyncio.run(main())
 
 
 @pytest.mark.torch

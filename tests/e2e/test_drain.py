@@ -16,9 +16,9 @@ from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from frd.store.journal import RecordKind, read
 from frd.wire import Part
-from tests.e2e.test_agent import Collector, agent, play, serving, until
 from tests.scripted_rank import ScriptedRank
 from tests.world import daemons, streams
+from tests.world.collector import Collector, agent, play, serving, until
 from tests.world.streams import Peer, Service, peer
 
 WITHIN_S = 10

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd.model import MemoryEventKind, SeriesInfo, SeriesKind
-from tests.e2e.test_agent import Collector, agent, play, serving, until
 from tests.e2e.test_tap import everywhere, puppets
 from tests.world import nvml
+from tests.world.collector import Collector, agent, play, serving, until
 from tests.world.daemons import free_port
 from tests.world.nvml import GIB, GPU_IS_LOST, Driver, uuid
 

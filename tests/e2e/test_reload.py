@@ -18,7 +18,7 @@ import pytest
 
 from frd.service.journal.replay import replay
 from frd.store.journal import read
-from tests.e2e.test_agent import Collector, play, serving, until
+from tests.world.collector import Collector, play, serving, until
 from tests.world.daemons import free_port
 from tests.world.streams import both_nodes, ready, serve_command, stall
 

@@ -11,8 +11,8 @@ from frd.model import AlignedNs, Change, FindingState, Kind, RankState
 from frd.service.findings.dismissal import Dismissal
 from frd.service.journal.replay import replay
 from frd.store.journal import Record, RecordKind, read
-from tests.unit.test_evaluator import Bench
 from tests.unit.test_replay import SECOND, START, incident, recorded
+from tests.world.evaluated import Evaluated
 from tests.world.job import Job
 
 
@@ -87,11 +87,11 @@ def test_a_lost_rank_can_be_dismissed() -> None:
 
 def test_it_is_stored_and_in_the_journal(tmp_path: Path) -> None:
     """Whoever closes it gets the closed finding once it is published and stored."""
-    bench = Bench(tmp_path)
+    bench = Evaluated(tmp_path)
 
     async def scene() -> None:
         bench.hang()
-        await bench.evaluate()
+        await bench.evaluator.evaluate()
         (opened,) = bench.published
         asking = asyncio.create_task(
             bench.evaluator.dismiss(Dismissal(opened.finding.id, "a known pause"))
@@ -99,7 +99,7 @@ def test_it_is_stored_and_in_the_journal(tmp_path: Path) -> None:
         unknown = asyncio.create_task(bench.evaluator.dismiss(Dismissal("nothing", "x")))
         await asyncio.sleep(0)
         bench.pass_s(1)
-        await bench.evaluate()
+        await bench.evaluator.evaluate()
         closed = await asking
         assert closed is not None
         assert closed.close_reason == "closed by hand: a known pause"

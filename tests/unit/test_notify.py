@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -16,19 +15,13 @@ from frd import config
 from frd.config import NotifyTarget
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
-from frd.model import AlignedNs, Change, FindingEvent
+from frd.model import Change, FindingEvent
 from frd.service.findings import notifier as notifier_module
-from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.notices import Choice, News
 from frd.service.findings.notifier import Notifier
 from frd.service.http.runbooks import load as runbooks
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.service.journal.writer import JournalWriter
-from frd.service.state import ServiceState
-from frd.store.findings import FindingStore
-from frd.store.journal import JournalLimits
 from tests.world.daemons import free_port, until
-from tests.world.job import Job
+from tests.world.evaluated import Evaluated
 from tests.world.webhook import Receiver
 
 POLICY = Policy(stall_after_s=5.0, critical_after_s=20.0)
@@ -38,37 +31,18 @@ class Scene:
     """A scripted job whose findings go through a real evaluator to real webhooks."""
 
     def __init__(self, folder: Path, *targets: NotifyTarget) -> None:
-        self.job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
-        self.job.run(1)
-        self.store = FindingStore(folder / "findings.sqlite3")
-        self.recorder = JournalWriter(
-            folder / "journal", settings=b"{}", now=self.job.now, limits=JournalLimits()
-        )
         self.notifier = Notifier(targets, lambda: "http://127.0.0.1:9374", first_pause_s=0.05)
-        self.published: list[FindingEvent] = []
-        self.evaluator = Evaluator(
-            self.job.engine,
-            WatermarkBuffer(self.job.engine),
-            self.store,
-            self.recorder,
-            now=lambda: self.job.now,
-            project=ServiceState,
-            publish=self._publish,
-        )
-
-    def _publish(self, events: Any) -> None:
-        self.published += events
-        self.notifier.see(events)
+        self.world = Evaluated(folder, POLICY, self.notifier.see)
+        self.job, self.published = self.world.job, self.world.published
 
     def pass_s(self, seconds: float) -> None:
-        self.job.now = AlignedNs(self.job.now + round(seconds * 1e9))
-        self.job.report()
-        asyncio.run(self.evaluator.evaluate())
+        self.world.pass_s(seconds)
+        self.world.evaluate()
 
     def hang(self) -> None:
         """Rank 2 does not come; a finding opens."""
-        self.job.join("dp", [0, 1, 3], 1)
-        self.pass_s(6)
+        self.world.hang()
+        self.world.evaluate()
 
     def whole_story(self) -> None:
         """A finding opens, becomes critical, and closes."""
@@ -85,8 +59,7 @@ class Scene:
 
     def close(self) -> None:
         self.notifier.close()
-        self.recorder.close()
-        self.store.close()
+        self.world.close()
 
 
 @pytest.fixture
@@ -231,7 +204,7 @@ def test_a_restart_sends_only_what_is_new(tmp_path: Path, receiver: Receiver) ->
     scene = Scene(tmp_path, target)
     scene.hang()
     until(lambda: len(receiver.received) == 1, "the opening")
-    before = scene.store.open_findings()
+    before = scene.world.store.open_findings()
     (opened,) = scene.published
     scene.notifier.close()
     again = Notifier([target], lambda: "")
