@@ -35,7 +35,6 @@ from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.poll_schedule import WatchPolicy
 from frd_agent.ranks.rank import Rank, Shared
 from frd_agent.ranks.roster import Roster
-from frd_agent.recorder.naming import Signatures
 from frd_agent.uplink.answers import answer
 from frd_agent.uplink.current_state import Board
 from frd_agent.uplink.dictionary import Dictionary
@@ -68,7 +67,6 @@ class Agent:
         self._stats = Stats()
         self._shared = Shared(
             dictionary=dictionary,
-            signatures=Signatures(dictionary),
             outbox=outbox,
             board=board,
             stats=self._stats,

@@ -6,7 +6,7 @@ Knows PyTorch's formats and nothing of ranks, clocks or findings: a dump does no
 from frd.flight.decode import MAX_BYTES, parse
 from frd.flight.entry import Dump, Entry, Frame, Status
 from frd.flight.load import load_dump
-from frd.flight.names import Name, coalesced, judges, parse_profiling_name, signature
+from frd.flight.names import Name, coalesced, judges, parse_profiling_name
 from frd.flight.stacks.text import user_frames_of
 from frd.flight.write import Membership, write_pickle
 
@@ -23,7 +23,6 @@ __all__ = [
     "load_dump",
     "parse",
     "parse_profiling_name",
-    "signature",
     "user_frames_of",
     "write_pickle",
 ]

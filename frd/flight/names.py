@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from frd.flight.entry import Entry
 from frd.model import Signature
 
 _PEERS = re.compile(r"(?P<op>\S+) +(?P<left>\d{1,9}|\?) *(?P<way>->|<-) *(?P<right>\d{1,9}|\?)")
@@ -55,19 +54,6 @@ def parse_profiling_name(text: str) -> Name:
     left, right = (None if end == "?" else int(end) for end in peers.group("left", "right"))
     src, dst = (left, right) if peers["way"] == "->" else (right, left)
     return Name(backend, peers["op"], src, dst, is_p2p_kind=True)
-
-
-def signature(entry: Entry) -> Signature:
-    """The op, sizes and dtypes of one entry, as recorded."""
-    name = parse_profiling_name(entry.profiling_name)
-    return Signature(
-        backend=name.backend,
-        op=name.op,
-        input_sizes=entry.input_sizes,
-        output_sizes=entry.output_sizes,
-        input_dtypes=entry.input_dtypes,
-        output_dtypes=entry.output_dtypes,
-    )
 
 
 def coalesced(parts: Sequence[Signature]) -> Signature:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frd.errors import DumpError
-from frd.flight import Dump, Entry, Status, parse, parse_profiling_name, signature, write_pickle
+from frd.flight import Dump, Entry, Status, parse, parse_profiling_name, write_pickle
+from frd.flight.columns import Dictionaries, columns_of
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.stacks.text import user_frames
 from frd.model import GroupInfo
@@ -64,8 +65,7 @@ def total(data: bytes) -> None:
         dump = parse(data, source="x")
     except DumpError:
         return
-    for entry in dump.entries:
-        signature(entry)
+    columns_of(dump, Dictionaries())
 
 
 @given(DUMPS)

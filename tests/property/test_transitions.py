@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from frd.flight import Dump, Entry
 from frd.model import AttemptKey, Flags
-from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.transitions import Ring
 from frd_agent.uplink.dictionary import Dictionary
 
@@ -64,7 +64,7 @@ class Recorder:
 
 def naming() -> Naming:
     dictionary = Dictionary()
-    names = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
+    names = Naming(dictionary, dictionary.attempt(JOB, 0))
     names.replace({str(g): KnownGroup("", (0, 1)) for g in range(3)})
     return names
 

@@ -30,7 +30,6 @@ from frd.wire import (
 )
 from frd_agent.counters import Stats
 from frd_agent.memory import Samples
-from frd_agent.recorder.naming import Signatures
 from frd_agent.uplink.current_state import Board
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
@@ -78,7 +77,6 @@ class SimAgent:
         self.limits = limits
         self.session = f"{dice.getrandbits(64):016x}"
         self.dictionary = Dictionary()
-        self.signatures = Signatures(self.dictionary)
         self.outbox = Outbox(limits.outbox_rows, 1 << 40)
         self.board = Board(lambda rank: self.dictionary.ranks[rank].attempt)
         self.samples = Samples(limits.memory_bytes, self.dictionary.series_number)

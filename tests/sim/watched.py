@@ -92,7 +92,7 @@ class Watched:
         dictionary = agent.dictionary
         self._attempt = dictionary.attempt(process.key, process.info.world_size)
         self.number = dictionary.rank(self._attempt, process.info)
-        self._naming = Naming(dictionary, agent.signatures, self._attempt)
+        self._naming = Naming(dictionary, self._attempt)
         self._recorders = Recorders(
             _Socket(process.rank), process.info.torch_version,
             wall_ns=agent.wall_ns, mono_ns=agent.mono_ns,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from frd.model import AttemptKey, NodeNs, RankInfo
-from frd_agent.recorder.channels import Channels
 from frd_agent.recorder.progress import Marks
+from frd_agent.recorder.rows import channel_columns
 from frd_agent.uplink.current_state import Board
 from frd_agent.uplink.dictionary import Dictionary
 
@@ -37,7 +37,7 @@ def test_that_nothing_is_in_flight_is_told_once() -> None:
     """An earlier agent may have been killed after it had told of a send that is over since."""
     known = board()
     for _ in range(2):
-        known.set_channels(Channels().columns(0))
+        known.set_channels(channel_columns(0, ()))
     told = [known.next_channels(), known.next_channels()]
     assert [None if one is None else len(one.group) for one in told] == [0, None]
 

@@ -17,7 +17,6 @@ from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.poll_schedule import WatchPolicy
 from frd_agent.ranks.rank import Shared
-from frd_agent.recorder.naming import Signatures
 from frd_agent.uplink.current_state import Board
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox
@@ -120,7 +119,6 @@ def shared() -> Shared:
     dictionary = Dictionary()
     return Shared(
         dictionary=dictionary,
-        signatures=Signatures(dictionary),
         outbox=Outbox(1000, 100_000),
         board=Board(lambda rank: dictionary.ranks[rank].attempt),
         stats=Stats(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frd.flight import Entry, Name, coalesced, parse_profiling_name, signature
+from frd.flight import Dump, Entry, Name, coalesced, parse_profiling_name
+from frd.flight.columns import Dictionaries, columns_of
 from frd.model import Signature
 
 
@@ -46,7 +47,9 @@ def test_signature() -> None:
         output_dtypes=("BFloat16",),
         time_created_ns=1,
     )
-    assert signature(send) == Signature(
+    into = Dictionaries()
+    columns_of(Dump("", "2.10", entries=(send,)), into)
+    assert into.signatures.items[0] == Signature(
         backend="nccl",
         op="send",
         input_sizes=((2048, 1, 5120),),

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from frd.flight import Dump, Entry, Status
 from frd.model import AttemptKey, NodeNs
-from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.progress import Marks
 from frd_agent.recorder.standing import Recorder, Standing, stand, stand_at_end
 from frd_agent.recorder.transitions import Ring
@@ -40,7 +40,7 @@ def op(
 
 def naming() -> Naming:
     dictionary = Dictionary()
-    names = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
+    names = Naming(dictionary, dictionary.attempt(JOB, 0))
     names.replace({"0": KnownGroup("default_pg", (0, 1))})
     return names
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from frd.flight import Dump, Entry, Status
 from frd.model import AttemptKey, Flags
-from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.progress import Marks
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.transitions import Diff, Ring
@@ -21,7 +21,7 @@ LATER = T0 + 10**12
 
 def naming(*names: str, ranks: Sequence[int] = (0, 1, 2, 3)) -> Naming:
     dictionary = Dictionary()
-    known = Naming(dictionary, Signatures(dictionary), dictionary.attempt(JOB, 0))
+    known = Naming(dictionary, dictionary.attempt(JOB, 0))
     known.replace({name: KnownGroup(f"group {name}", tuple(ranks)) for name in names or ("0",)})
     return known
 
@@ -375,10 +375,10 @@ def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again() -> None:
     ring, names = Ring(), naming()
     send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
     ring.apply(dump([send]), LATER, names)
-    assert len(ring.channels.columns(0).group) == 1
+    assert len(ring.channels(0).group) == 1
     reborn = nccl(1, 1, pg_id=4, process_group=("0", ""))
     ring.apply(dump([send, reborn]), LATER, names)
-    assert len(ring.channels.columns(0).group) == 0
+    assert len(ring.channels(0).group) == 0
 
 
 def test_entries_of_an_earlier_attempt_are_not_of_this_one() -> None:
@@ -422,12 +422,12 @@ def test_p2p_ops_become_channels() -> None:
         nccl(3, 0, profiling_name="nccl:recv 0<-?", **p2p),
     ]
     ring.apply(dump(entries), LATER, names)
-    seen = ring.channels.columns(9)
+    seen = ring.channels(9)
     rows = zip(seen.peer.tolist(), seen.is_send.tolist(), seen.in_flight.tolist(), strict=True)
     assert sorted(rows) == [(-1, 0, 1), (5, 0, 2), (7, 1, 1)]
     entries[1] = nccl(1, 0, "completed", is_p2p=True, profiling_name="nccl:recv 0<-1")
     ring.apply(dump(entries), LATER, names)
-    assert ring.channels.columns(9).in_flight.tolist() == [1, 1, 1]
+    assert ring.channels(9).in_flight.tolist() == [1, 1, 1]
 
 
 def test_a_send_that_is_over_ends_those_before_it() -> None:
@@ -448,10 +448,10 @@ def test_a_send_in_flight_outlives_a_reset() -> None:
     ring.apply(dump([send], g0=(1, -1, 0)), LATER, names)
     for _ in range(2):
         ring.apply(dump([], g0=(1, -1, 0)), LATER, names)
-        assert ring.channels.columns(0).in_flight.tolist() == [1]
+        assert ring.channels(0).in_flight.tolist() == [1]
         assert not ring.is_blind
     ring.apply(dump([], g0=(2, -1, 1)), LATER, names)
-    assert (ring.channels.is_empty, ring.is_blind) == (True, True)
+    assert (ring.is_waiting, ring.is_blind) == (False, True)
 
 
 def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
@@ -464,10 +464,10 @@ def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
     ]
     end = nccl(2, 0, "scheduled", profiling_name="nccl:coalesced", **p2p)
     ring.apply(dump([*ops, end]), LATER, names)
-    assert len(ring.channels.columns(0).group) == 2
+    assert len(ring.channels(0).group) == 2
     end = nccl(2, 0, "completed", profiling_name="nccl:coalesced", **p2p)
     ring.apply(dump([*ops, end]), LATER, names)
-    assert len(ring.channels.columns(0).group) == 0
+    assert len(ring.channels(0).group) == 0
 
 
 def test_a_destroyed_group_has_nothing_outstanding() -> None:

@@ -24,7 +24,7 @@ class FileRank:
         self._shared = shared
         attempt = shared.dictionary.attempt(key, 0)
         self.number = shared.dictionary.rank(attempt, self.info)
-        self.naming = Naming(shared.dictionary, shared.signatures, attempt)
+        self.naming = Naming(shared.dictionary, attempt)
         self._rings: dict[str, Ring] = {}
         self._lost = 0
 
@@ -45,7 +45,7 @@ class FileRank:
         board = self._shared.board
         for progress in ring.groups:
             board.set_marks(self.number, progress.group, progress.marks)
-        board.set_channels(ring.channels.columns(self.number))
+        board.set_channels(ring.channels(self.number))
         board.set_as_of(self.number, NodeNs(ring.seen_until_ns))
         board.set_status(
             RankStatus(

@@ -28,7 +28,7 @@ from frd_agent.ranks.poll_schedule import Raw, Watch, WatchPolicy
 from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.stacks import StackReader
 from frd_agent.ranks.tap_files import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
-from frd_agent.recorder.naming import KnownGroup, Naming, Signatures
+from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.recorders import KeptDump, Recorders
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.standing import raw_of, stand, stand_at_end
@@ -50,7 +50,6 @@ class Shared:
     """What all ranks of one agent have in common."""
 
     dictionary: Dictionary
-    signatures: Signatures
     outbox: Outbox
     board: Board
     stats: Stats
@@ -118,7 +117,7 @@ class Rank:
             identity.attempt, identity.info.world_size, identity.run
         )
         self.number = shared.dictionary.rank(self._attempt, identity.info)
-        self.naming = Naming(shared.dictionary, shared.signatures, self._attempt)
+        self.naming = Naming(shared.dictionary, self._attempt)
         self._state, self._since_ns = RankState.LIVE, identity.started_at_ns
         self._lost = 0
         if self._recorders is not None:

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
-from frd.flight import Entry, coalesced, signature
-from frd.model import GroupInfo
+from frd.model import GroupInfo, Signature
 from frd_agent.uplink.dictionary import MAX_WORLD_SIZE, Dictionary
-
-_CACHED: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,40 +23,11 @@ class KnownGroup:
     backends: tuple[str, ...] = ()
 
 
-class Signatures:
-    """Indexes of signatures, by what an entry says: a look-up for each of thousands of rows."""
-
-    def __init__(self, dictionary: Dictionary) -> None:
-        self._dictionary = dictionary
-        self._known: dict[tuple[Any, ...], int] = {}
-        self._forgotten = dictionary.forgotten
-
-    def index(self, parts: tuple[Entry, ...]) -> int:
-        if len(parts) > 1:
-            return self._dictionary.signature(coalesced([signature(part) for part in parts]))
-        entry = parts[0]
-        key = (
-            entry.profiling_name,
-            entry.input_sizes,
-            entry.output_sizes,
-            entry.input_dtypes,
-            entry.output_dtypes,
-        )
-        if self._forgotten != self._dictionary.forgotten or len(self._known) >= _CACHED:
-            self._forgotten = self._dictionary.forgotten
-            self._known.clear()
-        index = self._known.get(key)
-        if index is None:
-            index = self._known[key] = self._dictionary.signature(signature(entry))
-        return index
-
-
 class Naming:
     """The names of one rank in one attempt (`transitions.Names`)."""
 
-    def __init__(self, dictionary: Dictionary, signatures: Signatures, attempt: int) -> None:
+    def __init__(self, dictionary: Dictionary, attempt: int) -> None:
         self._dictionary = dictionary
-        self._signatures = signatures
         self._attempt = attempt
         self._groups: dict[str, KnownGroup] = {}
         self._members: dict[int, tuple[int, ...]] = {}
@@ -106,5 +73,5 @@ class Naming:
     def members(self, group: int) -> Sequence[int]:
         return self._members.get(group, ())
 
-    def signature(self, parts: tuple[Entry, ...]) -> int:
-        return self._signatures.index(parts)
+    def signature(self, signature: Signature) -> int:
+        return self._dictionary.signature(signature)

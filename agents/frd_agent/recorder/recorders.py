@@ -19,9 +19,8 @@ from frd.errors import DumpError
 from frd.flight import Dump, parse
 from frd.model import ChannelColumns, NodeNs
 from frd_agent import tap
-from frd_agent.recorder.channels import Channels
 from frd_agent.recorder.naming import KnownGroup, Naming
-from frd_agent.recorder.rows import Row
+from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.standing import Recorder
 from frd_agent.recorder.transitions import Ring
 from frd_agent.recorder.worker_server import HandlerFailed
@@ -184,8 +183,7 @@ class Recorders:
         return [row for _, ring in self.rings for row in ring.in_flight()]
 
     def channels(self, number: int) -> ChannelColumns:
-        rings = [ring.channels for _, ring in self.rings] or [Channels()]
-        parts = [channels.columns(number) for channels in rings]
+        parts = [ring.channels(number) for _, ring in self.rings] or [channel_columns(number, ())]
         return ChannelColumns(
             rank=number,
             group=np.concatenate([part.group for part in parts]),

@@ -45,9 +45,10 @@ class Resets:
         for pg_id in orphaned:
             self._orphaned_at.setdefault(pg_id, known.get(pg_id, _NOTHING_KNOWN))
 
-    def read(self, pg_id: int) -> None:
-        """An entry of the group has been."""
-        self._unread_since.pop(pg_id, None)
+    def read(self, pg_ids: Iterable[int]) -> None:
+        """Entries of these groups have been."""
+        for pg_id in pg_ids:
+            self._unread_since.pop(pg_id, None)
 
     def take_ended(self, status: Mapping[int, Status]) -> list[int]:
         """Groups with orphans of which something has ended; nothing tells what, so that the rank

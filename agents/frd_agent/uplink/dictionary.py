@@ -121,8 +121,6 @@ class Dictionary:
         self._worlds: dict[AttemptKey, int] = {}
         self._signature_of: dict[Signature, int] = {}
         self._next_signature = 0
-        self.forgotten = 0
-        """Changes whenever numbers of signatures have been forgotten."""
 
     def attempt(self, key: AttemptKey, world_size: int, run: str = "") -> int:
         """Each run has attempts of its own. Two jobs of one name but of different size are told
@@ -161,7 +159,6 @@ class Dictionary:
         """Forget all others: a job whose shapes never repeat must not fill the memory."""
         self.signatures = {index: self.signatures[index] for index in set(used)}
         self._signature_of = {s: i for i, s in self.signatures.items()}
-        self.forgotten += 1
 
 
 class Told:

@@ -1,0 +1,321 @@
+"""The open entries of a recorder, and the rows that the next dump adds to what was sent.
+
+Open entries and new ones are read together, by `frd.flight.progress`; the rows are the flags that
+the service does not have yet. What is left of a coalesced collective whose first parts were lost is
+not compared with its peers: it gets no JOINED row. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.flight import Dump, Entry, Name, Status, judges
+from frd.flight import progress as columnar
+from frd.flight.columns import Dictionaries, columns_of
+from frd.flight.progress import NO_CALL, Calls, Entries, NameFacts
+from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s, Signature
+from frd_agent.recorder.progress import Open, Progress
+from frd_agent.recorder.rows import MAX_SEQ, Row
+
+_JOINED, _STARTED = int(Flags.JOINED), int(Flags.STARTED)
+_COMPLETED, _FAILED = int(Flags.COMPLETED), int(Flags.FAILED)
+_ANY_SOURCE: Final = -1
+
+
+class Names(Protocol):
+    """Gives indexes to groups and signatures."""
+
+    def group(self, name: str, desc: str, backend: str, generation: int) -> int: ...
+
+    def members(self, group: int) -> Sequence[int]:
+        """Global ranks by group-local rank; empty when unknown."""
+
+    def signature(self, signature: Signature) -> int: ...
+
+
+class OpenEntries:
+    """What one recorder showed and what is not over."""
+
+    def __init__(self) -> None:
+        self.items: list[Open] = []
+        """Oldest first."""
+        self.done_created_ns = 0
+        """When the last op was enqueued that the last dump showed done; 0 if it showed none."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return any(one.peer is not None or one.is_call for one in self.items)
+
+    def rows(self) -> list[Row]:
+        """Of each open call."""
+        return [
+            [
+                one.progress.group,
+                one.entry.collective_seq_id,
+                one.signature,
+                one.sent & (_JOINED | _STARTED | _FAILED),
+                one.created_ns,
+                one.started_ns,
+                0,
+            ]
+            for one in self.items
+            if one.is_call and not one.cut
+        ]
+
+    def is_behind(self, progress: Progress, raw: Status) -> bool:
+        """The counters know of ops, or of ends, that no entry has shown."""
+        return raw.enqueued > progress.counter or any(
+            one.is_call
+            and one.progress is progress
+            and one.in_ring
+            and one.counter <= raw.completed
+            for one in self.items
+        )
+
+    def orphan(self) -> None:
+        """The recorder was reset: no dump will show the end of what is open now."""
+        for one in self.items:
+            one.orphaned = True
+
+    def forsake(self, pg_ids: Collection[int]) -> None:
+        """Forget the orphaned sends of groups: some op of each has ended, nobody knows which."""
+        self.items = [
+            one
+            for one in self.items
+            if one.peer is None or not one.orphaned or one.progress.pg_id not in pg_ids
+        ]
+
+    def close(self, progress: Progress) -> None:
+        """The group is gone."""
+        progress.close()
+        self.items = [one for one in self.items if one.progress is not progress]
+
+    def look(
+        self,
+        find: Callable[[int], Entry | None],
+        status: Mapping[int, Status],
+        *,
+        absent_is_over: bool,
+    ) -> None:
+        """Take the open entries, and the counters, from the next dump."""
+        for one in self.items:
+            found = None if one.orphaned else find(one.entry.record_id)
+            one.look(found, status.get(one.progress.pg_id), absent_is_over=absent_is_over)
+
+    def read(
+        self,
+        fresh: Sequence[Entry],
+        progress_of: Callable[[Entry], Progress | None],
+        names: Names,
+        *,
+        may_lack: bool,
+    ) -> list[Row]:
+        """The rows of what changed, and of the `fresh` entries.
+
+        `may_lack`: entries right before the first fresh one were lost.
+        """
+        self.done_created_ns = 0
+        if not self.items and not fresh:
+            return []
+        read = _Reading(self.items, fresh, progress_of)
+        done = np.flatnonzero(read.state.done)
+        if len(done):
+            self.done_created_ns = int(read.table.created_ns[done[-1]])
+        sends = read.sends(names)
+        rows, calls = read.calls(names, may_lack=may_lack)
+        self.items = [one for _, one in sorted((sends | calls).items())]
+        return rows
+
+
+class _Reading:
+    """The open entries, then the fresh ones, as columns."""
+
+    def __init__(
+        self,
+        known: Sequence[Open],
+        fresh: Sequence[Entry],
+        progress_of: Callable[[Entry], Progress | None],
+    ) -> None:
+        self.known = known
+        self.entries = [*(one.entry for one in known), *fresh]
+        into = Dictionaries()
+        self.table = Entries.of_file(columns_of(Dump("", "", entries=tuple(self.entries)), into))
+        self.signatures = into.signatures.items
+        self.facts = NameFacts.of(into.names.items)
+        self.names = into.names.items
+        self.progresses: list[Progress] = list(dict.fromkeys(one.progress for one in known))
+        """By pair."""
+        self.pair = self._pairs(progress_of)
+        """-1 for entries of past groups."""
+        self.state = columnar.states(self.table, slice(None), self.facts)
+        self.state.done[: len(known)] |= np.array([one.over for one in known], np.bool_)
+        self.in_order = np.array([judges(one.backend) for one in self.progresses], np.bool_)
+
+    def _pairs(self, progress_of: Callable[[Entry], Progress | None]) -> Int32s:
+        number = {progress: at for at, progress in enumerate(self.progresses)}
+        of = [number[one.progress] for one in self.known]
+        columns = (self.table.pg_id, self.table.group, self.table.name)
+        numbers: dict[tuple[int, ...], int] = {}
+        for key in zip(*(column[len(of) :].tolist() for column in columns), strict=True):
+            if key not in numbers:
+                progress = progress_of(self.entries[len(of)])
+                if progress is not None and progress not in number:
+                    number[progress] = len(number)
+                    self.progresses.append(progress)
+                numbers[key] = -1 if progress is None else number[progress]
+            of.append(numbers[key])
+        return np.array(of, np.int32)
+
+    # -- sends and receives --------------------------------------------------------------------
+
+    def sends(self, names: Names) -> dict[int, Open]:
+        """Those in flight, and open ends of batches, by row."""
+        table, facts, k = self.table, self.facts, len(self.known)
+        at = np.flatnonzero((table.is_p2p != 0) & (self.pair >= 0))
+        if not len(at):
+            return {}
+        for number in np.unique(self.pair[at]).tolist():
+            self.progresses[number].has_p2p = True
+        done = self.state.done[at]
+        flies = columnar.p2p_in_flight(table, at, self.pair[at], done, facts)
+        ends = ~facts.is_p2p[table.name[at]] & ~done
+        kept: dict[int, Open] = {}
+        for row, is_op in zip(at[flies | ends].tolist(), flies[flies | ends].tolist(), strict=True):
+            if row < k:
+                if is_op or self.known[row].in_ring:
+                    kept[row] = self.known[row]
+                continue
+            entry, progress = self.entries[row], self.progresses[self.pair[row]]
+            one = Open(entry, progress, entry.time_created_ns)
+            if is_op:
+                name = self.names[table.name[row]]
+                one.is_send = name.op.endswith("send")
+                one.peer = _peer(name, names.members(progress.group))
+            if one.peer is not None or not is_op:
+                kept[row] = one
+        return kept
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    def calls(self, names: Names, *, may_lack: bool) -> tuple[list[Row], dict[int, Open]]:
+        """Rows of what changed, and the calls that are not over, by row."""
+        table, known, k = self.table, self.known, len(self.known)
+        rows = np.flatnonzero((table.is_p2p == 0) & (self.pair >= 0) & (table.seq < MAX_SEQ))
+        rows = self._rising(rows[np.argsort(self.pair[rows], kind="stable")])
+        if not len(rows):
+            return [], {}
+        cut = (rows == k) & may_lack
+        state = self.state.take(rows)
+        entries = columnar.calls_of(table, rows, self.pair[rows], state, cut)
+        calls = columnar.joined(entries, self.signatures)
+        first, last, pair = calls.first_row, calls.last_row, calls.pair
+        again = np.flatnonzero(first < k)
+        before = [known[row] for row in first[again].tolist()]
+        given_up = columnar.given_up(table, self.facts)[last] & ~calls.done
+        gone = _with(np.zeros(len(calls), np.bool_), again, [not one.in_ring for one in before])
+        lost = given_up | (gone & (last < k))
+        started_ns = self._started_ns(calls)
+        was_ns = np.array([one.started_ns for one in before], np.int64)
+        started_ns[again] = np.where(was_ns > 0, was_ns, started_ns[again])
+        marks = columnar.watermarks(calls, self.in_order, lost)
+        over = calls.seq <= marks.completed[pair]
+        ended = over & (calls.done | (self.in_order[pair] & ~lost))
+        cut = _with(calls.cut, again, [one.cut for one in before])
+        flags = (
+            _JOINED * ~cut
+            + _STARTED * ((started_ns > 0) & ~calls.done)
+            + _FAILED * given_up
+            + _COMPLETED * ended
+        )
+        news = flags & ~_with(np.zeros(len(calls), np.int64), again, [one.sent for one in before])
+        signature = _with(self._signatures(calls, names), again, [one.signature for one in before])
+        created_ns = _with(calls.created_ns, again, [one.created_ns for one in before])
+        counter = self._count(calls, marks, created_ns)
+        group = np.array([one.group for one in self.progresses], np.int64)[pair]
+        completed_ns = np.where(ended, calls.completed_ns, 0)
+        columns = (group, calls.seq, signature, news, created_ns, started_ns, completed_ns)
+        shown = np.flatnonzero(news)
+        shown = shown[np.argsort(first[shown], kind="stable")]
+        kept: dict[int, Open] = {}
+        for at in np.flatnonzero(~over).tolist():
+            row, entry = int(first[at]), self.entries[last[at]]
+            if row < k:
+                one = known[row]
+                one.entry = entry
+            else:
+                one = Open(entry, self.progresses[pair[at]], int(created_ns[at]))
+                one.signature, one.counter = int(signature[at]), int(counter[at])
+                one.cut = bool(cut[at])
+            one.started_ns = int(started_ns[at])
+            one.sent |= int(flags[at])
+            kept[row] = one
+        return np.stack(columns, axis=1)[shown].tolist(), kept
+
+    def _rising(self, rows: Int64s) -> Int64s:
+        """Without fresh entries whose seq does not rise, unless they are parts of an open call."""
+        k, keep = len(self.known), np.ones(len(rows), np.bool_)
+        bounds = np.searchsorted(self.pair[rows], np.arange(len(self.progresses) + 1))
+        for progress, begin, end in zip(self.progresses, bounds[:-1], bounds[1:], strict=True):
+            fresh = begin + int(np.searchsorted(rows[begin:end], k))
+            seq = self.table.seq[rows[fresh:end]]
+            before = np.maximum.accumulate(np.concatenate(([progress.joined], seq)))[:-1]
+            has_open = fresh > begin and self.table.seq[rows[fresh - 1]] == progress.joined
+            keep[fresh:end] = (seq > before) | (
+                (seq == before) & (has_open | (before > progress.joined))
+            )
+        return rows[keep]
+
+    def _started_ns(self, calls: Calls) -> Int64s:
+        """0 for calls that are not known to have started."""
+        first, last = (self.table.started_ns[row] for row in (calls.first_row, calls.last_row))
+        return np.where(calls.started, np.where(first > 0, first, last), 0)
+
+    def _signatures(self, calls: Calls, names: Names) -> Int64s:
+        """The dictionary's numbers, of new calls."""
+        found = np.zeros(len(calls), np.int64)
+        new = calls.first_row >= len(self.known)
+        used, index = np.unique(calls.signature[new], return_inverse=True)
+        numbers = [names.signature(self.signatures[at]) for at in used.tolist()]
+        found[new] = np.array(numbers, np.int64)[index]
+        return found
+
+    def _count(self, calls: Calls, marks: columnar.Watermarks, created_ns: Int64s) -> Int64s:
+        """Brings all groups up to date; what the counters of its group call each call."""
+        counter, op_id = np.empty(len(calls), np.int64), self.table.op_id[calls.first_row]
+        bounds = np.searchsorted(calls.pair, np.arange(len(self.progresses) + 1))
+        new = calls.first_row >= len(self.known)
+        for number, progress in enumerate(self.progresses):
+            some = slice(bounds[number], bounds[number + 1])
+            if some.start == some.stop:
+                continue
+            seq = calls.seq[some]
+            counter[some] = columnar.counter_of(progress.backend, seq, op_id[some])
+            if new[some].any():
+                ahead = set((counter[some] - seq)[new[some]].tolist())
+                progress.join(int(seq[-1]), int(counter[some][-1]), ahead)
+            progress.started = max(progress.started, int(marks.started[number]))
+            head = int(marks.head[number])
+            is_idle = head == NO_CALL
+            progress.head = UNKNOWN_SEQ if is_idle else int(calls.seq[head])
+            progress.head_created_ns = 0 if is_idle else max(int(created_ns[head]), 1)
+        return counter
+
+
+def _with(column: npt.NDArray[Any], at: Int64s, values: Sequence[int]) -> npt.NDArray[Any]:
+    """A copy of `column` with other values at some places."""
+    column = column.copy()
+    column[at] = values
+    return column
+
+
+def _peer(name: Name, members: Sequence[int]) -> int | None:
+    """Global rank of the other end; None where the recorder or the group does not name it."""
+    is_send = name.op.endswith("send")
+    local = name.dst if is_send else name.src
+    if local is None:
+        return _ANY_SOURCE if not is_send and name.dst is not None else None
+    return members[local] if local < len(members) else None
