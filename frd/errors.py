@@ -1,7 +1,7 @@
-"""Every error that frd raises on purpose.
+"""The exceptions that frd raises on purpose.
 
 Each message reads `what: which value: what to do`, so that one line on stderr, in a log or in
-a refusal on the wire is enough to act on. Nothing here knows where it is printed.
+a refusal on the wire is enough to act on.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def signal_name(number: int) -> str:
 
 def exit_text(how: ExitInfo) -> str:
     """How a process ended, for people: ``RuntimeError: bad batch (train.py:88 load_batch)``.
-    Empty for a clean exit of which there is no more to say."""
+    Empty for a clean exit without details."""
     raised = f"{how.exception} ({how.where})" if how.where else how.exception
     killed = f"killed by {signal_name(how.signal)}" if how.signal and how.status is None else ""
     status = f"exited with status {how.status}" if how.status else ""
@@ -165,7 +165,7 @@ _SPELLED: Final = {"unknown": "unknown_ranks", "waited_s": "waiting_s"}
 """Keys of a finding that are not called as the field of its value."""
 _FIELDS: Final = {key: field for field, key in _SPELLED.items()}
 _ALWAYS: Final = frozenset({"closed_at", "suspects", "victims", "summary", "stack"})
-"""Keys that are there even if they say nothing."""
+"""Keys that are present even if they are empty."""
 _DIGITS: Final = {"waited_s": 3, "lost_s": 3, "onset_uncertainty_s": 6}
 """Of durations, behind the point."""
 

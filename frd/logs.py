@@ -1,7 +1,7 @@
-"""The log of both daemons on stderr: one line an event, as text or as JSON.
+"""The log of both daemons on stderr: one line per event, as text or as JSON.
 
-What is logged may quote peers, which call themselves what they like; so the text form shows what
-cannot be printed as escapes, and a line is always a line.
+Logged text may contain names chosen by peers, so the text form escapes unprintable characters, and
+an event is always one line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _text_lines() -> logging.Formatter:
 
 
 class _TextLines(logging.Formatter):
-    """What peers call themselves can neither begin a line of its own nor steer a terminal."""
+    """Names chosen by peers can neither start a new line nor control a terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = "".join(

@@ -1,7 +1,7 @@
-"""The nouns of frd: ids, clocks, what a rank recorded, what the engine claims.
+"""The types of frd: ids, clocks, columns of a rank's records, findings.
 
 Frozen values only. This module knows no format, no wire and no policy; parsers, the codec, the
-engine and the reporters all speak in these terms. Times carry their clock in their type, so that
+engine and the commands all use these types. Times carry their clock in their type, so that
 mypy refuses to compare a node's clock with the service's.
 """
 
@@ -20,7 +20,7 @@ NodeNs = NewType("NodeNs", int)
 AlignedNs = NewType("AlignedNs", int)
 """A time on the service's clock, in nanoseconds since the epoch."""
 NodeRawNs = NewType("NodeRawNs", int)
-"""CLOCK_MONOTONIC_RAW of a node: no steps, no slew, an origin of its own."""
+"""CLOCK_MONOTONIC_RAW of a node: no steps, no slew; its origin differs from node to node."""
 ServiceRawNs = NewType("ServiceRawNs", int)
 """CLOCK_MONOTONIC_RAW of the service's host."""
 
@@ -47,11 +47,11 @@ class AttemptKey:
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Identity of one rank process, as its tap (or a dump file) tells it."""
+    """Identity of one rank process, from its tap or a dump file."""
 
     rank: int
     world_size: int
-    """0 when unknown (a dump file tells none)."""
+    """0 when unknown (dump files have none)."""
     node: str
     """Host name; the clock domain is `boot_id`."""
     boot_id: str
@@ -69,8 +69,8 @@ class GroupInfo:
     """A process group as every member knows it.
 
     `name` is PyTorch's group name (``"0"``, a hash), `desc` the human description
-    (``default_pg``, ``TENSOR_MODEL_PARALLEL_GROUP``), `ranks` the sorted global ranks, empty when
-    no member has told them.
+    (``default_pg``, ``TENSOR_MODEL_PARALLEL_GROUP``), `ranks` the sorted global ranks, empty if
+    no member has reported them.
     """
 
     name: str
@@ -106,13 +106,13 @@ class Signature:
 
 
 class RankState(StrEnum):
-    """What an agent can say of a rank process from outside it."""
+    """State of a rank process, as its agent sees it from outside."""
 
     LIVE = "live"
     SILENT = "silent"
     """The process exists, but its recorder's socket does not answer (stopped, swapped, dying)."""
     EXITED = "exited"
-    """The process is gone and did not end well: `RankStatus.exit` says how."""
+    """The process is gone and did not end cleanly; see `RankStatus.exit`."""
     FINISHED = "finished"
     """The process is gone after a clean exit."""
 
@@ -123,7 +123,7 @@ class ExitKind(StrEnum):
     CLEAN = "clean"
     """By itself, with status 0 as far as the status is known."""
     EXCEPTION = "exception"
-    """Of an exception that nobody caught."""
+    """An uncaught exception."""
     INTERRUPT = "interrupt"
     """By Ctrl-C: KeyboardInterrupt, SIGINT, or status 130."""
     STATUS = "status"
@@ -131,12 +131,12 @@ class ExitKind(StrEnum):
     SIGNAL = "signal"
     """Killed by a signal."""
     UNKNOWN = "unknown"
-    """The process left no record, and nobody saw its status."""
+    """No exit record, and no agent saw the exit status."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """How a rank's process ended: its own record, and what the kernel says of it."""
+    """How a rank's process ended, from its own record and from the kernel."""
 
     kind: ExitKind
     signal: int = 0
@@ -149,7 +149,7 @@ class ExitInfo:
     where: str = ""
     """The user's own innermost frame of its traceback: ``train.py:88 load_batch``."""
     note: str = ""
-    """More evidence for people, such as what the kernel's counter of out-of-memory kills says."""
+    """More evidence as text, for example from the kernel's counter of out-of-memory kills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class RankStatus:
 
 
 class Flags(IntFlag):
-    """What one transition newly says of (rank, group, seq)."""
+    """The event of one transition of (rank, group, seq)."""
 
     JOINED = 1
     STARTED = 2
@@ -209,7 +209,7 @@ class EntryColumns:
 
 @dataclass(frozen=True, slots=True)
 class WatermarkColumns:
-    """Where ranks of one attempt stand, one row per (rank, group) that changed.
+    """Progress of ranks of one attempt, one row per (rank, group) that changed.
 
     ``enqueued >= started >= completed`` are collective seqs, `UNKNOWN_SEQ` for none (and for
     `started` when the recorder's timing is off). `completed` means: this seq and all before it.
@@ -217,7 +217,7 @@ class WatermarkColumns:
     0 when nothing is outstanding.
 
     `seen_rank` and `as_of_ns` say, for every rank the agent hears from, up to which node time
-    its rows (these and all earlier ones) are the whole truth; absence counts only up to there.
+    its rows (these and all earlier ones) are complete; absence is evidence only up to that time.
     """
 
     rank: UInt32s
@@ -254,7 +254,7 @@ class SeriesKind(StrEnum):
     """What a memory series measures; all in bytes."""
 
     DEVICE_USED = "device_used"
-    """All of the device, whoever uses it."""
+    """All of the device, by all processes."""
     PROCESS_USED = "process_used"
     """Of the device, by the rank's process."""
     TORCH_RESERVED = "torch_reserved"
@@ -365,7 +365,7 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRef:
-    """The collective that a finding is about, with who waits in it and who never came."""
+    """The collective of a finding, with its waiting and missing ranks."""
 
     group: str
     """The group's label (description where it has one)."""
@@ -380,7 +380,7 @@ class CollectiveRef:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStack:
-    """Where a child process of a rank stands, a DataLoader worker for example."""
+    """Stack of a child process of a rank, for example a DataLoader worker."""
 
     pid: int
     """In the agent's pid namespace."""
@@ -408,9 +408,9 @@ class Activity:
     usage: str = ""
     """Processor time: ``busy: uses 1.0 cores``."""
     note: str = ""
-    """Why there is no stack, and what to do about it."""
+    """Why there is no stack, and what to do."""
     workers: tuple[WorkerStack, ...] = ()
-    """Child processes; those that wait for work come last."""
+    """Child processes; idle workers last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +457,7 @@ class Finding:
     opened_at: AlignedNs
     closed_at: AlignedNs | None = None
     severity: Severity | None = None
-    """None where nobody watched it over time, as in a folder of dumps."""
+    """None if the job was not watched over time, as in a folder of dumps."""
     critical_at: AlignedNs | None = None
     """When it became critical, if it was not so from its opening."""
     collective: CollectiveRef | None = None
@@ -470,7 +470,8 @@ class Finding:
     unknown: tuple[int, ...] = ()
     """Ranks that could be involved but whose telemetry is missing or late."""
     disagreement: str = ""
-    """Who did what, of ranks that do not agree: ``rank 2 called broadcast where ...``."""
+    """Which ranks did what in a mismatch or an order finding: ``rank 2 called broadcast where
+    ...``."""
     witness: Witness | None = None
     lost_s: float | None = None
     """How long a straggler has kept its peers waiting, all in all."""

@@ -1,10 +1,10 @@
-"""The part of frd that lives inside a training process: it tells the agent who this rank is.
+"""The part of frd inside a training process: it publishes the rank's identity for the agent.
 
 It knows torch's process groups, recorder counters and allocator counters, and three files in the
 run directory: an identity (JSON, replaced as a whole), counters (binary: of collectives about once
 a second, of the allocator five times) and the unix socket of torch's own C++ worker server. It
-refuses to know jobs, agents and services, and it stands alone: standard library only, Python 3.9
-or later, loaded by path where frd is absent.
+knows nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9
+or later, loaded by path where frd is not installed.
 
 The rank is sacred. One daemon thread does everything, asleep but for some 100 µs a second; whatever
 fails costs one line on stderr, and the rank runs on as if frd were not there. No signal handler, no
@@ -22,7 +22,7 @@ allocator, which a CPU build has not:
   not know would have its next file overwritten.
 - No reference to a process group is kept, so that none is ever destroyed late or on this thread.
 - Nothing is imported on the thread: a fork at that moment would leave an import lock held.
-- torch tells its allocator's counters under the GIL only, some tens of µs a device, so they are
+- torch reads its allocator's counters under the GIL only, some tens of µs a device, so they are
   read five times a second and not more. All ranks read them together, at fifths of a second of the
   wall clock: one pause for a job that waits for its slowest rank anyway, and samples that can be
   compared.
@@ -34,12 +34,12 @@ allocator, which a CPU build has not:
   torch.distributed and before torch's C++ code reads it. A change after init_process_group could
   crash a thread of torch that reads the environment at that moment.
 - A forked child has no threads. One that `multiprocessing` forked may become a rank, so it gets
-  a tap of its own, started where multiprocessing calls such functions: before the child's target,
+  its own tap, started where multiprocessing calls such functions: before the child's target,
   and after its locks are whole again. A worker of a DataLoader never becomes a rank and gets none.
   A child of a plain os.fork gets none either: it may have to stay single-threaded, to enter another
   namespace for example. Any other child has a thread that wakes up once a second, for some 80 µs of
   CPU (32 children: 0.3 % of a core).
-  Process groups that a child inherits are its parent's: only a default group of its own makes it a
+  Process groups that a child inherits are its parent's: only its own default group makes it a
   rank. multiprocessing ends its children without the interpreter's exit handlers, so one of its own
   finalizers has the exit record written.
 """
@@ -145,11 +145,11 @@ SHARE = 1 / 500
 RESCAN_S = 30.0
 """How often devices that this rank has not used so far are looked at again."""
 REFRESH_S = 3600.0
-"""The identity is written again, lest whatever tidies temporary folders takes it for old."""
+"""The identity is rewritten, so that cleaners of temporary folders do not remove it as old."""
 PAUSE_S = 0.01
 """Between the removal of the socket's name and the end of the interpreter."""
 JOIN_S = 2.0
-"""How long the exit of the interpreter waits for the last word at most (a hung file system)."""
+"""Longest wait for the exit record at interpreter exit (a hung file system)."""
 
 THREAD_NAME = b"frd-tap"
 """Of the tap's thread, as the kernel shows it."""
@@ -318,8 +318,8 @@ def _name_thread() -> None:
 
 
 def _await_groups(stop: threading.Event, inherited: Mapping[int, int] | None) -> Any:
-    """torch's module of process groups, once there is a default group of this process's own; None
-    when told to stop."""
+    """torch's module of process groups, once this process has its own default group; None
+    after a stop request."""
     began = time.monotonic()
     found = False
     while not stop.wait(
@@ -344,9 +344,8 @@ def _default_ranks(world: Any) -> Mapping[int, int] | None:
 class Membership:
     """The process groups as torch has them now, each written out as JSON once.
 
-    Groups are told apart by the identity of their rank mappings, plain dicts that are safe to hold
-    (which also keeps the ids of dead ones from coming back).
-    """
+    Groups are distinguished by the identity of their rank mappings, plain dicts that are safe to
+    hold (which also keeps the ids of dead ones from coming back)."""
 
     def __init__(self, c10d: Any) -> None:
         self._c10d = c10d
@@ -486,7 +485,7 @@ def spelled(uuid: bytes) -> str:
 
 
 class Errors:
-    """Allocations that failed for want of memory, as torch tells its observers."""
+    """Allocations that failed because memory was exhausted, as reported to torch's observers."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, int, int, int, int]] = deque(maxlen=MAX_ERRORS)
@@ -560,7 +559,7 @@ def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
     """The default is in a folder that anyone may write to, so it must be ours alone.
 
     Raises:
-        OSError: it cannot be made, or the default one is somebody else's.
+        OSError: it cannot be made, or the default one belongs to another user.
     """
     os.makedirs(path, mode=0o700, exist_ok=True)
     if path == default_run_dir(environ):
@@ -652,7 +651,7 @@ class Tap:
         self._files = Files(self._directory, self._token)
 
     def serve(self) -> None:
-        """Start torch's worker server; without one, the identity says why."""
+        """Start torch's worker server; on failure the identity has the reason."""
         path = os.path.join(self._directory, self._token + ".sock")
         try:
             server = _start_server(self._ext, path)
@@ -699,7 +698,7 @@ class Tap:
             self.publish_identity()
 
     def close(self) -> None:
-        """The last word: how the program ended, and no more questions."""
+        """At exit: write how the program ended, and accept no more requests."""
         at_ns = time.time_ns()
         try:
             if self._identity["socket"] is not None:
@@ -726,7 +725,7 @@ def _start_server(ext: Any, path: str) -> Any:
 
 
 def _exit_record(at_ns: int) -> dict[str, Any]:
-    """An exception that nobody caught is what the interpreter printed last (`sys.last_type`).
+    """An uncaught exception is the one that the interpreter printed last (`sys.last_type`).
     SystemExit is never printed: the agent learns the status from the kernel."""
     record: dict[str, Any] = {"kind": "clean", "detail": "", "at_ns": at_ns}
     raised = getattr(sys, "last_type", None)

@@ -1,8 +1,8 @@
-"""The `frd` command: a table of commands, each a file of its own that is imported when it is run.
+"""The `frd` command: a table of commands, each in its own file, imported only when it runs.
 
-This module knows how every command ends and none of what it does: 0 fine, 1 failed, 2 wrong
+This module handles the end of every command: 0 fine, 1 failed, 2 wrong
 usage or configuration, 3 findings present, 4 none but frd is blind; one `frd: error:` line on
-stderr for what went wrong.
+stderr for an error.
 """
 
 from __future__ import annotations

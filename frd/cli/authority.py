@@ -1,4 +1,4 @@
-"""A certificate authority for users who have none: what `frd init --tls` writes.
+"""A CA for users who have none: the certificates of `frd init --tls`.
 
 The program `openssl` makes keys on the curve P-256, an authority for ten years, certificates for
 the service (with its names) and for agents, in a temporary folder of this user.

@@ -1,8 +1,8 @@
-"""The commands' way to a running service: plain HTTP, a time limit on everything.
+"""HTTP client of the commands, with a time limit on every request.
 
-Built on http.client, so that `frd status` starts fast and follows no redirect or proxy. What can
-go wrong comes out as one `FrdError` that says which address did what; a command never sees a
-socket error. The answers are JSON as the service sends it: commands decide what it means.
+Built on http.client, so that `frd status` starts fast and follows no redirect or proxy. Every
+failure is one `FrdError` that names the address; a command never sees a socket error. Answers are
+returned as the JSON that the service sent.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ class Client:
 
 
 def trusting(ca_file: Path | None, cert_file: Path | None) -> ssl.SSLContext:
-    """What to believe of the service, and what to show it: a certificate with its key behind it.
+    """TLS context: the CA that verifies the service, and the client certificate followed by its
+    key.
 
     Raises:
         ConfigError: naming the option whose file cannot be used.

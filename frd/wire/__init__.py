@@ -1,6 +1,6 @@
 """The wire contract: messages of `proto/frd/v1` to frozen values and back, checked.
 
-Pure: bytes in, values out. With `frd.rpc` the only code that knows the generated messages.
+No I/O. Only this package and `frd.rpc` import the generated messages.
 """
 
 from frd.wire.clock import (

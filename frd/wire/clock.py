@@ -1,9 +1,8 @@
 """The messages of a clock stream: pings that carry readings of both node clocks, and their answers.
 
-A stream begins with whose clock it is; after that every message is one ping. What a ping tells
-beside itself (when the last answer came, readings since the last ping) waits for it rather than
-being sent, so that a clock costs one small message a second. Checked like every message: the first
-error ends the stream.
+The first message identifies the clock; every later message is one ping. A ping also carries when
+the last answer came and the readings since the last ping, so that a clock costs one small message
+a second. The first invalid message ends the stream.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Ping:
     """From 1, rising."""
     sent_raw_ns: NodeRawNs
     readings: Readings
-    """Not told yet, here or with watermarks."""
+    """Readings not sent yet, here or with watermarks."""
     pong: tuple[int, NodeRawNs] | None = None
     """Number of the last answer that came since the last ping, and when it came."""
 
@@ -115,7 +114,7 @@ def _readings(m: pb.ClockPing) -> Readings:
     slack = column("clock.slack_ns", m.slack_ns, I8, len(raw))
     check_times("clock.raw_ns", raw)
     check_times("clock.real_ns", real)
-    # As unsigned numbers negative ones lie above the limit.
+    # As unsigned numbers, negative ones are above the limit.
     if len(slack) and int(np.maximum.reduce(slack.view(U8))) > MAX_SLACK_NS:
         raise WireError("clock.slack_ns", "range", f"send 0 to {MAX_SLACK_NS} nanoseconds")
     return Readings(raw, real, slack)

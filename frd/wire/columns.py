@@ -1,7 +1,7 @@
-"""Columns out of a message's bytes, and the laws that they keep, one vectorized pass each.
+"""Columns from a message's bytes, and their checks, one vectorized pass each.
 
-Most batches are small and there are thousands a second, so the passes call ufuncs directly: the
-methods of arrays (`max`, `any`) take a detour through Python that costs more than the work.
+Most batches are small and there are thousands a second, so the checks call ufuncs directly: the
+methods of arrays (`max`, `any`) go through Python code that costs more than the work itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frd.errors import WireError
 
 YEAR_2200_NS: Final = 7_258_118_400_000_000_000
 MAX_SEQ: Final = 1 << 53
-"""Beyond what any job counts to, and far enough from 2**63 to reckon with."""
+"""Larger than any real seq, and far enough from 2**63 for sums."""
 U1: Final = np.dtype("u1")
 U4: Final = np.dtype("<u4")
 I4: Final = np.dtype("<i4")
@@ -77,7 +77,7 @@ def check_time(field: str, at_ns: int) -> None:
 
 
 def check_times(field: str, times: npt.NDArray[Any]) -> None:
-    """As unsigned numbers negative times lie above the limit, so one pass checks both ends."""
+    """As unsigned numbers, negative times are above the limit, so one pass checks both ends."""
     if len(times) and int(_highest(times.view(U8))) >= YEAR_2200_NS:
         worst = times[times.view(U8) >= YEAR_2200_NS][0]
         raise WireError(field, "range", f"{worst}: send nanoseconds from 1970 to 2200")

@@ -1,9 +1,9 @@
-"""Bytes to events, refusing everything that the contract does not allow.
+"""Bytes to events; every message that the contract does not allow is refused.
 
-`Decoder` knows one stream: what it has declared, and nothing of other streams, of the engine, or
-of time. A batch is decoded without touching its rows in Python: columns are views of the message's
-bytes, and each law costs one vectorized pass. The first error ends the stream, so nothing here
-tries to recover.
+`Decoder` knows the declarations of one stream; it knows no other stream, no engine and no time. A
+batch is decoded without a Python loop over its rows: columns are views of the message's bytes, and
+each check is one vectorized pass. The first error ends the stream, so nothing here tries to
+recover.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from frd.wire.messages import (
 MAX_DECLARED_BYTES: Final = 64 * 1024 * 1024
 """Of one stream: what it declared is kept as long as it lasts, for itself and for the journal."""
 _BYTES_PER_DECLARE: Final = 256
-"""What keeping a message costs beside its bytes."""
+"""Memory cost of a kept message in addition to its bytes."""
 _ALL_FLAGS: Final = 15
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 _EXIT_KIND_OF: Final = {number: kind for kind, number in EXIT_KINDS.items()}

@@ -1,7 +1,7 @@
-"""What one stream has declared: attempts, ranks, groups, signatures, series, and their laws.
+"""The declarations of one stream: attempts, ranks, groups, signatures, series, and their checks.
 
-Declarations are rare and small, so they are checked one by one; what batches need of them
-(counts, and the attempt of each index) is kept ready for vectorized checks.
+Declarations are rare and small, so they are checked one by one; counts and the attempt of each
+index are kept as arrays for the vectorized checks of batches.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Dictionary:
     # -- declarations --------------------------------------------------------------------------
 
     def declare(self, m: pb.Declare) -> Declare:
-        """Take one message in; on an error the stream is over, so half of it may be in."""
+        """Apply one message; an error ends the stream, so half of it may have been applied."""
         return Declare(
             attempts=tuple([self._attempt(item) for item in m.attempts]),
             ranks=tuple([self._rank(item) for item in m.ranks]),

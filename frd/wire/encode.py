@@ -1,7 +1,8 @@
-"""Events to bytes, for both ends. Never fails on odd text: what UTF-8 cannot carry is escaped.
+"""Events to bytes, for both sides. Odd text is no error: characters that UTF-8 cannot encode are
+escaped.
 
-A name that is too long for the wire is cut and keeps a digest of the whole, so that every member
-of a group still tells the same name and two long names stay two.
+A name that is too long for the wire is cut and gets a digest of the whole name, so that every
+member of a group sends the same name and two long names stay distinct.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Batches of memory samples, and events: the structure is checked here, the values are not.
 
-A batch that contradicts itself or what was declared ends its stream, like any other. A value that
-cannot be true (negative, absurd, out of order) does not: samples come from drivers and from files
-of the kernel, and one series that has gone mad must not silence the rest of its node. Such samples
-are refused one by one where their history is known, in the engine.
+A batch that contradicts itself or what was declared ends its stream, like any other. An
+impossible value (negative, too large, out of order) does not: samples come from drivers and from
+files of the kernel, and one broken series must not stop the rest of its node. Such samples
+are refused one by one in the engine, which knows their history.
 """
 
 from __future__ import annotations

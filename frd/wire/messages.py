@@ -2,8 +2,7 @@
 
 Batches of rows are the column types of `frd.model`; their `rank` fields hold the *stream index*
 of a rank (as do `RankStatus.rank`, groups, signatures and series), because global ranks repeat
-across the jobs of one node. Who turns an index back into a rank is the reader of the stream, not
-this module.
+across the jobs of one node. The reader of the stream maps an index back to a rank, not this module.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PROTOCOL: Final = 1
 """Major version; peers with another one are refused."""
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_SLACK_NS: Final = 1_000_000_000
-"""Two clocks that were read further apart tell nothing of each other."""
+"""Largest distance of two clock readings that may be compared."""
 PART_BYTES: Final = 1024 * 1024
 """Most data of one `ResponsePart`, so that a dump never blocks a stream for long."""
 
@@ -75,7 +74,8 @@ class AttemptDecl:
     world_size: int
     """0 when unknown."""
     run: str = ""
-    """Which launch of the job: processes of two launches are told apart by it; empty: unknown."""
+    """Identifies the launch of the job: processes of two launches have different values; empty:
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Watermarks:
     columns: WatermarkColumns
     sent_at_ns: NodeNs
     sent_raw_ns: NodeRawNs | None = None
-    """The node's raw clock when its wall clock showed `sent_at_ns`, if the agent tells."""
+    """The node's raw clock when its wall clock showed `sent_at_ns`, if the agent sends it."""
     sent_slack_ns: int = 0
     """They were read within this of each other."""
 
@@ -192,7 +192,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Send dictionaries, statuses, all watermarks and in-flight entries anew."""
+    """Send dictionaries, statuses, all watermarks and in-flight entries again."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What `frd-agent exec` leaves behind and what the agent and `frd doctor` make of it.
+"""Records of started commands, and the checks of the agent and `frd doctor` that use them.
 
 `command_line` reads a command, `commands` records in the run directory which commands were started
 there and which of their processes run torch without the tap, `runs` numbers the runs of a job,

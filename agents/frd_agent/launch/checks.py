@@ -1,9 +1,9 @@
-"""Is everything in place for a job to be watched? Asked before it starts, and answered by trying.
+"""Checks whether a job on this node would be watched, by trying each part.
 
-The checks of one node, in the order in which things must work: the tap in an interpreter of the
-job, the run directory, its agent, the agent's way to the service, and the means to read stacks. A
-check is one line with what to do. All they change is that they make the run directory, as exec
-does.
+The checks are in the order in which the parts must work: the tap in an interpreter of the
+job, the run directory, its agent, the agent's way to the service, and the means to read stacks. The
+result of a check is one line with what to do. Their only side effect is that they create the run
+directory, like exec.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _shebang(program: str) -> str | None:
 
 
 def _ask(python: str, code: str, env: Mapping[str, str]) -> dict[str, Any] | str:
-    """What the probe says, or why it does not."""
+    """The probe's result, or the reason why there is none."""
     try:
         done = subprocess.run(
             [python, "-c", code],
@@ -280,7 +280,7 @@ def _service(address: str) -> Check:
 
 
 def _stacks(agent: Holder | None) -> Check:
-    """py-spy is asked only where a rank does not answer by itself, as when the GIL is held."""
+    """py-spy is needed only if a rank does not answer, for example while the GIL is held."""
     beside = Path(sys.executable).parent
     if not (shutil.which("py-spy") or shutil.which("py-spy", path=str(beside))):
         return Check(

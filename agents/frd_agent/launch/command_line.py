@@ -1,7 +1,7 @@
-"""What a command says about the job that it starts: its name, and whether it is all of the job.
+"""Parses the command that starts a job: the job's name, and whether it starts the whole job.
 
-A command is read, never run. What cannot be read gives a modest answer: the name of the program,
-and "not all of a job".
+A command is parsed, never run. For an unknown command the answer is the program's name and "not a
+whole job".
 """
 
 from __future__ import annotations

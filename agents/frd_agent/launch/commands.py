@@ -1,10 +1,10 @@
 """Commands that `frd-agent exec` has started in a run directory, and torch that runs without a tap.
 
-exec leaves one small file a command, named by its pid, which stays the command's own. The agent
-removes it when the command is over. A process below a command that has loaded torch and has no
-thread called `frd-tap` is one that the tap did not reach: its rank would not be watched, silently.
-Forked children share their parent's program and have no tap unless multiprocessing made them, so
-they are not counted.
+exec writes one small file per command, named by its pid, which is also the command's. The agent
+removes the file when the command has ended. A process below a command that has loaded torch and has
+no thread called `frd-tap` is one that the tap did not reach: its rank would not be watched,
+silently. Forked children share their parent's program and have no tap unless multiprocessing made
+them, so they are not counted.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def running(directory: str) -> list[Command]:
-    """Those that are; the files of others are removed."""
+    """Running commands; files of ended commands are removed."""
     found: list[Command] = []
     with contextlib.suppress(OSError), os.scandir(os.path.join(directory, _FOLDER)) as entries:
         for entry in entries:

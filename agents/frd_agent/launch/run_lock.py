@@ -1,4 +1,4 @@
-"""The lock on a run directory: one agent watches it, and others can see that one does.
+"""The lock on a run directory: one agent watches it, and other processes can see which.
 
 The agent holds `agent.lock` in the run directory with flock for as long as it lives. The kernel
 drops the lock when the process ends, however it ends, so the lock proves that the agent is alive;
@@ -31,8 +31,8 @@ from frd_agent.untrusted_files import NOT_THE_FORM
 
 NAME: Final = "agent.lock"
 PATIENCE_S: Final = 6.0
-"""How long the lock may be busy: an agent that is being replaced may still be saying goodbye, and
-`holder` takes the lock for a moment."""
+"""How long the lock may be busy: an agent that is being replaced may still be sending its last
+rows, and `holder` takes the lock for a moment."""
 _MAX_BYTES: Final = 64 * 1024
 _BUSY: Final = (errno.EWOULDBLOCK, errno.EACCES)
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The agent that watches a run directory, by its own words; unknown parts are empty."""
+    """The agent that watches a run directory, as it reports itself; unknown parts are empty."""
 
     pid: int = 0
     """In the agent's own pid namespace."""
@@ -166,7 +166,7 @@ def holder(run_dir: Path) -> Holder | None:
     """The live agent that watches `run_dir`, None when there is none.
 
     Raises:
-        OSError: the lock exists and cannot be read, so nobody knows.
+        OSError: the lock exists and cannot be read.
     """
     try:
         fd = os.open(run_dir / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -98,7 +98,7 @@ def _write(path: Path, number: int) -> None:
 
 
 def _tidy(folder: Path) -> None:
-    """Forget jobs that nobody has run for a month."""
+    """Forget jobs that have not run for a month."""
     oldest = time.time() - _KEPT_S
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError):

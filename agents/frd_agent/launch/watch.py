@@ -1,4 +1,4 @@
-"""The agent looks after the commands of its run directory: a warning for ranks without a tap."""
+"""The agent checks the commands of its run directory and warns about ranks without a tap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frd_agent.launch import commands
 _EVERY_S: Final = 1.0
 _LOOK_S: Final = 5.0
 _LOOK_LATER_S: Final = 30.0
-"""After a minute without anything to see: a command that is no job may run for days."""
+"""Interval after a minute without a new process: a command that is no job may run for days."""
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class LaunchWatch:
         while True:
             try:
                 await self._look()
-            except Exception:  # whatever is wrong here, the ranks are watched
+            except Exception:  # an error here must not stop the watching of ranks
                 log.exception("%s: commands could not be read", self._directory)
             await asyncio.sleep(_EVERY_S)
 

@@ -19,9 +19,9 @@ from frd_agent.untrusted_files import KeptOpen
 
 _TORN_READS = 3
 _STILL_S = 5.0
-"""A file that has not moved for this long is opened anew, for it may have been replaced."""
+"""A file that has not changed for this long is reopened: it may have been replaced."""
 _NEWS_NS = 60_000_000_000
-"""An error that is older than this when a rank is first looked at was told by another agent."""
+"""An error older than this at the first read was already reported by another agent."""
 
 
 class Device(NamedTuple):
@@ -107,7 +107,7 @@ class _Rank:
         self._file = _File(target.shm_path, now_s)
         self._news_from_ns = now_ns - _NEWS_NS
         self._told: int | None = None
-        """Number of the last error that was told."""
+        """Number of the last reported error."""
         self._counts: dict[bytes, int] = {}
         """Errors of each device, for a torch that has no observers."""
 
@@ -172,7 +172,7 @@ class Allocators:
     def read(
         self, targets: Sequence[Target], names: Mapping[bytes, str], now_s: float, now_ns: int
     ) -> list[Part]:
-        """What was published since the last call, each publication a part of its own.
+        """What was published since the last call, one part per publication.
 
         `names`: how the driver spells the UUIDs of the devices that it knows.
         """
@@ -183,7 +183,7 @@ class Allocators:
                 self._ranks[number] = _Rank(target, now_s, now_ns)
             parts.append(self._ranks[number].read(now_s, names))
         for number in self._ranks.keys() - living.keys():
-            # Its last word, at exit, tells the error that it may have died of.
+            # Its last publication, at exit, has the error that may have ended it.
             gone = self._ranks.pop(number)
             parts.append(gone.read(now_s, names))
             gone.close()

@@ -1,8 +1,8 @@
-"""One round of sampling: all sources of the node, in one moment as far as they keep up.
+"""One round of sampling: all sources of the node, read at about the same time.
 
-A moment is as wide as its slowest source, so one that is late (a driver that takes its time, a tap
-that waits for the GIL) does not widen it: what it brings becomes a moment of its own, in columns
-that are for the late only.
+The timestamp of a round is an interval, as wide as its slowest source. A late source (a slow
+driver, a tap that waits for the GIL) must not widen it, so its values become a separate sample in
+separate columns.
 """
 
 from __future__ import annotations

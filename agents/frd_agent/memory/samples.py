@@ -1,10 +1,9 @@
-"""Samples on their way to the service: kept for a while, in bounded space, given out as columns.
+"""Queue of memory samples for the service: bounded, read as columns.
 
-Samples are not acknowledged, so a new stream gets again what the last one may have lost on its way:
-all that was handed to it in its last moments. What was never sent is kept until space runs out;
-then the oldest goes first, counted. The sampler's thread adds and the event loop takes, so a lock
-guards the few lines in which they meet. No time is read here, and series get their numbers only
-when they are taken, on the loop's side.
+Samples are not acknowledged, so a new stream sends the last samples of the previous stream again,
+which may have been lost. Unsent samples are kept until space runs out; then the oldest are dropped
+and counted. The sampler's thread adds and the event loop takes, so a lock protects the shared
+state. This module reads no clock. Series get their numbers when they are taken, on the event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MESSAGE_VALUES: Final = 32_768
 """Of one message: 256 KiB."""
 _MAX_EVENTS: Final = 1_024
 _MOMENT_BYTES: Final = 256
-"""What keeping a moment costs beside its values."""
+"""Memory cost of a sample in addition to its values."""
 MAX_MOMENTS: Final = 36_000
 """An hour of one attempt at 10 Hz."""
 
@@ -171,7 +170,7 @@ class Samples:
         )
 
     def rewind(self) -> None:
-        """A new stream: what the last one was given of late goes out again."""
+        """A new stream: the last samples of the previous stream are sent again."""
         with self._lock:
             self._waiting.extendleft(reversed(self._sent))
             self._sent.clear()

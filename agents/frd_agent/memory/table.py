@@ -1,8 +1,8 @@
-"""The columns of one attempt: which series its moments have values of, in which order.
+"""The columns of one attempt: the series of its samples and their order.
 
-A column stays as long as its rank lives, read or not, so that moment after moment has the same
-ones: the service looks them up once. What a table also knows is when a value has gone far enough
-to be news.
+A column stays as long as its rank lives, even without new values, so that successive samples have
+the same columns and the service looks them up once. The table also detects values that have changed
+enough to be sent immediately.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from frd_agent.memory.target import ABSURD_BYTES, NO_SAMPLE, Reading
 
 _JUMP_BYTES: Final = 64 * 1024 * 1024
 _JUMP_SHARE: Final = 64
-"""64 MiB, or this fraction of what a series can rise to if that is more, is a jump."""
+"""A jump is a change of 64 MiB, or of this fraction of the capacity if that is more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The series that the values of a moment are of; told apart by identity."""
+    """The series of a sample's values; layouts are compared by identity."""
 
     attempt: int
     late: bool

@@ -1,4 +1,4 @@
-"""What samplers are told, and what they say: plain values that may cross threads."""
+"""Input and output of the samplers: plain values that may be passed between threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frd.model import MemoryEvent, SeriesInfo
 
 NO_SAMPLE: Final = -1
 ABSURD_BYTES: Final = 1 << 50
-"""No machine has a pebibyte: whoever says so is not to be believed."""
+"""Larger values are refused: no machine has a pebibyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Target:
     said_pid: int
     """As the rank sees itself."""
     devices: tuple[str, ...]
-    """UUIDs of the GPUs that it says it uses."""
+    """UUIDs of the GPUs that it reports to use."""
     shm_path: Path
     moving: bool
     """It has made progress lately."""

@@ -1,9 +1,8 @@
-"""Watches the memory of this node's ranks, on threads of its own, for as long as the agent runs.
+"""Samples the memory of this node's ranks on separate threads, while the agent runs.
 
-Ten rounds a second while some rank makes progress or some memory moves, one a second otherwise. The
-event loop says which ranks there are and takes what was sampled; it may be busy with a large dump,
-and the samples come all the same. No round costs the node more than its share: what is slow is
-looked at more rarely.
+Ten rounds a second while some rank makes progress or some memory changes, one a second otherwise.
+The event loop sets the list of ranks and takes the samples; sampling goes on while the loop is busy
+with a large dump. The processor time of sampling is bounded: slow sources are read less often.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class MemoryWatch:
             try:
                 urgent = self._sampler.round(targets)
                 failing = False
-            except Exception:  # whatever is wrong with one round, another one may be well
+            except Exception:  # one failed round must not end sampling
                 if not failing:
                     log.exception("memory could not be sampled")
                 urgent, failing = False, True

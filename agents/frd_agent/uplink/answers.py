@@ -1,7 +1,7 @@
 """Answers to the service's requests: a rank's dump, who it is, and what it is doing.
 
 Every part is answered, with data or with the reason why there is none, within the time that the
-service gives. A rank that does not answer any more is spoken for by what it said last.
+service gives. For a rank that no longer answers, its last known dump is used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def answer(
     """All parts that `request` wants of one rank. `files`: dump files of it, newest first.
 
     `others` are the pids of all ranks, if the stacks of this one's child processes are wanted: a
-    rank is nobody's worker.
+    rank is never a worker of another rank.
     """
     tasks = []
     if request.dump:
@@ -107,7 +107,7 @@ async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: floa
 
 
 def _chosen(kept: Sequence[KeptDump], suffix: str) -> _Found:
-    """One recorder's dump speaks for the rank: one with something open, NCCL's before Gloo's."""
+    """One recorder's dump is used for the rank: one with something open, NCCL's before Gloo's."""
     found = [
         _Found(parse(dump.data, source=dump.source), dump.source + suffix, dump.taken_at_ns)
         for dump in kept
@@ -159,7 +159,7 @@ async def _answer_stack(
 
 
 async def _children(pid: int, others: Collection[int] | None, timeout_s: float) -> str:
-    """Sections of text on the rank's child processes; empty where nobody asks for them."""
+    """Sections of text on the rank's child processes; empty unless requested."""
     if others is None:
         return ""
     try:
@@ -186,7 +186,7 @@ async def _send(
 
 
 def _membership(rank: Rank | FileRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:
-    """Of every group that the dump names; the rank alone where nobody knows more."""
+    """Members of every group in the dump; only this rank if the members are not known."""
     known = rank.naming.known()
     groups = {entry.group_name: entry.group_desc for entry in dump.entries}
     return {

@@ -1,7 +1,7 @@
-"""What is true now of every rank, and which of it the service has not been told.
+"""The current state of every rank, and which parts have not been sent yet.
 
-Watermarks, channels and statuses replace one another: only the newest matters, so nothing queues
-up here however slow the stream is. Space grows with ranks and groups, never with time. Indexes are
+A new watermark, channel or status replaces the previous one, so nothing queues up here even if the
+stream is slow. Space grows with ranks and groups, never with time. Indexes are
 those of the dictionary.
 """
 
@@ -91,7 +91,7 @@ class Board:
             self.set_marks(rank, group, Marks())
 
     def set_as_of(self, rank: int, at_ns: NodeNs) -> None:
-        """Up to when the rank's marks are the whole truth; goes back only with the clock."""
+        """Time up to which the rank's watermarks are complete; decreases only with the clock."""
         if at_ns > self._as_of.values.get(rank, 0):
             self._as_of.put(rank, at_ns)
 

@@ -1,10 +1,10 @@
 """Attempts, ranks, groups, signatures and series to small numbers, and those to a stream's indexes.
 
 The agent's own numbers (`Dictionary`) are given once and never again, so rows and watermarks can
-wait for any stream. What a stream calls a thing is settled when the stream first needs it
-(`Told`): it hears of nothing that is over and done, and the service's bound on what one stream may
-declare is met by opening another one. What a signature may carry is cut to what the wire allows
-here, once per signature instead of once per row.
+wait for any stream. What a stream calls a thing is settled when the stream first needs it (`Told`):
+things that have ended are never declared, and if a stream reaches the service's bound on
+declarations, the agent opens another stream. What a signature may carry is cut to what the wire
+allows here, once per signature instead of once per row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ About: TypeAlias = (
     | MemoryEvents
     | ResponsePart
 )
-"""Events that speak of ranks, groups, signatures or series, by number."""
+"""Events that refer to ranks, groups, signatures or series by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Dictionary:
         self._next_signature = 0
 
     def attempt(self, key: AttemptKey, world_size: int, run: str = "") -> int:
-        """Each run has attempts of its own. Two jobs of one name but of different size are told
+        """Each run has its own attempts. Two jobs of one name but of different size are told
         apart by it."""
         if self._worlds.setdefault(key, world_size) != world_size:
             key = replace(key, job=f"{key.job} (world size {world_size})")
@@ -162,7 +162,7 @@ class Dictionary:
 
 
 class Told:
-    """What one stream has been told, and by which indexes."""
+    """What one stream has declared, and by which indexes."""
 
     def __init__(
         self,

@@ -1,11 +1,10 @@
-"""What to say next on a stream: the protocol of the agent's side, without any I/O.
+"""What to send next on a stream: the agent's side of the protocol, without I/O.
 
-Rows go first, since watermarks claim that all rows before them have been told; statuses last, since
-what is known of a rank that died includes what it did before; memory has all the time in the world,
-but for what is urgent. A service that has restarted knows
-nothing: it gets the open collectives whose rows it acknowledged in its former life as a replay,
-before the rows that still wait. Nothing queues up here: what is not said yet stays in the outbox
-and on the board, within their bounds.
+Rows are sent first, because a watermark claims that all rows before it have been sent. Statuses are
+last, because the status of a rank that ended must follow its rows. Memory samples have the lowest
+priority, unless they are urgent. A restarted service knows nothing: it gets open collectives whose
+rows an earlier service process acknowledged as a replay, before the rows that still wait. Nothing
+queues up here: unsent data stays in the outbox and in the current state, within their bounds.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Dispatch:
 
     @property
     def must_reopen(self) -> bool:
-        """The stream has been told about as much as one stream may be."""
+        """The stream has declared about as much as one stream may."""
         return self._told.full
 
     def open(self, *, knows_nothing: bool) -> None:
@@ -59,7 +58,7 @@ class Dispatch:
         self._say_all_again(replay=knows_nothing)
 
     def resync(self) -> None:
-        """The service asks for everything anew, on this stream."""
+        """The service asks for everything again, on this stream."""
         self._say_all_again(replay=True)
 
     def ack(self, revisions: dict[int, int]) -> None:
@@ -106,7 +105,7 @@ class Dispatch:
                     self._replays.append(acknowledged)
 
     def _acknowledged(self, batch: EntryColumns) -> EntryColumns:
-        """Without the collectives whose JOINED row still waits: the row will tell them."""
+        """Without the collectives whose JOINED row still waits: the row will report them."""
         waiting = self._outbox.first_joined(batch.rank)
         keep = [
             row

@@ -1,8 +1,8 @@
-"""The agent's line to the service: where it is, how to know it, and what to show it.
+"""The service's address and credentials: address, CA, client certificate, token.
 
-Files are read anew for every connection, so that certificates and tokens can be replaced under a
-running agent. The token goes along with each call, never into a log, and over a line without TLS
-only as far as this machine.
+Files are read again for every connection, so that certificates and tokens can be replaced under a
+running agent. The token is sent with each call, is never logged, and is sent without TLS
+only within this machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frd.errors import ServiceUnavailable
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock, open_stream
 from frd.tokens import token_in
 
-# Every attempt is a channel of its own: a shared one would add its own back-off to ours.
+# Every attempt uses a new channel: a shared one would add its own back-off to ours.
 _OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
@@ -44,7 +44,7 @@ class Service:
     address: str
     tls: bool = False
     ca_file: Path | None = None
-    """Authorities that the service's certificate may be of; None for those of gRPC."""
+    """CA bundle to verify the service; None for gRPC's default."""
     cert_file: Path | None = None
     key_file: Path | None = None
     token_file: Path | None = None

@@ -2,14 +2,14 @@
 
 The wall clock (what ranks and recorders stamp with) may step and be slewed; the raw monotonic one
 may not. Both are read together a few times a second, so that the service can turn wall time into
-raw time and see a step where it happened; one is told at once. Watermarks, which go out once a
-second anyhow, carry the newest reading; pings carry those that are still untold, and are stamped
-with the raw clock, the first as late and the answers as early as Python allows: a task of its own
-waits for nothing but answers, because one that first has to be asked to listen adds its own delay.
+raw time and see a step where it happened; a step is sent immediately. Watermarks, which are sent
+once a second anyway, carry the newest reading; pings carry the readings not sent yet. Pings are
+stamped with the raw clock, as late as Python allows, and answers as early: a dedicated task waits
+only for answers, because any other work would add delay.
 A burst at connect gives a bound at once; after that about one a second, more rarely where the
 service has many agents and says so, with jitter, so that a whole job does not ping in step.
 
-What goes wrong here ends here: the stream beside does not notice, and pings are tried again.
+Errors stay here: the stream of rows is not affected, and pings are tried again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ BURST: Final = 8
 _BURST_AFTER_STEP: Final = 3
 """The service believes nothing that began before it."""
 _TOGETHER: Final = 2
-"""The first ping wakes both hosts, and is slow on its way there; the second is not, and tells how
-the first one ended."""
+"""The first ping wakes both hosts and is slow; the second is not, and carries the first
+answer's arrival."""
 _BURST_EVERY_S: Final = 0.01
 _PING_EVERY_S: Final = 1.0
 _JITTER: Final = (0.8, 1.2)
@@ -62,7 +62,7 @@ _GOOD_SLACK_NS: Final = 2_000
 _SLEW: Final = 500e-6
 """What the kernel does at most to bring a clock round without a step."""
 STEP_NS: Final = 1_000_000
-"""Less than this is not worth telling at once; the service sees it a second later."""
+"""A smaller step is not sent immediately; the service sees it a second later."""
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Clock:
     read: Callable[[], Reading] = read_clocks
     roll: Callable[[float, float], float] = random.uniform
     _readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
-    """Not told yet; of those that nobody takes the oldest go first."""
+    """Not sent yet; the oldest are dropped first."""
     _last: Reading | None = None
     _pong: tuple[int, NodeRawNs] | None = None
     _pause_s: float = _PING_EVERY_S
@@ -134,7 +134,7 @@ class Clock:
         """The last touch to what is about to be sent: watermarks take the newest reading along."""
         if not isinstance(event, Watermarks) or (reading := self.look()) is None:
             return event
-        if not self._stepped.is_set():  # else the next ping tells all of it
+        if not self._stepped.is_set():  # else the next ping carries all of it
             self._readings.clear()
         raw_ns, real_ns, slack_ns = reading
         return replace(event, sent_at_ns=real_ns, sent_raw_ns=raw_ns, sent_slack_ns=slack_ns)

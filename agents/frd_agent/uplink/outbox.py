@@ -1,9 +1,10 @@
 """Transitions on their way to the service: kept until acknowledged, in bounded space.
 
 Every rank's rows are numbered from 1 when they are recorded, so a row keeps its revision however
-often it is sent. An acknowledgement forgets, a new stream starts again after the last one, and when
-space runs out the oldest rows go first, counted per rank: the service must know that something is
-missing, and what is newest says most about a job that hangs now. Pure: no stream, no time.
+often it is sent. Acknowledged rows are deleted, a new stream starts after the last acknowledgement,
+and if space runs out the oldest rows are dropped, counted per rank: the service must know that rows
+are missing, and the newest rows are the most useful for a job that hangs now. Pure: no stream, no
+time.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Outbox:
         return dropped
 
     def forget(self, rank: int) -> None:
-        """The rank is gone and told of."""
+        """The rank is gone, and that has been sent."""
         if (queue := self._queues.pop(rank, None)) is not None:
             self.rows -= sum(len(batch) for batch in queue.batches)
             self._order = deque(mark for mark in self._order if mark[0] != rank)

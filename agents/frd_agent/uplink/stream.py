@@ -1,10 +1,10 @@
-"""The agent's one stream to the service: connects, says what `Dispatch` says, hears the answers.
+"""The agent's stream to the service: connects, sends what `Dispatch` gives, handles the answers.
 
-Whatever goes wrong ends in the same place: the stream is gone, and after a moment another one is
-tried, with full jitter, because the streams of a thousand nodes break together. Back-pressure is
+Every error has the same result: the stream ends, and after a delay the agent opens another one,
+with full jitter, because the streams of a thousand nodes break together. Back-pressure is
 gRPC's own: a write waits while the service does not read, and meanwhile only the bounded outbox
-fills. A service that refuses the same rows twice will refuse them for ever, so they are dropped and
-counted, which is better than to be mute.
+fills. A service that refuses the same rows twice will always refuse them, so they are dropped and
+counted; otherwise the agent could send nothing more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Lost(ServiceUnavailable):
 
 @dataclass(slots=True)
 class Backoff:
-    """Full jitter: anywhere between at once and a bound that doubles."""
+    """Full jitter: a random delay between 0 and a bound that doubles."""
 
     roll: Callable[[float, float], float] = random.uniform
     _failures: int = 0
@@ -82,7 +82,7 @@ class Stream:
     outbox: Outbox
     stats: Stats
     on_request: Callable[[Request], None]
-    """Must return at once; answers come back through `answer`."""
+    """Must not block; answers come back through `answer`."""
     stamp: Callable[[AgentEvent], AgentEvent]
     """The last touch to what is about to be sent."""
     beside: Callable[[Line], Coroutine[None, None, None]]
@@ -126,7 +126,7 @@ class Stream:
         self._wake.set()
 
     def close(self) -> None:
-        """Say what is left and goodbye; `run` returns soon."""
+        """Send what is left, then Goodbye; `run` returns soon."""
         self._closing = True
         self._wake.set()
 
@@ -156,7 +156,7 @@ class Stream:
                     {reader, writer}, return_when=asyncio.FIRST_COMPLETED
                 )
                 if writer in done and writer.exception() is None:
-                    # Goodbye is said, and may still be on its way: who has heard it hangs up.
+                    # Goodbye has been sent; the service ends the stream when it arrives.
                     await asyncio.wait({reader})
                     reader.exception()
                     return
@@ -259,7 +259,9 @@ class Stream:
             return _Lost("the stream ended")
 
     def _ended(self, code: grpc.StatusCode, details: str | None) -> _Lost:
-        if code is grpc.StatusCode.INVALID_ARGUMENT:  # outran the Refusal that says the same
+        if (
+            code is grpc.StatusCode.INVALID_ARGUMENT
+        ):  # arrived before the Refusal with the same reason
             return self._refused(Refusal("status", details or "no reason given"))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
             return _Lost(advice(details))

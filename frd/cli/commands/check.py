@@ -1,4 +1,4 @@
-"""`frd check`: would the service start with this configuration, and with what values?"""
+"""`frd check`: validates a configuration and prints the effective values."""
 
 from __future__ import annotations
 

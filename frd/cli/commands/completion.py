@@ -1,4 +1,4 @@
-"""`frd completion`: what a shell needs to complete commands and options of both programs."""
+"""`frd completion`: the shell's completion script for both programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`frd doctor`: what is missing for a job on this machine to be watched, in order, with what to do.
 
-The node's part is `frd_agent.launch.checks`, which tries instead of guessing; what is asked of the
-service stands here.
+The node's part is `frd_agent.launch.checks`, which tries instead of guessing; the
+checks of the service are here.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def command(
     """Check whether a job on this machine would be watched, and say what to do if not.
 
     Starts a Python as CMD would, without running CMD: does the tap load there, with which torch and
-    which variables? Then the run directory, its agent, the service, and whether the service hears
-    that agent. Exit code 1 if something has failed; warnings do not count.
+    which variables? Then the run directory, its agent, the service, and whether that agent is
+    connected to it. Exit code 1 if something has failed; warnings do not count.
     """
     done: list[Check] = []
     for check in _checks(client, run_dir, job_command):

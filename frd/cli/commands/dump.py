@@ -27,7 +27,7 @@ from frd.forms import fold_ranks, unfold_ranks
 from frd.usage import examples
 
 _PATIENCE_S = 15.0
-"""The service answers within the ranks' time limit plus what it needs itself."""
+"""Time that the service may need in addition to the ranks' time limit."""
 
 _RUNNING = frozenset({"live", "silent"})
 """States of ranks whose processes are there."""
@@ -189,7 +189,7 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
 
 
 def _report(folder: Path) -> int:
-    """Say who answered and who did not; fail when nobody did."""
+    """Print which ranks answered and which did not; fail when no rank answered."""
     summary = _summary(folder)
     answered: Iterable[int] = summary["answered"]
     failed: Mapping[str, str] = summary["failed"]

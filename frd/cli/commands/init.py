@@ -42,9 +42,9 @@ def command(folder: Path, tls: bool, hosts: tuple[str, ...]) -> None:
     """Write a first configuration into DIR, and print what to do next.
 
     A commented frd.toml, and a token each for agents, readers and operators. With --tls also a
-    certificate authority, the service's certificate, and one that agents show. With --host the
+    CA, the service's certificate, and a client certificate for agents. With --host the
     service listens on all addresses, without it on this machine only. No file is overwritten, and
-    nobody but you may read them.
+    only you may read them.
     """
     if hosts and not tls:
         raise ConfigError("--host: needs --tls: beyond this machine tokens are not sent without it")

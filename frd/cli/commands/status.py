@@ -1,4 +1,4 @@
-"""`frd status`: where every job stands now, folded so that 16,384 ranks fit a screen."""
+"""`frd status`: the state of every job, folded so that 16,384 ranks fit a screen."""
 
 from __future__ import annotations
 

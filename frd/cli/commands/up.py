@@ -1,8 +1,7 @@
 """`frd up`: service and agent of one machine, started and stopped together.
 
-For a workstation, where two terminals and an address between them would be in the way. Both are
-processes of their own in this one's process group, so that Ctrl-C reaches all three; when one of
-them ends, so does the other.
+For a workstation. Service and agent are separate processes in this process group, so that Ctrl-C
+reaches all three; when one of them ends, the other is ended, too.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ async def _until_one_ends(
     done, rest = await asyncio.wait({signalled, *ends}, return_when=asyncio.FIRST_COMPLETED)
     for task in rest:
         task.cancel()
-    # Ctrl-C reaches all three: whoever is first, it was asked for.
+    # Ctrl-C reaches all three; the order does not matter.
     if stopped.is_set() or signalled in done:
         return 0
     await asyncio.sleep(0.2)

@@ -1,8 +1,8 @@
-"""One finding for people: the verdict first, then who is suspected and why, then who waits.
+"""Panel of one finding: the verdict first, then suspects with reasons, then victims.
 
-Draws the JSON object that the service, `frd replay` and the demo all give, so it needs no service
-and computes nothing. Names, evidence and stack lines come from other people's programs: they are
-never read as markup, and what could steer a terminal is shown as an escape.
+Draws the JSON object of the service, `frd replay` and the demo, so it needs no service and computes
+nothing. Names, evidence and stack lines come from users' programs: they are never interpreted as
+markup, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _meaning(reason: str) -> str:
 
 
 def _append_worker(text: Text, worker: Mapping[str, Any], whole: bool) -> None:
-    """One that waits for work is told in one line, unless all is wanted."""
+    """An idle worker is one line, unless `whole`."""
     told = ", ".join(filter(None, (worker.get("doing"), worker.get("usage"))))
     head = f"process {worker['pid']}, {worker['name']}" + (f": {told}" if told else "")
     text.append(f"\n{plain(head)}", style="not bold")
@@ -151,7 +151,7 @@ def _append_stack(text: Text, stack: Sequence[str], whole: bool, inside: str | N
 
 
 def _witness(witness: Mapping[str, Any], whole: bool) -> Text:
-    """One of those who wait, and the line from which it entered the collective."""
+    """One of the victims, and the line from which it entered the collective."""
     text = Text(f"rank {witness['rank']} waits at ")
     text.append(plain(witness["stack"][0]), style="cyan")
     _append_stack(text, witness["stack"][1:] if whole else (), whole)

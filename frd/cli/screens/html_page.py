@@ -1,9 +1,9 @@
 """`frd analyze --html`: the verdict as one page that can be mailed, printed and kept.
 
-The page is one file without scripts, and its own policy forbids it to load anything, so it shows
-the same without a network and tells nobody that it was opened. Names, evidence and stack lines come
-from other people's programs: every text passes through `_text`, and no text becomes part of a tag.
-Draws an `Analysis` and concludes nothing.
+The page is one file without scripts, and its own policy forbids it to load anything, so it looks
+the same without a network and reports to no server that it was opened. Names, evidence and stack
+lines come from other people's programs: every text passes through `_text`, and no text becomes part
+of a tag. Draws an `Analysis` and concludes nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _text(value: object) -> str:
 
 
 def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
-    """A finding that the headline tells already is not told again."""
+    """A finding that is already the headline is not repeated."""
     told = headline.startswith(finding["summary"])
     words = finding["kind"] if told else f"{finding['kind']}: {finding['summary']}"
     yield f"<article><h3>{_text(words)}</h3>"
@@ -215,7 +215,7 @@ def _ranks(analysis: Analysis) -> Iterator[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """A column whose name ends in # holds numbers; one that nobody fills is left out."""
+    """A column whose name ends in # holds numbers; an empty column is left out."""
     used = [at for at in range(len(head)) if any(str(row[at]) for row in rows)]
     styles = [' class="n"' if head[at].endswith("#") else "" for at in used]
     yield '<div class="scroll"><table><thead><tr>'

@@ -87,7 +87,7 @@ def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def clocks_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    """What is to be added to a node's times, those known worst first; or why it is not known."""
+    """Clock offsets of nodes, the worst known first; or why an offset is unknown."""
 
     unknown = float("inf")
     worst = sorted(

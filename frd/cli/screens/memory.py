@@ -1,6 +1,6 @@
-"""Memory for people: a row a series, with what it has, what it could have, and where it is going.
+"""Memory table: a row per series, with use, capacity and trend.
 
-Draws what the service gives and judges nothing: a finding says when memory is to be worried about.
+Only draws: the engine decides when memory becomes a finding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from frd.forms import bytes_text
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FLAT = 1 / 100
-"""Of the capacity: what moves by less is drawn as standing still."""
+"""Share of the capacity: a smaller change is drawn as level."""
 _NAMES = {
     "device_used": "device",
     "process_used": "device, of the process",

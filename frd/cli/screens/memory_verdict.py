@@ -1,4 +1,4 @@
-"""The first screen of `frd analyze --memory`: the verdict, whose memory stands where, what is not
+"""The first screen of `frd analyze --memory`: the verdict, the memory of each rank, what is not
 known. Draws a `MemoryAnalysis` and concludes nothing.
 """
 
@@ -57,7 +57,7 @@ def _samples(job: MemoryJob) -> str:
 
 
 def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:
-    """Suspects first, then whoever uses the most of what there is."""
+    """Suspects first, then the ranks that use the largest share of their capacity."""
     named = [s.rank for f in analysis.findings if f.job == job.job for s in f.suspects]
     order = dict.fromkeys(rank for rank in named if rank in job.ranks)
     order |= dict.fromkeys(sorted(job.ranks, key=lambda rank: -_share(job.ranks[rank])))

@@ -26,7 +26,7 @@ from frd.offline.output.op_intervals import ended
 MAX_FINDINGS = 8
 MAX_WARNINGS = 3
 _LASTING = frozenset({Kind.STALL})
-"""Kinds of findings that a wait must last for; others are wrong at once."""
+"""Kinds of findings for which a wait must have lasted; others need no wait."""
 
 
 def verdict(analysis: Analysis, folders: Sequence[Path]) -> Iterator[RenderableType]:
@@ -107,7 +107,7 @@ def _is_named(folder: str, folders: Sequence[Path]) -> bool:
 
 
 def _apart(analysis: Analysis) -> str:
-    """How far earlier dumps lie before the one that is judged."""
+    """Time between earlier dumps and the one that is judged."""
     *earlier, last = analysis.dumps
     if not earlier:
         return ""

@@ -1,7 +1,7 @@
 """The last lines of `frd findings` and `frd status`: warnings, why frd is blind, what it watches.
 
-Draws what the service says in ``watching`` and ``warnings``. A service of an older version says
-neither; then there is no such line.
+Draws the keys ``watching`` and ``warnings`` of the service's answer. An older service has neither;
+then there is no such line.
 """
 
 from __future__ import annotations

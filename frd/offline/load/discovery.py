@@ -1,12 +1,12 @@
 """Which files of a folder are the dumps of which ranks.
 
-A dump does not say whose it is: its name does. Names are a prefix, the rank, and perhaps an ending
-(``.json``, ``.gz``); the prefix is the one that most files share and whose files look like dumps.
-Subfolders are hosts and mean nothing else. In a folder that `frd dump` made, what it tells beside
-the dumps (job, identities, stacks, who did not answer) comes along.
+A dump does not contain its rank: its file name does. Names are a prefix, the rank, and perhaps an
+ending (``.json``, ``.gz``); the prefix is the one that most files share and whose files look like
+dumps. Subfolders are hosts and mean nothing else. In a folder that `frd dump` made, the files next
+to the dumps (job, identities, stacks, ranks without an answer) are used, too.
 
-Only names, sizes and a few first bytes are looked at here. Links to folders are not followed, and
-the number of files is bounded, because somebody will name ``/``.
+Only names, sizes and the first bytes are read here. Links to folders are not followed, and
+the number of files is bounded, because a user will name ``/``.
 """
 
 from __future__ import annotations

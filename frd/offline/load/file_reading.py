@@ -42,7 +42,7 @@ class Reading:
 
 
 class Reader:
-    """Reads file after file over dictionaries of its own."""
+    """Reads files one after another, with its own dictionaries."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -50,7 +50,7 @@ class Reader:
         self._sent = [0, 0, 0, 0, 0]
 
     def read(self, rank: int, path: Path) -> Reading:
-        """Never raises: whatever is wrong with a file, the others are still to be read."""
+        """Never raises: an error in one file must not stop the reading of the others."""
         columns, error = None, ""
         try:
             columns = load_columns(path, self._into)

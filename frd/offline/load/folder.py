@@ -1,9 +1,9 @@
 """A folder of dumps as one `Trace`.
 
 Files are read by all cores, each into columns over dictionaries of its reader; here the readers'
-dictionaries become one, and indexes are translated as columns arrive. What one dump does not tell
-of its groups another one may, and that is completed here too. Nothing is matched and nothing is
-judged. A file that cannot be read is a warning that names it.
+dictionaries become one, and indexes are translated as columns arrive. Group members that are
+missing in one dump are completed from others. Nothing is matched or judged here. A file that cannot
+be read is a warning that names it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load_trace(
         path: a folder (its subfolders are hosts), one that `frd dump` made, or a single dump.
         prefix: what file names start with, before the rank; inferred when absent.
         ranks: load only these.
-        progress: told after every file.
+        progress: called after every file.
         transform_ft: ranks in a torchft replica group; each replica's groups, numbered from 0 by
             torchft, get global ranks.
 
@@ -149,10 +149,10 @@ class _Join:
         self._warnings += shown
 
     def _complete_groups(self, ranks: dict[int, RankTrace]) -> None:
-        """Members that a rank's own dump does not tell, but that of exactly one group it could be.
+        """Members that are missing in a rank's own dump, if exactly one other group fits.
 
-        NCCL tells a group's members once its communicator exists, so the dump of a rank that never
-        got so far lacks them.
+        NCCL records a group's members once its communicator exists, so the dump of a rank that
+        never got so far lacks them.
         """
         groups = self._into.groups.items
         told: dict[str, list[int]] = defaultdict(list)

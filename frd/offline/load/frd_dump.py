@@ -1,7 +1,7 @@
-"""What `frd dump` writes beside the dumps: which job, when, who each rank is, where it stood.
+"""Reads the files that `frd dump` writes with the dumps: job, time, identities, stacks.
 
-`rank_<rank>.json` and `summary.json` come from a folder that anybody may have edited, so they are
-converted strictly and bounded in size; what is not as `frd dump` writes it is a warning.
+`rank_<rank>.json` and `summary.json` may have been edited, so they are
+parsed strictly and bounded in size; an unexpected value is a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ META = ".meta"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What `frd dump` tells of a rank beside its dump."""
+    """Metadata of a rank that `frd dump` stored with its dump."""
 
     info: RankInfo | None = None
     clock_offset_ns: int | None = None
@@ -37,7 +37,7 @@ class Identity:
 
 
 def identity(meta: Path | None, rank: int, warnings: list[str]) -> Identity:
-    """What is told of a rank in the folder `meta`, empty where nothing is."""
+    """Metadata of a rank in the folder `meta`; empty if there is none."""
     if meta is None:
         return Identity()
     info, clock, moment = None, _Clock(), _Moment()
@@ -120,7 +120,7 @@ class _Summary(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What `frd dump` says of a folder that it made."""
+    """The `summary.json` of a folder of `frd dump`."""
 
     root: Path
     """What its ``-o`` named."""

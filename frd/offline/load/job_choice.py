@@ -1,9 +1,9 @@
-"""Which dumps to analyze of the folders that a person names: those of one job, oldest first.
+"""Selects the dumps to analyze from the given folders: those of one job, oldest first.
 
 A folder may be one dump, or hold several of `frd dump`, of one job or of many. Dumps of one attempt
 of one job belong together: the last one is judged, and the earlier ones say what waited already.
-Nothing is mixed: of several jobs the one that was dumped last is taken, and what is left out is
-told.
+Jobs are never mixed: of several jobs the one that was dumped last is used, and the output lists
+what was left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a `Reading` passes from a reader process to the one that asked.
+"""Transfers a `Reading` from a reader process to its parent.
 
 Lengths, a pickle, and the columns behind it as they lie in memory: they are copied once, from the
 pipe to where they stay. Both ends are our own; no file's pickle comes this way.

@@ -1,4 +1,4 @@
-"""Reads many dump files at once: a process a core, or none where the files are few and small.
+"""Reads many dump files in parallel: one process per core, or none if the files are few and small.
 
 The processes are our own (`frd.offline.load.reader_process`), started as plain programs: a fork
 copies locks of threads that the caller may have, and multiprocessing's spawn runs the caller's main
@@ -27,7 +27,7 @@ MAX_READERS = 16
 SMALL_BYTES = 4 * 1024 * 1024
 """So few bytes do no harm to the memory of this process, whatever they hold, and take no time."""
 _AHEAD = 2
-"""Files a reader is told in advance, so that it never waits for us."""
+"""Files queued at a reader in advance, so that it never waits."""
 _PIPE_BYTES = 1 << 20
 _MAX_DEATHS = 64
 
@@ -83,7 +83,7 @@ class _Readers:
         self._selector.close()
 
     def readings(self) -> Iterator[Reading]:
-        """As they are done; those of one reader in the order in which it was told the files."""
+        """As they are done; those of one reader in the order in which they were queued."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
                 process: _Process = key.data

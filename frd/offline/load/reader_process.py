@@ -1,7 +1,7 @@
 """The reader process: file names in on stdin, columns out on stdout, until stdin ends.
 
 It is the place where files of unknown origin are unpacked, so its memory is limited: a file that
-wants more than any honest dump needs fails here, and only here.
+needs more than any valid dump fails here, without affecting other files.
 """
 
 from __future__ import annotations

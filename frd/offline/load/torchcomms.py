@@ -4,12 +4,12 @@ Its recorder has one counter for all communicators of a rank, so the number of a
 from member to member as soon as they share more than one. What members do agree on is the order
 within a group: the n-th collective of a group is the n-th on every member. Where a ring has lost
 nothing, n is counted from its first record. Where it has, the dump does not say how many
-collectives of each group were lost; then a rank is laid beside one that has lost the least, where
-times of enqueue are closest and signatures agree. Where they do not, the rank's entries of the
-group are left out, and said to be: a wrong number would accuse somebody.
+collectives of each group were lost; then a rank is aligned with the rank that has lost the least,
+where enqueue times are closest and signatures agree. If they do not agree, the rank's entries of
+the group are left out with a warning: a wrong number could accuse a healthy rank.
 
-A dump is taken for one of torchcomms when it has entries but no `pg_status`, and the description of
-every group is the name of the backend.
+A dump is recognized as one of torchcomms if it has entries but no `pg_status`, and the description
+of every group is the name of the backend.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from frd.flight.trace import RankTrace
 from frd.model import GroupInfo, Int64s
 
 _AGREE: Final = 0.95
-"""Share of collectives of equal signature that makes two rings lie rightly beside each other."""
+"""Share of collectives with equal signatures at which two rings count as aligned."""
 _NEAR: Final = 4
 """Places to either side of where the times say that two rings meet."""
 

@@ -1,7 +1,7 @@
-"""The verdict on recorded memory samples: whose memory rose first, from files alone.
+"""The verdict on recorded memory samples: the rank whose memory rose first, from files.
 
-`load_memory` reads files of telemetry events, feeds each job's samples to the live engine and keeps
-the findings that it comes to. All answers are frozen values.
+`load_memory` reads files of telemetry events, feeds each job's samples to the live engine and
+collects its findings. All answers are frozen values.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from frd.offline.memory.samples import Recorded, Samples
 from frd.offline.memory.telemetry import ALLOCATED, KNOWN_VERSIONS, RESERVED, USED, block_of
 
 CLOCK_UNCERTAINTY_S: Final = 1.0
-"""How far off the clock of each host may be, unless somebody knows better: kept by a time service
-of some kind. What rose on two hosts within twice that is told as a tie."""
+"""Default clock uncertainty of each host, for clocks kept by a time service. Rises on two hosts
+within twice that are a tie."""
 _WARMUP_SHARE: Final = 0.25
 """Of a short record so much, at most, is taken for the job's start, in which memory may rise."""
 _MOST_TOLD: Final = 8
@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class MemoryRank:
-    """What the files tell of one rank."""
+    """Contents of the files for one rank."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -60,21 +60,21 @@ class MemoryRank:
 class MemoryJob:
     job: str
     world_size: int
-    """0 when no event tells it."""
+    """0 if no event has it."""
     ranks: Mapping[int, MemoryRank]
     missing_ranks: tuple[int, ...]
-    """Ranks of the world of which no file tells."""
+    """Ranks of the world that are in no file."""
     hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryAnalysis:
-    """What files of memory telemetry say. `findings` are the same objects as the service's."""
+    """Result of the analysis. `findings` are the same objects as the service's."""
 
     findings: Sequence[Finding]
     """Those that were open at the end first, then the oldest."""
     jobs: Sequence[MemoryJob]
-    """By name; those of which there are samples."""
+    """By name; jobs with samples."""
     clock_source: str
     """How exactly the clocks of hosts are known, for people."""
     summary: str
@@ -134,7 +134,7 @@ def load_memory(
     clock_uncertainty_s: float = CLOCK_UNCERTAINTY_S,
     progress: Progress | None = None,
 ) -> MemoryAnalysis:
-    """What files of telemetry events say together; see `frd.load_memory`.
+    """Analyzes files of telemetry events; see `frd.load_memory`.
 
     Raises:
         TelemetryError: there is no sample in any of them.
@@ -187,7 +187,7 @@ def analyze_memory(
         jobs.append(job)
     if len(jobs) > 1:
         notes.append(f"{len(jobs)} jobs in these files: each is judged by itself")
-    findings = [replace(one, severity=None) for one in findings]  # nobody is to be woken by them
+    findings = [replace(one, severity=None) for one in findings]  # no alert needs them
     findings.sort(key=lambda one: (one.state is FindingState.CLOSED, one.opened_at))
     return MemoryAnalysis(
         findings=tuple(findings),

@@ -1,10 +1,10 @@
 """Files of telemetry events, a chunk at a time: JSON lines or one JSON list, gzipped or not.
 
-A file is never held whole, so its size costs time and no memory. Chunks are decoded in one call
-each; only one that has something wrong in it is taken apart, and what is wrong is a warning with
-the number of its line (in a list: of its event). A list is cut where an event seems to end: were
-the cut inside a text or a nested value, what is before it would be no JSON, so one that decodes is
-right. Where none does, brackets are counted.
+A file is never read as a whole, so its size costs no memory. Each chunk is decoded in one call;
+only a chunk with an error is split, and the error is a warning with its line number (in a list:
+event number). A list is cut where an event seems to end: were the cut inside a text or a nested
+value, what is before it would be no JSON, so one that decodes is right. Where none does, brackets
+are counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CUTS: Final = 4
 _BAD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 Progress = Callable[[int], None]
-"""Hears how far in the file reading has come, in bytes."""
+"""Progress callback: position in the file, in bytes."""
 
 
 class EventFile:

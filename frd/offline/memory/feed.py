@@ -1,9 +1,10 @@
-"""Recorded samples through the live engine: the past, a second at a time.
+"""Feeds recorded samples to the live engine, a second at a time.
 
-The engine sees what agents would have sent it, in the order of time over all ranks, and is asked
-after every second what it makes of that. So offline and live say the same, for they are the same.
-What only a reader of files has to know is here: which streams are of one process, which processes
-followed each other under a rank and which ran beside each other, and that clocks of hosts differ.
+The engine gets the messages that agents would have sent, in the order of time over all ranks, and
+evaluates after every second. So offline and live analysis give the same findings.
+
+This module handles what only files have: which streams belong to one process, which processes of a
+rank followed each other and which ran at the same time, and the clock differences of hosts.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Lane:
     first_ns: int
     last_ns: int
     source: str = ""
-    """Tells processes apart that ran at the same time under one rank; empty where none did."""
+    """Distinguishes processes that ran at the same time under one rank; empty if only one did."""
 
     def __len__(self) -> int:
         return len(range(self.rows.start, self.rows.stop))
@@ -85,7 +86,7 @@ def _told_apart(lanes: list[Lane]) -> list[Lane]:
 
 
 def process_text(stream: Stream) -> str:
-    """``process 4711``, with its session where that is what tells it apart."""
+    """``process 4711``, with its session if that distinguishes it."""
     session = f", session {stream.session}" if stream.session else ""
     return f"process {stream.pid}{session}"
 
@@ -116,7 +117,7 @@ class Feed:
         self._ooms = deque(sorted(ooms, key=lambda oom: oom.at_ns))
 
     def steps(self) -> Iterator[AlignedNs]:
-        """Feed a second's samples, then tell by when all of them were there; and so on."""
+        """Yields a second's samples, then the time at which all of them were known; and so on."""
         lanes = self._lanes
         first = min(lane.first_ns for lane in lanes)
         rows = np.concatenate([np.arange(lane.rows.start, lane.rows.stop) for lane in lanes])
@@ -131,7 +132,7 @@ class Feed:
             self._observe(lane[a:b], rows[a:b], now)
             self._fail(now)
             yield now
-        # Nobody tells more, and whoever waits for those who did not tell has waited long enough.
+        # No more samples come, and the wait for missing ranks is over.
         now = AlignedNs(max(now, self._ooms[-1].at_ns if self._ooms else 0))
         self._fail(now)
         yield AlignedNs(now + STEP_NS)
@@ -153,7 +154,7 @@ class Feed:
         begin[place], end[place] = recorded.begin_ns[rows] - reach, recorded.end_ns[rows] + reach
         values = np.full((*shape, _COLUMNS), -1, np.int64)
         values[place] = recorded.values[rows]
-        # Where a lane has fewer moments than others its last one stands on.
+        # A lane with fewer samples than others repeats its last one.
         np.maximum.accumulate(begin, axis=1, out=begin)
         np.maximum.accumulate(end, axis=1, out=end)
         self.refused += self._attempt.memory.observe_table(
@@ -204,7 +205,7 @@ def _kinds(stream: Stream, told: Bools) -> Iterator[tuple[SeriesKind, int]]:
         return
     if told[USED]:
         yield SeriesKind.DEVICE_USED, USED
-    # Tensors come and go within what is reserved: where that is told, it says more.
+    # Tensors come and go within the reserved memory, which says more if it is known.
     if told[RESERVED]:
         yield SeriesKind.TORCH_RESERVED, RESERVED
     elif told[ALLOCATED]:
@@ -212,5 +213,5 @@ def _kinds(stream: Stream, told: Bools) -> Iterator[tuple[SeriesKind, int]]:
 
 
 def device_text(stream: Stream) -> str:
-    """Streams tell a device's number as its process counts, and that may be 0 in all of them."""
+    """A device's number is that of its process, and may be 0 in all streams."""
     return f"device {max(stream.device, 0)} of rank {stream.rank}"

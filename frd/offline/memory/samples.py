@@ -1,4 +1,4 @@
-"""Samples of many files as columns, in bounded memory and whatever order they come in.
+"""Samples of many files as columns, in bounded memory and in any order.
 
 Files come one a rank, all ranks in one, or one rank after the other, so rows are kept until all are
 there, and then sorted. So that ten million of them need no more memory than two, rows beyond a
@@ -44,7 +44,7 @@ _REFUSED, _OTHER, _OOM = -1, -2, -3
 
 
 class Stream(NamedTuple):
-    """One source of samples: a process, and the device that it told of."""
+    """One source of samples: a process and a device."""
 
     job: str
     rank: int
@@ -57,7 +57,7 @@ class Stream(NamedTuple):
 
 
 class Oom(NamedTuple):
-    """An event that tells of a failed allocation."""
+    """An event of a failed allocation."""
 
     stream: Stream
     at_ns: int
@@ -82,7 +82,7 @@ class Recorded:
     """0 when nothing was thinned."""
     ooms: list[Oom]
     world_size: dict[str, int]
-    """By job, as events tell it; the largest."""
+    """World size by job, from events; the largest."""
     others: Counter[str]
     """How many events of other types there were, by type."""
     refused: Counter[str]
@@ -143,7 +143,7 @@ def _stream_of(identity: Identity) -> Stream:
 
 
 class Samples:
-    """Takes blocks, gives what they tell together."""
+    """Collects blocks and returns the combined result."""
 
     def __init__(self) -> None:
         self.identities = Identities()

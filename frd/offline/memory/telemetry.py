@@ -1,10 +1,10 @@
-"""Telemetry event streams: what one event of the public "TelemetryEventV2" form tells, as columns.
+"""Decodes events of the public "TelemetryEventV2" form to columns.
 
-Bytes in, numbers out; files, lines and what to do with bad ones are
-`frd.offline.memory.event_files`' business. Of an event's twenty fields those are decoded that say
-whose memory it is and how much, by a struct that leaves the rest unread: a million events a second
-and a core. Versions 2, 3 (which adds ``session_id``) and 4 (any counter may be null) differ in
-nothing else, and later ones are read as far as they go.
+Bytes in, numbers out; files, lines and errors are handled by `frd.offline.memory.event_files`. Of
+an event's twenty fields those are decoded that say whose memory it is and how much, by a struct
+that leaves the rest unread: a million events a second and a core. Versions 2, 3 (which adds
+``session_id``) and 4 (any counter may be null) differ in nothing else, and later ones are read as
+far as they go.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from frd.model import Int32s, Int64s
 SAMPLE: Final = "sample"
 KNOWN_VERSIONS: Final = (2, 3, 4)
 NONE: Final = -(1 << 62)
-"""A counter that the event does not tell. Every other negative number is nonsense, -1 too."""
+"""A counter that is missing in the event. Every other negative number is invalid, -1 too."""
 ABSURD: Final = 1 << 62
 """Any counter that is too large for a column."""
 MAX_RANKS: Final = 1 << 16
@@ -79,7 +79,7 @@ class Identity(NamedTuple):
 
     @property
     def of_host(self) -> bool:
-        """It tells the memory of a host process, not that of a device."""
+        """It has the memory of a host process, not of a device."""
         no_device = self.device_id is not None and self.device_id < 0
         return no_device or "cpu" in (self.collector or "")
 
@@ -103,7 +103,7 @@ class Block:
     """Index into `Identities.by_number`; -1 where there are too many of them."""
     at_ns: Int64s
     counters: Int64s
-    """(n, 4), bytes; `NONE` where the event does not tell."""
+    """(n, 4), bytes; `NONE` if missing in the event."""
 
     def __len__(self) -> int:
         return len(self.at_ns)

@@ -1,8 +1,8 @@
-"""The thread that asks the driver, and the guard that notices when it does not come back.
+"""The thread that calls the NVIDIA driver, and the check that notices a call that hangs.
 
-A call into the driver may hang for minutes, or for ever when a device has died in a bad way. It
-must not hold up anything else, and it cannot be taken back: so one daemon thread asks, others wait
-for its answer as long as they like, and what comes late is an answer of its own time.
+A call into the driver may hang for minutes, or forever if a device has failed. It must not block
+other work, and it cannot be cancelled: so one daemon thread makes the calls, callers wait for an
+answer with a timeout, and a late answer keeps its own timestamp.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from frd_agent.memory.gpu.nvml import Look, Nvml
 
 HANGS_S: Final = 5.0
-"""A look that takes this long is worth a word."""
+"""A read that takes longer than this is logged."""
 SHARE: Final = 1 / 100
 """Looks become more rare, to take no more than this of a core."""
 

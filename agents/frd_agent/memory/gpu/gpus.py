@@ -1,12 +1,12 @@
 """The driver's devices as series of the ranks that use them.
 
-Whose process it is that the driver names by a number: pids of the host to ranks.
+Maps the pids that the driver reports, which are those of the host, to ranks.
 
 The driver numbers processes as the host does. An agent in the host's pid namespace sees the same
 numbers, and for a rank in a container both of its own (NSpid). An agent in a container sees other
 numbers, or the same ones by chance, so there only the pair counts that the rank reports itself, its
-device and its pid. Where a device has one process and one rank says that it uses it, that is it.
-Nobody is guessed: a process that is nobody's stays nobody's, and is seen in the device's total.
+device and its pid. If a device has one process and one rank reports that it uses the device, they
+match. Nothing is guessed: an unmatched process counts only in the device's total.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def device_key(uuid: str) -> str:
 
 
 def users(uuid: str, targets: Iterable[Target]) -> list[Target]:
-    """The ranks that say that they use the device."""
+    """The ranks that report that they use the device."""
     key = device_key(uuid)
     return [target for target in targets if key in map(device_key, target.devices)]
 
@@ -114,7 +114,7 @@ class Gpus:
         return part
 
     def _follow(self, targets: Sequence[Target]) -> None:
-        """Who uses what is found out anew when there is a reason for it."""
+        """The mapping is computed again only if an input has changed."""
         known = {target.number: target for target in targets}
         if known.keys() != self._targets.keys() or any(
             _who(target) != _who(self._targets[number]) for number, target in known.items()

@@ -1,13 +1,13 @@
-"""What the NVIDIA driver says of its devices: memory used, by whom, and which ones are lost.
+"""Device memory from the NVIDIA driver: memory used, by which process, and lost devices.
 
-Through pynvml, which is imported here and nowhere else. Nothing here lasts: a driver that is not
-there may be loaded later, one that was reset is opened anew, and a device that falls off the bus
-is told once and looked for again. Every call may take long, or for ever, so this lives on a thread
-of its own (`frd_agent.memory.gpu.devices`).
+Uses pynvml, which is imported only here. Every state may change: a missing driver may be loaded
+later, a driver that was reset is opened again, and a device that falls off the bus is reported once
+and searched for again. A call may take long, or forever, so all calls are on a separate thread
+(`frd_agent.memory.gpu.devices`).
 
-Lists of processes cost the driver more than all the rest. They are read when the use of the device
-has changed to the byte, and once a second: in training, where an allocator holds what it has, that
-is hardly ever. In between the last list stands.
+Process lists cost the driver more than all other calls. They are read once a second, and when the
+used memory of the device has changed at all, which is rare in training because the allocator keeps
+its memory. In between, the last list is used.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class DeviceReading:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All devices at once."""
+    """All devices, read together."""
 
     devices: tuple[DeviceReading, ...] = ()
     lost: Mapping[str, str] = field(default_factory=dict)
-    """By UUID, why: those that have been lost since the last look."""
+    """Devices lost since the last read: reason by UUID."""
 
 
 @dataclass(slots=True)

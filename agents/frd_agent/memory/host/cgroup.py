@@ -1,11 +1,11 @@
 """The cgroup that bounds a rank's memory: its usage, its limit and how often the kernel killed.
 
-Both versions of the interface, wherever they are mounted usually. Of a rank's cgroup and those
-around it the nearest one that has a limit counts, because that is what the rank can run into;
-where none has, it is the rank's own. Used is what the kernel cannot take back: usage less pages of
-files and what it remembers of file names. The "working set" by which the kubelet evicts leaves only
-inactive pages out, and of a dataset that is read for the second time all pages are active: healthy
-jobs fill their cgroups with those, and are not killed for it.
+Supports both versions of the interface at their usual mount points. Of a rank's cgroup and its
+parents, the nearest one with a limit counts, because the rank can reach that limit; without a
+limit, it is the rank's own cgroup. Used memory is what the kernel cannot reclaim: usage minus file
+pages and cached file names. The "working set" by which the kubelet evicts excludes only inactive
+pages; but all pages of a dataset that is read a second time are active, and healthy jobs fill
+their cgroups with those without being killed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _leaf(base: Path, path: str, names: _Names) -> Path | None:
     """The cgroup that the process itself is in."""
     parts = [part for part in path.split("/") if part]
     if ".." in parts:
-        return None  # beside our own namespace
+        return None  # outside our own namespace
     leaf = base.joinpath(*parts)
     if not (leaf / names.usage).exists():
         leaf = base  # in a container, whose own cgroup is mounted here under no name
@@ -150,16 +150,16 @@ def _limit(path: Path, machine: int) -> int:
 
 
 def _sum(path: Path, names: tuple[str, ...]) -> int:
-    """Of the numbers beside these names; a line that is not there counts nothing."""
+    """Sum of the values of these keys; a missing line counts 0."""
     lines = [line.partition(" ") for line in path.read_text("ascii").splitlines()]
     return sum(int(number) for name, _, number in lines if name in names)
 
 
 class OomKills:
-    """Whether the kernel's out-of-memory killer was at work where a process ran.
+    """Whether the kernel's out-of-memory killer was active in the cgroup of a process.
 
-    SIGKILL does not say why it was sent. The kernel counts what it kills for want of memory, by
-    cgroup and for the whole machine, before it sends the signal; so the count at the end of the
+    SIGKILL has no reason. The kernel counts its out-of-memory kills, by cgroup and for the whole
+    machine, before it sends the signal; so the count at the end of the
     process, less the count when this object was made, covers the time between. The kernel does not
     name the processes.
     """
@@ -174,7 +174,7 @@ class OomKills:
         ]
 
     def text(self) -> str:
-        """For people; empty where nobody counts."""
+        """Text for people; empty if there is no counter."""
         for file, where, before in self._places:
             if (count := oom_kills(file)) is not None:
                 killed = max(count - before, 0)

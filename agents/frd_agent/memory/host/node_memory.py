@@ -16,7 +16,7 @@ from frd_agent.memory.target import Part, Reading, Target
 _CGROUP_S: Final = 0.5
 """Between two looks at a cgroup, whose statistics the kernel gathers from all CPUs when asked."""
 _FIND_S: Final = 30.0
-"""How often a rank's cgroup and its limit are found anew."""
+"""Interval at which a rank's cgroup and its limit are looked up again."""
 _LINGER_S: Final = 3.0
 """A cgroup is looked at for a while after its rank is gone: the kernel kills, and then counts."""
 

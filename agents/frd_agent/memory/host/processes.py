@@ -1,4 +1,4 @@
-"""Host memory of a rank: what its process and its children hold that nobody can take back.
+"""Host memory of a rank: unreclaimable memory of its process and its children.
 
 Counted are anonymous pages, shared memory and what was swapped out. Pages of files are not: the
 kernel drops them when it needs room, and a dataset that is mapped would look like a leak. Of
@@ -61,7 +61,7 @@ class Host:
         self._scan_at = 0.0
 
     def look_around(self, ranks: Iterable[int], now_s: float) -> None:
-        """Find the children of these processes anew, when that is due."""
+        """Look up the children of these processes again, when that is due."""
         pids = frozenset(ranks)
         if now_s < self._scan_at and pids == self._below.keys():
             return

@@ -1,4 +1,4 @@
-"""`frd findings`: what the service has found, once or redrawn while it happens.
+"""`frd findings`: open findings of the service, once or redrawn live.
 
 `frd findings ID` shows one finding, `close` closes one, `export` writes them all for other tools.
 Every answer ends in a line of what is watched: no findings in a job that no agent watches mean
@@ -84,8 +84,8 @@ def command(
 
     The newest finding is last on a terminal, first in a pipe. With an ID, show that finding.
 
-    Exit code 3 when there are findings, 4 when there are none but frd is blind: something that it
-    should watch is not watched, as the output says. With --watch, --json prints each finding as one
+    Exit code 3 when there are findings, 4 when there are no findings but frd is blind: a job, rank
+    or agent is not watched, as the output says. With --watch, --json prints each finding as one
     line whenever it changes.
     """
     if context.invoked_subcommand is not None:
@@ -127,14 +127,14 @@ def _ask(client: Client, query: _Query) -> Mapping[str, Any]:
 
 
 def _exit_code(answer: Mapping[str, Any]) -> int:
-    """Whether there are findings; if there are none, whether frd sees what it should."""
+    """3 if there are findings; else 4 if frd is blind, else 0."""
     if answer["findings"]:
         return FINDINGS_PRESENT
     return BLIND if _blind(answer) else 0
 
 
 def _blind(answer: Mapping[str, Any]) -> Sequence[str]:
-    """Why frd does not see all that it should; a service of an older version does not say."""
+    """Why frd is blind; an older service does not report it."""
     texts: Sequence[str] = answer.get("watching", {}).get("blind", ())
     return texts
 
@@ -143,7 +143,7 @@ def _require_job(client: Client, job: str) -> None:
     """For an unknown job, an empty list would look as if all were well.
 
     Raises:
-        FrdError: neither does it run nor is there a finding of it.
+        FrdError: the job neither runs nor has a finding.
     """
     known = [line["job"] for line in client.get("/api/v1/jobs")["jobs"]]
     if job not in known and not _ask(client, {"job": job, "limit": "1"})["findings"]:

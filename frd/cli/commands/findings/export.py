@@ -1,7 +1,7 @@
 """`frd findings export`: everything that the service has stored, oldest first, for other tools.
 
-Page by page, so that neither end ever holds more than a page. What is pruned meanwhile is missed,
-what opens meanwhile comes last, and nothing comes twice.
+Page by page, so that neither end ever holds more than a page. Findings pruned
+meanwhile are missing, findings opened meanwhile come last, and none comes twice.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def export(
     form: str,
     output: Path | None,
 ) -> int:
-    """Export all stored findings, oldest first: what opened when, who was the first cause."""
+    """Export all stored findings, oldest first."""
     query = {"job": job, "since": moment("--since", since), "until": moment("--until", until)}
     write = _write_csv if form == "csv" else _write_json
     findings = _pages(client, query)
@@ -112,7 +112,7 @@ def _to_new_file(path: Path, write: Callable[[IO[str]], None]) -> None:
 
 def _write_json(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
     for finding in findings:
-        # ASCII: a job name that is no UTF-8 is told as truly as the service did.
+        # ASCII: a job name that is not UTF-8 stays exactly as the service sent it.
         file.write(json.dumps(finding, separators=(",", ":")) + "\n")
 
 
