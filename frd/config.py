@@ -12,41 +12,25 @@ judge and are left alone.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    create_model,
-)
-from pydantic_core import ErrorDetails
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic_settings import SettingsConfigDict
 
+from frd import config_loader
 from frd.address import is_loopback, split_address, without_scheme
+from frd.config_loader import NOT_SHOWN, Settings, unknown
 from frd.engine.policy import Policy
 from frd.errors import ConfigError
 
 _ENV_PREFIX = "FRD_"
 _ENV_DELIMITER = "__"
-NOT_SHOWN = "set, not shown"
-"""Instead of a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +174,7 @@ def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
         ConfigError: the file cannot be read, a key is unknown or a value cannot be used.
     """
     _refuse_unknown_variables(os.environ)
-    try:
-        environment = EnvSettingsSource(_SETTINGS)()
-    except SettingsError as error:
-        raise ConfigError(f"environment: {error}: write the value as JSON") from None
-    written = _read(path) if path is not None else {}
-    try:
-        settings = _SETTINGS(**_overlay(_overlay(written, environment), _nested(flags or {})))
-    except ValidationError as error:
-        raise ConfigError(_describe(error.errors(include_url=False)[0])) from None
+    settings = config_loader.load(_SETTINGS, path, flags, known=_near_keys, is_secret=_is_secret)
     return _checked(_build(Config, settings.model_dump(exclude_unset=True)))
 
 
@@ -286,40 +262,6 @@ def _toml(value: object) -> str:
 # -- sources -----------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"config: {path}: {error.strerror}: name a TOML file that can be read"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: {path}: {error}: write TOML") from None
-
-
-def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in flags.items():
-        if value is not None:
-            *sections, name = key.split(".")
-            table = out
-            for section in sections:
-                table = table.setdefault(section, {})
-            table[name] = value
-    return out
-
-
-def _overlay(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    out = dict(lower)
-    for key, value in upper.items():
-        match out.get(key), value:
-            case Mapping() as below, Mapping() as above:
-                out[key] = _overlay(below, above)
-            case _:
-                out[key] = value
-    return out
-
-
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     known = set(keys())
     for variable in sorted(environment):
@@ -338,34 +280,21 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
                 f"set {_ENV_PREFIX}NOTIFY to a JSON array of objects"
             )
         if key not in known:
-            raise ConfigError(f"{_unknown(key)} (environment: {variable})")
+            raise ConfigError(f"{unknown(key, keys())} (environment: {variable})")
 
 
 # -- checks ------------------------------------------------------------------------------------
 
 
-def _describe(error: ErrorDetails) -> str:
-    key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return _unknown(key)
-    loc = error["loc"]
-    is_secret = loc[0] == "notify" and (len(loc) < 3 or loc[2] == "url")
-    value = NOT_SHOWN if is_secret else error["input"]
-    if error["type"] in ("model_type", "dict_type"):
-        return f"{key}: {value!r}: must be a table of keys"
-    return f"{key}: {value!r}: {error['msg'].replace('Input should be', 'must be')}"
+def _is_secret(key: tuple[int | str, ...]) -> bool:
+    return key[:1] == ("notify",) and (len(key) < 3 or key[2] == "url")
 
 
-def _unknown(key: str) -> str:
-    """Near in spelling, or the same name in another section."""
-    section, _, name = key.rpartition(".")
-    known_keys = keys()
+def _near_keys(key: str) -> list[str]:
+    section = key.rpartition(".")[0]
     if section.startswith("notify."):
-        known_keys = [f"{section}.{known}" for known in _keys(NotifyTarget)]
-    near = [known for known in known_keys if known.rpartition(".")[2] == name]
-    near = near or difflib.get_close_matches(key, known_keys, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the keys"
-    return f"{key}: unknown key: {hint}"
+        return [f"{section}.{name}" for name in _keys(NotifyTarget)]
+    return keys()
 
 
 def _checked(config: Config) -> Config:
@@ -519,7 +448,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _Root(BaseSettings):
+class _Root(Settings):
     model_config = SettingsConfigDict(
         env_prefix=_ENV_PREFIX,
         env_nested_delimiter=_ENV_DELIMITER,
@@ -527,18 +456,6 @@ class _Root(BaseSettings):
         validate_default=False,
         extra="forbid",
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` hands over: it overlays the sources itself."""
-        return (init_settings,)
 
 
 def _model(cls: type[Any], base: type[BaseModel], prefix: str = "") -> Any:

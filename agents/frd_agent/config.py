@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
 
+from frd import config_loader
 from frd.address import is_loopback, split_address, without_scheme
+from frd.config_loader import Settings, unknown
 from frd.errors import ConfigError, ServiceUnavailable
 from frd_agent import tap
 from frd_agent.uplink.endpoint import Service, read
@@ -36,7 +31,7 @@ LIVE_KEYS = (
 _SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
 
 
-class Config(BaseSettings):
+class Config(Settings):
     """All keys are flat; the flags of `frd-agent run` set the first ones."""
 
     model_config = SettingsConfigDict(
@@ -143,18 +138,6 @@ class Config(BaseSettings):
             raise ValueError("the agent's /metrics speaks no TLS: write http:// or HOST:PORT")
         return _address(address)
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` hands over: it overlays the sources itself."""
-        return (init_settings,)
-
 
 def _address(value: str) -> str:
     try:
@@ -170,43 +153,17 @@ def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
     Raises:
         ConfigError: the file cannot be read, a key is unknown or a value cannot be used.
     """
-    given = _read(path) if path is not None else {}
     _refuse_unknown_variables()
-    try:
-        given |= EnvSettingsSource(Config)()
-    except SettingsError as error:
-        raise ConfigError(f"environment: {_line(error)}: write a plain value") from None
-    given |= {key: value for key, value in (flags or {}).items() if value is not None}
-    try:
-        return Config(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        if not key:  # several keys do not go together, and the message names them
-            raise ConfigError(_line(first["msg"].removeprefix("Value error, "))) from None
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(Config.model_fields)
-            raise ConfigError(f"{key}: unknown key: use one of {known}") from None
-        raise ConfigError(f"{key}: {first['input']!r}: {_line(first['msg'])}") from None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: {path}: {_line(error)}: name a readable file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"config: {path}: {_line(error)}: write TOML") from None
+    return config_loader.load(Config, path, flags, known=lambda key: _KEYS)
 
 
 def _refuse_unknown_variables() -> None:
     """A mistyped key is an error; what Kubernetes sets for a service of our name is not."""
-    known = {f"{_PREFIX}{name}".upper() for name in Config.model_fields}
     for name in os.environ:
-        key = name.upper()
-        if key.startswith(_PREFIX) and key not in known and not _SERVICE_LINK.fullmatch(key):
-            raise ConfigError(f"{name}: unknown key: use one of {', '.join(sorted(known))}")
+        key = name.upper().removeprefix(_PREFIX).lower()
+        is_ours = name.upper().startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(name.upper())
+        if is_ours and key not in _KEYS:
+            raise ConfigError(f"{unknown(key, _KEYS)} (environment: {name})")
 
 
-def _line(error: object) -> str:
-    return " ".join(str(error).split())
+_KEYS = tuple(Config.model_fields)
