@@ -32,6 +32,7 @@ import numpy as np
 from bench.report import show
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
+from frd.engine.state.entry_batch import EntryRows
 from frd.model import (
     AlignedNs,
     AttemptKey,
@@ -248,11 +249,9 @@ def engine_alone(messages: int) -> float:
             c = node.entries(local, number)
             pair = pairs[c.group]
             signatures = np.full(len(c), signature, np.int32)
-            times = (c.created_ns, c.started_ns, c.completed_ns)
+            rows = EntryRows(rank, pair, c.seq, signatures, c.flags, c.created_ns, c.completed_ns)
             began = time.perf_counter()
-            engine.observe_entries(
-                attempt, rank, pair, c.seq, signatures, c.flags, *times, replay=False, now=now
-            )
+            attempt.observe_entries(rows, replay=False, now=now)
             spent += time.perf_counter() - began
     return messages * len(work) * ROWS / spent
 

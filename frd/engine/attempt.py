@@ -17,31 +17,24 @@ from types import MappingProxyType
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
-from frd.engine.matching.arrivals import ClockHint
-from frd.engine.matching.collectives import Collectives
+from frd.engine.matching.clock_hints import ClockHint
+from frd.engine.matching.collectives import Collectives, Settled
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
-from frd.engine.state import snapshot_parts, status_view, watermarks
-from frd.engine.state.entry_batch import EntryBatch, PairRuns, is_empty
+from frd.engine.state import presence, snapshot_parts, status_view, watermarks
+from frd.engine.state.entry_batch import EntryBatch, EntryRows, is_empty
 from frd.engine.state.p2p import P2PChannels
-from frd.engine.state.snapshot import MismatchFact, Snapshot, StallTable
-from frd.engine.state.tables import (
-    EXITED,
-    FINISHED,
-    SILENT,
-    STATES,
-    GroupTable,
-    PairTable,
-    RankTable,
-)
+from frd.engine.state.snapshot import Snapshot, StallTable
+from frd.engine.state.tables import STATES, GroupTable, PairTable, RankTable
+from frd.engine.state.watermarks import WatermarkRows
 from frd.engine.stragglers.detection import Roll
 from frd.engine.stragglers.lateness import Lateness
 from frd.errors import WireError
 from frd.model import (
-    UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
+    ChannelColumns,
     GroupInfo,
     Int32s,
     Int64s,
@@ -50,8 +43,6 @@ from frd.model import (
     RankStatus,
     SeriesInfo,
     Signature,
-    UInt8s,
-    UInt32s,
 )
 from frd.views import AttemptView
 
@@ -65,15 +56,6 @@ class Applied:
     """Rows that said nothing new."""
     joined: int
     completed: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Standing:
-    """What the states of the ranks come to."""
-
-    ended: bool
-    has_agents: bool
-    lost: tuple[tuple[int, RankState, AlignedNs], ...]
 
 
 class Attempt:
@@ -93,8 +75,6 @@ class Attempt:
         self.created_at = now
         self.revision = 0
         """Changes with everything observed."""
-        self._standing: tuple[int, _Standing] | None = None
-        """At which revision, and what."""
         self.gap_entries = 0
         self.memory = Memory(policy)
         """Fed directly, but for the declaration of series."""
@@ -103,13 +83,23 @@ class Attempt:
         self._groups = GroupTable()
         self._pairs = PairTable()
         self._channels = P2PChannels()
-        self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs, pauses, now)
+        self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
+        """Which ranks came late to the collectives that are over."""
+        self._collectives = Collectives(
+            policy, self._ranks, self._groups, self._pairs, pauses, now, self._judge_arrivals
+        )
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
-        self._policy = policy
+        before, self._policy = self._policy, policy
+        windows = (before.straggler_window_s, before.telemetry_late_s)
+        if windows != (policy.straggler_window_s, policy.telemetry_late_s):
+            self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
         self.memory.adopt(policy)
         self._collectives.adopt(policy)
+
+    def _judge_arrivals(self, settled: Settled, now: AlignedNs) -> None:
+        self.lateness.observe(settled, self._ranks, self._groups.count, now)
 
     # -- declarations ------------------------------------------------------------------------
 
@@ -154,7 +144,7 @@ class Attempt:
         self.memory.forget()
         self._channels = P2PChannels()
         self._pairs.reset_all()
-        self._collectives.lateness.clear()
+        self.lateness.clear()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
         self.revision += 1
 
@@ -181,7 +171,7 @@ class Attempt:
         first_pair = self._pairs.add(self._groups.count, info.ranks)
         self._collectives.open_collectives.windows.reserve(self._groups.count + 1)
         handle = self._groups.declare(info, first_pair, floor_ns)
-        self._collectives.add_group(handle)
+        self._collectives.thresholds.add_group(handle)
         return handle
 
     def signature(self, signature: Signature) -> int:
@@ -214,192 +204,104 @@ class Attempt:
     # -- observations ------------------------------------------------------------------------
 
     def observe_entries(
-        self,
-        rank: int,
-        pair: Int32s,
-        seq: Int64s,
-        signature: Int32s,
-        flags: UInt8s,
-        created_ns: Int64s,
-        started_ns: Int64s,
-        completed_ns: Int64s,
-        *,
-        replay: bool,
-        teller: int = -1,
-        now: AlignedNs,
+        self, rows: EntryRows, *, replay: bool, session: int = -1, now: AlignedNs
     ) -> Applied:
         """Transitions of one rank, in recording order; all of them or, on an error, none.
 
-        `teller` is the number of the agent session (see `clock`). With `replay`, as when it has
-        taken the rank over, rows that were applied before are passed over.
+        `session` is the number of the agent session (see `clock`). With `replay`, as when it has
+        taken the rank over, rows that were applied before are dropped.
 
         Raises:
             WireError: when the seqs of a group do not rise, or a row is of no member.
         """
-        if not len(seq):
+        if not len(rows):
             return Applied(0, 0, 0, 0)
-        pairs, batch = self._pairs, EntryBatch(pair, seq, flags)
-        told = batch.joined() if replay else None
+        pairs, batch, rank = self._pairs, EntryBatch(rows), rows.rank
+        reported = batch.joined() if replay else None
         joined = batch.news(batch.joins, pairs.joined_row, replay=replay)
         completed = batch.news(batch.completes, pairs.completed_row, replay=replay)
-        if told is not None:
-            self._count_unread(rank, told, teller, now)
-        pairs.told_by[pair] = teller
+        if reported is not None and (lost := watermarks.count_unread(pairs, reported, session)):
+            self._ranks.gap_at[rank] = now
+            self.gap_entries += lost
+        pairs.last_session[rows.pair] = session
         as_of = self._ranks.as_of.item(rank)
         if completed is not None and watermarks.complete(pairs, completed, as_of, now):
             self._ranks.moved_at[rank] = now
         slots = None
         if joined is not None:
-            created = joined.column(created_ns)
+            created = joined.column(rows.created_ns)
             if watermarks.join(pairs, joined, created):
                 self._ranks.moved_at[rank] = now
-            slots = self._collectives.join(joined, rank, joined.column(signature), created, now)
+            signature = joined.column(rows.signature)
+            slots = self._collectives.join(joined, rank, signature, created, now)
         if completed is not None:
             same = slots if completed is joined else None
-            self._collectives.complete(completed, rank, completed_ns, same)
+            self._collectives.complete(completed, rank, rows.completed_ns, same)
         if not is_empty(batch.starts):
-            np.maximum.at(pairs.started, pair[batch.starts], seq[batch.starts])
-            pairs.moved_at[pair[batch.starts]] = now
+            started = rows.pair[batch.starts]
+            np.maximum.at(pairs.started, started, rows.seq[batch.starts])
+            pairs.moved_at[started] = now
         self.revision += 1
         return Applied(
-            rows=len(seq),
+            rows=len(rows),
             duplicates=batch.repeated(joined, completed) if replay else 0,
             joined=len(joined) if joined is not None else 0,
             completed=len(completed) if completed is not None else 0,
         )
 
-    def _count_unread(self, rank: int, told: PairRuns, teller: int, now: AlignedNs) -> None:
-        """What the ring forgot while no agent read it is between the last that one agent told and
-        the first that another tells. Runs of one, or with gaps, may be of a recorder that does not
-        count each group by itself."""
-        pairs, pair = self._pairs, told.pair
-        seen = pairs.joined_row[pair]
-        is_whole = (told.count > 1) & (told.last - told.first + 1 == told.count)
-        is_first = (pairs.teller[pair] != teller) & (seen >= 0) & is_whole
-        pairs.teller[pair] = teller
-        if lost := int(np.maximum(told.first - seen - 1, 0)[is_first].sum()):
-            self._ranks.gap_at[rank] = now
-            self.gap_entries += lost
-
-    def observe_watermarks(
-        self,
-        pair: Int32s,
-        enqueued: Int64s,
-        started: Int64s,
-        completed: Int64s,
-        head_created_ns: Int64s,
-        seen_rank: Int32s,
-        as_of_ns: Int64s,
-        now: AlignedNs,
-        *,
-        head_node_ns: Int64s | None = None,
-    ) -> None:
-        """Where ranks stand. Marks only rise; a row that is behind what entries told is stale.
-        `head_node_ns` are the heads before they were aligned, for `realign`.
+    def observe_watermarks(self, rows: WatermarkRows, now: AlignedNs) -> None:
+        """How far ranks have come, see `watermarks.observe`.
 
         Raises:
             WireError: when a row is of a rank that is not a member of its group.
         """
-        ranks, pairs = self._ranks, self._pairs
-        if len(pair):
-            _check_members("watermarks.group", pair)
-            was_enqueued, was_completed = pairs.enqueued[pair], pairs.completed[pair]
-            advanced = completed > was_completed
-            head_known = (head_created_ns > 0) | (enqueued <= completed)
-            newest = (enqueued >= was_enqueued) & (completed >= was_completed) & head_known
-            rank = pairs.rank[pair]
-            is_told = enqueued > UNKNOWN_SEQ
-            pairs.told_by[pair[is_told]] = ranks.node[rank[is_told]]
-            is_inside = enqueued > np.maximum(completed, was_completed)
-            enqueued = np.maximum(enqueued, was_enqueued)
-            completed = np.maximum(completed, was_completed)
-            head = np.where(newest, head_created_ns, pairs.head[pair])
-            head[(head == 0) & is_inside] = now  # at the latest: nobody told when
-            pairs.head[pair] = head
-            told = 0 if head_node_ns is None else head_node_ns
-            pairs.head_node[pair] = np.where(newest, told, pairs.head_node[pair])
-            pairs.idle_until[pair] = np.where(advanced, ranks.as_of[rank], pairs.idle_until[pair])
-            pairs.enqueued[pair], pairs.completed[pair] = enqueued, completed
-            moved = advanced | (started > pairs.started[pair])
-            pairs.started[pair] = np.maximum(started, pairs.started[pair])
-            pairs.moved_at[pair[moved]] = now
-            pairs.done_at[pair[advanced]] = now
-            ranks.moved_at[rank[advanced | (enqueued > was_enqueued)]] = now
-        if len(seen_rank):
-            if (other := ranks.told_by[seen_rank] != ranks.node[seen_rank]).any():
-                self._taken_over(seen_rank[other])
-            as_of = np.maximum(ranks.as_of[seen_rank], as_of_ns)
-            ranks.as_of[seen_rank] = np.minimum(as_of, now)
+        watermarks.observe(self._ranks, self._pairs, rows, now)
         self.revision += 1
-
-    def _taken_over(self, rank: Int32s) -> None:
-        """Another agent session than before, if there was one, has told all that it knows of these
-        ranks: what it has not told of them, rings have forgotten since."""
-        ranks, pairs, n = self._ranks, self._pairs, self._pairs.count
-        known = rank[ranks.told_by[rank] >= 0]
-        ranks.told_by[rank] = ranks.node[rank]
-        if len(known):
-            theirs = np.flatnonzero(np.isin(pairs.rank[:n], known))
-            untold = theirs[pairs.told_by[theirs] != ranks.node[pairs.rank[theirs]]]
-            pairs.head[untold] = pairs.head_node[untold] = 0
 
     def observe_channels(
-        self,
-        rank: int,
-        group: Int32s,
-        peer: Int32s,
-        is_send: UInt8s,
-        in_flight: UInt32s,
-        head_created_ns: Int64s,
-        now: AlignedNs,
-        *,
-        head_node_ns: Int64s | None = None,
+        self, columns: ChannelColumns, now: AlignedNs, *, head_node_ns: Int64s | None = None
     ) -> None:
         """All P2P ops of a rank that are in flight; replaces what was known of the rank.
-        `head_node_ns`: see `observe_watermarks`."""
-        if self._channels.replace(
-            rank, group, peer, is_send, in_flight, head_created_ns, head_node_ns
-        ):
-            self._ranks.moved_at[rank] = now
+
+        `columns` has global ranks, group handles and aligned times; `head_node_ns` is the column
+        `head_created_ns` on the node's clock, for `realign`.
+        """
+        if self._channels.replace(columns, head_node_ns):
+            self._ranks.moved_at[columns.rank] = now
         self.revision += 1
 
-    def of_clock(self, told: Iterable[tuple[RankInfo, int]], node: int) -> list[int]:
-        """Those of the ranks that a stream has told of whose clock is that of `node` still: neither
+    def of_session(self, declared: Iterable[tuple[RankInfo, int]], session: int) -> list[int]:
+        """The ranks among those that a stream declared which still belong to `session`: neither
         another process nor another agent has taken their place."""
         ranks = self._ranks
         return [
             rank
-            for info, rank in told
-            if ranks.infos.get(rank) == info and ranks.node.item(rank) == node
+            for info, rank in declared
+            if ranks.infos.get(rank) == info and ranks.session.item(rank) == session
         ]
 
     def realign(
         self, ranks: Sequence[int], pair: Int32s, align: Callable[[Int64s], Int64s]
     ) -> None:
-        """More is known of the clock of these ranks, and of these pairs as far as they are theirs:
-        what they wait in since a time of their node's clock was enqueued when `align` says. So all
-        ops of one rank are in the order in which they were enqueued, whatever was believed of the
-        clock when they were told."""
-        pairs = self._pairs
-        rows = pair[(pairs.head_node[pair] > 0) & (pairs.head[pair] > 0)]
-        rows = rows[np.isin(pairs.rank[rows], ranks)]
-        pairs.head[rows] = align(pairs.head_node[rows])
+        """More is known of the clock of these ranks: `align` gives aligned times for the times of
+        their node's clock since which they wait, in `pair` (see `watermarks.realign`) and in P2P
+        ops."""
+        watermarks.realign(self._pairs, pair, ranks, align)
         self._channels.realign(ranks, align)
         self.revision += 1
 
     def keep_heads(self, ranks: Sequence[int], pair: Int32s) -> None:
-        """The clock of these ranks was set: its times of before are not to be aligned again."""
+        """The clock of these ranks was set: its times of before are not aligned again."""
         self._pairs.head_node[pair[np.isin(self._pairs.rank[pair], ranks)]] = 0
         self._channels.keep_heads(ranks)
 
-    def observe_status(self, rank: int, status: RankStatus, at: AlignedNs, now: AlignedNs) -> None:
-        """An agent's evidence about a rank, replacing the previous one; `at` is aligned."""
-        ranks = self._ranks
+    def observe_status(self, status: RankStatus, at: AlignedNs, now: AlignedNs) -> None:
+        """An agent's evidence about a rank, replacing the previous one; `at`: its time, aligned."""
+        ranks, rank = self._ranks, status.rank
         known = ranks.statuses.get(rank)
-        state = STATES.index(status.state)
         if known is None or known.state is not status.state:
             ranks.state_since[rank] = at
-        ranks.state[rank] = state
+        ranks.state[rank] = STATES.index(status.state)
         lost = status.gap_entries - (known.gap_entries if known else 0)
         if lost > 0:
             ranks.gap_at[rank] = now
@@ -407,74 +309,42 @@ class Attempt:
         ranks.statuses[rank] = status
         self.revision += 1
 
-    def connection(self, ranks: Sequence[int], connected: bool, now: AlignedNs) -> None:
+    def connection(self, ranks: Sequence[int], connected: bool) -> None:
         """The stream of these ranks' agent came or went."""
         self._ranks.connected[np.asarray(ranks, np.int64)] = connected
         self.revision += 1
 
     def clock(
-        self, ranks: Sequence[int], node: int, uncertainty_ns: int | None, now: AlignedNs
+        self, ranks: Sequence[int], session: int, uncertainty_ns: int | None, now: AlignedNs
     ) -> None:
-        """How well the clock that these ranks share is known; None while it is unsynchronized.
+        """How well the clock of these ranks is known; None while it is unsynchronized.
 
-        `node` is any number that ranks of one clock, and no others, have in common. To be told
-        again when a rank is declared again, which makes all clocks forget it.
+        `session` is the number of their agent session, whose ranks share one clock. Call it again
+        after a rank was declared again, which forgets the clock.
         """
         bound = UNKNOWN_NS if uncertainty_ns is None else uncertainty_ns
-        self._ranks.set_clock(np.asarray(ranks, np.int64), node, bound, now)
+        self._ranks.set_clock(np.asarray(ranks, np.int64), session, bound, now)
 
     # -- questions ---------------------------------------------------------------------------
 
-    def ended(self, now: AlignedNs) -> bool:
+    def ended(self) -> bool:
         """All ranks that were ever declared are gone."""
-        return self._stand().ended
+        return presence.all_gone(self._ranks)
 
     @property
     def has_agents(self) -> bool:
         """Some agent that speaks for a rank is connected."""
-        return self._stand().has_agents
+        return bool(self._ranks.connected[: self._ranks.count].any())
 
     @property
     def lost(self) -> tuple[tuple[int, RankState, AlignedNs], ...]:
         """Ranks that exited uncleanly or are silent, and since when."""
-        return self._stand().lost
-
-    def _stand(self) -> _Standing:
-        """Asked at every tick; it changes with what is observed only."""
-        if self._standing is None or self._standing[0] != self.revision:
-            table = self._ranks
-            rank = table.sorted()
-            state = table.state[rank]
-            gone = rank[(state == SILENT) | (state == EXITED)]
-            standing = _Standing(
-                ended=len(rank) > 0 and bool((state >= EXITED).all()),
-                has_agents=bool(table.connected[: table.count].any()),
-                lost=tuple(
-                    (r, STATES[table.state[r]], AlignedNs(int(table.state_since[r])))
-                    for r in gone.tolist()
-                ),
-            )
-            self._standing = self.revision, standing
-        return self._standing[1]
+        return presence.lost(self._ranks)
 
     @property
     def has_deserters(self) -> bool:
         """A rank has finished without a collective that other members of its group joined."""
-        ranks, pairs, n = self._ranks, self._pairs, self._pairs.count
-        if not (ranks.state[: ranks.count] == FINISHED).any():
-            return False
-        finished = ranks.knows(pairs.rank[:n])
-        finished[finished] = ranks.state[pairs.rank[:n][finished]] == FINISHED
-        layout = self._pairs.layout()
-        highest = np.full(self._groups.count, UNKNOWN_SEQ, np.int64)
-        highest[layout.groups] = np.maximum.reduceat(pairs.enqueued[layout.order], layout.starts)
-        row = np.flatnonzero(finished)
-        return bool((pairs.enqueued[row] < highest[pairs.group[row]]).any())
-
-    @property
-    def lateness(self) -> Lateness:
-        """Who came late to the collectives that have been settled."""
-        return self._collectives.lateness
+        return presence.has_deserters(self._ranks, self._groups, self._pairs)
 
     def take_clock_hints(self) -> list[ClockHint]:
         """Bounds that completed collectives put on clocks, since the last call."""
@@ -488,18 +358,8 @@ class Attempt:
         return _taken(self._collectives.contradictions)
 
     def unsynchronized(self) -> dict[int, tuple[int, ...]]:
-        """Ranks whose clock is unknown although their agent is connected, by node; empty where
-        all share one node, for then nobody is compared with it."""
-        table = self._ranks
-        count = table.count
-        there = table.declared[:count] & table.connected[:count] & (table.node[:count] >= 0)
-        unknown = there & (table.uncertainty_ns[:count] == UNKNOWN_NS)
-        if not unknown.any() or len(np.unique(table.node[:count][there])) < 2:
-            return {}
-        nodes: dict[int, list[int]] = {}
-        for rank in np.flatnonzero(unknown).tolist():
-            nodes.setdefault(int(table.node[rank]), []).append(rank)
-        return {node: tuple(ranks) for node, ranks in nodes.items()}
+        """Ranks of unknown clock by agent session; see `presence.unsynchronized`."""
+        return presence.unsynchronized(self._ranks)
 
     def node_of(self, rank: int) -> str:
         """The name of the rank's host, empty when it was never declared."""
@@ -507,56 +367,34 @@ class Attempt:
         return info.node if info is not None else ""
 
     @property
-    def nodes(self) -> int:
-        """Clocks that agents have told of."""
-        node = self._ranks.node[: self._ranks.count]
-        return len(np.unique(node[node >= 0]))
+    def clocks(self) -> int:
+        """How many clocks the ranks have."""
+        session = self._ranks.session[: self._ranks.count]
+        return len(np.unique(session[session >= 0]))
 
-    def ranks_beside(self, rank: int) -> tuple[int, ...]:
+    def ranks_of_clock(self, rank: int) -> tuple[int, ...]:
         """All ranks that share the rank's clock."""
-        node = self._ranks.node[: self._ranks.count]
-        return tuple(np.flatnonzero(node == node[rank]).tolist())
+        session = self._ranks.session[: self._ranks.count]
+        return tuple(np.flatnonzero(session == session[rank]).tolist())
 
     def roll(self) -> Roll:
-        """Who is in which group and on which node."""
-        pairs, groups = self._pairs, self._groups
+        """Which ranks are in which group and on which node."""
+        ranks, groups, pairs = self._ranks, self._groups, self._pairs
         return Roll(
             members=lambda group: pairs.rank[groups.rows(group)],
-            groups=self._groups_of,
-            is_dark=lambda group: not self._heard(pairs.rank[groups.rows(group)]),
-            node=self._ranks.node[: self._ranks.count],
-            sends=self._may_send,
+            groups=lambda rank: presence.groups_of(pairs, rank),
+            is_dark=lambda group: not presence.are_connected(ranks, pairs.rank[groups.rows(group)]),
+            node=ranks.session[: ranks.count],
+            sends=lambda rank: presence.may_send(ranks, groups, pairs, self._channels, rank),
         )
-
-    def _groups_of(self, rank: int) -> Int32s:
-        count = self._pairs.count
-        groups: Int32s = self._pairs.group[:count][self._pairs.rank[:count] == rank]
-        return groups
-
-    def _may_send(self, rank: int) -> bool:
-        """Gloo's recorder tells nothing of sends and receives, and a group in which all do nothing
-        else shows no collectives."""
-        if self._channels.has_told(rank):
-            return True
-        info = self._ranks.infos.get(rank)
-        if info is None or "gloo" not in info.backends:
-            return False
-        groups = self._groups_of(rank).tolist()
-        watermarks = [self._pairs.enqueued[self._groups.rows(group)] for group in groups]
-        return any(len(enqueued) > 1 and enqueued.max() < 0 for enqueued in watermarks)
-
-    def _heard(self, rank: Int32s) -> bool:
-        """The agents of all these ranks are connected."""
-        table = self._ranks
-        return bool(table.knows(rank).all() and table.connected[rank].all())
 
     def threshold_s(self, group: int) -> float:
         """How long a wait in this group may take before it is a stall."""
         return float(self._groups.threshold_ns[group]) / 1e9
 
     def take_waits(self, now: AlignedNs) -> Mapping[GroupKind, Sequence[LongWait]] | None:
-        """See `Collectives.take_waits`."""
-        return self._collectives.take_waits(now)
+        """See `StallThresholds.take_waits`."""
+        return self._collectives.thresholds.take_waits(now)
 
     @property
     def evicted(self) -> dict[str, int]:
@@ -576,11 +414,6 @@ class Attempt:
     def disagrees(self) -> bool:
         """There are mismatch facts; cheap, unlike telling them."""
         return self._collectives.disagrees
-
-    def mismatch_facts(self, now: AlignedNs) -> list[MismatchFact]:
-        """Collectives whose members do not agree, and some time beyond their end."""
-        self._collectives.settle(now)
-        return self._collectives.facts()
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Where every rank stands; nothing in it changes afterwards."""
@@ -605,8 +438,15 @@ class Attempt:
         return AttemptView(
             key=self.key,
             world_size=self.world_size,
-            ended=self.ended(now),
-            ranks=status_view.ranks(self._ranks, self._groups, self._pairs, collectives, now),
+            ended=self.ended(),
+            ranks=status_view.ranks(
+                self._ranks,
+                self._groups,
+                self._pairs,
+                collectives.signature_of,
+                collectives.signatures.known,
+                now,
+            ),
             groups=status_view.groups(self._groups, self._ranks, self._pairs, stalls, now),
             skew=collectives.skew.by_op(ops),
             duration=collectives.duration.by_op(ops),
@@ -619,10 +459,3 @@ def _taken(hints: deque[ClockHint]) -> list[ClockHint]:
     taken = list(hints)
     hints.clear()
     return taken
-
-
-def _check_members(field: str, pair: Int32s) -> None:
-    if pair.min() < 0:
-        raise WireError(
-            field, "disagree", f"row {int(pair.argmin())}: the rank is not in the group"
-        )

@@ -18,7 +18,7 @@ from typing import Final
 from frd.engine.attempt import Attempt
 from frd.engine.findings import text as summary
 from frd.engine.findings.board import Board
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.policy import Policy
 from frd.forms import span_text
 from frd.model import (
@@ -85,7 +85,7 @@ class ClockWatcher:
     def _meet(self, attempt: Attempt, now: AlignedNs) -> None:
         """Contradictions, those of the same two nodes together; what heals is forgotten."""
         for hint in attempt.take_contradictions():
-            ranks = sum(map(attempt.ranks_beside, (hint.early_rank, hint.late_rank)), ())
+            ranks = sum(map(attempt.ranks_of_clock, (hint.early_rank, hint.late_rank)), ())
             key = tuple(sorted(ranks))
             known = self._conflicts.setdefault(key, _Conflict(hint, hint, now))
             known.newest, known.seen = hint, now

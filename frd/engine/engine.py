@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from frd.engine.attempt import Applied, Attempt
+from frd.engine.attempt import Attempt
 from frd.engine.evaluation import Case
 from frd.engine.hangs.incident import Claim
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.usual_waits import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.errors import WireError
@@ -25,12 +25,7 @@ from frd.model import (
     Finding,
     FindingEvent,
     FindingState,
-    Int32s,
-    Int64s,
     RankInfo,
-    RankStatus,
-    UInt8s,
-    UInt32s,
 )
 from frd.views import AttemptView, StatusView
 
@@ -87,7 +82,7 @@ class Engine:
             )
         if case.over_at is not None and not attempt.has_seen(info):
             self._supersede(attempt.key, now)
-            if case.over_at is None and (attempt.ended(now) or not attempt.has_agents):
+            if case.over_at is None and (attempt.ended() or not attempt.has_agents):
                 attempt.start_over(info.world_size)
                 self._pending += case.close_all(now, "the job started again")
         return attempt.rank(info, now)
@@ -140,96 +135,6 @@ class Engine:
             case.attempt = None
         else:
             del self._cases[key]
-
-    # -- observations ------------------------------------------------------------------------
-
-    def observe_entries(
-        self,
-        attempt: Attempt,
-        rank: int,
-        pair: Int32s,
-        seq: Int64s,
-        signature: Int32s,
-        flags: UInt8s,
-        created_ns: Int64s,
-        started_ns: Int64s,
-        completed_ns: Int64s,
-        *,
-        replay: bool,
-        teller: int = -1,
-        now: AlignedNs,
-    ) -> Applied:
-        """Transitions of one rank; see `Attempt.observe_entries`."""
-        return attempt.observe_entries(
-            rank,
-            pair,
-            seq,
-            signature,
-            flags,
-            created_ns,
-            started_ns,
-            completed_ns,
-            replay=replay,
-            teller=teller,
-            now=now,
-        )
-
-    def observe_watermarks(
-        self,
-        attempt: Attempt,
-        pair: Int32s,
-        enqueued: Int64s,
-        started: Int64s,
-        completed: Int64s,
-        head_created_ns: Int64s,
-        seen_rank: Int32s,
-        as_of_ns: Int64s,
-        now: AlignedNs,
-        *,
-        head_node_ns: Int64s | None = None,
-    ) -> None:
-        """Where ranks stand; see `Attempt.observe_watermarks`."""
-        attempt.observe_watermarks(
-            pair,
-            enqueued,
-            started,
-            completed,
-            head_created_ns,
-            seen_rank,
-            as_of_ns,
-            now,
-            head_node_ns=head_node_ns,
-        )
-
-    def observe_channels(
-        self,
-        attempt: Attempt,
-        rank: int,
-        group: Int32s,
-        peer: Int32s,
-        is_send: UInt8s,
-        in_flight: UInt32s,
-        head_created_ns: Int64s,
-        now: AlignedNs,
-        *,
-        head_node_ns: Int64s | None = None,
-    ) -> None:
-        """P2P ops of one rank; see `Attempt.observe_channels`."""
-        attempt.observe_channels(
-            rank, group, peer, is_send, in_flight, head_created_ns, now, head_node_ns=head_node_ns
-        )
-
-    def observe_status(
-        self, attempt: Attempt, rank: int, status: RankStatus, at: AlignedNs, now: AlignedNs
-    ) -> None:
-        """An agent's evidence about a rank; see `Attempt.observe_status`."""
-        attempt.observe_status(rank, status, at, now)
-
-    def connection(
-        self, attempt: Attempt, ranks: Sequence[int], connected: bool, now: AlignedNs
-    ) -> None:
-        """The stream of these ranks' agent came or went."""
-        attempt.connection(ranks, connected, now)
 
     def take_clock_hints(self) -> Iterator[tuple[Attempt, ClockHint]]:
         """What collectives have told of clocks since the last call, by attempt."""

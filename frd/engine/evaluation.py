@@ -210,7 +210,7 @@ class Case:
             waited_s = self._policy.deserted_after_s
             yield from self.close_all(now, f"no agent has reported on it for {waited_s:.0f} s")
             return
-        if not attempt.ended(now):
+        if not attempt.ended():
             self.ended_at = None
         elif self.ended_at is None:
             self.ended_at = now

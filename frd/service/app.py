@@ -112,7 +112,7 @@ class App:
         self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
         self._engine = Engine(config.policy)
-        self._marks = WatermarkBuffer(self._engine)
+        self._watermarks = WatermarkBuffer()
         self._clocks = AgentClocks(now, raw_now)
         self._pings = Pings(self._clocks, self._admission)
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
@@ -129,7 +129,7 @@ class App:
         )
         self._streams = Streams(
             self._engine,
-            self._marks,
+            self._watermarks,
             self._clocks,
             self._journal_writer,
             now=now,
@@ -141,7 +141,7 @@ class App:
         )
         self._evaluator = Evaluator(
             self._engine,
-            self._marks,
+            self._watermarks,
             self._findings,
             self._journal_writer,
             now=now,

@@ -255,7 +255,8 @@ def test_nothing_that_is_told_breaks_a_clock(told: list[Any], stamps: list[int])
             clock.readings(columns[:, 0], columns[:, 1], columns[:, 2])
         clock.one_way(NodeNs(EPOCH), AlignedNs(EPOCH + number))
         alignment = clock.alignment(ServiceRawNs(11 * S), table)
-        assert alignment.uncertainty_ns_now is None or alignment.uncertainty_ns_now >= 0
+        uncertainty_ns = alignment.uncertainty_ns(alignment.at_ns)
+        assert uncertainty_ns is None or uncertainty_ns >= 0
         data = msgspec.msgpack.encode(alignment)
         assert msgspec.msgpack.decode(data, type=Alignment) == alignment
         aligned = alignment.to_aligned(np.array(stamps, np.int64))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from frd.engine.clocks.alignment import Alignment, Segment
 from frd.engine.engine import Engine
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, AttemptKey, GroupInfo, NodeNs, RankInfo, WatermarkColumns
+from frd.engine.state.watermarks import WatermarkRows
+from frd.model import AlignedNs, AttemptKey, GroupInfo, Int32s, NodeNs, RankInfo
 from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 
@@ -24,14 +25,13 @@ rows = st.lists(
 messages = st.lists(st.tuples(rows, st.integers(-5, 5)), max_size=6)
 
 
-def columns(told: list[tuple[int, int, int]]) -> WatermarkColumns:
+def columns(told: list[tuple[int, int, int]], pairs: Int32s) -> WatermarkRows:
     """Rows of (rank, enqueued, how many of these are outstanding) of one group."""
-    rank = np.array([row[0] for row in told], np.uint32)
+    rank = np.array([row[0] for row in told], np.int32)
     enqueued = np.array([row[1] for row in told], np.int64)
     outstanding = np.array([row[2] for row in told], np.int64)
-    return WatermarkColumns(
-        rank=rank,
-        group=np.zeros(len(told), np.uint32),
+    return WatermarkRows(
+        pair=pairs[rank],
         enqueued=enqueued,
         started=np.full(len(told), -1, np.int64),
         completed=np.maximum(enqueued - outstanding, -1),
@@ -57,11 +57,9 @@ def told(sent: list[tuple[list[tuple[int, int, int]], int]], *, at_once: bool) -
         attempt.rank(RankInfo(rank, WORLD, "n", "b", rank), NOW)
     group = attempt.group(GroupInfo("0", "default_pg", tuple(range(WORLD))))
     pairs = np.array([attempt.pair(rank, group) for rank in range(WORLD)], np.int32)
-    marks = WatermarkBuffer(engine)
+    marks = WatermarkBuffer()
     for rows, offset_ns in sent:
-        batch = columns(rows)
-        seen = batch.rank.astype(np.int32)
-        marks.add(attempt, pairs[batch.rank], seen, batch, alignment(offset_ns))
+        marks.add(attempt, columns(rows, pairs), alignment(offset_ns))
         if not at_once:
             marks.flush(NOW)
     marks.flush(NOW)

@@ -110,7 +110,7 @@ class Service:
         self._published = published
         self.now = RealTime(lambda: host.real(true_now()), self.raw)
         self.engine = Engine(policy)
-        self._marks = WatermarkBuffer(self.engine)
+        self._marks = WatermarkBuffer()
         self._clocks = AgentClocks(self.now, self.raw)
         self.findings = FindingStore(disk.folder / "findings.sqlite3")
         self._recorder = JournalWriter(

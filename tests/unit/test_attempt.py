@@ -40,7 +40,7 @@ class Job:
         self.attempt = Attempt(AttemptKey("job", 0), world, self.policy, at(0))
         self.ranks = [self.attempt.rank(rank_info(r, world=world), at(0)) for r in range(world)]
         self.group = self.attempt.group(GroupInfo("0", "default_pg", tuple(range(world))))
-        self.attempt.connection(self.ranks, True, at(0))
+        self.attempt.connection(self.ranks, True)
 
     def entries(
         self,
@@ -97,7 +97,7 @@ class Job:
 
     def status(self, rank: int, state: RankState, when: float, *, gap: int = 0) -> None:
         status = RankStatus(rank, state, NodeNs(at(when)), f"rank {rank} is {state}", gap)
-        self.attempt.observe_status(rank, status, at(when), at(when))
+        self.attempt.observe_status(status, at(when), at(when))
 
     def stalled(self, now: float) -> list[tuple[int, int]]:
         """(rank, seq) of the stalls."""
@@ -233,9 +233,9 @@ def test_an_attempt_ends_with_its_last_rank() -> None:
     job = Job(world=2)
     job.status(0, RankState.EXITED, 1)
     job.status(1, RankState.SILENT, 1)
-    assert not job.attempt.ended(at(2))
+    assert not job.attempt.ended()
     job.status(1, RankState.FINISHED, 3)
-    assert job.attempt.ended(at(3))
+    assert job.attempt.ended()
 
 
 def test_a_program_that_runs_ahead_is_not_stalled() -> None:
@@ -441,9 +441,9 @@ def test_the_minority_is_told_from_the_majority() -> None:
     """Rank 2 passes another size; it does not matter that its rows came first."""
     job = Job()
     job.entries(2, [1], Flags.JOINED, size=8)
-    assert job.attempt.mismatch_facts(at(0)) == []
+    assert job.attempt.snapshot(at(0)).mismatches == []
     job.entries(0, [1], Flags.JOINED)
-    (early,) = job.attempt.mismatch_facts(at(0))
+    (early,) = job.attempt.snapshot(at(0)).mismatches
     assert not early.complete
     job.entries(1, [1], Flags.JOINED)
     job.entries(3, [1], Flags.JOINED)
@@ -459,9 +459,9 @@ def test_a_mismatch_that_completed_is_told_for_a_while() -> None:
     job = Job(world=2)
     job.entries(0, [1], size=4)
     job.entries(1, [1], op="broadcast")
-    assert len(job.attempt.mismatch_facts(at(1))) == 1
-    assert len(job.attempt.mismatch_facts(at(10))) == 1
-    assert job.attempt.mismatch_facts(at(12)) == []
+    assert len(job.attempt.snapshot(at(1)).mismatches) == 1
+    assert len(job.attempt.snapshot(at(10)).mismatches) == 1
+    assert job.attempt.snapshot(at(12)).mismatches == []
 
 
 def test_only_the_first_mismatches_of_a_group_are_kept() -> None:
@@ -469,7 +469,7 @@ def test_only_the_first_mismatches_of_a_group_are_kept() -> None:
     job = Job(world=2)
     job.entries(0, range(1, 500), Flags.JOINED, size=4)
     job.entries(1, range(20, 500), Flags.JOINED, size=8)
-    facts = job.attempt.mismatch_facts(at(1))
+    facts = job.attempt.snapshot(at(1)).mismatches
     assert [fact.seq for fact in facts] == list(range(20, 20 + MOST_FACTS_PER_GROUP))
     assert job.attempt.evicted["mismatches"] > 400
 
@@ -486,7 +486,7 @@ def test_an_all_to_all_must_add_up() -> None:
             job.attempt, rank, job.group, (1, 2), Flags.JOINED,
             signature=ops, created=at(0), now=at(0),
         )  # fmt: skip
-    (fact,) = job.attempt.mismatch_facts(at(1))
+    (fact,) = job.attempt.snapshot(at(1)).mismatches
     assert fact.seq == 2
     assert fact.detail == "all members together put in 1 element fewer than they take out"
 

@@ -96,7 +96,7 @@ def test_an_attempt_without_agents_ends() -> None:
     """Its nodes are gone without a word: first it hangs, then nobody expects anything of it."""
     job = hang(Job(4, POLICY))
     assert job.open()
-    job.engine.connection(job.attempt, range(4), False, job.now)
+    job.attempt.connection(range(4), False)
     job.reporting.clear()
     job.run(20)
     assert not views(job)[0].ended
@@ -111,10 +111,10 @@ def test_an_attempt_without_agents_ends() -> None:
 def test_agents_that_come_back_take_their_attempt_up_again() -> None:
     """The network is cut for longer than the service waits, but shorter than it remembers."""
     job = Job(4, POLICY).group("dp", range(4)).all_reduce("dp", 0)
-    job.engine.connection(job.attempt, range(4), False, job.now)
+    job.attempt.connection(range(4), False)
     job.run(40)
     assert views(job)[0].ended
-    job.engine.connection(job.attempt, range(4), True, job.now)
+    job.attempt.connection(range(4), True)
     job.run(1)
     assert not views(job)[0].ended
     job.join("dp", [0, 1, 3], 1).run(8)
@@ -128,7 +128,7 @@ def test_attempts_that_no_agent_speaks_for_make_room() -> None:
     Job(1, engine=job.engine, now=job.now, name="b")
     with pytest.raises(WireError, match="max_attempts"):
         Job(1, engine=job.engine, now=job.now, name="c")
-    job.engine.connection(job.attempt, [0], False, job.now)
+    job.attempt.connection([0], False)
     job.run(90)
     Job(1, engine=job.engine, now=job.now, name="c")
     assert [view.key.job for view in job.engine.status_view(job.now).attempts] == ["b", "c"]

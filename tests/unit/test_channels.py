@@ -5,18 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from frd.engine.state.p2p import P2PChannels
+from frd.model import ChannelColumns
 
 
 def tell(channels: P2PChannels, rank: int, in_flight: list[int], since: list[int]) -> None:
     """So many to each of the next ranks."""
     peers = rank + 1 + np.arange(len(in_flight))
     channels.replace(
-        rank,
-        np.zeros(len(peers), np.int32),
-        peers.astype(np.int32),
-        np.ones(len(peers), np.uint8),
-        np.array(in_flight, np.uint32),
-        np.array(since, np.int64),
+        ChannelColumns(
+            rank=rank,
+            group=np.zeros(len(peers), np.uint32),
+            peer=peers.astype(np.int32),
+            is_send=np.ones(len(peers), np.uint8),
+            in_flight=np.array(in_flight, np.uint32),
+            head_created_ns=np.array(since, np.int64),
+        )
     )
 
 

@@ -360,7 +360,7 @@ def test_others_that_agree_move_an_estimate_but_not_its_interval() -> None:
     moved = world.agent.alignment(world.at)
     by = moved.line_ns - plain.line_ns
     assert 15 * US < by <= 20 * US
-    before, after = plain.uncertainty_ns_now, moved.uncertainty_ns_now
+    before, after = (one.uncertainty_ns(one.at_ns) for one in (plain, moved))
     assert before is not None
     assert after is not None
     assert before - US < after < before + by + US

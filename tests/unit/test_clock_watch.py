@@ -138,7 +138,7 @@ def test_a_node_whose_agent_is_gone_is_not_told_of() -> None:
     """Nothing is known of its clock because nothing is known of it at all."""
     job = race()
     job.attempt.clock([2, 3], 1, None, job.now)
-    job.engine.connection(job.attempt, [2, 3], False, job.now)
+    job.attempt.connection([2, 3], False)
     assert go_on(job, 40) == []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from frd.engine.clocks.alignment import Alignment, ClockState
 from frd.engine.clocks.estimator import Exchange
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module

@@ -128,7 +128,7 @@ def test_what_comes_late_of_an_agent_before_is_not_of_the_next_one() -> None:
     job.attempt.clock([2, 3], 2, 0, job.now)
     job.run(1)
     job.attempt.clock([0, 1], 3, 0, job.now)
-    job.teller = 1
+    job.session = 1
     job.join("dp", [0], 4)
     job.marks["dp", 0] = [-1, -1, -1, 0]
     job.run(30)

@@ -211,7 +211,7 @@ def test_late_telemetry_takes_no_certainty_away() -> None:
     job = hanging()
     job.run(8)
     job.reporting.discard(2)
-    job.engine.connection(job.attempt, [2], False, job.now)
+    job.attempt.connection([2], False)
     job.run(20)
     (suspect,) = job.only().suspects
     assert (suspect.reason, suspect.confidence) == (Reason.CPU_STUCK, Confidence.HIGH)

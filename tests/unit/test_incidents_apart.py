@@ -109,10 +109,10 @@ def test_an_agent_that_goes_away_does_not_take_an_incident_apart() -> None:
     job.run(8)
     first = job.only()
     for _ in range(3):
-        job.engine.connection(job.attempt, [4, 5], False, job.now)
+        job.attempt.connection([4, 5], False)
         job.reporting -= {4, 5}
         job.run(4)
-        job.engine.connection(job.attempt, [4, 5], True, job.now)
+        job.attempt.connection([4, 5], True)
         job.reporting |= {4, 5}
         job.run(4)
     assert [finding.id for finding in job.findings()] == [first.id]

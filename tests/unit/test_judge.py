@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.matching.arrivals import LostTime, as_culprit
 from frd.engine.policy import Policy
+from frd.engine.stragglers.arrivals import LostTime, as_culprit
 from frd.engine.stragglers.detection import Judgement, Roll, judge
 from frd.engine.stragglers.lateness import BUCKETS, Lateness
 from frd.model import AlignedNs, Int32s, Int64s

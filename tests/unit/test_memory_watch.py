@@ -49,7 +49,7 @@ class Job:
             self.engine.rank(self.attempt, rank_info(rank, len(curves), per_node=2), at(0))
             series = SeriesInfo(rank, SeriesKind.HOST_USED)
             self.handles.append(np.array([self.attempt.memory_series(series)], np.int32))
-        self.engine.connection(self.attempt, range(len(curves)), True, at(0))
+        self.attempt.connection(range(len(curves)), True)
         self.second = 0
 
     def run(self, until: int) -> list[FindingEvent]:

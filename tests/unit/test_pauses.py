@@ -271,7 +271,7 @@ class Service:
             limits=JournalLimits(),
         )
         self.evaluator = Evaluator(
-            self.engine, WatermarkBuffer(self.engine), self.store, self.recorder,
+            self.engine, WatermarkBuffer(), self.store, self.recorder,
             now=lambda: self.now, project=ServiceState, publish=lambda events: None,
         )  # fmt: skip
         self.evaluator.take_up()

@@ -25,8 +25,8 @@ from frd.model import (
 )
 from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest import revisions as ledger_module
-from frd.service.ingest.rank_owners import RankOwners
 from frd.service.ingest.revisions import Revisions
+from frd.service.ingest.streams import RankOwners
 from frd.wire import (
     AttemptDecl,
     Declare,
@@ -330,22 +330,22 @@ def test_the_engine_hears_how_good_a_clock_is_now() -> None:
 def test_ranks_of_one_agent_share_a_clock() -> None:
     """Its streams, one after the other, have one number; another process has another one."""
     ledger = Revisions()
-    first, other = ledger.number(("boot", "a")), ledger.number(("boot", "b"))
+    first, other = ledger.session_number(("boot", "a")), ledger.session_number(("boot", "b"))
     assert first != other
-    assert ledger.number(("boot", "a")) == first
+    assert ledger.session_number(("boot", "a")) == first
 
 
 def test_ever_new_sessions_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent restarts for ever: those who have a stream now and then keep their numbers."""
     monkeypatch.setattr(ledger_module, "MAX_SESSIONS", 8)
     ledger = Revisions()
-    mine = ledger.number(("boot", "mine"))
+    mine = ledger.session_number(("boot", "mine"))
     others = set()
     for i in range(100):
-        others.add(ledger.number(("boot", str(i))))
-        assert ledger.number(("boot", "mine")) == mine
+        others.add(ledger.session_number(("boot", str(i))))
+        assert ledger.session_number(("boot", "mine")) == mine
     assert len(others) == 100
-    assert ledger.number(("boot", "0")) not in others
+    assert ledger.session_number(("boot", "0")) not in others
 
 
 def test_a_late_message_shows_as_lag() -> None:
@@ -410,10 +410,10 @@ def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:
     """Thousands of processes of one rank in one attempt: few of them are remembered."""
     ledger = Revisions()
     for pid in range(1000):
-        ledger.progress(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
-    last = ledger.progress(KEY, RankInfo(0, 4, "n", "boot", 998), "s")
+        ledger.of_process(KEY, RankInfo(0, 4, "n", "boot", pid), "s").applied = pid
+    last = ledger.of_process(KEY, RankInfo(0, 4, "n", "boot", 998), "s")
     assert last.applied == 998
-    assert ledger.progress(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
+    assert ledger.of_process(KEY, RankInfo(0, 4, "n", "boot", 3), "s").applied == 0
     assert ledger.ranks(KEY) == {0}
 
 

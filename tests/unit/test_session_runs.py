@@ -17,7 +17,7 @@ from frd.model import (
     Signature,
 )
 from frd.service.clocks.agent_clocks import AgentClock, guess
-from frd.service.ingest.rank_owners import RankOwners
+from frd.service.ingest.streams import RankOwners
 from frd.service.state import NodeView
 from frd.service.unwatched import unwatched
 from frd.wire import (
@@ -109,11 +109,11 @@ def test_the_second_run_counts_once_the_first_has_ended() -> None:
     agent.send(entries(1, range(5)))
     agent.send(entries(1, range(90), rank=2, group=1))
     agent.ends(0, 1)
-    assert not agent.session.must_resync
+    assert not agent.session.declared.must_resync
     assert service.runs.settle(AlignedNs(service.now))
-    assert agent.session.must_resync
+    assert agent.session.declared.must_resync
     assert service.runs.take_changed() == [agent.session.stream]
-    assert agent.session.take_entered() == [0, 1, 2, 3]
+    assert agent.session.declared.take_entered() == [0, 1, 2, 3]
     assert pids(service) == [110, 113]
     assert enqueued(service) == -1
     agent.stands(2, 89)

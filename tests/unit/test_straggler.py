@@ -144,7 +144,7 @@ def test_a_group_of_silent_members_may_have_held_anybody_up() -> None:
     pairs = [[0, 4], [1, 5], [2, 6], [3, 7]]
     race = Race(9, [pairs], per_node=1, uncertainty_ns=100_000)
     race.attempt.group(GroupInfo("dark", "dark", (0, 8)))
-    race.engine.connection(race.attempt, [8], False, race.now)
+    race.attempt.connection([8], False)
     race.run(arrivals(9, [pairs], 1_300, slower(even(9), [0, 3], 0.03)))
     assert named(race) == [(3,)]
 

@@ -37,7 +37,7 @@ class Evaluated:
         self._see = see
         self.evaluator = Evaluator(
             self.job.engine,
-            WatermarkBuffer(self.job.engine),
+            WatermarkBuffer(),
             self.store,
             self.recorder,
             now=lambda: self.job.now,

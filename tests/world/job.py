@@ -56,7 +56,7 @@ class Job:
         """(group, rank) -> enqueued, started, completed, head created."""
         self.statuses: dict[int, RankStatus] = {}
         self.reporting = set(range(world))
-        self.teller = -1
+        self.session = -1
         """The agent session that tells rows."""
         self._declare(range(world))
 
@@ -70,7 +70,7 @@ class Job:
             self.engine.rank(self.attempt, info, self.now)
             if rank in self.statuses:
                 self._tell(self.statuses[rank])
-        self.engine.connection(self.attempt, list(ranks), True, self.now)
+        self.attempt.connection(list(ranks), True)
 
     def group(self, name: str, ranks: Iterable[int]) -> Job:
         self.groups[name] = GroupInfo(name, name, tuple(ranks))
@@ -130,13 +130,13 @@ class Job:
 
     def _tell(self, status: RankStatus) -> None:
         at = AlignedNs(status.at_ns)
-        self.attempt.observe_status(status.rank, status, at, self.now)
+        self.attempt.observe_status(status, at, self.now)
 
     def _entry(self, name: str, rank: int, seq: int, flags: Flags, op: str | Signature) -> None:
         told = op if isinstance(op, Signature) else Signature("gloo", op, ((4,),), ((4,),))
         observe.entries(
             self.attempt, rank, self.handles[name], seq, flags,
-            signature=told, created=self.now, teller=self.teller, now=self.now,
+            signature=told, created=self.now, session=self.session, now=self.now,
         )  # fmt: skip
 
     # -- time --------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.engine.attempt import Applied, Attempt
-from frd.model import AlignedNs, Flags, RankInfo, Signature
+from frd.engine.state.entry_batch import EntryRows
+from frd.engine.state.watermarks import WatermarkRows
+from frd.model import AlignedNs, ChannelColumns, Flags, RankInfo, Signature
 
 BOTH = Flags.JOINED | Flags.COMPLETED
 ALL_REDUCE = Signature("nccl", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))
@@ -36,10 +38,9 @@ def entries(
     *,
     signature: Signature | Sequence[Signature] = ALL_REDUCE,
     created: Column,
-    started: Column = 0,
     completed: Column = 0,
     replay: bool = False,
-    teller: int = -1,
+    session: int = -1,
     now: AlignedNs,
 ) -> Applied:
     """Entry rows of one rank; `group` and `signature` may differ from row to row."""
@@ -51,19 +52,16 @@ def entries(
     def column(values: Any, dtype: Any = np.int64) -> Any:
         return np.broadcast_to(np.asarray(values), seqs.shape).astype(dtype)
 
-    return attempt.observe_entries(
-        rank,
-        column(pairs, np.int32),
-        seqs,
-        column([attempt.signature(one) for one in signatures], np.int32),
-        column(flags, np.uint8),
-        column(created),
-        column(started),
-        column(completed),
-        replay=replay,
-        teller=teller,
-        now=now,
+    rows = EntryRows(
+        rank=rank,
+        pair=column(pairs, np.int32),
+        seq=seqs,
+        signature=column([attempt.signature(one) for one in signatures], np.int32),
+        flags=column(flags, np.uint8),
+        created_ns=column(created),
+        completed_ns=column(completed),
     )
+    return attempt.observe_entries(rows, replay=replay, session=session, now=now)
 
 
 def watermarks(
@@ -77,14 +75,9 @@ def watermarks(
     up to `as_of`."""
     pair, enqueued, started, completed, head = _columns(rows, 5)
     ranks = np.array([seen] if isinstance(seen, int) else [*seen], np.int32)
+    as_of_ns = np.broadcast_to(np.asarray(as_of), ranks.shape).astype(np.int64)
     attempt.observe_watermarks(
-        pair.astype(np.int32),
-        enqueued,
-        started,
-        completed,
-        head,
-        ranks,
-        np.broadcast_to(np.asarray(as_of), ranks.shape).astype(np.int64),
+        WatermarkRows(pair.astype(np.int32), enqueued, started, completed, head, ranks, as_of_ns),
         now,
     )
 
@@ -94,15 +87,15 @@ def p2p_ops(
 ) -> None:
     """All P2P ops of a rank in flight: rows of (group, peer, is send, in flight, since)."""
     group, peer, is_send, in_flight, since = _columns(rows, 5)
-    attempt.observe_channels(
-        rank,
-        group.astype(np.int32),
-        peer.astype(np.int32),
-        is_send.astype(np.uint8),
-        in_flight.astype(np.uint32),
-        since,
-        now,
+    columns = ChannelColumns(
+        rank=rank,
+        group=group.astype(np.uint32),
+        peer=peer.astype(np.int32),
+        is_send=is_send.astype(np.uint8),
+        in_flight=in_flight.astype(np.uint32),
+        head_created_ns=since,
     )
+    attempt.observe_channels(columns, now)
 
 
 def _columns(rows: Iterable[tuple[int, ...]], width: int) -> npt.NDArray[np.int64]:

@@ -85,7 +85,7 @@ class Race:
             node = int(self.node_of[rank])
             info = RankInfo(rank, world, f"node{node}", f"boot{node}", 100 + rank)
             self.engine.rank(self.attempt, info, self.now)
-        self.engine.connection(self.attempt, range(world), True, self.now)
+        self.attempt.connection(range(world), True)
         for node in range(nodes):
             ranks = np.flatnonzero(self.node_of == node).tolist()
             self.attempt.clock(ranks, node, uncertainty_ns, self.now)

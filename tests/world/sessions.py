@@ -50,7 +50,7 @@ class Service:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policy or Policy(stall_after_s=1.0))
-        self.marks = WatermarkBuffer(self.engine)
+        self.marks = WatermarkBuffer()
         self.ledger = Revisions()
         self.runs = JobRuns()
         self.now = NOW

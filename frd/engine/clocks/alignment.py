@@ -100,10 +100,6 @@ class Alignment(NamedTuple):
         starts = [one.segments[-1].start_ns for one in (self, other) if one.segments]
         return len(set(starts)) < 2
 
-    @property
-    def uncertainty_ns_now(self) -> int | None:
-        return self.uncertainty_ns(max(self.now_ns - self.line_ns, self.at_ns))
-
     def uncertainty_ns(self, node_ns: int) -> int | None:
         """The offset at this node time is off by so much at most; None when nothing bounds it."""
         if self.state is not ClockState.SYNCHRONIZED:

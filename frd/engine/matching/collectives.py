@@ -1,40 +1,83 @@
 """The collectives of one attempt: from joined rows to matched counts, skew and disagreements.
 
 Rows of every rank meet in the accumulators of `frd.engine.matching.open_collectives`. A collective
-is matched when the rows of all members have passed its completion; by then nothing more can come of
-it, and what it left (arrival skew, duration) goes into the histograms and into the group's stall
-threshold. Who is missing from an open one is none of this module's business: watermarks tell that.
+is matched when the rows of all members have passed its completion. Its arrival skew and duration
+then go into the histograms, its wait into the stall threshold of its group, and the whole of it to
+the consumer `on_settled`. Which ranks are missing from an open collective is a question to the
+watermarks, not to this module.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from frd.engine.matching.arrivals import ClockHint, GroupClocks, charges, clock_hints, waits
-from frd.engine.matching.durations import OpHistograms
+from frd.engine.matching.clock_hints import ClockHint, GroupClocks, clock_hints
 from frd.engine.matching.mismatches import Mismatches
 from frd.engine.matching.open_collectives import OpenCollectives, RetiredCollectives
 from frd.engine.matching.signature_rules import Signatures
-from frd.engine.matching.usual_waits import GroupKind, LongWait, WaitHistory
+from frd.engine.matching.usual_waits import GroupKind, LongWait, StallThresholds
 from frd.engine.policy import Policy
 from frd.engine.state.entry_batch import PairRuns, Places
 from frd.engine.state.snapshot import Bools, MismatchFact
 from frd.engine.state.tables import GroupTable, PairTable, RankTable
-from frd.engine.stragglers.lateness import Lateness
 from frd.model import AlignedNs, Int32s, Int64s
+from frd.views import Histogram
 
-_EXPIRY_NS: Final = 60_000_000_000
-"""How often tails are asked whether they have forgotten something."""
-_TELL_AGAIN_NS: Final = 600_000_000_000
-"""How often waits are told that change no threshold: they show that a pause is usual still."""
+BOUNDS_S: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
+_BOUNDS_NS: Final = np.array([round(bound * 1e9) for bound in BOUNDS_S])
+_WIDTH: Final = len(BOUNDS_S) + 1
 _MOST_RETIRED: Final = 8_192
-"""Collectives that wait to be learnt from all at once."""
+"""Retired collectives that wait to be evaluated together."""
 _MOST_HINTS: Final = 1_024
-"""Kept for who may ask."""
+"""Kept until they are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Collectives that are over, and which conclusions their times allow: parallel arrays."""
+
+    closed: RetiredCollectives
+    ended: Bools
+    """All members joined and waited for each other."""
+    fair: Bools
+    """The members' arrivals compare: their clocks are known."""
+    clocks: GroupClocks
+
+
+class OpHistograms:
+    """Seconds by op index; rows appear as ops do."""
+
+    def __init__(self) -> None:
+        self._counts: npt.NDArray[np.int64] = np.zeros((0, _WIDTH), np.int64)
+        self._total_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def add(self, op: Int32s, value_ns: npt.NDArray[Any]) -> None:
+        if not len(op):
+            return
+        if (need := int(op.max()) + 1 - len(self._total_ns)) > 0:
+            self._counts = np.append(self._counts, np.zeros((need, _WIDTH), np.int64), axis=0)
+            self._total_ns = np.append(self._total_ns, np.zeros(need, np.int64))
+        cell = op * _WIDTH + np.searchsorted(_BOUNDS_NS, value_ns)
+        ops = len(self._total_ns)
+        self._counts += np.bincount(cell, minlength=ops * _WIDTH).reshape(ops, _WIDTH)
+        # Whole numbers, so that their sum does not depend on their order.
+        self._total_ns += np.bincount(op, value_ns, minlength=ops).astype(np.int64)
+
+    def by_op(self, names: Sequence[str]) -> dict[str, Histogram]:
+        """Those that hold anything; `names` are the ops by index."""
+        return {
+            name: Histogram(BOUNDS_S, tuple(counts), total / 1e9)
+            for name, counts, total in zip(
+                names, self._counts.tolist(), self._total_ns.tolist(), strict=False
+            )
+            if any(counts)
+        }
 
 
 class Collectives:
@@ -49,70 +92,40 @@ class Collectives:
         pairs: PairTable,
         known: Mapping[GroupKind, Sequence[LongWait]],
         now: AlignedNs,
+        on_settled: Callable[[Settled, AlignedNs], None],
     ) -> None:
-        """`known` is what earlier attempts of the job have shown."""
-        self._policy = policy
+        """`known` are long waits of earlier attempts of the job."""
         self._ranks = ranks
         self._groups = groups
         self._pairs = pairs
+        self._on_settled = on_settled
+        self.thresholds = StallThresholds(policy, groups, known, now)
         self.signatures = Signatures(policy.max_signatures)
         self.open_collectives = OpenCollectives(
             policy.max_open_collectives, policy.max_open_collectives_per_group
         )
         self.skew = OpHistograms()
         self.duration = OpHistograms()
-        self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
         self.clock_hints: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
-        """What collectives told of clocks, until somebody takes it."""
+        """What collectives showed of clocks, until it is taken."""
         self.contradictions: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
-        """Those of them that cannot be; for somebody else to take."""
+        """Those that contradict the clocks' uncertainties, for another reader."""
         self._clocks = GroupClocks.of(0, ranks, pairs)
         self._clocks_as_of = (-1, -1, -1)
         self._mismatches = Mismatches()
-        self._began_at = now
-        self._tails = {sort: WaitHistory(now, waits) for sort, waits in known.items()}
-        self._tails_asked_at = AlignedNs(0)
-        self._sorts: list[GroupKind] = []
-        """By group."""
-        self._of_sort: dict[GroupKind, list[int]] = {}
-        """Groups that pause alike."""
-        self._went_on_at = 0
-        """When the first member came to a collective that all have joined: the newest of these."""
-        self._raised_at = 0
-        """End of the wait that raised a threshold, until that is told; else 0."""
-        self._waited = False
-        """There are waits that were not told."""
-        self._told_at = now
         self._unsettled = False
         self._retired: list[RetiredCollectives] = []
-        """Out of the ring, and not learnt from yet."""
+        """Not evaluated yet."""
         self.late_rows = 0
         """Rows of collectives whose accumulators had been evicted."""
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
-        before, self._policy = self._policy, policy
         self.signatures.limit = policy.max_signatures
         self.open_collectives.bound(
             policy.max_open_collectives, policy.max_open_collectives_per_group
         )
-        windows = (before.straggler_window_s, before.telemetry_late_s)
-        if windows != (policy.straggler_window_s, policy.telemetry_late_s):
-            self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
-        self._groups.threshold_ns[: self._groups.count] = round(policy.stall_after_s * 1e9)
-        self._tails_asked_at = AlignedNs(0)  # what is usual is asked again before anything stalls
-
-    def add_group(self, group: int) -> None:
-        """Its threshold is that of its sort."""
-        info = self._groups.infos[group]
-        sort = info.label, len(info.ranks)
-        self._sorts.append(sort)
-        alike = self._of_sort.setdefault(sort, [])
-        alike.append(group)
-        if alike[:-1]:
-            self._groups.threshold_ns[group] = self._groups.threshold_ns[alike[0]]
-        elif sort in self._tails:
-            self._adapt([sort], self._began_at)
+        self.thresholds.adopt(policy)
 
     # -- rows --------------------------------------------------------------------------------
 
@@ -138,7 +151,7 @@ class Collectives:
             self.late_rows += len(slot) - len(rows)
         slot, seq, signature = slot[rows], runs.seq[rows], signature[rows]
         other = self.open_collectives.merge(
-            slot, seq, signature, created[rows], rank, self._ranks.node
+            slot, seq, signature, created[rows], rank, self._ranks.session
         )
         if other.any():
             groups = np.repeat(group, runs.count)[rows]
@@ -216,7 +229,7 @@ class Collectives:
     # -- what is over ------------------------------------------------------------------------
 
     def settle(self, now: AlignedNs) -> None:
-        """Retire what all members have passed, and let old facts and waits fade."""
+        """Retire what all members have passed, and drop old mismatches and waits."""
         if self._unsettled:
             self._unsettled = False
             layout = self._pairs.layout()
@@ -228,9 +241,7 @@ class Collectives:
             self._learn(now)
         if len(self._mismatches):
             self._mismatches.expire(self.open_collectives.windows.done, now)
-        if self._tails and now - self._tails_asked_at > _EXPIRY_NS:
-            self._tails_asked_at = now
-            self._adapt(self._tails, now)
+        self.thresholds.expire(now)
 
     def _passed(self, group: int) -> int:
         """The seq whose completion the rows of every member have passed."""
@@ -244,24 +255,26 @@ class Collectives:
                 self._learn(now)
 
     def _learn(self, now: AlignedNs) -> None:
-        """What retired collectives tell of their groups, members and clocks."""
+        """Evaluate the retired collectives: histograms, thresholds, clocks, and `on_settled`."""
         closed, self._retired = RetiredCollectives.of(self._retired), []
-        groups, ops = self._groups, self.signatures.op[closed.signature]
+        groups, signatures, of = self._groups, self.signatures, closed.signature
         groups.matched[: groups.count] += np.bincount(closed.group, minlength=groups.count)
         full = closed.joined == groups.size[closed.group]
-        if full.any():
-            self._went_on_at = max(self._went_on_at, int(closed.first_created[full].max()))
         clocks = self._group_clocks()
         fair = full & clocks.comparable(closed)
-        skew = closed.last_created - closed.first_created
+        ops, skew = signatures.op[of], closed.last_created - closed.first_created
         self.skew.add(ops[fair], skew[fair])
         timed = fair & (closed.last_completed > 0)
         spent = closed.last_completed - closed.first_created
         self.duration.add(ops[timed], np.maximum(spent[timed], 0))
-        self._compare_arrivals(closed, full, fair, clocks, now)
-        slow = fair & (skew * self._policy.stall_tail_factor > self._policy.stall_after_s * 1e9)
-        if slow.any():
-            self._remember(closed, np.flatnonzero(slow), now)
+        ended = full & signatures.synchronizing[of] & (closed.joined > 1)
+        self._on_settled(Settled(closed, ended, fair, clocks), now)
+        hints = clock_hints(
+            closed, fair & signatures.strict[of] & clocks.spans[closed.group], self._ranks
+        )
+        self.clock_hints += hints
+        self.contradictions += [hint for hint in hints if hint.contradicts]
+        self.thresholds.learn(closed, full, fair, now)
 
     def _group_clocks(self) -> GroupClocks:
         as_of = self._ranks.clock_revision, self._groups.count, self._pairs.count
@@ -269,63 +282,6 @@ class Collectives:
             self._clocks_as_of = as_of
             self._clocks = GroupClocks.of(self._groups.count, self._ranks, self._pairs)
         return self._clocks
-
-    def _compare_arrivals(
-        self,
-        closed: RetiredCollectives,
-        full: Bools,
-        fair: Bools,
-        clocks: GroupClocks,
-        now: AlignedNs,
-    ) -> None:
-        """Who came late to these, and what they tell of clocks."""
-        of, signatures = closed.signature, self.signatures
-        ended = full & signatures.synchronizing[of] & (closed.joined > 1)
-        judged = ended & fair
-        charged = charges(closed, judged, self._ranks, clocks)
-        waited = waits(closed, ended, fair)
-        group, at = closed.group[judged], closed.last_created[judged]
-        self.lateness.add(self._groups.count, group, at, charged, waited, now)
-        telling = fair & signatures.strict[of] & clocks.spans[closed.group]
-        hints = clock_hints(closed, telling, self._ranks)
-        self.clock_hints += hints
-        self.contradictions += [hint for hint in hints if hint.contradicts]
-
-    def _remember(self, closed: RetiredCollectives, slow: Int64s, now: AlignedNs) -> None:
-        """Waits that were long enough to move their group's threshold."""
-        first, last = closed.first_created[slow].tolist(), closed.last_created[slow].tolist()
-        waits: dict[GroupKind, list[LongWait]] = {}
-        for group, start, end in zip(closed.group[slow].tolist(), first, last, strict=True):
-            waits.setdefault(self._sorts[group], []).append(LongWait.of(start, end))
-        for sort, news in waits.items():
-            self._tails.setdefault(sort, WaitHistory(self._began_at)).add(news)
-        self._waited = True
-        if self._adapt(waits, now):
-            self._raised_at = closed.last_created[slow].max().item()
-
-    def _adapt(self, sorts: Iterable[GroupKind], now: AlignedNs) -> bool:
-        """Whether a threshold is higher than before."""
-        raised = False
-        for sort in sorts:
-            if alike := self._of_sort.get(sort):
-                threshold_ns = self._tails[sort].threshold_ns(self._policy, now)
-                raised |= threshold_ns > self._groups.threshold_ns[alike[0]]
-                self._groups.threshold_ns[alike] = threshold_ns
-        return raised
-
-    def take_waits(self, now: AlignedNs) -> dict[GroupKind, list[LongWait]] | None:
-        """Long waits after which the job went on; None while there is nothing new to tell."""
-        is_raised = 0 < self._raised_at <= self._went_on_at
-        if not is_raised and not (self._waited and now - self._told_at >= _TELL_AGAIN_NS):
-            return None
-        self._told_at, self._waited = now, False
-        if is_raised:
-            self._raised_at = 0
-        survived = {
-            sort: [wait for wait in tail.waits if wait.end <= self._went_on_at]
-            for sort, tail in self._tails.items()
-        }
-        return {sort: waits for sort, waits in survived.items() if waits}
 
     # -- answers -----------------------------------------------------------------------------
 
@@ -337,21 +293,21 @@ class Collectives:
         return self._mismatches.facts(self._groups, self._pairs, self.signatures)
 
     def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:
-        """Handles of the signatures of open collectives, -1 when nobody told."""
+        """Handles of the signatures of open collectives, -1 when unknown."""
         slot = self.open_collectives.locate(group, seq)
         return np.where(
             self.open_collectives.holds(slot, seq), self.open_collectives.slots.signature[slot], -1
         )
 
     def ends_early(self, group: Int32s, seq: Int64s) -> Bools:
-        """A member may complete it before all have come, as far as is known of its op."""
+        """Whether a member may complete it before all members have joined, if its op is known."""
         signature = self.signature_of(group, seq)
         early = signature >= 0
         early[early] = ~self.signatures.synchronizing[signature[early]]
         return early
 
     def ops(self) -> list[Callable[[int], str]]:
-        """For each group, the op of a seq as things stand now, empty when nobody told."""
+        """For each group, the op of a seq at this time, empty when unknown."""
         w, seq = self.open_collectives.windows, self.open_collectives.slots.seq.copy()
         signature, known = self.open_collectives.slots.signature.copy(), self.signatures.known
 

@@ -1,6 +1,6 @@
 """How long the members of groups usually wait for each other, and the stall threshold of that.
 
-Groups with the same label and size are of one *sort*, and what one of them shows holds for all: a
+Groups with the same label and size are of one *kind*, and what one of them shows holds for all: a
 checkpoint makes another group wait each time. What teaches is a wait that ended because all members
 came. A wait that is seen twice is usual, whatever its length: the threshold is a multiple of the
 second longest, but no more than some minutes above it, or two outages of a quarter of an hour would
@@ -22,18 +22,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
+from frd.engine.matching.open_collectives import RetiredCollectives
 from frd.engine.policy import Policy
+from frd.engine.state.snapshot import Bools
+from frd.engine.state.tables import GroupTable
 from frd.model import AlignedNs
 
 MEMORY_NS: Final = 6 * 3600 * 1_000_000_000
 """An attempt remembers a wait for so long: longer than between two checkpoints of any job."""
 MOST_WAITS: Final = 32
-"""The longest ones, of a sort of group in one attempt."""
+"""The longest ones, of a kind of group in one attempt."""
+_EXPIRY_NS: Final = 60_000_000_000
+"""How often thresholds are computed again because waits grow old."""
+_TAKE_AGAIN_NS: Final = 600_000_000_000
+"""How often waits are returned that raise no threshold: they show that a pause is still usual."""
 KEPT_NS: Final = 14 * 24 * 3600 * 1_000_000_000
 """A job remembers a wait for so long."""
 KEPT_WAITS: Final = 8
-"""Of a sort of group, for the next attempts."""
-KEPT_SORTS: Final = 16
+"""Of a kind of group, for the next attempts."""
+KEPT_KINDS: Final = 16
 """Of a job."""
 KEPT_JOBS: Final = 256
 _FAR: Final = 1 << 64
@@ -88,7 +97,7 @@ def _length(wait: LongWait) -> int:
 
 
 class WaitHistory:
-    """The long waits of one sort of group in one attempt."""
+    """The long waits of one kind of group in one attempt."""
 
     def __init__(self, since: AlignedNs, known: Iterable[LongWait] = ()) -> None:
         """`known` are those of earlier attempts; in this one they count from `since` on."""
@@ -113,6 +122,101 @@ class WaitHistory:
         return round(threshold_s * 1e9)
 
 
+class StallThresholds:
+    """The stall thresholds of all groups of an attempt, in `GroupTable.threshold_ns`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        groups: GroupTable,
+        known: Mapping[GroupKind, Sequence[LongWait]],
+        now: AlignedNs,
+    ) -> None:
+        """`known` are long waits of earlier attempts of the job."""
+        self._policy = policy
+        self._groups = groups
+        self._began_at = now
+        self._history = {kind: WaitHistory(now, waits) for kind, waits in known.items()}
+        self._expired_at = AlignedNs(0)
+        self._kinds: list[GroupKind] = []
+        """By group."""
+        self._of_kind: dict[GroupKind, list[int]] = {}
+        self._went_on_at = 0
+        """Arrival of the first member at the newest collective that all members joined."""
+        self._raised_at = 0
+        """End of the wait that raised a threshold, until `take_waits` has returned it; else 0."""
+        self._waited = False
+        """There are waits that `take_waits` has not returned."""
+        self._taken_at = now
+
+    def adopt(self, policy: Policy) -> None:
+        self._policy = policy
+        self._groups.threshold_ns[: self._groups.count] = round(policy.stall_after_s * 1e9)
+        self._expired_at = AlignedNs(0)  # so that the histories apply before anything stalls
+
+    def add_group(self, group: int) -> None:
+        """Its threshold is that of its kind."""
+        info = self._groups.infos[group]
+        kind = info.label, len(info.ranks)
+        self._kinds.append(kind)
+        alike = self._of_kind.setdefault(kind, [])
+        alike.append(group)
+        if alike[:-1]:
+            self._groups.threshold_ns[group] = self._groups.threshold_ns[alike[0]]
+        elif kind in self._history:
+            self._adapt([kind], self._began_at)
+
+    def learn(self, closed: RetiredCollectives, full: Bools, fair: Bools, now: AlignedNs) -> None:
+        """Waits that were long enough to raise their group's threshold; `full`: all members
+        joined, `fair`: and their arrivals compare."""
+        if full.any():
+            self._went_on_at = max(self._went_on_at, int(closed.first_created[full].max()))
+        skew = closed.last_created - closed.first_created
+        policy = self._policy
+        slow = np.flatnonzero(fair & (skew * policy.stall_tail_factor > policy.stall_after_s * 1e9))
+        if not len(slow):
+            return
+        first, last = closed.first_created[slow].tolist(), closed.last_created[slow].tolist()
+        waits: dict[GroupKind, list[LongWait]] = {}
+        for group, start, end in zip(closed.group[slow].tolist(), first, last, strict=True):
+            waits.setdefault(self._kinds[group], []).append(LongWait.of(start, end))
+        for kind, news in waits.items():
+            self._history.setdefault(kind, WaitHistory(self._began_at)).add(news)
+        self._waited = True
+        if self._adapt(waits, now):
+            self._raised_at = max(last)
+
+    def expire(self, now: AlignedNs) -> None:
+        """Lower thresholds whose waits are too long ago; cheap, to be called often."""
+        if self._history and now - self._expired_at > _EXPIRY_NS:
+            self._expired_at = now
+            self._adapt(self._history, now)
+
+    def _adapt(self, kinds: Iterable[GroupKind], now: AlignedNs) -> bool:
+        """Whether a threshold is higher than before."""
+        raised = False
+        for kind in kinds:
+            if alike := self._of_kind.get(kind):
+                threshold_ns = self._history[kind].threshold_ns(self._policy, now)
+                raised |= threshold_ns > self._groups.threshold_ns[alike[0]]
+                self._groups.threshold_ns[alike] = threshold_ns
+        return raised
+
+    def take_waits(self, now: AlignedNs) -> dict[GroupKind, list[LongWait]] | None:
+        """Long waits after which the job went on; None while there is nothing new."""
+        is_raised = 0 < self._raised_at <= self._went_on_at
+        if not is_raised and not (self._waited and now - self._taken_at >= _TAKE_AGAIN_NS):
+            return None
+        self._taken_at, self._waited = now, False
+        if is_raised:
+            self._raised_at = 0
+        survived = {
+            kind: [wait for wait in history.waits if wait.end <= self._went_on_at]
+            for kind, history in self._history.items()
+        }
+        return {kind: waits for kind, waits in survived.items() if waits}
+
+
 # -- kept by the job's name --------------------------------------------------------------------
 
 
@@ -127,19 +231,19 @@ class JobPauses:
     def with_more(self, news: Mapping[GroupKind, Sequence[LongWait]], now: AlignedNs) -> JobPauses:
         """The longest waits of the last weeks, those of an attempt among them."""
         waits: dict[GroupKind, list[LongWait]] = {}
-        for sort in sorted({*self.waits, *news}):
-            known = [*self.waits.get(sort, ()), *news.get(sort, ())]
+        for kind in sorted({*self.waits, *news}):
+            known = [*self.waits.get(kind, ()), *news.get(kind, ())]
             fresh = [wait for wait in known if now - wait.end <= KEPT_NS]
             if fresh:
-                waits[sort] = united(fresh, KEPT_WAITS)
-        if len(waits) > KEPT_SORTS:
-            longest = sorted(waits, key=lambda sort: max(map(_length, waits[sort])))
-            waits = {sort: waits[sort] for sort in sorted(longest[-KEPT_SORTS:])}
+                waits[kind] = united(fresh, KEPT_WAITS)
+        if len(waits) > KEPT_KINDS:
+            longest = sorted(waits, key=lambda kind: max(map(_length, waits[kind])))
+            waits = {kind: waits[kind] for kind in sorted(longest[-KEPT_KINDS:])}
         return JobPauses(self.job, now, waits)
 
     def encode(self) -> str:
         """ASCII JSON, which carries any label."""
-        groups = [[*sort, waits] for sort, waits in self.waits.items()]
+        groups = [[*kind, waits] for kind, waits in self.waits.items()]
         document = {"job": self.job, "learned_at": self.learned_at, "groups": groups}
         return json.dumps(document, separators=(",", ":"))
 

@@ -31,6 +31,26 @@ def is_empty(places: Places) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryRows:
+    """Transitions of one rank, in recording order: `frd.model.EntryColumns` with the engine's
+    handles and aligned times."""
+
+    rank: int
+    """Global."""
+    pair: Int32s
+    """-1 when the rank is no member of the group."""
+    seq: Int64s
+    signature: Int32s
+    flags: UInt8s
+    created_ns: Int64s
+    completed_ns: Int64s
+    """0 when unknown."""
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass(frozen=True, slots=True)
 class PairRuns:
     """Rows by pair: the rows of run i are ``start[i]`` and on, ``count[i]`` of them.
 
@@ -65,9 +85,9 @@ class EntryBatch:
         WireError: when a row is of no member of its group (pair -1).
     """
 
-    def __init__(self, pair: Int32s, seq: Int64s, flags: UInt8s) -> None:
-        self._pair, self._seq = pair, seq
-        self._order = _by_pair(pair)
+    def __init__(self, rows: EntryRows) -> None:
+        self._pair, self._seq, flags = rows.pair, rows.seq, rows.flags
+        self._order = _by_pair(rows.pair)
         self._all: Places = slice(None) if self._order is None else self._order
         self._whole: PairRuns | None = None
         one = int(flags[0])

@@ -99,7 +99,7 @@ def _least_told(
     """The least that members have come to who have told of a time after each of these."""
     rank, come = pairs.rank[members], pairs.enqueued[members]
     told = ranks.knows(rank) & (come > UNKNOWN_SEQ)
-    told[told] = pairs.told_by[members][told] == ranks.node[rank[told]]  # not by an agent before
+    told[told] = pairs.last_session[members][told] == ranks.session[rank[told]]
     as_of, come = ranks.as_of[rank[told]], come[told]
     order = np.argsort(-as_of, kind="stable")
     least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
@@ -142,7 +142,7 @@ def ranks(table: RankTable) -> RankColumns:
         gap=table.gap_at[rank] >= table.as_of[rank],
         info=dict(table.infos),
         moved_at=table.moved_at[rank],
-        clocks=RankClocks(table.node[rank], table.uncertainty_ns[rank]),
+        clocks=RankClocks(table.session[rank], table.uncertainty_ns[rank]),
         exits={r: status.exit for r, status in known.items() if status.exit is not None},
     )
 

@@ -1,25 +1,26 @@
-"""What people see of an attempt: the part of a `Snapshot` that is about one attempt.
+"""One attempt as metrics and HTTP show it: ranks and groups of a `frd.views.AttemptView`.
 
-Taken at every tick and looked at far less often, so columns are reduced at once, and the objects of
-16,384 ranks are made only when somebody asks for them.
+Made at every tick and read far less often, so columns are reduced immediately, and the objects of
+16,384 ranks are made only when they are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, overload
+from typing import Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from frd.engine.matching.collectives import Collectives
 from frd.engine.state import snapshot_parts
 from frd.engine.state.snapshot import StallTable
 from frd.engine.state.tables import GroupTable, PairTable, RankTable
-from frd.model import AlignedNs, Int64s, NodeNs, RankState, RankStatus
+from frd.model import AlignedNs, Int32s, Int64s, NodeNs, RankState, RankStatus, Signature
 from frd.views import GroupView, RankView
 
 T = TypeVar("T")
+SignatureOf: TypeAlias = Callable[[Int32s, Int64s], Int64s]
+"""Of groups and seqs: the handles of the ops' signatures, -1 when unknown."""
 
 
 class LazySequence(Sequence[T], Generic[T]):
@@ -109,7 +110,7 @@ class _Waits:
 
 
 def _oldest_waits(
-    ranks: RankTable, groups: GroupTable, pairs: PairTable, collectives: Collectives
+    ranks: RankTable, groups: GroupTable, pairs: PairTable, signature_of: SignatureOf
 ) -> _Waits:
     n = pairs.count
     busy = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] > 0)
@@ -121,12 +122,9 @@ def _oldest_waits(
     of_rank[pairs.rank[oldest]] = oldest
     row = of_rank[of_rank >= 0]
     group, seq, signature = np.full((3, ranks.count), -1, np.int64)
-    rank, of, inside = (
-        pairs.rank[row],
-        pairs.group[row],
-        snapshot_parts.completed(groups, pairs, row) + 1,
-    )
-    group[rank], seq[rank], signature[rank] = of, inside, collectives.signature_of(of, inside)
+    rank, of = pairs.rank[row], pairs.group[row]
+    inside = snapshot_parts.completed(groups, pairs, row) + 1
+    group[rank], seq[rank], signature[rank] = of, inside, signature_of(of, inside)
     return _Waits(group, seq, since, signature)
 
 
@@ -134,19 +132,20 @@ def ranks(
     table: RankTable,
     group_table: GroupTable,
     pairs: PairTable,
-    collectives: Collectives,
+    signature_of: SignatureOf,
+    signatures: Sequence[Signature],
     now: AlignedNs,
 ) -> Sequence[RankView]:
-    """Declared ranks, ascending."""
+    """Declared ranks, ascending; `signature_of` gives indexes into `signatures`."""
     rank, as_of = table.sorted(), table.as_of.copy()
     infos, statuses = dict(table.infos), dict(table.statuses)
     groups = tuple(group_table.infos)
-    waits = _oldest_waits(table, group_table, pairs, collectives)
+    waits = _oldest_waits(table, group_table, pairs, signature_of)
 
     def make(at: int) -> RankView:
         r = int(rank[at])
         group, signature = int(waits.group[r]), int(waits.signature[r])
-        op = collectives.signatures.known[signature].op if signature >= 0 else "collective"
+        op = signatures[signature].op if signature >= 0 else "collective"
         return RankView(
             info=infos[r],
             status=statuses.get(r) or RankStatus(r, RankState.LIVE, NodeNs(0)),

@@ -3,7 +3,7 @@
 Columns are plain numpy arrays that double when they are full, so that every question the engine
 asks often ("who is late", "lowest completed of each group") is one pass over one array. Handles
 are rows: a rank's handle is its global rank, groups and pairs count up from 0 in the order in which
-they were declared. The tables know nothing of what the numbers mean and enforce no limits.
+they were declared. The tables hold numbers, whatever they mean, and enforce no limits.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class RankTable(GrowingColumns):
         "state": (np.uint8, LIVE),
         "state_since": (np.int64, 0),
         "connected": (np.bool_, 0),
-        "node": (np.int32, -1),
-        "told_by": (np.int32, -1),
+        "session": (np.int32, -1),
+        "as_of_session": (np.int32, -1),
         "uncertainty_ns": (np.int64, UNKNOWN_NS),
         "clock_since": (np.int64, 0),
     }
@@ -83,14 +83,15 @@ class RankTable(GrowingColumns):
     state: UInt8s
     state_since: Int64s
     connected: Bools
-    node: Int32s
-    """The agent session of the rank, whose ranks share one clock; -1 until somebody tells."""
-    told_by: Int32s
-    """The one that told of `as_of` last."""
+    session: Int32s
+    """Number of the rank's agent session, whose ranks share one clock; -1 until it is known."""
+    as_of_session: Int32s
+    """The session that reported `as_of` last."""
     uncertainty_ns: Int64s
     """How far aligned times of the rank may be off; `UNKNOWN_NS` while unsynchronized."""
     clock_since: Int64s
-    """What the rank told before this was aligned by what is not believed of its clock now."""
+    """Times that the rank reported before this were aligned with an offset that is now known to be
+    wrong."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,16 +112,16 @@ class RankTable(GrowingColumns):
         self.clock_revision += 1
         self._sorted = None
 
-    def set_clock(self, rank: Int64s, node: int, uncertainty_ns: int, now: AlignedNs) -> None:
-        """These ranks share a clock that is as good as that. One that is unknown is another with
-        every guess at it."""
+    def set_clock(self, rank: Int64s, session: int, uncertainty_ns: int, now: AlignedNs) -> None:
+        """These ranks share a clock of this uncertainty. An unknown clock counts as changed at
+        every new estimate."""
         was = self.uncertainty_ns[rank]
-        is_same = (was == uncertainty_ns).all() and (self.node[rank] == node).all()
+        is_same = (was == uncertainty_ns).all() and (self.session[rank] == session).all()
         if is_same and uncertainty_ns < UNKNOWN_NS:
             return
-        moved = (was == UNKNOWN_NS) & (self.node[rank] >= 0)
+        moved = (was == UNKNOWN_NS) & (self.session[rank] >= 0)
         self.clock_since[rank] = np.where(moved, now, self.clock_since[rank])
-        self.node[rank] = node
+        self.session[rank] = session
         self.uncertainty_ns[rank] = uncertainty_ns
         self.clock_revision += 1
 
@@ -224,8 +225,8 @@ class PairTable(GrowingColumns):
         "idle_until": (np.int64, 0),
         "moved_at": (np.int64, 0),
         "done_at": (np.int64, 0),
-        "teller": (np.int32, -1),
-        "told_by": (np.int32, -1),
+        "row_session": (np.int32, -1),
+        "last_session": (np.int32, -1),
         "joined_row": (np.int64, UNKNOWN_SEQ),
         "completed_row": (np.int64, UNKNOWN_SEQ),
     }
@@ -235,21 +236,21 @@ class PairTable(GrowingColumns):
     started: Int64s
     completed: Int64s
     head: Int64s
-    """Aligned ns at which the oldest outstanding collective was enqueued; 0 for none, or when it
-    may be over by now: who told of it is gone, and who came after cannot tell its end."""
+    """Aligned ns at which the oldest outstanding collective was enqueued; 0 for none, or when that
+    collective may be over: the agent session that reported it is gone."""
     head_node: Int64s
-    """The same on the node's clock, 0 while nobody told."""
+    """The same on the node's clock, 0 when `head` is not aligned again."""
     idle_until: Int64s
-    """A time up to which the head's predecessor was not complete: the head cannot have been
-    waiting for its peers before, however early the program enqueued it."""
+    """A time at which the collective before the head was not complete: the head's wait counts from
+    here at the earliest, even if the program enqueued it before."""
     moved_at: Int64s
-    """When `started` or `completed` last rose: the rank was that far by then."""
+    """When `started` or `completed` last rose."""
     done_at: Int64s
-    """When `completed` was last told to be higher."""
-    teller: Int32s
-    """The agent session that tells rows of it, if it is not the first one."""
-    told_by: Int32s
-    """The one that told something of it last."""
+    """When `completed` last rose."""
+    row_session: Int32s
+    """The agent session that reports rows of it, if it is not the first one."""
+    last_session: Int32s
+    """The agent session that reported anything of it last."""
     joined_row: Int64s
     """Highest seq whose joined row was applied: what makes a replay harmless."""
     completed_row: Int64s

@@ -29,8 +29,8 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from frd.engine.graph import components
-from frd.engine.matching.arrivals import as_culprit
 from frd.engine.policy import Policy
+from frd.engine.stragglers.arrivals import as_culprit
 from frd.engine.stragglers.lateness import BUCKETS, LEVELS, Table, Window
 from frd.model import Int32s, Int64s
 

@@ -14,8 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.matching.arrivals import FLOOR_NS, LostTime, as_culprit
+from frd.engine.matching.collectives import Settled
 from frd.engine.state.snapshot import Bools
+from frd.engine.state.tables import RankTable
+from frd.engine.stragglers.arrivals import FLOOR_NS, LostTime, as_culprit, charges, waits
 from frd.model import AlignedNs, Int32s, Int64s
 
 BUCKETS: Final = 6
@@ -190,6 +192,13 @@ class Lateness:
     def is_ripe(self, now: AlignedNs) -> bool:
         """There is a window that has not been told."""
         return self._next is not None and self._ripe(now) > self._next
+
+    def observe(self, settled: Settled, ranks: RankTable, groups: int, now: AlignedNs) -> None:
+        """Count which ranks were late in collectives that are over; `groups` are in all."""
+        closed, judged = settled.closed, settled.ended & settled.fair
+        charged = charges(closed, judged, ranks, settled.clocks)
+        waited = waits(closed, settled.ended, settled.fair)
+        self.add(groups, closed.group[judged], closed.last_created[judged], charged, waited, now)
 
     def add(
         self,

@@ -22,7 +22,7 @@ import msgspec
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState
 from frd.engine.clocks.estimator import Exchange, NodeClock, OffsetEstimate, Refusal, ServiceTable
 from frd.engine.clocks.realtime_table import RealtimeTable
-from frd.engine.matching.arrivals import ClockHint
+from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
 from frd.service.clocks.view import ClockView

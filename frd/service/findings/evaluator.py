@@ -53,7 +53,7 @@ class Evaluator:
     def __init__(
         self,
         engine: Engine,
-        marks: WatermarkBuffer,
+        watermarks: WatermarkBuffer,
         store: FindingStore,
         journal_writer: JournalWriter,
         *,
@@ -66,7 +66,7 @@ class Evaluator:
         self.opened: Counter[tuple[str, Kind]] = Counter()
         self.store_errors = 0
         self._engine = engine
-        self._marks = marks
+        self._watermarks = watermarks
         self._store = store
         self._journal_writer = journal_writer
         self._now = now
@@ -165,7 +165,7 @@ class Evaluator:
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events += [event for _, closing in dismissed for event in closing]
         self._settle(now)
-        self._marks.flush(now)
+        self._watermarks.flush(now)
         events += self._engine.advance(now)
         self._journal_writer.tick(now)
         if learned := self._engine.take_learned():

@@ -68,7 +68,7 @@ class Ingest:
         try:
             try:
                 with self._admission.admitted(context) as grant:
-                    stream.session.may_tell_of = grant.may_tell_of
+                    stream.session.declared.may_tell_of = grant.may_tell_of
                     await self._read(stream, context)
             except FrdError as error:
                 reason = error.reason if isinstance(error, WireError) else "limit"

@@ -1,13 +1,13 @@
-"""How far each rank process has been told, so that nothing is counted twice.
+"""Which revisions of each rank process were applied, so that nothing is counted twice.
 
 An agent process (a *session*) numbers a rank's transitions from 1 and sends what is not
-acknowledged again after a reconnect; rows up to `applied` are cut off. When another agent process
-takes a rank over, its numbers start anew and it may tell what the first one has told already:
-from then on the rank's rows are *replays*, and the engine drops what it has seen, by seq.
+acknowledged again after a reconnect; rows up to `applied` are dropped. When another agent process
+takes a rank over, its numbers start at 1 again and it may report what the first one has reported.
+From then on the rank's rows are *replays*, and the engine drops what it has seen, by seq.
 
 Sessions are numbered here as well: ranks of one session share one clock.
 
-Kept per attempt, in memory: a restarted service starts with an empty engine and an empty ledger.
+Kept per attempt, in memory: a restarted service starts with an empty engine and no revisions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 from frd.model import AttemptKey, RankInfo
 
 MAX_PROCESSES: Final = 4
-"""Of one rank; there is one at a time, and an agent may still tell of the one before."""
+"""Of one rank; there is one at a time, and an agent may still report the one before."""
 MAX_SESSIONS: Final = 65_536
-"""Beyond this the one that has not had a stream for longest gets another number next time."""
+"""Beyond this, the session without a stream for longest gets another number next time."""
 
 
 @dataclass(slots=True)
@@ -33,17 +33,17 @@ class ProcessRevision:
     applied: int = 0
     """Highest revision of `session` that the engine has taken."""
     replay: bool = False
-    """Another session has spoken for this rank process before."""
+    """Another session has reported this rank process before."""
 
 
 class Revisions:
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, dict[int, dict[int, ProcessRevision]]] = {}
-        """By rank and by pid, the one that was heard of last at the end."""
+        """By rank and pid, the process that was declared last at the end."""
         self._sessions: dict[tuple[str, str], int] = {}
         self._numbers = itertools.count()
 
-    def number(self, key: tuple[str, str]) -> int:
+    def session_number(self, key: tuple[str, str]) -> int:
         """The same for all streams of an agent session, named by boot id and session."""
         known = self._sessions.pop(key, None)
         self._sessions[key] = next(self._numbers) if known is None else known
@@ -51,8 +51,8 @@ class Revisions:
             del self._sessions[next(iter(self._sessions))]
         return self._sessions[key]
 
-    def progress(self, key: AttemptKey, info: RankInfo, session: str) -> ProcessRevision:
-        """The progress of a rank process as `session` counts it."""
+    def of_process(self, key: AttemptKey, info: RankInfo, session: str) -> ProcessRevision:
+        """The revisions of a rank process as `session` numbers them."""
         processes = self._attempts.setdefault(key, {}).setdefault(info.rank, {})
         known = processes.pop(info.pid, None)
         if known is None or known.session != session:

@@ -21,10 +21,9 @@ from frd.engine.clocks.alignment import Alignment
 from frd.engine.engine import Engine
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, encode
+from frd.service.ingest.declarations import DeclaredRank
 from frd.service.ingest.job_runs import JobRuns, JobWarning
 from frd.service.ingest.nodes import Nodes
-from frd.service.ingest.rank_owners import RankOwners
-from frd.service.ingest.recent_peak import RecentPeak
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
@@ -42,10 +41,74 @@ from frd.wire import (
     Welcome,
 )
 
+PEAK_WINDOW_S: Final = 15
+"""As long as a usual scrape interval, so that no scrape misses the peak."""
 SAMPLES: Final = "memory"
 """Samples of memory that cannot be true; they end no stream."""
 
 log = logging.getLogger(__name__)
+
+
+class RecentPeak:
+    """The largest value of the last `PEAK_WINDOW_S`, to the second, so that a scrape sees it."""
+
+    def __init__(self) -> None:
+        self._peaks: dict[int, float] = {}
+
+    def add(self, value: float, now_s: float) -> None:
+        second = int(now_s)
+        self._peaks[second] = max(value, self._peaks.get(second, value))
+        self._forget(second)
+
+    def value(self, now_s: float) -> float:
+        """0 without values."""
+        self._forget(int(now_s))
+        return max(self._peaks.values(), default=0.0)
+
+    def _forget(self, second: int) -> None:
+        for other in [at for at in self._peaks if abs(second - at) >= PEAK_WINDOW_S]:
+            del self._peaks[other]
+
+
+class RankOwners:
+    """Which stream speaks for a rank: the one that declared it last, of those that count.
+
+    An agent that reconnects may have its new stream before the service notices that the old one is
+    dead; when the old one ends, its ranks have not lost their agent.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
+
+    def claim(self, session: Session) -> list[DeclaredRank]:
+        """The ranks that have come into the engine through `session` since the last call are its
+        own. What is reported of processes that had these ranks before is dropped from now on."""
+        claimed = []
+        for index in session.declared.take_entered():
+            rank = session.ranks[index]
+            before = self._owners.get((rank.key, rank.info.rank))
+            self._owners[rank.key, rank.info.rank] = (session, index)
+            claimed.append(rank)
+            if before is not None:
+                former = before[0].ranks[before[1]].info
+                if (former.boot_id, former.pid) != (rank.info.boot_id, rank.info.pid):
+                    before[0].declared.supersede(before[1])
+        return claimed
+
+    def release(self, session: Session) -> list[DeclaredRank]:
+        """`session` has ended; returns the ranks for which no stream speaks any more."""
+        owned = [
+            rank
+            for index, rank in enumerate(session.ranks)
+            if self._owners.get((rank.key, rank.info.rank)) == (session, index)
+        ]
+        for rank in owned:
+            del self._owners[rank.key, rank.info.rank]
+        return owned
+
+    def of(self, key: AttemptKey, rank: int) -> tuple[Session, int] | None:
+        """The session that speaks for a rank, and the rank's stream index there."""
+        return self._owners.get((key, rank))
 
 
 class Stream:
@@ -89,7 +152,7 @@ class Streams:
     def __init__(
         self,
         engine: Engine,
-        marks: WatermarkBuffer,
+        watermarks: WatermarkBuffer,
         clocks: AgentClocks,
         journal_writer: JournalWriter,
         *,
@@ -104,7 +167,7 @@ class Streams:
         self.refused: Counter[str] = Counter()
         """Streams that ended badly, by reason, and `SAMPLES` of memory."""
         self._engine = engine
-        self._marks = marks
+        self._watermarks = watermarks
         self._clocks = clocks
         self._journal_writer = journal_writer
         self._now = now
@@ -131,7 +194,7 @@ class Streams:
     def open(self) -> Stream:
         """A stream of which nothing has been heard yet."""
         number = next(self._ids)
-        return Stream(Session(self._engine, self._marks, self.revisions, self.runs, number))
+        return Stream(Session(self._engine, self._watermarks, self.revisions, self.runs, number))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Apply one message, and only then write it down.
@@ -146,7 +209,7 @@ class Streams:
             case EntryColumns():
                 self._acking.add(stream)
             case Watermarks():
-                self._lags.note(session.lag_ns / 1e9, now / 1e9)
+                self._lags.add(session.lag_ns / 1e9, now / 1e9)
             case MemoryColumns():
                 if refused := session.memory.take_refused():
                     self._refuse_samples(stream, refused)
@@ -187,9 +250,9 @@ class Streams:
         stream.clock = self._clocks.connected(
             key, hello.node, stream.session.alignment, stream.id, partial(self._align, stream)
         )
-        stream.session.hears = partial(self._clocks.heard, stream.clock)
+        stream.session.on_watermarks = partial(self._clocks.heard, stream.clock)
         self.nodes.connected(
-            key, hello.node, stream.clock, stream.id, now, stream.session.may_tell_of
+            key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_tell_of
         )
         self._journal_writer.opened(stream.id, now)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
@@ -227,8 +290,8 @@ class Streams:
         session = stream.session
         new = self.owners.claim(session)
         self.nodes.hosts(session.key, ((rank.key, rank.info.rank) for rank in new))
-        if session.must_resync:
-            session.must_resync = False
+        if session.declared.must_resync:
+            session.declared.must_resync = False
             stream.send(Resync("another run of the job has ended: this run is watched now"))
 
     def _refuse_samples(self, stream: Stream, count: int) -> None:
@@ -255,7 +318,7 @@ class Streams:
 
     def lag_s(self) -> float:
         """The slowest of the recent messages, from sent to applied."""
-        return self._lags.worst(self._now() / 1e9)
+        return self._lags.value(self._now() / 1e9)
 
     def flush_acks(self) -> None:
         """Have every stream that applied entries since the last call acknowledge them."""
@@ -274,7 +337,7 @@ class Streams:
             early = self.clock(attempt.key, hint.early_rank)
             late = self.clock(attempt.key, hint.late_rank)
             if early is not None and late is not None:
-                self._clocks.compare(early, late, attempt.nodes, hint)
+                self._clocks.compare(early, late, attempt.clocks, hint)
 
     def keep(self, attempts: frozenset[AttemptKey]) -> None:
         """Forget what concerns other attempts than these: the engine has forgotten them too."""

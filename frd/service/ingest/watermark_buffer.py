@@ -1,12 +1,13 @@
-"""Watermarks of many streams, gathered and applied to the engine at once.
+"""Watermark messages of many streams, collected and applied to the engine together.
 
-Every agent sends a small message of watermarks a second. One by one, 2,048 of them cost more in
-calls than in work; together they are a few vectorized passes. Only `Engine.advance` reads what
-they change, so they wait for it; whatever else depends on their order (a rank that is declared
-anew) must `flush` first. Entries need not wait: marks only ever rise, in any order.
+Every agent sends a small watermark message a second. One by one, 2,048 of them cost more in calls
+than in work; together they are a few vectorized passes. Only `Engine.advance` reads what they
+change, so they wait for it. Whatever else depends on their order (a rank is declared again) must
+call `flush` first. Entries need not wait, because watermarks only rise, in any order.
 
-What waits was aligned when it was told. When more is known of the clock it is aligned anew, so that
-no mark stays as far off as the first guess at a node's clock was.
+Waiting messages keep the alignment that was in use when they arrived. When more is known of a
+clock, the heads of its ranks are aligned again, so that no head keeps the error of the first guess
+at a node's clock.
 """
 
 from __future__ import annotations
@@ -17,46 +18,31 @@ import numpy as np
 
 from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
-from frd.engine.engine import Engine
-from frd.model import AlignedNs, Int32s, Int64s, WatermarkColumns
+from frd.engine.state.watermarks import WatermarkRows
+from frd.model import AlignedNs, Int64s
 from frd.service.ingest.stream_handles import AttemptHandles
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    pair: Int32s
-    seen: Int32s
-    columns: WatermarkColumns
-    alignment: Alignment
 
 
 @dataclass(slots=True)
 class _Batch:
     attempt: Attempt
-    messages: list[_Message] = field(default_factory=list)
+    messages: list[tuple[WatermarkRows, Alignment]] = field(default_factory=list)
+    """With times of the node's clock."""
     realigned: dict[int, tuple[AttemptHandles, list[int], Alignment]] = field(default_factory=dict)
-    """By identity of the handles, which are of one stream: of which ranks, and how."""
+    """By identity of the handles, which are of one stream: which ranks, and how."""
 
 
 class WatermarkBuffer:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self._batches: dict[int, _Batch] = {}
-        """By identity of the attempt's table."""
+        """By identity of the attempt."""
 
-    def add(
-        self,
-        attempt: Attempt,
-        pair: Int32s,
-        seen: Int32s,
-        columns: WatermarkColumns,
-        alignment: Alignment,
-    ) -> None:
-        """One message: engine rows for its rows and its seen ranks, times of the node's clock."""
-        self._batch(attempt).messages.append(_Message(pair, seen, columns, alignment))
+    def add(self, attempt: Attempt, rows: WatermarkRows, alignment: Alignment) -> None:
+        """One message: engine handles, but times of the node's clock."""
+        self._batch(attempt).messages.append((rows, alignment))
 
     def realign(self, handles: AttemptHandles, ranks: list[int], alignment: Alignment) -> None:
-        """What one stream has told of these ranks, with another alignment than before."""
+        """Align the heads that one stream has reported of these ranks with a better alignment."""
         self._batch(handles.attempt).realigned[id(handles)] = handles, ranks, alignment
 
     def _batch(self, attempt: Attempt) -> _Batch:
@@ -72,28 +58,26 @@ class WatermarkBuffer:
         batches, self._batches = self._batches, {}
         for batch in batches.values():
             for messages in _calls(batch.messages):
-                self._apply(batch.attempt, messages, now)
+                batch.attempt.observe_watermarks(_joined(messages, now), now)
             for handles, ranks, alignment in batch.realigned.values():
                 _realign(handles, ranks, alignment, now)
 
-    def _apply(self, attempt: Attempt, messages: list[_Message], now: AlignedNs) -> None:
-        columns = [message.columns for message in messages]
-        alignments = [message.alignment for message in messages]
-        heads = [c.head_created_ns for c in columns]
-        as_ofs = [c.as_of_ns for c in columns]
-        self._engine.observe_watermarks(
-            attempt,
-            np.concatenate([message.pair for message in messages]),
-            np.concatenate([c.enqueued for c in columns]),
-            np.concatenate([c.started for c in columns]),
-            np.concatenate([c.completed for c in columns]),
-            # Nothing that is told has yet to happen, whatever the node's clock says.
-            np.minimum(_aligned(heads, alignments), now),
-            np.concatenate([message.seen for message in messages]),
-            np.minimum(_aligned(as_ofs, alignments), now),
-            now,
-            head_node_ns=np.concatenate(heads),
-        )
+
+def _joined(messages: list[tuple[WatermarkRows, Alignment]], now: AlignedNs) -> WatermarkRows:
+    rows = [message for message, _ in messages]
+    alignments = [alignment for _, alignment in messages]
+    heads, as_ofs = [r.head_created_ns for r in rows], [r.as_of_ns for r in rows]
+    return WatermarkRows(
+        pair=np.concatenate([r.pair for r in rows]),
+        enqueued=np.concatenate([r.enqueued for r in rows]),
+        started=np.concatenate([r.started for r in rows]),
+        completed=np.concatenate([r.completed for r in rows]),
+        # What a node reports has happened, whatever its clock says.
+        head_created_ns=np.minimum(_aligned(heads, alignments), now),
+        seen_rank=np.concatenate([r.seen_rank for r in rows]),
+        as_of_ns=np.minimum(_aligned(as_ofs, alignments), now),
+        head_node_ns=np.concatenate(heads),
+    )
 
 
 def _realign(
@@ -106,8 +90,8 @@ def _realign(
 
 
 def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
-    """As `Alignment.to_aligned` of each column: at once for all times that lie on the lines, as
-    nearly all do."""
+    """`Alignment.to_aligned` of each column: in one pass for all times on the alignments' lines,
+    which nearly all are."""
     rows = [len(column) for column in columns]
     lines = [(a.at_ns, a.line_ns, a.line_from_ns, a.line_to_ns) for a in alignments]
     at, line, since, until = np.repeat(lines, rows, axis=0).T
@@ -115,19 +99,21 @@ def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
     node = np.concatenate(columns)
     aligned: Int64s = node + line + ((node - at) * rate).astype(np.int64)
     aligned[node == 0] = 0
-    if (beside := ((node < since) | (node > until)) & (node != 0)).any():
+    if (off_line := ((node < since) | (node > until)) & (node != 0)).any():
         ends = np.cumsum(rows)
-        for i in set(np.searchsorted(ends, np.flatnonzero(beside), "right").tolist()):
+        for i in set(np.searchsorted(ends, np.flatnonzero(off_line), "right").tolist()):
             aligned[ends[i] - rows[i] : ends[i]] = alignments[i].to_aligned(columns[i])
     return aligned
 
 
-def _calls(messages: list[_Message]) -> list[list[_Message]]:
-    """All in one call; one by one where a row occurs twice, as when an agent has spoken twice
-    since the last flush: the engine takes a row once in a call."""
+def _calls(
+    messages: list[tuple[WatermarkRows, Alignment]],
+) -> list[list[tuple[WatermarkRows, Alignment]]]:
+    """All in one call; one by one where a pair occurs twice, as when an agent has sent two messages
+    since the last flush: the engine takes each pair once per call."""
     if not messages:
         return []
-    pair = np.concatenate([message.pair for message in messages])
+    pair = np.concatenate([rows.pair for rows, _ in messages])
     if not len(pair):
         return [messages]
     order = np.arange(len(pair))

@@ -16,9 +16,9 @@ from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks.agent_clocks import decode
 from frd.service.findings.dismissal import Dismissal
 from frd.service.ingest.job_runs import JobRuns
-from frd.service.ingest.rank_owners import RankOwners
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
+from frd.service.ingest.streams import RankOwners
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.pauses import decode_pauses
 from frd.service.journal.settings import Settings
@@ -71,7 +71,7 @@ class _Player:
                 self.advance(record.at)
             case RecordKind.OPENED:
                 self._streams[record.stream] = Session(
-                    self._engine, self._marks, self._revisions, self._runs, record.stream
+                    self._engine, self._watermarks, self._revisions, self._runs, record.stream
                 )
             case RecordKind.ALIGNED:
                 if (session := self._streams.get(record.stream)) is not None:
@@ -90,7 +90,7 @@ class _Player:
     def advance(self, now: AlignedNs) -> None:
         self._runs.settle(now)
         self._claim()
-        self._marks.flush(now)
+        self._watermarks.flush(now)
         self._keep(self._engine.advance(now))
 
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:
@@ -103,7 +103,7 @@ class _Player:
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
         self._engine = Engine(settings.policy)
-        self._marks = WatermarkBuffer(self._engine)
+        self._watermarks = WatermarkBuffer()
         self._revisions = Revisions()
         self._streams: dict[int, Session] = {}
         self._owners = RankOwners()

@@ -1,0 +1,93 @@
+"""Which rank or node made the members of a collective wait, and for how long.
+
+A collective begins when its last member arrives. The time between the last arrival and the latest
+of all others is lost to that one rank; the time between that and the latest arrival on any other
+node is lost to the node. The two add up, so a slow rank on a slow node is charged for its own part
+only. Time in which the collective before it still ran is lost to nothing: a program that runs ahead
+of its device may arrive at any time in it. No rank is charged for less than `FLOOR_NS`, nor across
+nodes for less than the uncertainty of their clocks; and where the clock of a member is unknown, no
+rank is charged at all.
+
+Columns in, columns out, one pass over all collectives that were retired together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, overload
+
+import numpy as np
+
+from frd.engine.matching.clock_hints import GroupClocks
+from frd.engine.matching.open_collectives import RetiredCollectives
+from frd.engine.state.snapshot import Bools
+from frd.engine.state.tables import RankTable
+from frd.model import Int32s, Int64s
+
+FLOOR_NS: Final = 1_000_000
+"""Schedulers and interpreters delay any program by this much now and then."""
+NOBODY: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    """Time that members of collectives lost to one rank or one node: parallel arrays."""
+
+    group: Int32s
+    culprit: Int64s
+    """A rank, or a node as `as_culprit` numbers it; `NOBODY` when it is unknown."""
+    at: Int64s
+    """Aligned ns at which it arrived."""
+    lost_ns: Int64s
+
+
+@overload
+def as_culprit(node: int) -> int: ...
+@overload
+def as_culprit(node: Int32s | Int64s) -> Int64s: ...
+def as_culprit(node: int | Int32s | Int64s) -> int | Int64s:
+    """Clocks of nodes as numbers below those of all ranks; the function is its own inverse."""
+    return -2 - node if isinstance(node, int) else -2 - node.astype(np.int64)
+
+
+def charges(
+    closed: RetiredCollectives, judged: Bools, ranks: RankTable, clocks: GroupClocks
+) -> LostTime:
+    """Time lost to the last rank, or its node, of the collectives that are `judged`: all members
+    joined and waited for each other."""
+    spread = closed.last_created - closed.second_created > FLOOR_NS
+    spread |= clocks.spans[closed.group] & (closed.second_created - closed.other_created > FLOOR_NS)
+    some = closed.at(np.flatnonzero(judged & spread))
+    last, second, other = some.last_created, some.second_created, some.other_created
+    spans = clocks.spans[some.group]
+    bound = ranks.uncertainty_ns[some.last_rank] + clocks.bound_ns[some.group]
+    bound = np.where(spans, bound, 0)
+    busy = np.where(some.freed_at > 0, some.freed_at + bound, 0)
+    least = bound + FLOOR_NS
+    known = (second > 0) & (~spans | (other > 0))
+    alone = last - np.maximum(second, busy)
+    rank = np.flatnonzero(known & (alone > FLOOR_NS) & (~spans | (last - other > least)))
+    together = second - np.maximum(other, busy)
+    node = np.flatnonzero(known & spans & (second > other) & (together > least))
+    slow_node = as_culprit(ranks.session[some.last_rank[node]])
+    return LostTime(
+        np.concatenate((some.group[rank], some.group[node])),
+        np.concatenate((some.last_rank[rank], slow_node)),
+        np.concatenate((last[rank], last[node])),
+        np.concatenate((alone[rank], together[node])),
+    )
+
+
+def waits(closed: RetiredCollectives, ended: Bools, fair: Bools) -> LostTime:
+    """How long members of the collectives that have `ended` waited on average, and for which rank.
+
+    Of the arrivals the first and the last two are known; the others lie between. The rank is
+    unknown where the arrivals do not compare (not `fair`).
+    """
+    others = closed.first_created // 2 + closed.second_created // 2
+    waited = np.where(closed.second_created > 0, closed.last_created - others, 0)
+    row = np.flatnonzero(ended & (waited > FLOOR_NS))
+    culprit = np.where(fair[row], closed.last_rank[row], NOBODY)
+    return LostTime(
+        closed.group[row], culprit.astype(np.int64), closed.last_created[row], waited[row]
+    )

@@ -1,0 +1,214 @@
+"""What one stream has declared: attempts, ranks, groups, signatures and memory series.
+
+Agents number these per stream; here stand the columns that turn such indexes into the engine's
+handles. What belongs to a refused run (see `frd.service.ingest.job_runs`) is kept, but enters the
+engine only when the run is admitted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from frd.engine.engine import Engine
+from frd.errors import FrdError, WireError
+from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
+from frd.service.ingest.job_runs import JobRuns, Speaker
+from frd.service.ingest.memory_feed import MemoryFeed
+from frd.service.ingest.revisions import ProcessRevision, Revisions
+from frd.service.ingest.stream_handles import AttemptHandles, IndexColumn
+from frd.wire import AttemptDecl, Declare, GroupDecl, RankDecl
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DeclaredAttempt:
+    declared: AttemptDecl
+    handles: AttemptHandles | None = None
+    """None while its run is refused."""
+    ranks: list[int] = field(default_factory=list)
+    """Stream indexes."""
+    groups: list[tuple[int, GroupInfo]] = field(default_factory=list)
+    """Stream index and group."""
+    series: list[tuple[int, int, SeriesInfo]] = field(default_factory=list)
+    """Stream index, global rank and series."""
+    has_dropped: bool = False
+    """Rows of it were dropped while it was refused."""
+
+    def is_of(self, key: AttemptKey, run: str) -> bool:
+        return (self.declared.key, self.declared.run) == (key, run)
+
+
+@dataclass(slots=True)
+class DeclaredRank:
+    """A rank of this stream; its position in `Declarations.ranks` is its stream index."""
+
+    key: AttemptKey
+    info: RankInfo
+    attempt: DeclaredAttempt
+    revision: ProcessRevision
+    row: int = 0
+    """In the attempt's handles."""
+    is_superseded: bool = False
+    """Another process has taken the rank's place: what is reported of this one is dropped."""
+
+    @property
+    def handles(self) -> AttemptHandles | None:
+        """None while nothing that is reported of the rank counts."""
+        return None if self.is_superseded else self.attempt.handles
+
+
+class Declarations:
+    def __init__(
+        self,
+        engine: Engine,
+        revisions: Revisions,
+        runs: JobRuns,
+        speaker: Speaker,
+        memory: MemoryFeed,
+    ) -> None:
+        self._engine = engine
+        self._revisions = revisions
+        self._runs = runs
+        self._speaker = speaker
+        self._memory = memory
+        self.may_tell_of: Callable[[str], bool] = lambda job: True
+        """Whether the peer may speak for a job."""
+        self.session = ""
+        """Of the agent process."""
+        self.session_number = -1
+        self.uncertainty_ns: int | None = None
+        """Of aligned times; None while nothing bounds it."""
+        self.attempts: list[DeclaredAttempt] = []
+        self.ranks: list[DeclaredRank] = []
+        self.signatures: list[Signature] = []
+        self.superseded: set[int] = set()
+        """Stream indexes of ranks."""
+        self.must_resync = False
+        """Rows that were dropped count now: the agent has to send them again."""
+        self._entered: list[int] = []
+        self.rank_row = IndexColumn()
+        self.rank_handle = IndexColumn()
+        self.group_column = IndexColumn()
+        self.group_handle = IndexColumn()
+
+    def take_entered(self) -> list[int]:
+        """Stream indexes of the ranks that have come into the engine since the last call."""
+        entered, self._entered = self._entered, []
+        return entered
+
+    def declare(self, event: Declare, now: AlignedNs) -> None:
+        self.signatures.extend(declared.signature for declared in event.signatures)
+        for attempt in event.attempts:
+            self._declare_attempt(attempt, now)
+        for rank in event.ranks:
+            self._declare_rank(rank, now)
+        for group in event.groups:
+            self._declare_group(group)
+        for series in event.series:
+            self._declare_series(series.info)
+
+    def _declare_attempt(self, declared: AttemptDecl, now: AlignedNs) -> None:
+        if not self.may_tell_of(declared.key.job):
+            raise WireError(
+                "attempts.job",
+                "job",
+                f"{declared.key.job!r}: the agent's token or certificate is for other jobs",
+            )
+        attempt = DeclaredAttempt(declared)
+        self.attempts.append(attempt)
+        if not declared.run:
+            self._open(attempt, now)
+
+    def _declare_rank(self, declared: RankDecl, now: AlignedNs) -> None:
+        attempt, info = self.attempts[declared.attempt_index], declared.info
+        key, run = attempt.declared.key, attempt.declared.run
+        index = len(self.ranks)
+        revision = self._revisions.of_process(key, info, self.session)
+        self.ranks.append(DeclaredRank(key, info, attempt, revision))
+        self.rank_row.append(0)
+        self.rank_handle.append(info.rank)
+        attempt.ranks.append(index)
+        before = attempt.handles
+        counts = not run or self._runs.declare(key, run, info, self._speaker, now)
+        if attempt.handles is not None:
+            if attempt.handles is before:  # else this has been opened again, with the rank
+                self._enter(index, attempt.handles, now)
+        elif counts:
+            self._open(attempt, now)
+
+    def _declare_group(self, declared: GroupDecl) -> None:
+        attempt = self.attempts[declared.attempt_index]
+        index = self.group_handle.count
+        self.group_column.append(0)
+        self.group_handle.append(0)
+        if attempt.handles is not None:
+            self._enter_group(attempt.handles, index, declared.info)
+        attempt.groups.append((index, declared.info))
+
+    def _declare_series(self, info: SeriesInfo) -> None:
+        rank = self.ranks[info.rank]
+        index = self._memory.declare()
+        if rank.attempt.handles is not None:
+            self._memory.enter(index, rank.attempt.handles.attempt, rank.info.rank, info)
+        rank.attempt.series.append((index, rank.info.rank, info))
+
+    # -- into the engine and out of it ---------------------------------------------------------
+
+    def _open(self, declared: DeclaredAttempt, now: AlignedNs) -> None:
+        """Bring the attempt into the engine with all that it holds."""
+        key, run = declared.declared.key, declared.declared.run
+        attempt = self._engine.attempt(key, declared.declared.world_size, now)
+        if run and self._runs.takes_over(key, run):
+            self._engine.start_over(attempt, declared.declared.world_size, now)
+        handles = declared.handles = AttemptHandles(attempt)
+        for index in declared.ranks:
+            self._enter(index, handles, now)
+        for index, group in declared.groups:
+            self._enter_group(handles, index, group)
+        for index, rank, series in declared.series:
+            self._memory.enter(index, attempt, rank, series)
+
+    def _enter(self, index: int, handles: AttemptHandles, now: AlignedNs) -> None:
+        rank, attempt = self.ranks[index], handles.attempt
+        handle = self._engine.rank(attempt, rank.info, now)
+        rank.row = handles.add_rank(rank.info, handle)
+        rank.is_superseded = False
+        self.superseded.discard(index)
+        self.rank_row.put(index, rank.row)
+        attempt.clock([handle], self.session_number, self.uncertainty_ns, now)
+        attempt.connection([handle], True)
+        self._entered.append(index)
+
+    def _enter_group(self, handles: AttemptHandles, index: int, info: GroupInfo) -> None:
+        handle = handles.attempt.group(info)
+        self.group_column.put(index, handles.add_group(info, handle))
+        self.group_handle.put(index, handle)
+
+    def supersede(self, index: int) -> None:
+        """Another process has the rank now; see `DeclaredRank.is_superseded`."""
+        self.ranks[index].is_superseded = True
+        self.superseded.add(index)
+
+    def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
+        """The run counts from now on."""
+        for attempt in self.attempts:
+            if attempt.is_of(key, run) and attempt.handles is None:
+                try:
+                    self._open(attempt, now)
+                except FrdError as error:  # of this stream, which need not be the one that spoke
+                    log.warning("stream %d: %s", self._speaker.stream, error)
+                    attempt.handles = None
+                self.must_resync |= attempt.has_dropped
+
+    def suspend(self, key: AttemptKey, run: str) -> None:
+        """The run counts no more in this attempt."""
+        for attempt in self.attempts:
+            if attempt.is_of(key, run) and attempt.handles is not None:
+                if ranks := [self.ranks[index].info.rank for index in attempt.ranks]:
+                    attempt.handles.attempt.connection(ranks, False)
+                attempt.handles = None
+                for index, _, _ in attempt.series:
+                    self._memory.leave(index)
