@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from rich.console import Console
 from frd.address import is_loopback, split_address, without_scheme
 from frd.cli.client import Client, token_in, trusting
 from frd.errors import ConfigError
-from frd.forms import utc_ns, utc_text
+from frd.forms import unfold_ranks, utc_ns, utc_text
 
 DEFAULT_HTTP = "127.0.0.1:9374"
 
@@ -25,7 +26,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _HTTP_PORT, _HTTPS_PORT = 80, 443
 _SPANS_S = {"m": 60, "h": 3600, "d": 86_400}
-_PATH = click.Path(path_type=Path, dir_okay=False)
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
 _SERVICE = (
     click.option(
         "--http",
@@ -38,21 +40,21 @@ _SERVICE = (
     click.option("--tls", is_flag=True, envvar="FRD_TLS", help="The service speaks TLS."),
     click.option(
         "--tls-ca-file",
-        type=_PATH,
+        type=FILE,
         metavar="FILE",
         envvar="FRD_TLS_CA_FILE",
         help="Use TLS, and verify the service with this CA bundle (PEM).",
     ),
     click.option(
         "--tls-cert-file",
-        type=_PATH,
+        type=FILE,
         metavar="FILE",
         envvar="FRD_TLS_CERT_FILE",
         help="Client certificate (PEM), followed by its key.",
     ),
     click.option(
         "--token-file",
-        type=_PATH,
+        type=FILE,
         metavar="FILE",
         envvar="FRD_TOKEN_FILE",
         help="Send the first word of this file as bearer token.",
@@ -67,18 +69,9 @@ def service_options(function: _F) -> Callable[..., Any]:
     """Where the service is and how to be let in; the command gets a `client`."""
 
     @functools.wraps(function)
-    def command(
-        *args: Any,
-        http: str,
-        tls: bool,
-        tls_ca_file: Path | None,
-        tls_cert_file: Path | None,
-        token_file: Path | None,
-        insecure: bool,
-        **others: Any,
-    ) -> Any:
-        client = _client(http, tls, tls_ca_file, tls_cert_file, token_file, insecure)
-        return function(*args, client=client, **others)
+    def command(*args: Any, **given: Any) -> Any:
+        client = _client(**{key: given.pop(key) for key in inspect.signature(_client).parameters})
+        return function(*args, client=client, **given)
 
     wrapped: Any = command
     for option in reversed(_SERVICE):
@@ -113,16 +106,33 @@ def json_option(function: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
 
 
-def moment(option: str, text: str | None) -> str | None:
-    """A time as the service takes it; of how long ago, by this machine's clock."""
-    if text is None:
+def ranks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Callback of an option: a set of ranks such as ``0-3,7``, as sorted numbers."""
+    try:
+        return None if value is None else unfold_ranks(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error).removeprefix("ranks: ")) from None
+
+
+def when(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """Callback of an option: a time as the service takes it, from a time or from how long ago."""
+    if value is None:
         return None
-    if ago := re.fullmatch(r"(\d{1,6})([mhd])", text):
+    if ago := re.fullmatch(r"(\d{1,6})([mhd])", value):
         return utc_text(time.time_ns() - int(ago[1]) * _SPANS_S[ago[2]] * 1_000_000_000)
     try:
-        return utc_text(utc_ns(text))
+        return utc_text(utc_ns(value))
     except ValueError as error:
-        raise click.BadParameter(f"{error}, or 7d, 12h, 30m", param_hint=option) from None
+        raise click.BadParameter(f"{error}, or 7d, 12h, 30m") from None
+
+
+def ranks_option(words: str) -> Callable[[_F], _F]:
+    return click.option("--ranks", metavar="0-3,7", callback=ranks, help=words)
+
+
+def since_option(function: _F) -> _F:
+    words = "Findings that were open then or later: 7d, 12h, 30m ago, or a time."
+    return click.option("--since", metavar="WHEN", callback=when, help=words)(function)
 
 
 def print_json(value: object) -> None:

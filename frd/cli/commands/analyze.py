@@ -14,13 +14,12 @@ import click
 from click.core import ParameterSource
 
 from frd.cli import FINDINGS_PRESENT
-from frd.cli.options import console, json_option, print_json
+from frd.cli.options import PATH, console, json_option, print_json, ranks_option
 from frd.cli.screens.finding_panel import plain
 from frd.cli.screens.html_page import page
 from frd.cli.screens.memory_verdict import memory_verdict
 from frd.cli.screens.progress import progress
 from frd.cli.screens.verdict import verdict
-from frd.forms import unfold_ranks
 from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.load.job_choice import load_dumps
 from frd.offline.memory.analysis import CLOCK_UNCERTAINTY_S, load_memory
@@ -40,13 +39,7 @@ from frd.usage import examples
         "frd analyze --memory rank_0.jsonl rank_1.jsonl",
     ),
 )
-@click.argument(
-    "paths",
-    metavar="DIR.. | --memory FILE..",
-    nargs=-1,
-    required=True,
-    type=click.Path(path_type=Path),
-)
+@click.argument("paths", metavar="DIR.. | --memory FILE..", nargs=-1, required=True, type=PATH)
 @click.option("--memory", is_flag=True, help="Read files of memory telemetry instead of dumps.")
 @click.option(
     "--clock-uncertainty",
@@ -57,7 +50,7 @@ from frd.usage import examples
 @click.option("-p", "--prefix", metavar="P", help="Beginning of the file names, before the rank.")
 @click.option("--entries", is_flag=True, help="A table of each rank's entries.")
 @click.option("--collectives", is_flag=True, help="A table of all collectives.")
-@click.option("--ranks", metavar="0-3,7", help="Only these ranks in the tables.")
+@ranks_option("Only these ranks in the tables.")
 @click.option(
     "--groups",
     metavar="G,..",
@@ -68,21 +61,18 @@ from frd.usage import examples
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Write all tables to a new .json, .sqlite or .parquet file.",
 )
 @click.option(
     "--timeline",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="Write a trace for ui.perfetto.dev to a new file, compressed if it ends in .gz.",
 )
 @click.option(
-    "--html",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the verdict to a new self-contained HTML page.",
+    "--html", type=PATH, metavar="FILE", help="Write the verdict to a new self-contained HTML page."
 )
 @click.option(
     "--stall-after",
@@ -105,7 +95,7 @@ def command(
     prefix: str | None,
     entries: bool,
     collectives: bool,
-    ranks: str | None,
+    ranks: tuple[int, ...] | None,
     groups: str | None,
     stacks: bool,
     as_json: bool,
@@ -136,7 +126,6 @@ def command(
         )
     if stacks and not entries:
         raise click.UsageError("--stacks: the stacks of entries: add --entries")
-    wanted_ranks = _ranks(ranks)
     wanted_groups = [part.strip() for part in groups.split(",")] if groups else None
     if output is not None:
         check_export(output)
@@ -149,7 +138,7 @@ def command(
             paths, prefix=prefix, progress=step, transform_ft=group_world_size
         )
     analysis = analyze(last, stall_after_s=stall_after, earlier=earlier)
-    chosen = select(analysis, wanted_ranks, wanted_groups)
+    chosen = select(analysis, ranks, wanted_groups)
     if as_json:
         print_json(_json(chosen, entries, collectives))
     elif entries or collectives:
@@ -198,16 +187,6 @@ def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as
         for part in memory_verdict(analysis, paths):
             screen.print(part)
     return FINDINGS_PRESENT if analysis.findings else 0
-
-
-# -- a folder of dumps ---------------------------------------------------------------------------
-
-
-def _ranks(ranks: str | None) -> tuple[int, ...] | None:
-    try:
-        return None if ranks is None else unfold_ranks(ranks)
-    except ValueError as error:
-        raise click.UsageError(f"--{error}") from None
 
 
 # -- what is printed ---------------------------------------------------------------------------

@@ -7,24 +7,15 @@ from pathlib import Path
 import click
 
 from frd import config
-from frd.cli.options import json_option, print_json
+from frd.cli.options import PATH, json_option, print_json
 from frd.usage import examples
 
 
 @click.command(
-    "check",
-    epilog=examples(
-        "frd check --config frd.toml",
-        "frd check --config frd.toml --json",
-    ),
+    "check", epilog=examples("frd check --config frd.toml", "frd check --config frd.toml --json")
 )
 @click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="FILE",
-    help="The TOML file to validate.",
+    "--config", "path", type=PATH, required=True, metavar="FILE", help="The TOML file to validate."
 )
 @json_option
 def command(path: Path, as_json: bool) -> None:

@@ -15,7 +15,7 @@ import click
 
 from frd import __version__
 from frd.cli.client import Client
-from frd.cli.options import json_option, print_json, service_options
+from frd.cli.options import PATH, json_option, print_json, service_options
 from frd.cli.screens.finding_panel import plain
 from frd.errors import FrdError
 from frd.usage import examples
@@ -34,9 +34,7 @@ from frd_agent.launch.checks import Check, State
         "frd doctor --run-dir /run/frd-alice --json",
     ),
 )
-@click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the taps publish."
-)
+@click.option("--run-dir", type=PATH, metavar="DIR", help="Where the taps publish.")
 @json_option
 @service_options
 @click.argument("job_command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD ...]")

@@ -20,10 +20,10 @@ import msgspec
 
 from frd.cli import FAILED
 from frd.cli.client import Client, job_path
-from frd.cli.options import service_options
+from frd.cli.options import PATH, ranks_option, service_options
 from frd.cli.screens.finding_panel import plain
 from frd.errors import FrdError, StoreError
-from frd.forms import fold_ranks, unfold_ranks
+from frd.forms import fold_ranks
 from frd.usage import examples
 
 _PATIENCE_S = 15.0
@@ -42,7 +42,7 @@ _RUNNING = frozenset({"live", "silent"})
     ),
 )
 @click.option("--job", metavar="J", help="The job; may be left out when only one job runs.")
-@click.option("--ranks", metavar="0-3,7", help="Only these ranks.")
+@ranks_option("Only these ranks.")
 @click.option(
     "--stacks",
     is_flag=True,
@@ -62,7 +62,7 @@ _RUNNING = frozenset({"live", "silent"})
     "-o",
     "--output",
     "folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     metavar="DIR",
     help="The folder to make; it must not exist yet.",
@@ -71,7 +71,7 @@ _RUNNING = frozenset({"live", "silent"})
 def command(
     client: Client,
     job: str | None,
-    ranks: str | None,
+    ranks: tuple[int, ...] | None,
     stacks: bool,
     finding: str | None,
     timeout_s: float,
@@ -90,7 +90,8 @@ def command(
     if finding is not None:
         dump_id = _of_finding(client, finding)
     else:
-        wanted = {"ranks": _checked(ranks), "stacks": stacks, "timeout_s": timeout_s}
+        chosen = None if ranks is None else fold_ranks(ranks)
+        wanted = {"ranks": chosen, "stacks": stacks, "timeout_s": timeout_s}
         dump_id = _take(client, job if job is not None else _only_job(client), wanted)
     with tempfile.TemporaryFile() as tar:
         client.download(f"/api/v1/dumps/{dump_id}", tar)
@@ -104,13 +105,6 @@ def _refuse_existing(folder: Path) -> None:
         raise StoreError(
             f"output: {folder}: exists: dumps are never overwritten, name a new folder"
         )
-
-
-def _checked(ranks: str | None) -> str | None:
-    try:
-        return None if ranks is None else fold_ranks(unfold_ranks(ranks))
-    except ValueError as error:
-        raise click.UsageError(f"--{error}") from None
 
 
 def _only_job(client: Client) -> str:

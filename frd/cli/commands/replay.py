@@ -11,7 +11,7 @@ from rich.text import Text
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import unknown_job
-from frd.cli.options import console, json_option, moment, print_json
+from frd.cli.options import PATH, console, json_option, print_json, since_option
 from frd.cli.screens.finding_panel import finding_panel, plain
 from frd.cli.screens.progress import progress
 from frd.forms import finding_json, utc_ns, utc_text
@@ -28,13 +28,9 @@ from frd.usage import examples
         "frd replay journal/00000007.sqlite3 --json",
     ),
 )
-@click.argument("journal", type=click.Path(path_type=Path))
+@click.argument("journal", type=PATH)
 @click.option("--job", metavar="J", help="Only findings of this job.")
-@click.option(
-    "--since",
-    metavar="WHEN",
-    help="Findings that were open then or later: 7d, 12h, 30m ago, or a time.",
-)
+@since_option
 @json_option
 def command(journal: Path, job: str | None, since: str | None, as_json: bool) -> int:
     """Compute the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
@@ -42,8 +38,7 @@ def command(journal: Path, job: str | None, since: str | None, as_json: bool) ->
     The same code decides as in the live service, at the recorded times. The whole journal is
     replayed, whatever is asked for. Exit code 3 when there are findings.
     """
-    text = moment("--since", since)
-    after = utc_ns(text) if text is not None else 0
+    after = utc_ns(since) if since is not None else 0
     warnings: list[str] = []
     with progress("replaying (MiB)") as step:
         records = read(journal, warnings.append, lambda done, total: step(done >> 20, total >> 20))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from frd import config, logs
+from frd.cli.options import PATH
 from frd.errors import ConfigError
 from frd.usage import examples
 
@@ -33,26 +34,17 @@ if TYPE_CHECKING:
         "frd serve --grpc 127.0.0.1:0 --http 127.0.0.1:0 --data-dir data",
     ),
 )
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="TOML file; see `frd check`.",
-)
+@click.option("--config", "path", type=PATH, metavar="FILE", help="TOML file; see `frd check`.")
 @click.option("--grpc", metavar="HOST:PORT", help="Where agents connect.  [127.0.0.1:9373]")
 @click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]")
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Findings, journal and dumps.  [$XDG_STATE_HOME/frd, else ~/.local/state/frd]",
 )
 @click.option(
-    "--stall-after",
-    type=float,
-    metavar="SECONDS",
-    help="Floor of the stall threshold.  [10]",
+    "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
 )
 @click.option(
     "--insecure",

@@ -12,14 +12,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from frd.cli.client import Client, job_path, unknown_job
-from frd.cli.options import console, json_option, print_json, service_options
+from frd.cli.options import console, json_option, print_json, ranks_option, service_options
 from frd.cli.screens import live
 from frd.cli.screens.finding_panel import plain
 from frd.cli.screens.job_tables import clocks_table, groups_table, nodes_table, ranks_table
 from frd.cli.screens.live import Picture
 from frd.cli.screens.memory import memory_table
 from frd.cli.screens.watching import age_text, last_lines
-from frd.forms import unfold_ranks
+from frd.forms import fold_ranks
 from frd.usage import examples
 
 MAX_ENDED = 20
@@ -39,7 +39,7 @@ MAX_ENDED = 20
 @click.option("--all", "unfolded", is_flag=True, help="Show jobs that ended in full as well.")
 @click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
 @click.option("--memory", is_flag=True, help="Memory of all ranks.")
-@click.option("--ranks", metavar="0-3,7", help="Only these ranks, with all of their memory.")
+@ranks_option("Only these ranks, with all of their memory.")
 @json_option
 @service_options
 def command(
@@ -48,7 +48,7 @@ def command(
     unfolded: bool,
     watch: bool,
     memory: bool,
-    ranks: str | None,
+    ranks: tuple[int, ...] | None,
     as_json: bool,
 ) -> None:
     """Show open findings, jobs, groups, ranks, memory and clocks.
@@ -56,9 +56,7 @@ def command(
     Open findings come first, and the ranks that they suspect come first among the ranks. A job that
     has ended is one line.
     """
-    wanted = _Wanted(
-        job, unfolded or as_json, "all" if memory else ranks, None if ranks is None else _set(ranks)
-    )
+    wanted = _Wanted(job, unfolded or as_json, memory, ranks)
     if as_json and watch:
         raise click.UsageError("--watch: cannot be combined with --json: leave one out")
     if as_json:
@@ -75,8 +73,9 @@ def command(
 class _Wanted:
     job: str | None
     unfolded: bool
-    memory: str | None
-    ranks: frozenset[int] | None
+    memory: bool
+    """Of all ranks."""
+    ranks: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,9 @@ def _look(client: Client, wanted: _Wanted) -> _Seen:
         if line["ended"] and not line["open_findings"] and wanted.job is None
         if not wanted.unfolded
     ]
+    memory = "all" if wanted.memory else None if wanted.ranks is None else fold_ranks(wanted.ranks)
     jobs = [
-        _with_ranks(client.get(job_path(line["job"]), {"memory": wanted.memory}), wanted.ranks)
+        _with_ranks(client.get(job_path(line["job"]), {"memory": memory}), wanted.ranks)
         for line in lines
         if line not in folded
     ]
@@ -109,7 +109,7 @@ def _look(client: Client, wanted: _Wanted) -> _Seen:
     return _Seen(findings, jobs, folded)
 
 
-def _with_ranks(job: Mapping[str, Any], ranks: frozenset[int] | None) -> Mapping[str, Any]:
+def _with_ranks(job: Mapping[str, Any], ranks: tuple[int, ...] | None) -> Mapping[str, Any]:
     if ranks is None:
         return job
     return {**job, "ranks": [rank for rank in job["ranks"] if rank["rank"] in ranks]}
@@ -140,13 +140,6 @@ def _ended(line: Mapping[str, Any]) -> Text:
         f"  attempt {line['attempt']} ended, {size} ranks ({states}), "
         f"last heard {age_text(line.get('last_heard_s'))}"
     )
-
-
-def _set(ranks: str) -> frozenset[int]:
-    try:
-        return frozenset(unfold_ranks(ranks))
-    except ValueError as error:
-        raise click.UsageError(f"--{error}") from None
 
 
 def _job(job: Mapping[str, Any]) -> Sequence[RenderableType]:

@@ -17,28 +17,22 @@ from pathlib import Path
 
 import click
 
+from frd.cli.options import PATH
 from frd.errors import ServiceUnavailable
 from frd.usage import examples
 
 _READY_WITHIN_S = 30.0
 _STOP_WITHIN_S = 10.0
-_PATH = click.Path(path_type=Path)
 
 
-@click.command(
-    "up",
-    epilog=examples(
-        "frd up",
-        "frd up --data-dir data --stall-after 20",
-    ),
-)
+@click.command("up", epilog=examples("frd up", "frd up --data-dir data --stall-after 20"))
 @click.option(
-    "--config", type=_PATH, metavar="FILE", help="The service's TOML file; see `frd check`."
+    "--config", type=PATH, metavar="FILE", help="The service's TOML file; see `frd check`."
 )
 @click.option("--grpc", metavar="HOST:PORT", help="Where the agent connects.  [127.0.0.1:9373]")
 @click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]")
-@click.option("--data-dir", type=_PATH, metavar="DIR", help="Findings, journal and dumps.")
-@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where the taps publish.")
+@click.option("--data-dir", type=PATH, metavar="DIR", help="Findings, journal and dumps.")
+@click.option("--run-dir", type=PATH, metavar="DIR", help="Where the taps publish.")
 @click.option("--agent-metrics", metavar="HOST:PORT|off", help="The agent's own /metrics.")
 @click.option(
     "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"

@@ -30,9 +30,7 @@ _STATE_STYLE = {"live": "green", "silent": "yellow", "exited": "red", "finished"
 @click.command(
     "demo",
     epilog=examples(
-        "frd demo",
-        "frd demo --scenario gil",
-        "frd demo --scenario straggler --ranks 8 --scripted",
+        "frd demo", "frd demo --scenario gil", "frd demo --scenario straggler --ranks 8 --scripted"
     ),
 )
 @click.option(

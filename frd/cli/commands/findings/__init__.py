@@ -21,7 +21,7 @@ from frd.cli import BLIND, FINDINGS_PRESENT
 from frd.cli.client import Client, unknown_job
 from frd.cli.commands.findings.export import export
 from frd.cli.commands.findings.one import close, show
-from frd.cli.options import console, json_option, moment, print_json, service_options
+from frd.cli.options import console, json_option, print_json, service_options, since_option
 from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.live import Picture, watch
 from frd.cli.screens.watching import last_lines
@@ -62,11 +62,7 @@ class _Findings(click.Group):
 )
 @click.option("--job", metavar="J", help="Only findings of this job.")
 @click.option("--all", "closed_too", is_flag=True, help="Closed findings as well.")
-@click.option(
-    "--since",
-    metavar="WHEN",
-    help="Findings that were open then or later: 7d, 12h, 30m ago, or a time.",
-)
+@since_option
 @click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
 @json_option
 @service_options
@@ -92,7 +88,7 @@ def command(
         _refuse_options(context)
         return 0
     state = None if closed_too or since is not None else "open"
-    query = {"job": job, "state": state, "since": moment("--since", since)}
+    query = {"job": job, "state": state, "since": since}
     answer = _ask(client, query)  # a wrong address is an error now, a restart later is not
     if job is not None and not answer["findings"]:
         _require_job(client, job)

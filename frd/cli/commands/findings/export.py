@@ -19,7 +19,7 @@ from typing import IO, Any
 import click
 
 from frd.cli.client import Client
-from frd.cli.options import moment, service_options
+from frd.cli.options import FILE, service_options, when
 from frd.errors import FrdError
 from frd.forms import fold_ranks
 from frd.usage import examples
@@ -42,8 +42,13 @@ _COLUMNS = (
     ),
 )
 @click.option("--job", metavar="J", help="Only findings of this job.")
-@click.option("--since", metavar="WHEN", help="Opened then or later: 7d, 12h, 30m ago, or a time.")
-@click.option("--until", metavar="WHEN", help="Opened before then.")
+@click.option(
+    "--since",
+    metavar="WHEN",
+    callback=when,
+    help="Opened then or later: 7d, 12h, 30m ago, or a time.",
+)
+@click.option("--until", metavar="WHEN", callback=when, help="Opened before then.")
 @click.option(
     "--format",
     "form",
@@ -53,11 +58,7 @@ _COLUMNS = (
     help="One JSON object a line, or CSV.",
 )
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="A new file; an existing one is an error.",
+    "-o", "--output", type=FILE, metavar="FILE", help="A new file; an existing one is an error."
 )
 @service_options
 def export(
@@ -69,7 +70,7 @@ def export(
     output: Path | None,
 ) -> int:
     """Export all stored findings, oldest first."""
-    query = {"job": job, "since": moment("--since", since), "until": moment("--until", until)}
+    query = {"job": job, "since": since, "until": until}
     write = _write_csv if form == "csv" else _write_json
     findings = _pages(client, query)
     first = next(findings, None)  # a wrong address is an error before there is a file
