@@ -91,7 +91,7 @@ def test_a_hanging_job_is_told_as_it_is(tmp_path: Path) -> None:
         job.wait()
 
 
-def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:
+async def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:
     """Everything was acknowledged by a service that is gone: the next one is told what is open."""
     port = free_port()
     rank = ScriptedRank(tmp_path)
@@ -100,61 +100,49 @@ def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:
         rank.leave()
     rank.enter()
     rank.publish()
-
-    async def scene() -> None:
-        async with agent(tmp_path, port):
-            async with serving(Collector("one"), port) as first:
-                await until(lambda: first.marks.get((0, 0), (0, 0, 0))[:2] == (6, 5), "the marks")
-            async with serving(Collector("two"), port) as second:
-                await until(lambda: (0, 0) in second.marks, "the marks")
-                await until(lambda: second.state(0) is RankState.LIVE, "the status")
-                (replay,) = second.rows
-                assert (replay.first_revision, replay.seq.tolist()) == (0, [6])
-                assert second.marks[0, 0][:2] == (6, 5)
-                assert second.hellos[0].session == first.hellos[0].session
-
-    play(scene)
+    async with agent(tmp_path, port):
+        async with serving(Collector("one"), port) as first:
+            await until(lambda: first.marks.get((0, 0), (0, 0, 0))[:2] == (6, 5), "the marks")
+        async with serving(Collector("two"), port) as second:
+            await until(lambda: (0, 0) in second.marks, "the marks")
+            await until(lambda: second.state(0) is RankState.LIVE, "the status")
+            (replay,) = second.rows
+            assert (replay.first_revision, replay.seq.tolist()) == (0, [6])
+            assert second.marks[0, 0][:2] == (6, 5)
+            assert second.hellos[0].session == first.hellos[0].session
     rank.close()
 
 
-def test_a_restarted_agent_is_another_session(tmp_path: Path) -> None:
+async def test_a_restarted_agent_is_another_session(tmp_path: Path) -> None:
     """The agent is killed: its successor counts from 1 again, and says so by its session."""
     port = free_port()
     rank = ScriptedRank(tmp_path)
     rank.enter()
     rank.leave()
     rank.publish()
-
-    async def scene() -> None:
-        async with serving(Collector("one"), port) as service:
-            async with agent(tmp_path, port):
-                await until(lambda: len(service.rows) == 1, "the rows")
-            async with agent(tmp_path, port):
-                await until(lambda: len(service.rows) == 2, "the rows again")
-            assert [batch.first_revision for batch in service.rows] == [1, 1]
-            assert len({hello.session for hello in service.hellos}) == 2
-
-    play(scene)
+    async with serving(Collector("one"), port) as service:
+        async with agent(tmp_path, port):
+            await until(lambda: len(service.rows) == 1, "the rows")
+        async with agent(tmp_path, port):
+            await until(lambda: len(service.rows) == 2, "the rows again")
+        assert [batch.first_revision for batch in service.rows] == [1, 1]
+        assert len({hello.session for hello in service.hellos}) == 2
     rank.close()
 
 
-def test_pings_go_on_beside_the_stream(tmp_path: Path) -> None:
+async def test_pings_go_on_beside_the_stream(tmp_path: Path) -> None:
     """A clock stream ends, one is answered with nonsense: others follow, and the rows go on."""
-
-    async def scene() -> None:
-        port = free_port()
-        async with serving(Collector("one"), port) as service, agent(tmp_path, port):
-            await until(lambda: len(service.pings) > 2 and len(service.pings[2]) > BURST, "pings")
-            assert len(service.hellos) == 1
-            for hello, *pings in service.pings:
-                said = service.hellos[0]
-                assert hello == ClockHello(said.boot_id, said.session)
-                told = [ping for ping in pings if isinstance(ping, Ping)]
-                assert [ping.number for ping in told] == list(range(1, len(pings) + 1))
-                assert all(len(ping.readings.raw_ns) for ping in told)
-            assert any(isinstance(ping, Ping) and ping.pong for ping in service.pings[2])
-
-    play(scene)
+    port = free_port()
+    async with serving(Collector("one"), port) as service, agent(tmp_path, port):
+        await until(lambda: len(service.pings) > 2 and len(service.pings[2]) > BURST, "pings")
+        assert len(service.hellos) == 1
+        for hello, *pings in service.pings:
+            said = service.hellos[0]
+            assert hello == ClockHello(said.boot_id, said.session)
+            told = [ping for ping in pings if isinstance(ping, Ping)]
+            assert [ping.number for ping in told] == list(range(1, len(pings) + 1))
+            assert all(len(ping.readings.raw_ns) for ping in told)
+        assert any(isinstance(ping, Ping) and ping.pong for ping in service.pings[2])
 
 
 def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
@@ -192,31 +180,27 @@ def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
         ranks.wait()
 
 
-def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> None:
+async def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> None:
     """A service refuses the same rows twice: they are dropped and counted, and the rest goes on."""
     port, metrics = free_port(), free_port()
     rank = ScriptedRank(tmp_path)
     rank.enter()
     rank.leave()
     rank.publish()
-
-    async def scene() -> None:
-        service = Collector("one", refuse=2)
-        flags = ("--metrics", f"127.0.0.1:{metrics}")
-        async with serving(service, port), agent(tmp_path, port, *flags):
-            await until(lambda: (0, 0) in service.marks, "the marks")
-            assert service.rows == []
-            assert service.marks[0, 0][:2] == (1, 1)
-            said = await asyncio.to_thread(scrape, metrics)
-            assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in said
-            assert "frd_agent_connected 1.0" in said
-            assert "process_resident_memory_bytes" in said
-            await until(
-                lambda: bool(service.statuses) and service.statuses[0].gap_entries == 1,
-                "a status that counts what was dropped",
-            )
-
-    play(scene)
+    service = Collector("one", refuse=2)
+    flags = ("--metrics", f"127.0.0.1:{metrics}")
+    async with serving(service, port), agent(tmp_path, port, *flags):
+        await until(lambda: (0, 0) in service.marks, "the marks")
+        assert service.rows == []
+        assert service.marks[0, 0][:2] == (1, 1)
+        said = await asyncio.to_thread(scrape, metrics)
+        assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in said
+        assert "frd_agent_connected 1.0" in said
+        assert "process_resident_memory_bytes" in said
+        await until(
+            lambda: bool(service.statuses) and service.statuses[0].gap_entries == 1,
+            "a status that counts what was dropped",
+        )
     rank.close()
 
 
@@ -231,7 +215,7 @@ class Hostile:
         return os.system, ("true",)
 
 
-def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
+async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
     """torch writes a dump of rank 5 at a timeout; a hostile file beside it is refused, counted."""
     port, metrics = free_port(), free_port()
     dumps = tmp_path / "elsewhere"
@@ -247,18 +231,14 @@ def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
     dump = Dump(source="", version="2.10", entries=(entry,))
     (dumps / "trace_5").write_bytes(write_pickle(dump, {"0": ("default_pg", (4, 5))}))
     (dumps / "trace_6").write_bytes(pickle.dumps(Hostile()))
-
-    async def scene() -> None:
-        flags = ("--metrics", f"127.0.0.1:{metrics}", "--dump-dir", str(dumps))
-        async with serving(Collector("one"), port) as service, agent(tmp_path, port, *flags):
-            await until(lambda: (5, 0) in service.marks, "the file")
-            assert service.marks[5, 0][:2] == (1, 0)
-            await service.ask(5)
-            assert service.parts[5, Part.DUMP].source == "file trace_5"
-            said = await asyncio.to_thread(scrape, metrics)
-            assert 'frd_agent_refused_files_total{kind="dump"} 1.0' in said
-
-    play(scene)
+    flags = ("--metrics", f"127.0.0.1:{metrics}", "--dump-dir", str(dumps))
+    async with serving(Collector("one"), port) as service, agent(tmp_path, port, *flags):
+        await until(lambda: (5, 0) in service.marks, "the file")
+        assert service.marks[5, 0][:2] == (1, 0)
+        await service.ask(5)
+        assert service.parts[5, Part.DUMP].source == "file trace_5"
+        said = await asyncio.to_thread(scrape, metrics)
+        assert 'frd_agent_refused_files_total{kind="dump"} 1.0' in said
 
 
 @pytest.mark.parametrize(

@@ -95,101 +95,81 @@ async def clock_of(service: Service, job: str) -> dict[str, Any]:
     return found
 
 
-def test_two_agents_of_one_host_have_a_clock_each(service: Service) -> None:
+async def test_two_agents_of_one_host_have_a_clock_each(service: Service) -> None:
     """One lives two hours ahead of the other, and its pings come before its rows do."""
-
-    async def scene() -> None:
-        async with peer(service, job="a") as one, peer(service, job="b") as other:
-            other.node = one.node
-            await one.introduce()
-            async with pinger(service, one) as true, pinger(service, other, 7200.0) as ahead:
-                await true.exchange(4)
-                await ahead.send()
-                await asyncio.sleep(0.2)
-                await other.introduce()
-                await ahead.hear()
-                await ahead.exchange(4)
-                clock = await clock_of(service, "a")
-                assert abs(clock["clock_offset_s"]) <= clock["clock_uncertainty_s"] < 1.0
-                clock = await clock_of(service, "b")
-                assert abs(clock["clock_offset_s"] + 7200.0) <= clock["clock_uncertainty_s"] < 1.0
-
-    asyncio.run(scene())
+    async with peer(service, job="a") as one, peer(service, job="b") as other:
+        other.node = one.node
+        await one.introduce()
+        async with pinger(service, one) as true, pinger(service, other, 7200.0) as ahead:
+            await true.exchange(4)
+            await ahead.send()
+            await asyncio.sleep(0.2)
+            await other.introduce()
+            await ahead.hear()
+            await ahead.exchange(4)
+            clock = await clock_of(service, "a")
+            assert abs(clock["clock_offset_s"]) <= clock["clock_uncertainty_s"] < 1.0
+            clock = await clock_of(service, "b")
+            assert abs(clock["clock_offset_s"] + 7200.0) <= clock["clock_uncertainty_s"] < 1.0
 
 
-def test_a_stranger_is_refused(service: Service) -> None:
+async def test_a_stranger_is_refused(service: Service) -> None:
     """Pings of a session that never says hello end with a reason; so do those of one that left."""
-
-    async def scene() -> None:
-        async with peer(service) as agent, pinger(service, agent) as stranger:
-            assert "open that one first" in await stranger.why_it_ended()
-            await refused(service, "stranger", 1)
-            await agent.introduce()
-            async with pinger(service, agent) as friend:
-                await friend.exchange(2)
-                agent.call.cancel()
-                gone = 'frd_ingest_refused_total{reason="aborted"}'
-                await asyncio.to_thread(until, lambda: service.metric(gone) == 1)
-                await friend.send()
-                assert "is gone" in await friend.why_it_ended()
-
-    asyncio.run(scene())
+    async with peer(service) as agent, pinger(service, agent) as stranger:
+        assert "open that one first" in await stranger.why_it_ended()
+        await refused(service, "stranger", 1)
+        await agent.introduce()
+        async with pinger(service, agent) as friend:
+            await friend.exchange(2)
+            agent.call.cancel()
+            gone = 'frd_ingest_refused_total{reason="aborted"}'
+            await asyncio.to_thread(until, lambda: service.metric(gone) == 1)
+            await friend.send()
+            assert "is gone" in await friend.why_it_ended()
 
 
-def test_nonsense_ends_its_own_stream_only(service: Service) -> None:
+async def test_nonsense_ends_its_own_stream_only(service: Service) -> None:
     """Numbers that fall and bytes that are no ping: the clock stream ends, its rows go on."""
-
-    async def scene() -> None:
-        async with peer(service) as agent:
-            await agent.introduce()
-            for nonsense in (b"\xff\xff", encode_clock(ClockHello("boot", "session"))):
-                async with pinger(service, agent) as bad:
-                    await bad.exchange(1)
-                    await bad.call.write(nonsense)
-                    assert "clock" in await bad.why_it_ended()
-            await refused(service, "protocol", 2)
-            async with pinger(service, agent) as good:
-                await good.exchange(4)
-                await clock_of(service, "job")
-            await agent.send(agent.watermarks((6, 6), 0))
-            assert service.get("/api/v1/jobs/job")["nodes"][0]["connected"]
-
-    asyncio.run(scene())
+    async with peer(service) as agent:
+        await agent.introduce()
+        for nonsense in (b"\xff\xff", encode_clock(ClockHello("boot", "session"))):
+            async with pinger(service, agent) as bad:
+                await bad.exchange(1)
+                await bad.call.write(nonsense)
+                assert "clock" in await bad.why_it_ended()
+        await refused(service, "protocol", 2)
+        async with pinger(service, agent) as good:
+            await good.exchange(4)
+            await clock_of(service, "job")
+        await agent.send(agent.watermarks((6, 6), 0))
+        assert service.get("/api/v1/jobs/job")["nodes"][0]["connected"]
 
 
-def test_stamps_that_cannot_be_are_counted(service: Service) -> None:
+async def test_stamps_that_cannot_be_are_counted(service: Service) -> None:
     """Pings that were never sent, or before the one before them: not believed, and harmless."""
-
-    async def scene() -> None:
-        async with peer(service) as agent:
-            await agent.introduce()
-            async with pinger(service, agent) as liar:
-                await liar.exchange(3)
-                for reason, sent in (("zero", 0), ("backwards", 1)):
-                    await liar.send(sent=sent)
-                    await liar.hear()
-                    await liar.exchange(1)
-                    await refused(service, reason, 1)
-                clock = await clock_of(service, "job")
-                assert abs(clock["clock_offset_s"]) <= clock["clock_uncertainty_s"] < 1.0
-
-    asyncio.run(scene())
+    async with peer(service) as agent:
+        await agent.introduce()
+        async with pinger(service, agent) as liar:
+            await liar.exchange(3)
+            for reason, sent in (("zero", 0), ("backwards", 1)):
+                await liar.send(sent=sent)
+                await liar.hear()
+                await liar.exchange(1)
+                await refused(service, reason, 1)
+            clock = await clock_of(service, "job")
+            assert abs(clock["clock_offset_s"]) <= clock["clock_uncertainty_s"] < 1.0
 
 
-def test_a_flood_is_slowed_down(service: Service) -> None:
+async def test_a_flood_is_slowed_down(service: Service) -> None:
     """A thousand pings at once: a burst is answered, the rest waits; others are served as ever."""
-
-    async def scene() -> None:
-        async with peer(service, job="flood") as flooder, peer(service, job="calm") as calm:
-            await flooder.introduce()
-            await calm.introduce()
-            async with pinger(service, flooder) as flood, pinger(service, calm) as quiet:
-                for _ in range(1000):
-                    await flood.send()
-                await quiet.exchange(4)
-                await clock_of(service, "calm")
-                await refused(service, "flood", 1)
-                for _ in range(32):
-                    await flood.hear()
-
-    asyncio.run(scene())
+    async with peer(service, job="flood") as flooder, peer(service, job="calm") as calm:
+        await flooder.introduce()
+        await calm.introduce()
+        async with pinger(service, flooder) as flood, pinger(service, calm) as quiet:
+            for _ in range(1000):
+                await flood.send()
+            await quiet.exchange(4)
+            await clock_of(service, "calm")
+            await refused(service, "flood", 1)
+            for _ in range(32):
+                await flood.hear()

@@ -18,7 +18,7 @@ from frd.store.journal import RecordKind, read
 from frd.wire import Part
 from tests.scripted_rank import ScriptedRank
 from tests.world import daemons, streams
-from tests.world.collector import Collector, agent, play, serving, until
+from tests.world.collector import Collector, agent, serving, until
 from tests.world.streams import Peer, Service, peer
 
 WITHIN_S = 10
@@ -82,7 +82,7 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
     assert kinds.count(RecordKind.OPENED) == 64
 
 
-def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
+async def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
     """SIGTERM comes with the first rows that are told: the service hears all, then goodbye."""
     port = daemons.free_port()
     rank = ScriptedRank(tmp_path)
@@ -90,17 +90,13 @@ def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
         rank.enter()
         rank.leave()
     rank.publish()
-
-    async def scene() -> None:
-        async with serving(Collector("one"), port) as collector, agent(tmp_path, port) as process:
-            await until(lambda: bool(collector.rows), "the first rows")
-            process.terminate()
-            assert await asyncio.to_thread(process.wait, WITHIN_S) == 0
-            assert collector.goodbye
-            seqs = {int(seq) for batch in collector.rows for seq in batch.seq}
-            assert len(seqs) == 50
-
-    play(scene)
+    async with serving(Collector("one"), port) as collector, agent(tmp_path, port) as process:
+        await until(lambda: bool(collector.rows), "the first rows")
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, WITHIN_S) == 0
+        assert collector.goodbye
+        seqs = {int(seq) for batch in collector.rows for seq in batch.seq}
+        assert len(seqs) == 50
     rank.close()
 
 

@@ -25,58 +25,48 @@ async def failure(ask: Awaitable[bytes]) -> Exception:
 
 
 @needs_torch
-def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
+async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
     """A rank lists its handlers, dumps its ring, and says which question it does not know."""
     pytest.importorskip("torch")
     handlers = Handlers(standing_rank("sleep").socket)
-
-    async def ask() -> None:
-        assert {"fr_trace_json", "ping", "dump_traceback"} <= set(await handlers.names())
-        body = await handlers.ask("fr_trace_json", backend="nccl 2&x=1")
-        assert len(parse(body, source="rank").entries) == 50
-        unknown = await failure(handlers.ask("no such handler/"))
-        assert isinstance(unknown, HandlerFailed)
-        assert unknown.status == 404
-        small = Handlers(handlers.path, max_bytes=1000)
-        assert "more than 1000 bytes" in str(await failure(small.ask("fr_trace_json")))
-
-    asyncio.run(ask())
+    assert {"fr_trace_json", "ping", "dump_traceback"} <= set(await handlers.names())
+    body = await handlers.ask("fr_trace_json", backend="nccl 2&x=1")
+    assert len(parse(body, source="rank").entries) == 50
+    unknown = await failure(handlers.ask("no such handler/"))
+    assert isinstance(unknown, HandlerFailed)
+    assert unknown.status == 404
+    small = Handlers(handlers.path, max_bytes=1000)
+    assert "more than 1000 bytes" in str(await failure(small.ask("fr_trace_json")))
 
 
 @needs_torch
-def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
+async def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
     """While a C call holds the GIL the ring is dumped all the same, and a traceback is not."""
     pytest.importorskip("torch")
     handlers = Handlers(standing_rank("gil").socket)
-
-    async def ask() -> None:
-        stuck = await failure(handlers.ask("dump_traceback", timeout_s=0.3))
-        assert isinstance(stuck, Silent)
-        assert len(parse(await handlers.ask("fr_trace_json"), source="rank").entries) == 50
-
-    asyncio.run(ask())
+    stuck = await failure(handlers.ask("dump_traceback", timeout_s=0.3))
+    assert isinstance(stuck, Silent)
+    assert len(parse(await handlers.ask("fr_trace_json"), source="rank").entries) == 50
 
 
 @needs_torch
-def test_a_stopped_rank_is_silent_then_well_then_gone(standing_rank: Callable[[str], Any]) -> None:
+async def test_a_stopped_rank_is_silent_then_well_then_gone(
+    standing_rank: Callable[[str], Any],
+) -> None:
     """SIGSTOP is silence however often we ask, SIGCONT ends it, and SIGKILL is a refusal."""
     pytest.importorskip("torch")
     rank = standing_rank("sleep")
     handlers = Handlers(rank.socket)
-
-    async def ask() -> None:
-        rank.stop()
-        for _ in range(15):  # more often than the server's accept queue is long
-            begun = time.monotonic()
-            assert isinstance(await failure(handlers.ask("ping", timeout_s=0.05)), Silent)
-            assert time.monotonic() - begun < 1
-        rank.process.send_signal(signal.SIGCONT)
-        assert await handlers.ask("ping", timeout_s=10) == b"pong"
-        rank.process.kill()
-        rank.process.wait()
-        assert isinstance(await failure(handlers.ask("ping")), Refused)
-
-    asyncio.run(ask())
+    rank.stop()
+    for _ in range(15):  # more often than the server's accept queue is long
+        begun = time.monotonic()
+        assert isinstance(await failure(handlers.ask("ping", timeout_s=0.05)), Silent)
+        assert time.monotonic() - begun < 1
+    rank.process.send_signal(signal.SIGCONT)
+    assert await handlers.ask("ping", timeout_s=10) == b"pong"
+    rank.process.kill()
+    rank.process.wait()
+    assert isinstance(await failure(handlers.ask("ping")), Refused)
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
@@ -117,7 +107,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
         (OK + b"\r\nuntil the end", None, "until the end"),
     ],
 )
-def test_odd_servers(
+async def test_odd_servers(
     tmp_path: Path, answer: bytes, error: type[Exception] | None, said: str
 ) -> None:
     """Whatever a server sends, the answer is read, or refused with the reason, within bounds."""
@@ -127,21 +117,18 @@ def test_odd_servers(
         writer.write(answer)
         writer.close()
 
-    async def ask() -> None:
-        path = tmp_path / "odd.sock"
-        async with await asyncio.start_unix_server(serve, path):
-            asked = Handlers(path, max_bytes=1_000_000).ask("ping")
-            if error is None:
-                assert (await asked).decode() == said
-            else:
-                failed = await failure(asked)
-                assert isinstance(failed, error)
-                assert said in str(failed)
-
-    asyncio.run(ask())
+    path = tmp_path / "odd.sock"
+    async with await asyncio.start_unix_server(serve, path):
+        asked = Handlers(path, max_bytes=1_000_000).ask("ping")
+        if error is None:
+            assert (await asked).decode() == said
+        else:
+            failed = await failure(asked)
+            assert isinstance(failed, error)
+            assert said in str(failed)
 
 
-def test_a_trickle_is_silence(tmp_path: Path) -> None:
+async def test_a_trickle_is_silence(tmp_path: Path) -> None:
     """A server that sends a byte now and then does not hold the caller beyond its timeout."""
 
     hung_up = asyncio.Event()
@@ -153,10 +140,7 @@ def test_a_trickle_is_silence(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
         hung_up.set()
 
-    async def ask() -> None:
-        path = tmp_path / "slow.sock"
-        async with await asyncio.start_unix_server(serve, path):
-            assert isinstance(await failure(Handlers(path).ask("ping", timeout_s=0.2)), Silent)
-            await asyncio.wait_for(hung_up.wait(), 5)
-
-    asyncio.run(ask())
+    path = tmp_path / "slow.sock"
+    async with await asyncio.start_unix_server(serve, path):
+        assert isinstance(await failure(Handlers(path).ask("ping", timeout_s=0.2)), Silent)
+        await asyncio.wait_for(hung_up.wait(), 5)

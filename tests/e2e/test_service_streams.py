@@ -116,54 +116,42 @@ async def counted(service: Service, series: str, value: float) -> None:
     await asyncio.to_thread(until, lambda: service.metric(series) == value)
 
 
-def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service]) -> None:
+async def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service]) -> None:
     """Bad input of each kind is refused naming its field and counted; a good stream goes on."""
     service = serve()
-
-    async def scenario() -> None:
-        async with peer(service) as good:
-            await good.introduce()
-            revision = 1
-            for name, (messages, field, reason) in BAD.items():
-                series = f'frd_ingest_refused_total{{reason="{reason}"}}'
-                before = service.metric(series)
-                refusal = await refused(service, messages())
-                assert refusal.reason == reason, name
-                assert refusal.message.startswith(f"{field}: "), name
-                await good.send(entries(revision, revision - 1, 10))
-                revision += 10
-                assert (await good.hear_of(Ack)).revisions == {0: revision - 1}
-                await counted(service, series, before + 1)
-
-    asyncio.run(scenario())
+    async with peer(service) as good:
+        await good.introduce()
+        revision = 1
+        for name, (messages, field, reason) in BAD.items():
+            series = f'frd_ingest_refused_total{{reason="{reason}"}}'
+            before = service.metric(series)
+            refusal = await refused(service, messages())
+            assert refusal.reason == reason, name
+            assert refusal.message.startswith(f"{field}: "), name
+            await good.send(entries(revision, revision - 1, 10))
+            revision += 10
+            assert (await good.hear_of(Ack)).revisions == {0: revision - 1}
+            await counted(service, series, before + 1)
 
 
-def test_another_version_is_told_both(serve: Callable[..., Service]) -> None:
+async def test_another_version_is_told_both(serve: Callable[..., Service]) -> None:
     """An agent that speaks another protocol hears which one the service speaks."""
     service = serve()
-
-    async def scenario() -> None:
-        async with peer(service) as other:
-            await other.send(replace(other.hello(), protocol=99))
-            refusal = await other.hear()
-            assert isinstance(refusal, Refusal)
-            assert refusal.message.startswith("hello.protocol: 99 where this service speaks 1")
-
-    asyncio.run(scenario())
+    async with peer(service) as other:
+        await other.send(replace(other.hello(), protocol=99))
+        refusal = await other.hear()
+        assert isinstance(refusal, Refusal)
+        assert refusal.message.startswith("hello.protocol: 99 where this service speaks 1")
 
 
-def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:
+async def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:
     """A message far beyond the limit is refused before it is buffered, and counted as aborted."""
     service = serve()
-
-    async def scenario() -> None:
-        async with peer(service) as large:
-            await large.introduce()
-            await large.call.write(bytes(8 * MAX_MESSAGE_BYTES))
-            assert await large.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "larger than max" in (await large.call.details() or "")
-
-    asyncio.run(scenario())
+    async with peer(service) as large:
+        await large.introduce()
+        await large.call.write(bytes(8 * MAX_MESSAGE_BYTES))
+        assert await large.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "larger than max" in (await large.call.details() or "")
     series = 'frd_ingest_refused_total{reason="aborted"}'
     until(lambda: service.metric(series) == 1)
 
@@ -171,7 +159,7 @@ def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> None:
 # -- counting ------------------------------------------------------------------------------------
 
 
-def test_64_streams(serve: Callable[..., Service]) -> None:
+async def test_64_streams(serve: Callable[..., Service]) -> None:
     """64 agents at once, each with two ranks of a job of its own: every row counts once."""
     service = serve()
     batches, rows = 20, 500
@@ -185,10 +173,7 @@ def test_64_streams(serve: Callable[..., Service]) -> None:
                 pass
             await one.send(Goodbye("done"))
 
-    async def scenario() -> None:
-        await asyncio.gather(*(agent(node) for node in range(64)))
-
-    asyncio.run(scenario())
+    await asyncio.gather(*(agent(node) for node in range(64)))
     total = 64 * batches * rows
     until(lambda: service.metric("frd_ingest_entries_total") == total)
     assert service.metric('frd_ingest_refused_total{reason="aborted"}') == 0
@@ -286,17 +271,13 @@ def test_the_suspect_is_asked_where_it_is(serve: Callable[..., Service]) -> None
 # -- start and stop ------------------------------------------------------------------------------
 
 
-def test_sigterm_ends_it_cleanly(serve: Callable[..., Service]) -> None:
+async def test_sigterm_ends_it_cleanly(serve: Callable[..., Service]) -> None:
     """SIGTERM with an open stream: the service ends within seconds, with exit code 0."""
     service = serve()
-
-    async def scenario() -> None:
-        async with peer(service) as agent:
-            await agent.introduce()
-            service.process.terminate()
-            assert await asyncio.to_thread(service.process.wait, 10) == 0
-
-    asyncio.run(scenario())
+    async with peer(service) as agent:
+        await agent.introduce()
+        service.process.terminate()
+        assert await asyncio.to_thread(service.process.wait, 10) == 0
 
 
 def failure(data_dir: Path, *flags: str, **environment: str) -> tuple[int, str]:

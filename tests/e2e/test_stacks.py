@@ -92,7 +92,7 @@ def test_a_rank_that_is_gone(standing_rank: Callable[[str], Any]) -> None:
     assert f"# proc: process {rank.process.pid} is gone\n" in stack.text
 
 
-def test_asking_again_and_again_leaves_the_rank_answering(
+async def test_asking_again_and_again_leaves_the_rank_answering(
     standing_rank: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A hundred stacks of a rank that holds its GIL do not use up its server's threads."""
@@ -100,12 +100,8 @@ def test_asking_again_and_again_leaves_the_rank_answering(
     handlers = Handlers(rank.socket)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-
-    async def ask() -> None:
-        reader = StackReader(rank.process.pid, handlers)
-        for _ in range(100):
-            assert (await reader.read(handler_timeout_s=0.01)).source == "proc"
-        assert await handlers.ask("ping", timeout_s=5) == b"pong"
-        reader.close()
-
-    asyncio.run(ask())
+    reader = StackReader(rank.process.pid, handlers)
+    for _ in range(100):
+        assert (await reader.read(handler_timeout_s=0.01)).source == "proc"
+    assert await handlers.ask("ping", timeout_s=5) == b"pong"
+    reader.close()

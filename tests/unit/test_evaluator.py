@@ -31,31 +31,27 @@ def test_a_finding_is_stored_before_it_is_published(bench: Evaluated) -> None:
     assert bench.evaluator.store_errors == 0
 
 
-def test_a_disk_that_does_not_answer_delays_no_alert(
+async def test_a_disk_that_does_not_answer_delays_no_alert(
     bench: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is held by a lock: the finding is published, then stored when it is free."""
     monkeypatch.setattr(evaluator, "SAVE_WITHIN_S", 0.05)
-
-    async def scene() -> None:
-        held = sqlite3.connect(bench.path, isolation_level=None)
-        held.execute("BEGIN IMMEDIATE")
-        bench.hang()
-        await bench.evaluator.evaluate()
-        assert [event.finding.state for event in bench.published] == [FindingState.OPEN]
-        assert bench.evaluator.store_errors == 1
-        assert bench.evaluator.kept_back() == [bench.published[0].finding]
-        bench.pass_s(2)
-        await bench.evaluator.evaluate()  # does not wait for the disk again
-        assert bench.evaluator.state.evaluated_at == bench.job.now
-        held.execute("ROLLBACK")
-        held.close()
-        while not bench.store.open_findings():
-            await asyncio.sleep(0.01)
-        bench.pass_s(2)
-        await bench.evaluator.evaluate()
-
-    asyncio.run(scene())
+    held = sqlite3.connect(bench.path, isolation_level=None)
+    held.execute("BEGIN IMMEDIATE")
+    bench.hang()
+    await bench.evaluator.evaluate()
+    assert [event.finding.state for event in bench.published] == [FindingState.OPEN]
+    assert bench.evaluator.store_errors == 1
+    assert bench.evaluator.kept_back() == [bench.published[0].finding]
+    bench.pass_s(2)
+    await bench.evaluator.evaluate()  # does not wait for the disk again
+    assert bench.evaluator.state.evaluated_at == bench.job.now
+    held.execute("ROLLBACK")
+    held.close()
+    while not bench.store.open_findings():
+        await asyncio.sleep(0.01)
+    bench.pass_s(2)
+    await bench.evaluator.evaluate()
     assert bench.evaluator.store_errors == 1
     assert bench.evaluator.kept_back() == []
     assert [f.id for f in bench.store.open_findings()] == [bench.published[0].finding.id]

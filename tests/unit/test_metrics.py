@@ -11,27 +11,21 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from frd.model import (
-    AlignedNs,
     AttemptKey,
     Confidence,
     Finding,
     FindingState,
     Kind,
-    NodeNs,
-    RankInfo,
     RankState,
-    RankStatus,
     Reason,
     Severity,
     Suspect,
 )
-from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.metrics.collector import MAX_GROUPS, MAX_LABEL_CHARS, MAX_OPS, OTHER, render
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import Counters, NodeView, ServiceState
-from frd.views import AttemptView, GroupView, Histogram, RankView, StatusView
-
-NOW = AlignedNs(1_800_000_000_000_000_000)
+from frd.views import AttemptView, GroupView, Histogram, StatusView
+from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
 
 # What INTERFACES promises; a rename breaks people's alerts.
 PROMISED = {
@@ -85,32 +79,7 @@ def value(series: Series, name: str, **labels: str) -> float | None:
     return series.get((name, frozenset(labels.items())))
 
 
-def rank_view(rank: int, state: RankState = RankState.LIVE) -> RankView:
-    return RankView(
-        info=RankInfo(rank, 4, "node-a", "boot-a", 100 + rank),
-        status=RankStatus(rank, state, NodeNs(NOW)),
-        as_of=NOW,
-        waiting_in="",
-        waiting_s=0.0,
-    )
-
-
-def group_view(label: str, *, stall_s: float = 0.0, matched: int = 10) -> GroupView:
-    return GroupView(
-        group_id=f"id of {label}",
-        label=label,
-        size=4,
-        open_collectives=2,
-        stalled_collectives=int(stall_s > 0),
-        stall_s=stall_s,
-        matched=matched,
-        enqueued=12,
-        completed=10,
-        threshold_s=25.0,
-    )
-
-
-def attempt_view(
+def job_view(
     job: str = "train",
     attempt: int = 0,
     *,
@@ -118,28 +87,17 @@ def attempt_view(
     skew: dict[str, Histogram] | None = None,
     ended: bool = False,
 ) -> AttemptView:
-    return AttemptView(
-        key=AttemptKey(job, attempt),
-        world_size=4,
-        ended=ended,
-        ranks=[rank_view(0), rank_view(1), rank_view(2, RankState.EXITED)],
-        groups=groups,
-        skew=skew or {},
-        gap_entries=3,
+    states = (RankState.LIVE, RankState.LIVE, RankState.EXITED)
+    ranks = [rank_view(rank, state) for rank, state in enumerate(states)]
+    key = AttemptKey(job, attempt)
+    return attempt_view(
+        ranks, key=key, world=4, groups=groups, skew=skew, ended=ended, gap_entries=3
     )
 
 
-def node_view(name: str, *, reporting: bool = True, connected: bool = True) -> NodeView:
-    clock = AgentClock(name, guess(NodeNs(NOW - 250_000_000), NOW))
-    return NodeView(
-        node=name,
-        boot_id=f"boot of {name}",
-        connected=connected,
-        reporting=reporting,
-        last_message_at=NOW,
-        clock=dataclasses.replace(clock.view(NOW), steps=1),
-        ranks={AttemptKey("train", 0): (0, 1)},
-    )
+def agent_of(name: str, *, reporting: bool = True) -> NodeView:
+    view = node_view(name, {TRAIN: (0, 1)}, reporting=reporting, behind_ns=250_000_000)
+    return dataclasses.replace(view, clock=dataclasses.replace(view.clock, steps=1))
 
 
 def stall(number: int = 1, *, job: str = "train", suspects: int = 1) -> Finding:
@@ -179,12 +137,12 @@ def service_state(
 def full_state() -> ServiceState:
     histogram = Histogram((0.001, 0.1, 1.0), (5, 3, 0, 2), 12.5)
     return service_state(
-        attempt_view(
+        job_view(
             groups=[group_view("default_pg", stall_s=12.0), group_view("tp")],
             skew={"all_reduce": histogram},
         ),
         findings=[stall()],
-        nodes=[node_view("node-a"), node_view("node-b", reporting=False)],
+        nodes=[agent_of("node-a"), agent_of("node-b", reporting=False)],
     )
 
 
@@ -255,7 +213,7 @@ def test_histograms_are_cumulative() -> None:
 
 def test_known_series_start_at_zero() -> None:
     """A job that is fine has a zero for every kind of finding, so that alerts can resolve."""
-    got = scraped(service_state(attempt_view("quiet")))
+    got = scraped(service_state(job_view("quiet")))
     for kind in Kind:
         assert value(got, "frd_findings_open", job="quiet", kind=kind.value) == 0
         assert value(got, "frd_findings_total", job="quiet", kind=kind.value) == 0
@@ -284,7 +242,7 @@ def test_a_finding_says_since_when_it_is_open_and_whether_it_is_critical() -> No
 def test_groups_of_one_label_share_a_series() -> None:
     """Two groups with one description are summed, and their age is the older one's."""
     groups = [group_view("tp", stall_s=3.0, matched=1), group_view("tp", stall_s=9.0, matched=2)]
-    got = scraped(service_state(attempt_view(groups=groups)))
+    got = scraped(service_state(job_view(groups=groups)))
     assert value(got, "frd_collectives_matched_total", job="train", group="tp") == 3
     assert value(got, "frd_stalled_collectives", job="train", group="tp") == 2
     assert value(got, "frd_stall_seconds", job="train", group="tp") == 9
@@ -292,7 +250,7 @@ def test_groups_of_one_label_share_a_series() -> None:
 
 def test_newest_attempt_only() -> None:
     """A restarted job shows its newest attempt, whatever order the attempts come in."""
-    old, new = attempt_view(attempt=0), attempt_view(attempt=1, groups=[group_view("tp")])
+    old, new = job_view(attempt=0), job_view(attempt=1, groups=[group_view("tp")])
     for attempts in ((old, new), (new, old)):
         got = scraped(service_state(*attempts))
         assert value(got, "frd_ranks", job="train", state="unwatched") == 2  # no agent is there
@@ -302,7 +260,7 @@ def test_newest_attempt_only() -> None:
 def test_configured_agents_are_expected_before_they_were_seen() -> None:
     """Four agents are configured for a job of which one reports: the service knows it is blind."""
     state = dataclasses.replace(
-        service_state(attempt_view(), nodes=[node_view("a")]), expected_agents={"train": 4}
+        service_state(job_view(), nodes=[agent_of("a")]), expected_agents={"train": 4}
     )
     got = scraped(state)
     assert value(got, "frd_agents_expected", job="train") == 4
@@ -311,7 +269,7 @@ def test_configured_agents_are_expected_before_they_were_seen() -> None:
 
 def test_no_agents_are_expected_of_an_ended_attempt() -> None:
     """When an attempt has ended, its agents may go without anybody being blind."""
-    got = scraped(service_state(attempt_view(ended=True), nodes=[node_view("node-a")]))
+    got = scraped(service_state(job_view(ended=True), nodes=[agent_of("node-a")]))
     assert value(got, "frd_agents_expected", job="train") == 0
     assert value(got, "frd_agents_reporting", job="train") == 0
 
@@ -323,7 +281,7 @@ def test_series_are_bounded() -> None:
     ops = {f"op{n}": histogram for n in range(500)}
     got = scraped(
         service_state(
-            attempt_view(groups=groups, skew=ops),
+            job_view(groups=groups, skew=ops),
             findings=[stall(n, suspects=50) for n in range(3)],
         )
     )
@@ -341,7 +299,7 @@ def test_series_are_bounded() -> None:
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\ud800", "", "\U0001f525", "x" * 200 + "\udc80"])
 def test_odd_names_do_not_break_the_scrape(name: str) -> None:
     """Whatever a job or a group is called, the text parses and the series is there once."""
-    state = service_state(attempt_view(name, groups=[group_view(name)]), findings=[stall(job=name)])
+    state = service_state(job_view(name, groups=[group_view(name)]), findings=[stall(job=name)])
     got = scraped(state)
     assert sum(key[0] == "frd_stall_seconds" for key in got) == 1
     assert sum(key[0] == "frd_suspect" for key in got) == 1

@@ -33,8 +33,8 @@ from frd_agent.memory.gpu.nvml import DeviceReading
 from frd_agent.metrics import AgentCollector
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox
-from tests.unit.test_http import Client as ApiClient
-from tests.unit.test_http import Service, attempt_view
+from tests.world.http_api import Client as ApiClient
+from tests.world.http_api import Service, job_view
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -224,7 +224,7 @@ def keys(value: object) -> set[str]:
 
 def test_every_key_of_the_api_is_documented(tmp_path: Path) -> None:
     """What jobs, a job and findings are made of stands in docs/api.md."""
-    view = attempt_view("train")
+    view = job_view("train")
     used = np.ones(1, np.int64)
     memory = AttemptMemory(
         [SeriesInfo(0, SeriesKind.HOST_USED)], used, used, np.ones((1, 4), np.int64)

@@ -6,41 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from frd.forms import duration_text
-from frd.model import AlignedNs, AttemptKey, NodeNs, RankInfo, RankState, RankStatus
-from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.model import AttemptKey, RankState
 from frd.service.http.watching_json import watching_json
 from frd.service.state import NodeView, ServiceState
-from frd.views import AttemptView, RankView, StatusView
-
-SECOND = 1_000_000_000
-NOW = AlignedNs(1_800_000_000 * SECOND)
-TRAIN = AttemptKey("train", 0)
+from frd.views import AttemptView, StatusView
+from tests.world.views import NOW, TRAIN, attempt_view, node_view, rank_view
 
 
 def attempt(
     states: Sequence[RankState], *, key: AttemptKey = TRAIN, world: int | None = None
 ) -> AttemptView:
-    ranks = [
-        RankView(
-            RankInfo(rank, len(states), "n", "b", 100 + rank),
-            RankStatus(rank, state, NodeNs(NOW), ""),
-            NOW,
-            "",
-            0.0,
-        )
-        for rank, state in enumerate(states)
-    ]
+    ranks = [rank_view(rank, state) for rank, state in enumerate(states)]
     over = all(state in (RankState.EXITED, RankState.FINISHED) for state in states)
-    return AttemptView(key, len(states) if world is None else world, over, ranks, [])
+    return attempt_view(ranks, key=key, world=world, ended=over)
 
 
 def node(
     name: str, ranks: tuple[int, ...], *, up: bool = True, heard_s: float = 0.4, late: bool = False
 ) -> NodeView:
-    clock = AgentClock("", guess(NodeNs(NOW), NOW)).view(NOW)
-    heard = AlignedNs(NOW - round(heard_s * SECOND))
     hosts = {TRAIN: ranks} if ranks else {}
-    return NodeView(name, f"boot-{name}", up, up and not late, heard, clock, hosts)
+    return node_view(name, hosts, connected=up, reporting=up and not late, heard_s=heard_s)
 
 
 def state(

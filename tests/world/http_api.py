@@ -1,0 +1,225 @@
+"""The HTTP API over a fixed state and real stores, and a client that speaks ASGI to it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frd.errors import ServiceUnavailable
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Change,
+    Confidence,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Kind,
+    RankState,
+    Reason,
+    Suspect,
+)
+from frd.service.findings.dismissal import Dismissal
+from frd.service.http.routes import create_app
+from frd.service.state import DumpResult, ServiceState
+from frd.store.dumps import DumpStore
+from frd.store.findings import FindingStore, Place
+from frd.views import AttemptView, StatusView
+from frd.wire import Part
+from tests.world.views import NOW, SECOND, attempt_view, group_view, node_view, rank_view
+
+
+def job_view(job: str, attempt: int = 0, world_size: int = 2) -> AttemptView:
+    ranks = [
+        rank_view(
+            rank,
+            RankState.LIVE if rank else RankState.SILENT,
+            world=world_size,
+            per_node=world_size,
+            detail="T",
+            as_of=NOW - rank * SECOND if rank else 0,
+            waiting_in="all_reduce #7 on default_pg" if rank else "",
+            waiting_s=12.5 if rank else 0.0,
+        )
+        for rank in range(world_size)
+    ]
+    group = group_view(
+        group_id="00aa", size=world_size, open_collectives=1, stall_s=12.5, matched=6, enqueued=7,
+        completed=6, threshold_s=0.0,
+    )  # fmt: skip
+    return attempt_view(ranks, key=AttemptKey(job, attempt), groups=[group])
+
+
+def finding(number: int, job: str = "train") -> Finding:
+    suspect = Suspect(0, "node0", Reason.CPU_STUCK, Confidence.HIGH, "evidence", ("a.py:1",))
+    return Finding(
+        id=f"{number:016x}",
+        kind=Kind.STALL,
+        state=FindingState.OPEN,
+        job=job,
+        attempt=0,
+        opened_at=AlignedNs(NOW + number * SECOND),
+        suspects=(suspect,),
+        victims=(1,),
+        summary="summary",
+    )
+
+
+class Service:
+    """A service without streams or engine: a fixed state over real stores."""
+
+    def __init__(self, folder: Path, jobs: Sequence[AttemptView]) -> None:
+        self.store = FindingStore(folder / "findings.sqlite")
+        self.dumps = DumpStore(folder / "dumps", max_count=5, max_bytes=1_000_000)
+        findings = [finding(1), finding(2)]
+        closed = dataclasses.replace(
+            finding(3), state=FindingState.CLOSED, closed_at=AlignedNs(NOW + 9 * SECOND)
+        )
+        self.store.save([FindingEvent(Change.OPENED, item) for item in (*findings, closed)])
+        ranks = {view.key: (0, 1) for view in jobs}
+        node = node_view("node0", ranks, heard_s=0.5, behind_ns=1_000_000, boot="boot0")
+        self.told = ServiceState(StatusView(NOW, jobs, findings), [node])
+        self.why_not_ready: str | None = None
+        self.asked: list[tuple[AttemptKey, tuple[int, ...] | None, bool, float]] = []
+
+    def state(self) -> ServiceState:
+        return self.told
+
+    def not_ready(self) -> str | None:
+        return self.why_not_ready
+
+    def findings(
+        self, *, state: FindingState | None, job: str | None, limit: int
+    ) -> Sequence[Finding]:
+        return self.store.query(state=state, job=job, limit=limit)
+
+    def history(
+        self,
+        *,
+        after: Place,
+        since: AlignedNs,
+        until: AlignedNs | None,
+        job: str | None,
+        limit: int,
+    ) -> Sequence[Finding]:
+        return self.store.page(after=after, since=since, until=until, job=job, limit=limit)
+
+    def finding(self, finding_id: str) -> Finding | None:
+        return self.store.get(finding_id)
+
+    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
+        found = self.store.get(dismissal.finding)
+        if found is None or found.state is FindingState.CLOSED:
+            return None
+        closed = dataclasses.replace(
+            found, state=FindingState.CLOSED, closed_at=NOW, close_reason=dismissal.close_reason
+        )
+        self.store.save([FindingEvent(Change.CLOSED, closed)])
+        return closed
+
+    async def take_dump(
+        self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
+    ) -> DumpResult:
+        self.asked.append((key, ranks, stacks, timeout_s))
+        if key.job == "gone":
+            raise ServiceUnavailable("agents: none of job 'gone' is connected: wait for them")
+        writer = self.dumps.create(key, NOW)
+        writer.add(0, Part.DUMP, b"pickle", last=True)
+        failed = {1: "no answer within 1 s"}
+        dump_id = writer.finish({"answered": [0], "failed": {"1": failed[1]}})
+        return DumpResult(dump_id, (0,), failed)
+
+    def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
+        return self.dumps.tar(dump_id)
+
+
+@dataclass
+class Answer:
+    status: int
+    content_type: str
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        assert self.content_type == "application/json"
+        return json.loads(self.body)
+
+
+class Client:
+    """Speaks ASGI to the application, as a server would: no sockets, no extra packages."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._app = create_app(service)
+
+    def get(self, path: str, query: str = "") -> Answer:
+        return self.send("GET", path, query)
+
+    def post(
+        self,
+        path: str,
+        body: object = b"",
+        *,
+        content_type: str = "application/json",
+        origin: str = "",
+    ) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, body=data, content_type=content_type, origin=origin)
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: str = "",
+        *,
+        body: bytes = b"",
+        content_type: str = "",
+        origin: str = "",
+    ) -> Answer:
+        headers = [(b"host", b"frd"), (b"content-type", content_type.encode())]
+        if origin:
+            headers.append((b"origin", origin.encode()))
+        return asyncio.run(self._send(method, path, query, body, headers))
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: str,
+        body: bytes,
+        given: list[tuple[bytes, bytes]],
+    ) -> Answer:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": given,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 9374),
+        }
+        sent: list[dict[str, Any]] = []
+        received = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            if (message := next(received, None)) is not None:
+                return message
+            await asyncio.Event().wait()  # the client stays
+            raise AssertionError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        headers = {key.decode(): value.decode() for key, value in sent[0]["headers"]}
+        content = b"".join(message.get("body", b"") for message in sent[1:])
+        return Answer(sent[0]["status"], headers.get("content-type", ""), content)

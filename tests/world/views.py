@@ -1,0 +1,86 @@
+"""What the service shows, by hand: views of ranks, groups, attempts and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from frd.model import AlignedNs, AttemptKey, NodeNs, RankState, RankStatus
+from frd.service.clocks.agent_clocks import AgentClock, guess
+from frd.service.state import NodeView
+from frd.views import AttemptView, GroupView, Histogram, RankView
+from tests.world.observe import rank_info
+
+SECOND = 1_000_000_000
+NOW = AlignedNs(1_800_000_000 * SECOND)
+TRAIN = AttemptKey("train", 0)
+
+
+def rank_view(
+    rank: int,
+    state: RankState = RankState.LIVE,
+    *,
+    world: int = 4,
+    per_node: int = 1,
+    detail: str = "",
+    as_of: int = NOW,
+    waiting_in: str = "",
+    waiting_s: float = 0.0,
+) -> RankView:
+    info = rank_info(rank, world, per_node=per_node)
+    status = RankStatus(rank, state, NodeNs(NOW), detail)
+    return RankView(info, status, AlignedNs(as_of), waiting_in, waiting_s)
+
+
+def group_view(
+    label: str = "default_pg",
+    *,
+    group_id: str = "",
+    size: int = 4,
+    open_collectives: int = 2,
+    stall_s: float = 0.0,
+    matched: int = 10,
+    enqueued: int = 12,
+    completed: int = 10,
+    threshold_s: float = 25.0,
+) -> GroupView:
+    return GroupView(
+        group_id or f"id of {label}", label, size, open_collectives, int(stall_s > 0), stall_s,
+        matched, enqueued, completed, threshold_s,
+    )  # fmt: skip
+
+
+def attempt_view(
+    ranks: Sequence[RankView],
+    *,
+    key: AttemptKey = TRAIN,
+    world: int | None = None,
+    groups: Sequence[GroupView] = (),
+    skew: dict[str, Histogram] | None = None,
+    ended: bool = False,
+    gap_entries: int = 0,
+) -> AttemptView:
+    return AttemptView(
+        key=key,
+        world_size=len(ranks) if world is None else world,
+        ended=ended,
+        ranks=ranks,
+        groups=groups,
+        skew=skew or {},
+        gap_entries=gap_entries,
+    )
+
+
+def node_view(
+    name: str,
+    ranks: Mapping[AttemptKey, tuple[int, ...]],
+    *,
+    connected: bool = True,
+    reporting: bool = True,
+    heard_s: float = 0.0,
+    behind_ns: int = 0,
+    boot: str = "",
+) -> NodeView:
+    """`behind_ns`: by how much its wall clock is behind the service's."""
+    clock = AgentClock("", guess(NodeNs(NOW - behind_ns), NOW)).view(NOW)
+    heard = AlignedNs(NOW - round(heard_s * SECOND))
+    return NodeView(name, boot or f"boot-{name}", connected, reporting, heard, clock, ranks)
