@@ -1,0 +1,122 @@
+"""The agent and offline analysis read a recorder alike: the same watermarks and open ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from frd.flight import Dump, Entry, Name
+from frd.flight.progress import NEVER
+from frd.flight.trace import COMPLETED, RankTrace, Trace
+from frd.model import AttemptKey
+from frd.offline.analysis.channels import channels_of
+from frd.offline.analysis.clocks import clocks_of
+from frd.offline.analysis.rows import Rows, rows_of
+from frd.offline.analysis.watermarks import marks_of
+from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.transitions import Ring
+from frd_agent.uplink.dictionary import Dictionary
+from tests import corpus
+
+LATER = 2_000_000_000_000_000_000
+STATES = ("scheduled", "started", "completed")
+DUMPS = 4
+"""Of every recorder, the last one whole."""
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
+    """Jobs that hang: the agent has read each recorder several times, offline analysis once."""
+    for seed in range(first, first + 20):
+        job = corpus.job(seed)
+        corpus.run(job)
+        trace = corpus.trace(job)
+        rows = rows_of(trace)
+        marks = marks_of(rows, rows.calls.created_ns, clocks_of(rows))
+        channels = channels_of(rows, dict.fromkeys(rows.ranks, 0))
+        for rank in rows.ranks:
+            ring, names = read(trace, rank)
+            assert agent_marks(ring, names) == {
+                name: (int(marks.enqueued[pair]), int(marks.completed[pair]))
+                for name, pair in known_pairs(rows, rank, marks.first_seq)
+            }
+            mine = channels.rank == rank
+            seen = ring.channels(0)
+            assert sorted(
+                zip(
+                    [names[group] for group in seen.group.tolist()],
+                    seen.peer.tolist(),
+                    seen.is_send.tolist(),
+                    seen.in_flight.tolist(),
+                    strict=True,
+                )
+            ) == sorted(
+                zip(
+                    [rows.series[at].info.name for at in channels.group[mine].tolist()],
+                    channels.peer[mine].tolist(),
+                    channels.is_send[mine].tolist(),
+                    channels.in_flight[mine].tolist(),
+                    strict=True,
+                )
+            )
+
+
+def agent_marks(ring: Ring, names: dict[int, str]) -> dict[str, tuple[int, int]]:
+    """Last seq joined and completed, of groups with collectives."""
+    marks = {names[progress.group]: progress.marks for progress in ring.groups}
+    return {name: (of.enqueued, of.completed) for name, of in marks.items() if of.enqueued >= 0}
+
+
+def known_pairs(rows: Rows, rank: int, first_seq: np.ndarray) -> Iterator[tuple[str, int]]:
+    """Groups of which the dump holds a collective."""
+    for pair in rows.pairs_of[rank].tolist():
+        if first_seq[pair] < NEVER:
+            yield rows.series[int(rows.pair_series[pair])].info.name, pair
+
+
+def read(trace: Trace, rank: int) -> tuple[Ring, dict[int, str]]:
+    """The recorder of a rank, read as it fills; and the names of its groups by index."""
+    dictionary = Dictionary()
+    naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), trace.world_size))
+    naming.replace({info.name: KnownGroup(info.desc, info.ranks) for info in trace.groups})
+    ring, one = Ring(), trace.ranks[rank]
+    cuts = [round(len(one) * part / DUMPS) for part in range(1, DUMPS + 1)]
+    for before, end in pairwise((0, *cuts)):
+        # What the next dump will show done was not when this one was taken.
+        entries = [entry_of(trace, one, row, end == len(one) or row < before) for row in range(end)]
+        status = dict(one.status) if end == len(one) else {}
+        ring.apply(Dump("", one.version, entries=tuple(entries), status=status), LATER, naming)
+    return ring, {at: group.info.name for at, group in enumerate(dictionary.groups)}
+
+
+def entry_of(trace: Trace, one: RankTrace, row: int, is_final: bool) -> Entry:
+    """A row of a trace as its recorder shows it, or as it did before the op was over."""
+    group, state = trace.groups[int(one.group[row])], int(one.state[row])
+    signature = trace.signatures[int(one.signature[row])]
+    return Entry(
+        record_id=int(one.record_id[row]),
+        process_group=(group.name, group.desc),
+        profiling_name=text_of(trace.names[int(one.name[row])]),
+        collective_seq_id=int(one.seq[row]),
+        pg_id=int(one.pg_id[row]),
+        p2p_seq_id=int(one.p2p_seq[row]),
+        op_id=int(one.op_id[row]),
+        is_p2p=bool(one.is_p2p[row]),
+        time_created_ns=int(one.created_ns[row]),
+        input_sizes=signature.input_sizes,
+        output_sizes=signature.output_sizes,
+        state=STATES[state if is_final or state != COMPLETED else 0],
+        time_discovered_started_ns=int(one.started_ns[row]),
+        time_discovered_completed_ns=int(one.completed_ns[row]) if is_final else 0,
+        retired=bool(one.retired[row]) and is_final,
+    )
+
+
+def text_of(name: Name) -> str:
+    if name.src is None:
+        return f"{name.backend}:{name.op}"
+    ends = f"{name.src}->{name.dst}" if name.op == "send" else f"{name.dst}<-{name.src}"
+    return f"{name.backend}:{name.op} {ends}"
