@@ -8,6 +8,7 @@ not compared with its peers: it gets no JOINED row. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -68,12 +69,9 @@ class OpenEntries:
 
     def is_behind(self, progress: Progress, raw: Status) -> bool:
         """The counters know of ops, or of ends, that no entry has shown."""
+        mine = (one for one in self.items if one.progress is progress and one.is_call)
         return raw.enqueued > progress.counter or any(
-            one.is_call
-            and one.progress is progress
-            and one.in_ring
-            and one.counter <= raw.completed
-            for one in self.items
+            one.in_ring and one.counter <= raw.completed for one in mine
         )
 
     def orphan(self) -> None:
@@ -203,57 +201,88 @@ class _Reading:
 
     def calls(self, names: Names, *, may_lack: bool) -> tuple[list[Row], dict[int, Open]]:
         """Rows of what changed, and the calls that are not over, by row."""
-        table, known, k = self.table, self.known, len(self.known)
-        rows = np.flatnonzero((table.is_p2p == 0) & (self.pair >= 0) & (table.seq < MAX_SEQ))
-        rows = self._rising(rows[np.argsort(self.pair[rows], kind="stable")])
-        if not len(rows):
+        calls = self._calls(names, may_lack=may_lack)
+        if not len(calls):
             return [], {}
-        cut = (rows == k) & may_lack
-        state = self.state.take(rows)
-        entries = columnar.calls_of(table, rows, self.pair[rows], state, cut)
-        calls = columnar.joined(entries, self.signatures)
-        first, last, pair = calls.first_row, calls.last_row, calls.pair
-        again = np.flatnonzero(first < k)
-        before = [known[row] for row in first[again].tolist()]
-        given_up = columnar.given_up(table, self.facts)[last] & ~calls.done
-        gone = _with(np.zeros(len(calls), np.bool_), again, [not one.in_ring for one in before])
-        lost = given_up | (gone & (last < k))
-        started_ns = self._started_ns(calls)
-        was_ns = np.array([one.started_ns for one in before], np.int64)
-        started_ns[again] = np.where(was_ns > 0, was_ns, started_ns[again])
+        done, none = calls.done, np.zeros(len(calls), np.int64)
+        given_up = columnar.given_up(self.table, self.facts)[calls.last_row] & ~done
+        gone = ~self._with_known("in_ring", none == 0, calls)
+        lost = given_up | (gone & (calls.last_row < len(self.known)))
         marks = columnar.watermarks(calls, self.in_order, lost)
-        over = calls.seq <= marks.completed[pair]
-        ended = over & (calls.done | (self.in_order[pair] & ~lost))
-        cut = _with(calls.cut, again, [one.cut for one in before])
+        over = calls.seq <= marks.completed[calls.pair]
+        ended = over & (done | (self.in_order[calls.pair] & ~lost))
+        started_ns = self._started_ns(calls)
         flags = (
-            _JOINED * ~cut
-            + _STARTED * ((started_ns > 0) & ~calls.done)
+            _JOINED * ~calls.cut
+            + _STARTED * ((started_ns > 0) & ~done)
             + _FAILED * given_up
             + _COMPLETED * ended
         )
-        news = flags & ~_with(np.zeros(len(calls), np.int64), again, [one.sent for one in before])
-        signature = _with(self._signatures(calls, names), again, [one.signature for one in before])
-        created_ns = _with(calls.created_ns, again, [one.created_ns for one in before])
-        counter = self._count(calls, marks, created_ns)
-        group = np.array([one.group for one in self.progresses], np.int64)[pair]
+        news = flags & ~self._with_known("sent", none, calls)
+        group = np.array([one.group for one in self.progresses])[calls.pair]
         completed_ns = np.where(ended, calls.completed_ns, 0)
-        columns = (group, calls.seq, signature, news, created_ns, started_ns, completed_ns)
+        columns = (group, calls.seq, calls.signature, news)
+        times = (calls.created_ns, started_ns, completed_ns)
         shown = np.flatnonzero(news)
-        shown = shown[np.argsort(first[shown], kind="stable")]
-        kept: dict[int, Open] = {}
+        shown = shown[np.argsort(calls.first_row[shown], kind="stable")]
+        counter = self._update_progress(calls, marks)
+        kept = {}
         for at in np.flatnonzero(~over).tolist():
-            row, entry = int(first[at]), self.entries[last[at]]
-            if row < k:
-                one = known[row]
-                one.entry = entry
-            else:
-                one = Open(entry, self.progresses[pair[at]], int(created_ns[at]))
-                one.signature, one.counter = int(signature[at]), int(counter[at])
-                one.cut = bool(cut[at])
+            one = self._open(calls, at, counter)
             one.started_ns = int(started_ns[at])
             one.sent |= int(flags[at])
-            kept[row] = one
-        return np.stack(columns, axis=1)[shown].tolist(), kept
+            kept[int(calls.first_row[at])] = one
+        return np.stack((*columns, *times), axis=1)[shown].tolist(), kept
+
+    def _calls(self, names: Names, *, may_lack: bool) -> Calls:
+        """With the dictionary's signatures, and what is known of those that were open before."""
+        table, k = self.table, len(self.known)
+        rows = np.flatnonzero((table.is_p2p == 0) & (self.pair >= 0) & (table.seq < MAX_SEQ))
+        rows = self._rising(rows[np.argsort(self.pair[rows], kind="stable")])
+        state, cut = self.state.take(rows), (rows == k) & may_lack
+        entries = columnar.calls_of(table, rows, self.pair[rows], state, cut)
+        calls = columnar.joined(entries, self.signatures)
+        new = calls.first_row >= k
+        used, index = np.unique(calls.signature[new], return_inverse=True)
+        numbers = np.array([names.signature(self.signatures[at]) for at in used.tolist()], np.int32)
+        signature = np.zeros(len(calls), np.int32)
+        signature[new] = numbers[index]
+        return replace(
+            calls,
+            signature=self._with_known("signature", signature, calls),
+            created_ns=self._with_known("created_ns", calls.created_ns, calls),
+            cut=self._with_known("cut", calls.cut, calls),
+        )
+
+    def _with_known(self, name: str, column: npt.NDArray[Any], calls: Calls) -> npt.NDArray[Any]:
+        """`column` with what is known of the calls that were open before."""
+        if not self.known:
+            return column
+        again = np.flatnonzero(calls.first_row < len(self.known))
+        column = column.copy()
+        column[again] = [getattr(self.known[at], name) for at in calls.first_row[again].tolist()]
+        return column
+
+    def _started_ns(self, calls: Calls) -> Int64s:
+        """0 for calls that are not known to have started."""
+        first, last = (self.table.started_ns[row] for row in (calls.first_row, calls.last_row))
+        now_ns = np.where(calls.started, np.where(first > 0, first, last), 0)
+        before_ns = self._with_known("started_ns", np.zeros_like(now_ns), calls)
+        return np.where(before_ns > 0, before_ns, now_ns)
+
+    def _open(self, calls: Calls, at: int, counter: Int64s) -> Open:
+        row, entry = int(calls.first_row[at]), self.entries[calls.last_row[at]]
+        if row < len(self.known):
+            self.known[row].entry = entry
+            return self.known[row]
+        return Open(
+            entry,
+            self.progresses[calls.pair[at]],
+            int(calls.created_ns[at]),
+            signature=int(calls.signature[at]),
+            counter=int(counter[at]),
+            cut=bool(calls.cut[at]),
+        )
 
     def _rising(self, rows: Int64s) -> Int64s:
         """Without fresh entries whose seq does not rise, unless they are parts of an open call."""
@@ -269,22 +298,8 @@ class _Reading:
             )
         return rows[keep]
 
-    def _started_ns(self, calls: Calls) -> Int64s:
-        """0 for calls that are not known to have started."""
-        first, last = (self.table.started_ns[row] for row in (calls.first_row, calls.last_row))
-        return np.where(calls.started, np.where(first > 0, first, last), 0)
-
-    def _signatures(self, calls: Calls, names: Names) -> Int64s:
-        """The dictionary's numbers, of new calls."""
-        found = np.zeros(len(calls), np.int64)
-        new = calls.first_row >= len(self.known)
-        used, index = np.unique(calls.signature[new], return_inverse=True)
-        numbers = [names.signature(self.signatures[at]) for at in used.tolist()]
-        found[new] = np.array(numbers, np.int64)[index]
-        return found
-
-    def _count(self, calls: Calls, marks: columnar.Watermarks, created_ns: Int64s) -> Int64s:
-        """Brings all groups up to date; what the counters of its group call each call."""
+    def _update_progress(self, calls: Calls, marks: columnar.Watermarks) -> Int64s:
+        """Returns what the counters of its group call each call."""
         counter, op_id = np.empty(len(calls), np.int64), self.table.op_id[calls.first_row]
         bounds = np.searchsorted(calls.pair, np.arange(len(self.progresses) + 1))
         new = calls.first_row >= len(self.known)
@@ -301,15 +316,8 @@ class _Reading:
             head = int(marks.head[number])
             is_idle = head == NO_CALL
             progress.head = UNKNOWN_SEQ if is_idle else int(calls.seq[head])
-            progress.head_created_ns = 0 if is_idle else max(int(created_ns[head]), 1)
+            progress.head_created_ns = 0 if is_idle else max(int(calls.created_ns[head]), 1)
         return counter
-
-
-def _with(column: npt.NDArray[Any], at: Int64s, values: Sequence[int]) -> npt.NDArray[Any]:
-    """A copy of `column` with other values at some places."""
-    column = column.copy()
-    column[at] = values
-    return column
 
 
 def _peer(name: Name, members: Sequence[int]) -> int | None:

@@ -11,8 +11,9 @@ from typing import Final
 import numpy as np
 
 from frd.engine.state.snapshot import Bools
-from frd.flight.names import Name, judges
-from frd.flight.trace import COMPLETED, RankTrace
+from frd.flight import Name, progress
+from frd.flight.progress import Entries, NameFacts
+from frd.flight.trace import RankTrace
 from frd.model import Int64s
 
 OPEN: Final = int(np.iinfo(np.int64).max)
@@ -24,12 +25,7 @@ NO_LANE: Final = -1
 
 def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
     """Which ops completed: some recorders say so, others only retire what they are done with."""
-    judged = np.array([judges(name.backend) for name in names], np.bool_)
-    retired = trace.retired.astype(np.bool_)
-    if len(judged):
-        retired &= ~judged[trace.name]
-    done: Bools = (trace.state == COMPLETED) | retired
-    return done
+    return progress.states(Entries.of_trace(trace), slice(None), NameFacts.of(names)).done
 
 
 def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
