@@ -1,22 +1,25 @@
-"""Asks torch's worker server in a rank, over its unix socket.
+"""Queries torch's worker server in a rank, over its unix socket.
 
-The answer's kind is the point: a rank whose process is gone refuses, one that is stopped, swapped
-out or dying keeps silent, and one that is well but does not know the question says so. Three
-exceptions keep the three apart, because the first two are evidence about the rank and the third is
-not. Every call ends within its timeout and holds at most `max_bytes`, whatever the peer does.
+The kind of failure is evidence, and an exception each keeps them apart: the process is gone
+(`Refused`); it is stopped, swapped out or dying (`Silent`); it is well but does not know the
+handler (`HandlerFailed`), which says nothing about the rank. Every call ends within its timeout
+and holds at most twice `max_bytes`, whatever the peer does.
 
-The HTTP is spoken here, in the few lines that one request per connection needs: the server is
-cpp-httplib, which closes a connection after 30 requests anyhow, and a rank is asked about once a
-second. No handler but `dump_traceback` needs the rank's GIL.
+One connection per request: the server is cpp-httplib, which closes a connection after 30 requests
+anyway, and a rank is queried about once a second. The answer is read to its end by asyncio, which
+bounds time and size, and parsed by http.client, which the standard library brings along. No handler
+but `dump_traceback` needs the rank's GIL.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import socket
 from dataclasses import dataclass
-from typing import TypeAlias
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from typing import TypeAlias, cast
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -26,21 +29,22 @@ from frd.errors import FrdError, ServiceUnavailable
 MAX_BYTES = 64 * 1024 * 1024
 """Default bound on an answer: a ring of 100,000 entries as JSON."""
 _MAX_HEAD = 64 * 1024
+_BLOCK_BYTES = 256 * 1024
 _QUEUE_FULL_S = 0.02
 
 Address: TypeAlias = str | os.PathLike[str]
 
 
 class Refused(ServiceUnavailable):
-    """Nobody listens on the socket: the process is gone."""
+    """No process listens on the socket: the rank is gone."""
 
 
 class Silent(ServiceUnavailable):
-    """The socket takes the question, but no answer came in time."""
+    """The socket accepts the request, but no answer came in time."""
 
 
 class HandlerFailed(FrdError):
-    """An answer that is none: an HTTP error, too large, cut off. `status` is 0 without one."""
+    """An unusable answer: an HTTP error, too large, cut off. `status` is 0 without one."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -57,7 +61,7 @@ class Handlers:
     max_bytes: int = MAX_BYTES
 
     async def names(self) -> tuple[str, ...]:
-        """What the rank can be asked, sorted."""
+        """The names of the rank's handlers, sorted."""
         body = await self._exchange("GET", "/handler/", self.timeout_s)
         try:
             return tuple(sorted(msgspec.json.decode(body, type=list[str])))
@@ -90,24 +94,17 @@ class Handlers:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connect(connection)
-                reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_HEAD)
-                try:
-                    writer.write(request.encode("ascii"))
-                    return await self._answer(reader, target)
-                finally:
-                    writer.transport.abort()
+                await asyncio.get_running_loop().sock_sendall(connection, request.encode("ascii"))
+                answer = await self._read(connection, target)
         except TimeoutError as error:
             raise Silent(f"{self.path}: {target}: no answer within {timeout_s:g} s") from error
-        except asyncio.IncompleteReadError as error:
-            raise HandlerFailed(f"{self.path}: {target}: answer cut off: ask again") from error
-        except asyncio.LimitOverrunError as error:
-            raise HandlerFailed(f"{self.path}: {target}: endless header: not torch's?") from error
         except (ConnectionRefusedError, FileNotFoundError) as error:
             raise Refused(f"{self.path}: nothing listens: the process is gone") from error
         except OSError as error:
             raise HandlerFailed(f"{self.path}: {target}: {error}: ask again") from error
         finally:
             connection.close()
+        return self._body(answer, target)
 
     async def _connect(self, connection: socket.socket) -> None:
         """Waits while the server's accept queue is full, which asyncio takes for connected.
@@ -122,41 +119,52 @@ class Handlers:
             else:
                 return
 
-    async def _answer(self, reader: asyncio.StreamReader, target: str) -> bytes:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        status_line, *lines = head.split("\r\n")
-        version, _, rest = status_line.partition(" ")
-        code = rest[:3]
-        if not version.startswith("HTTP/1.") or not code.isdecimal():
-            raise HandlerFailed(f"{self.path}: {target}: {status_line[:64]!r}: no HTTP")
-        body = await self._body(reader, target, lines)
-        if code != "200":
-            said = body[:200].decode("utf-8", "replace").strip()
-            raise HandlerFailed(f"{self.path}: {target}: HTTP {code}: {said}", int(code))
-        return body
-
-    async def _body(self, reader: asyncio.StreamReader, target: str, lines: list[str]) -> bytes:
-        """As long as the header says, or up to the end of the connection where it says nothing."""
-        size = -1
-        for line in lines:
-            name, _, value = line.partition(":")
-            if name.lower() == "content-length" and value.strip().isdecimal():
-                size = int(value)
-            if name.lower() == "transfer-encoding":
-                raise HandlerFailed(f"{self.path}: {target}: {line[:64]}: cannot be read")
-        if size > self.max_bytes:
-            raise self._too_large(target)
-        if size >= 0:
-            return await reader.readexactly(size)
-        body = bytearray()
-        while block := await reader.read(_MAX_HEAD):
-            body += block
-            if len(body) > self.max_bytes:
+    async def _read(self, connection: socket.socket, target: str) -> bytes:
+        """To the end, because the request asks the server to close the connection."""
+        loop = asyncio.get_running_loop()
+        blocks: list[bytes] = []
+        size = 0
+        while block := await loop.sock_recv(connection, _BLOCK_BYTES):
+            blocks.append(block)
+            size += len(block)
+            if size > self.max_bytes + _MAX_HEAD:
                 raise self._too_large(target)
-        return bytes(body)
+        return b"".join(blocks)
+
+    def _body(self, answer: bytes, target: str) -> bytes:
+        response = HTTPResponse(cast("socket.socket", _Received(answer)))
+        try:
+            if b"\r\n\r\n" not in answer:
+                raise IncompleteRead(answer)
+            response.begin()
+            if (response.length or 0) > self.max_bytes:
+                raise self._too_large(target)
+            body = response.read()
+        except IncompleteRead as error:
+            raise HandlerFailed(f"{self.path}: {target}: answer cut off: ask again") from error
+        except HTTPException as error:
+            raise HandlerFailed(f"{self.path}: {target}: {error!r:.99}: no HTTP") from error
+        if len(body) > self.max_bytes:
+            raise self._too_large(target)
+        if response.status != 200:
+            said = body[:200].decode("utf-8", "replace").strip()
+            raise HandlerFailed(
+                f"{self.path}: {target}: HTTP {response.status}: {said}", response.status
+            )
+        return body
 
     def _too_large(self, target: str) -> HandlerFailed:
         return HandlerFailed(
             f"{self.path}: {target}: more than {self.max_bytes} bytes: "
             "use a smaller TORCH_FR_BUFFER_SIZE"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """All that a peer sent, as the socket that HTTPResponse expects."""
+
+    data: bytes
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self.data)
