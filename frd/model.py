@@ -89,7 +89,7 @@ class GroupInfo:
 
     @property
     def label(self) -> str:
-        """What people call it: the description where it has one (INTERFACES: metrics)."""
+        """Label in metrics and texts: the description if there is one, else the name."""
         return self.desc if self.desc and self.desc != "undefined" else self.name
 
 
@@ -317,7 +317,7 @@ class MemoryEvent:
 
 
 class Kind(StrEnum):
-    """Kinds of finding (INTERFACES.md)."""
+    """Kinds of finding; docs/findings.md explains each. The names are stable."""
 
     STALL = "stall"
     MISMATCH = "mismatch"
@@ -331,7 +331,7 @@ class Kind(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a rank is named (DESIGN.md section 4)."""
+    """Why a rank is named; docs/findings.md explains each. The names are stable."""
 
     CPU_STUCK = "cpu_stuck"
     EXITED = "exited"

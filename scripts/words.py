@@ -34,7 +34,7 @@ PLAIN: Final = {
     "beside": "next to, in addition to, with",
     "of (?:its|their|his) own": "its own, separate",
     "at once": "immediately; or: together",
-    "(?<!there )(?:is|are) none": "is not one, there is no",
+    "(?<!there.)(?:is|are) none": "is not one, there is no",
     "for want of": "because ... is missing",
     "all the same": "nevertheless, anyway",
     "(?:the|one's|his|its) word of": "reported by",

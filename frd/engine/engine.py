@@ -31,7 +31,8 @@ from frd.views import AttemptView, StatusView
 
 
 class Engine:
-    """See the package's contract: observe, advance, attach, restore, adopt, snapshot."""
+    """All attempts: observe rows, advance time, attach evidence, restore and adopt findings,
+    snapshot."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

@@ -27,7 +27,7 @@ from frd.service.state import Counters, NodeView, ServiceState
 from frd.views import AttemptView, GroupView, Histogram, StatusView
 from tests.world.views import NOW, TRAIN, attempt_view, group_view, node_view, rank_view
 
-# What INTERFACES promises; a rename breaks people's alerts.
+# Promised names: a rename breaks users' alerts.
 PROMISED = {
     "frd_build_info": ("version",),
     "frd_nodes": ("job", "state"),

@@ -1,8 +1,8 @@
-"""Memory over time: which series rise, who rose first, and what is said about it.
+"""Memory over time: which series rise, which rank rose first, and the texts about it.
 
-`memory` is the whole as the engine sees it. Samples wait in `inbox` until a tick; `bins`, `series`
-and `trend` tell, over all series at once, what is usual and what rises; `rise`, `cause`,
-`incident`, `incidents` and `leaks` make verdicts of the few that do; `watch` and `texts` turn those
+Entry point: `attempt_memory.Memory`. Samples wait in `inbox` until a tick. `series`, `baseline` and
+`trend` compute for all series together what is normal and what rises. `rise`, `onset`, `incident`,
+`incidents` and `leaks` make verdicts about the few that rise. `detector` and `text` turn verdicts
 into findings.
 """
 

@@ -130,7 +130,7 @@ class Analysis:
     warnings: Sequence[str] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `frd analyze --json` prints (INTERFACES)."""
+        """The object that `frd analyze --json` prints; see docs/commands.md."""
         return {
             "findings": [finding_json(finding) for finding in self.findings],
             "not_proven": list(self.not_proven),
