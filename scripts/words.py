@@ -45,7 +45,6 @@ PLAIN: Final = {
     "as (?:it|they) does?": "like",
     "held against": "compared with",
     "comes? of": "results from",
-    "goodbye": "the end of the stream",
 }
 """Pattern to plain alternative. A space matches any white space, a line break in a comment too."""
 

@@ -84,7 +84,7 @@ class Agent:
             stats=self._stats,
             on_request=self._on_request,
             stamp=self._clock.stamp,
-            beside=self._clock.ping,
+            side_task=self._clock.ping,
         )
         me = Holder(os.getpid(), self._node, config.service, time.time(), _version())
         self._lock = RunLock(config.run_dir, me)

@@ -338,7 +338,7 @@ def _default_ranks(world: Any) -> Mapping[int, int] | None:
     return None if default is None else world.pg_group_ranks.get(default)
 
 
-# -- what there is to tell ---------------------------------------------------------------------
+# -- what is published -------------------------------------------------------------------------
 
 
 class Membership:
@@ -539,7 +539,7 @@ class Counters:
         return rows
 
 
-# -- where it is told --------------------------------------------------------------------------
+# -- where it is published ---------------------------------------------------------------------
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:
@@ -736,12 +736,12 @@ def _exit_record(at_ns: int) -> dict[str, Any]:
             first = said.partition("\n")[0]
             detail += ": " + first if first else ""
             if _IN_A_WORKER in said:
-                record["original"] = _told(said[-MAX_ORIGINAL:], MAX_ORIGINAL)
+                record["original"] = _printable(said[-MAX_ORIGINAL:], MAX_ORIGINAL)
         with contextlib.suppress(Exception):
             if _while_interrupted(sys.last_value):
                 record["interrupted"] = True
         frames = _frames(getattr(sys, "last_traceback", None))
-        record.update(kind="exception", detail=_told(detail), frames=frames)
+        record.update(kind="exception", detail=_printable(detail), frames=frames)
     return record
 
 
@@ -762,11 +762,12 @@ def _frames(traceback: Any) -> list[tuple[str, int, str]]:
         places.appendleft((traceback.tb_frame.f_code, traceback.tb_lineno or 0))
         traceback = traceback.tb_next
     return [
-        (_told(code.co_filename[-MAX_TEXT:]), line, _told(code.co_name)) for code, line in places
+        (_printable(code.co_filename[-MAX_TEXT:]), line, _printable(code.co_name))
+        for code, line in places
     ]
 
 
-def _told(text: str, most: int = MAX_TEXT) -> str:
+def _printable(text: str, most: int = MAX_TEXT) -> str:
     """As JSON carries it: short, and without lone surrogates."""
     return text[:most].encode("utf-8", "backslashreplace").decode()[:most]
 

@@ -136,10 +136,10 @@ class Client:
     def _refusal(self, response: http.client.HTTPResponse) -> FrdError:
         """The service's own words where it said any."""
         try:
-            told = msgspec.json.decode(response.read(1 << 20))
+            answer = msgspec.json.decode(response.read(1 << 20))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            told = None
-        match told:
+            answer = None
+        match answer:
             case {"error": str(words)}:
                 return FrdError(words)
             case _:
@@ -188,8 +188,8 @@ def unknown_job(job: str, known: Collection[str], where: str = "this service") -
     """``job: 'x': unknown to this service: ...`` with the jobs that there are."""
     names = ", ".join(repr(name) for name in sorted(known)[:_MAX_NAMES])
     more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
-    told = f"it knows {names}{more}" if known else "it has seen no job yet"
-    return FrdError(f"job: {job!r}: unknown to {where}: {told}")
+    known_jobs = f"it knows {names}{more}" if known else "it has seen no job yet"
+    return FrdError(f"job: {job!r}: unknown to {where}: {known_jobs}")
 
 
 def _target(path: str, query: Mapping[str, str | None] | None = None) -> str:

@@ -81,8 +81,8 @@ def _exit(m: pb.Exit) -> ExitInfo:
     if m.signal > _MAX_SIGNAL:
         raise WireError("statuses.exit.signal", "range", f"{m.signal}: send 0 to {_MAX_SIGNAL}")
     if m.status > _MAX_EXIT_STATUS:
-        told = f"{m.status}: send 0 to {_MAX_EXIT_STATUS}"
-        raise WireError("statuses.exit.status", "range", told)
+        allowed = f"{m.status}: send 0 to {_MAX_EXIT_STATUS}"
+        raise WireError("statuses.exit.status", "range", allowed)
     return ExitInfo(
         kind=_EXIT_KIND_OF.get(m.kind, ExitKind.UNKNOWN),
         signal=m.signal,

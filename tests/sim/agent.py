@@ -161,7 +161,7 @@ class SimAgent:
     def _forget_files(self) -> None:
         for watched in self.watched.values():
             process = watched.process
-            told = self._welcome and self.board.is_told(watched.number)
+            told = self._welcome and self.board.is_sent(watched.number)
             if watched.is_over and told:
                 process.forget_files(self.kernel.now)
 

@@ -42,7 +42,7 @@ from frd_agent.memory.target import Reading
 from frd_agent.recorder.progress import Marks
 from frd_agent.recorder.rows import columns
 from frd_agent.uplink.current_state import Board
-from frd_agent.uplink.dictionary import Dictionary, Told
+from frd_agent.uplink.dictionary import Dictionary, StreamIndexes
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.outbox import Outbox
 from tests.world.messages import entry_columns, p2p_ops
@@ -233,11 +233,11 @@ def test_attempts_are_told_apart() -> None:
 def test_a_stream_that_has_been_told_much_is_reopened() -> None:
     """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
     agent = Agent()
-    told = Told(agent.dictionary, max_signatures=3)
+    told = StreamIndexes(agent.dictionary, max_signatures=3)
     for size in range(3):
         agent.dictionary.signature(Signature("gloo", "all_reduce", ((size,),)))
         rows = agent.rows(0, size + 1)
-        told.tell(replace(rows, first_revision=1, signature=np.array([size], np.uint32)))
+        told.translate(replace(rows, first_revision=1, signature=np.array([size], np.uint32)))
     assert told.full
     agent.dictionary.keep_signatures([2])
     assert list(agent.dictionary.signatures) == [2]
@@ -250,7 +250,9 @@ def test_a_full_stream_is_followed_by_one_that_tells_what_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that wait for an acknowledgement keep their signatures when old ones go."""
-    monkeypatch.setattr("frd_agent.uplink.dispatch.Told", partial(Told, max_signatures=2))
+    monkeypatch.setattr(
+        "frd_agent.uplink.dispatch.StreamIndexes", partial(StreamIndexes, max_signatures=2)
+    )
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     agent.dictionary.signature(Signature("gloo", "of long ago"))
@@ -278,8 +280,8 @@ def test_declarations_of_any_size_fit_their_messages() -> None:
         for i in range(400)
     ]
     rows = [[groups[i % 30], i, signatures[i], 1, 1, 0, 0] for i in range(400)]
-    told = Told(dictionary, max_signature_bytes=1 << 24)
-    sizes = [len(encode_agent(event)) for event in told.tell(columns(rank, 1, rows))]
+    told = StreamIndexes(dictionary, max_signature_bytes=1 << 24)
+    sizes = [len(encode_agent(event)) for event in told.translate(columns(rank, 1, rows))]
     assert sum(sizes) > MAX_MESSAGE_BYTES > max(sizes)
     assert told.full, "the service bounds what one stream may declare"
 

@@ -106,7 +106,7 @@ class _Rank:
         self.target = target
         self._file = _File(target.shm_path, now_s)
         self._news_from_ns = now_ns - _NEWS_NS
-        self._told: int | None = None
+        self._last_error: int | None = None
         """Number of the last reported error."""
         self._counts: dict[bytes, int] = {}
         """Errors of each device, for a torch that has no observers."""
@@ -135,14 +135,14 @@ class _Rank:
 
     def _events(self, found: Publication, names: Mapping[bytes, str]) -> Iterable[MemoryEvent]:
         for error in found.errors:
-            if self._told is None:
+            if self._last_error is None:
                 is_news = error.at_ns >= self._news_from_ns
             else:
-                is_news = error.number > self._told
+                is_news = error.number > self._last_error
             if is_news:
                 detail = f"{error.free_bytes} bytes of the device were free"
                 yield self._event(error.at_ns, names, error.uuid, error.requested_bytes, detail)
-        self._told = max([self._told or 0, *(error.number for error in found.errors)])
+        self._last_error = max([self._last_error or 0, *(error.number for error in found.errors)])
         for device in found.devices:
             before = self._counts.get(device.uuid, device.error_count)
             self._counts[device.uuid] = device.error_count

@@ -65,7 +65,7 @@ class Sampler:
         urgent = self._keep(moment, late=False)
         for part in sorted(late, key=lambda part: part.begin_ns):
             urgent |= self._keep(part, late=True)
-        return self._tell([*parts, moment]) or urgent
+        return self._deliver([*parts, moment]) or urgent
 
     def close(self) -> None:
         self._allocators.close()
@@ -86,7 +86,7 @@ class Sampler:
             return False
         return self._samples.add(moment.begin_ns, moment.end_ns, moment.readings, late=late)
 
-    def _tell(self, sources: Sequence[Part]) -> bool:
+    def _deliver(self, sources: Sequence[Part]) -> bool:
         events = [event for source in sources for event in source.events]
         for event in events:
             self._samples.event(event)

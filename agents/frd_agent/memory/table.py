@@ -57,9 +57,9 @@ class Table:
             places = self._places(readings)
             assert places is not None
         values = np.full(len(self.layout.series), NO_SAMPLE, np.int64)
-        told = np.array([reading.value for reading in readings], np.float64)
-        believed = (told >= 0) & (told < ABSURD_BYTES)
-        values[places] = np.where(believed, told, NO_SAMPLE)
+        reported = np.array([reading.value for reading in readings], np.float64)
+        believed = (reported >= 0) & (reported < ABSURD_BYTES)
+        values[places] = np.where(believed, reported, NO_SAMPLE)
         np.copyto(self.shown[1], values, where=values != NO_SAMPLE)
         return values
 

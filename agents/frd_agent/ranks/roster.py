@@ -97,7 +97,7 @@ class Roster:
         dead = [rank for rank in self if rank.is_gone]
         for rank in dead:
             age_s = (now_ns - (rank.gone_at_ns or now_ns)) / 1e9
-            told = self._shared.stats.connected and self._shared.board.is_told(rank.number)
+            told = self._shared.stats.connected and self._shared.board.is_sent(rank.number)
             if age_s > (_FILES_STAY_S if told else _FILES_STAY_UNTOLD_S):
                 self._remove_files(rank)
                 if any(self._later(rank)):

@@ -142,7 +142,7 @@ class Board:
         ranks = self._status.take(islice(self._status.unsent, _STATUSES_A_MESSAGE))
         return Statuses(tuple(self._status.values[rank] for rank in ranks)) if ranks else None
 
-    def is_told(self, rank: int) -> bool:
+    def is_sent(self, rank: int) -> bool:
         """The stream has been given the rank's last status."""
         return rank not in self._status.unsent
 

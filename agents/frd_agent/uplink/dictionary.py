@@ -1,10 +1,10 @@
 """Attempts, ranks, groups, signatures and series to small numbers, and those to a stream's indexes.
 
 The agent's own numbers (`Dictionary`) are given once and never again, so rows and watermarks can
-wait for any stream. What a stream calls a thing is settled when the stream first needs it (`Told`):
-things that have ended are never declared, and if a stream reaches the service's bound on
-declarations, the agent opens another stream. What a signature may carry is cut to what the wire
-allows here, once per signature instead of once per row.
+wait for any stream. What a stream calls a thing is settled when the stream first needs it
+(`StreamIndexes`): things that have ended are never declared, and if a stream reaches the service's
+bound on declarations, the agent opens another stream. What a signature may carry is cut to what the
+wire allows here, once per signature instead of once per row.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Dictionary:
         self._next_signature = 0
 
     def attempt(self, key: AttemptKey, world_size: int, run: str = "") -> int:
-        """Each run has its own attempts. Two jobs of one name but of different size are told
-        apart by it."""
+        """Each run has its own attempts. Two jobs of one name but of different size are
+        distinguished by it."""
         if self._worlds.setdefault(key, world_size) != world_size:
             key = replace(key, job=f"{key.job} (world size {world_size})")
         return self._attempts.of(_Attempt(key, world_size, run))
@@ -161,7 +161,7 @@ class Dictionary:
         self._signature_of = {s: i for i, s in self.signatures.items()}
 
 
-class Told:
+class StreamIndexes:
     """What one stream has declared, and by which indexes."""
 
     def __init__(
@@ -193,12 +193,12 @@ class Told:
         """Whom the service means."""
         return self._ranks.number_of(stream_index)
 
-    def tell(self, event: About) -> list[Declare | About]:
+    def translate(self, event: About) -> list[Declare | About]:
         """The event in the stream's own indexes, after what must be declared for it."""
         match event:
             case EntryColumns():
                 declares = self._declare([event.rank], event.group, event.signature)
-                told: About = replace(
+                translated: About = replace(
                     event,
                     rank=self._ranks.of(event.rank),
                     group=self._groups.all_of(event.group),
@@ -206,14 +206,14 @@ class Told:
                 )
             case ChannelColumns():
                 declares = self._declare([event.rank], event.group)
-                told = replace(
+                translated = replace(
                     event, rank=self._ranks.of(event.rank), group=self._groups.all_of(event.group)
                 )
             case Watermarks():
                 columns = event.columns
                 ranks = [*columns.rank.tolist(), *columns.seen_rank.tolist()]
                 declares = self._declare(ranks, columns.group)
-                told = replace(
+                translated = replace(
                     event,
                     attempt_index=self._attempts.of(event.attempt_index),
                     columns=replace(
@@ -225,19 +225,19 @@ class Told:
                 )
             case Statuses():
                 declares = self._declare([status.rank for status in event.statuses])
-                told = Statuses(tuple(map(self._of_rank, event.statuses)))
+                translated = Statuses(tuple(map(self._of_rank, event.statuses)))
             case MemoryColumns():
                 declares = self._declare_series(event.series)
-                told = replace(event, series=self._series.all_of(event.series))
+                translated = replace(event, series=self._series.all_of(event.series))
             case MemoryEvents():
                 declares = self._declare([one.rank for one in event.events])
-                told = MemoryEvents(tuple(map(self._of_rank, event.events)))
+                translated = MemoryEvents(tuple(map(self._of_rank, event.events)))
             case ResponsePart():
                 declares = self._declare([event.rank_index])
-                told = replace(event, rank_index=self._ranks.of(event.rank_index))
+                translated = replace(event, rank_index=self._ranks.of(event.rank_index))
             case _:
                 assert_never(event)
-        return [*declares, told]
+        return [*declares, translated]
 
     def _declare(
         self,

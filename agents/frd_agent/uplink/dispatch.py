@@ -18,7 +18,7 @@ from frd.model import EntryColumns, NodeNs
 from frd.wire import AgentEvent
 from frd_agent.memory import Samples
 from frd_agent.uplink.current_state import Board
-from frd_agent.uplink.dictionary import About, Dictionary, Told
+from frd_agent.uplink.dictionary import About, Dictionary, StreamIndexes
 from frd_agent.uplink.outbox import Outbox, chosen
 
 _ROUND_S: Final = 0.9
@@ -41,20 +41,20 @@ class Dispatch:
         self._board = board
         self._samples = samples
         self._in_flight = in_flight
-        self._told = Told(dictionary)
+        self._indexes = StreamIndexes(dictionary)
         self._replays: deque[EntryColumns] = deque()
 
     @property
     def must_reopen(self) -> bool:
         """The stream has declared about as much as one stream may."""
-        return self._told.full
+        return self._indexes.full
 
     def open(self, *, knows_nothing: bool) -> None:
         """A new stream, to a service that has restarted (`knows_nothing`) or not."""
-        if self._told.full:
+        if self._indexes.full:
             open_now = [int(i) for batch in self._in_flight() for i in batch.signature]
             self._dictionary.keep_signatures([*open_now, *self._outbox.used_signatures()])
-        self._told = Told(self._dictionary)
+        self._indexes = StreamIndexes(self._dictionary)
         self._say_all_again(replay=knows_nothing)
 
     def resync(self) -> None:
@@ -63,7 +63,7 @@ class Dispatch:
 
     def ack(self, revisions: dict[int, int]) -> None:
         """By stream index."""
-        ranks = {self._told.rank_of(index): revision for index, revision in revisions.items()}
+        ranks = {self._indexes.rank_of(index): revision for index, revision in revisions.items()}
         self._outbox.ack({rank: n for rank, n in ranks.items() if rank is not None})
 
     def round_s(self, now_ns: NodeNs) -> float:
@@ -71,10 +71,10 @@ class Dispatch:
         return _ROUND_WAITING_S if self._board.someone_waits(now_ns) else _ROUND_S
 
     def rank_of(self, stream_index: int) -> int | None:
-        return self._told.rank_of(stream_index)
+        return self._indexes.rank_of(stream_index)
 
-    def tell(self, event: About) -> list[AgentEvent]:
-        return list(self._told.tell(event))
+    def translate(self, event: About) -> list[AgentEvent]:
+        return list(self._indexes.translate(event))
 
     def next(self, now_ns: NodeNs, *, watermarks_due: bool) -> list[AgentEvent]:
         """The next messages, in order; none when the service knows all that is due."""
@@ -91,7 +91,7 @@ class Dispatch:
             event = self._board.next_watermarks(now_ns) or self._board.next_statuses()
         if event is None and (watermarks_due or self._samples.urgent):
             event = self._samples.next_batch()
-        return [] if event is None else self.tell(event)
+        return [] if event is None else self.translate(event)
 
     def _say_all_again(self, *, replay: bool) -> None:
         self._outbox.rewind()

@@ -77,20 +77,20 @@ class Service:
 def advice(details: str) -> str:
     """What to do about a service that gRPC could not reach, by gRPC's own words."""
     why = details.rpartition("last error: ")[2]
-    told = why.lower()
-    if "http1" in told or "http2 header with status" in told:
+    reason = why.lower()
+    if "http1" in reason or "http2 header with status" in reason:
         return (
             "the server there is no gRPC server: name the address of `frd serve --grpc` "
             "(by default port 9373), not that of --http, and no proxy for HTTP/1"
         )
-    if "handshake" in told or "ssl" in told:
+    if "handshake" in reason or "ssl" in reason:
         return (
             f"TLS: {why}: does the service speak TLS (tls.cert_file), and is the agent's "
             "tls_ca_file that of its certificate?"
         )
-    if "resolv" in told or "lookup" in told:
+    if "resolv" in reason or "lookup" in reason:
         return f"the name cannot be resolved ({why}): check --service"
-    if "refused" in told:
+    if "refused" in reason:
         return "nothing listens there: is `frd serve` running, and is --service its --grpc address?"
     return f"{why}: is `frd serve` running there, and may this node reach it?"
 

@@ -85,7 +85,7 @@ class Stream:
     """Must not block; answers come back through `answer`."""
     stamp: Callable[[AgentEvent], AgentEvent]
     """The last touch to what is about to be sent."""
-    beside: Callable[[Line], Coroutine[None, None, None]]
+    side_task: Callable[[Line], Coroutine[None, None, None]]
     """Runs on the line of every stream that is welcome, and is cancelled with it."""
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -146,10 +146,10 @@ class Stream:
         self._hang_up = False
         async with self.service.connect() as line:
             call = line.stream()
-            beside: asyncio.Task[None] | None = None
+            side: asyncio.Task[None] | None = None
             try:
                 await self._handshake(call)
-                beside = asyncio.create_task(self.beside(line))
+                side = asyncio.create_task(self.side_task(line))
                 reader = asyncio.create_task(self._read(call))
                 writer = asyncio.create_task(self._write(call))
                 done, pending = await asyncio.wait(
@@ -173,9 +173,9 @@ class Stream:
                 raise _Lost(f"its message cannot be read: {error}") from None
             finally:
                 call.cancel()
-                if beside is not None:
-                    beside.cancel()
-                    await asyncio.wait({beside})
+                if side is not None:
+                    side.cancel()
+                    await asyncio.wait({side})
 
     async def _handshake(self, call: StreamCall) -> None:
         try:
@@ -229,7 +229,7 @@ class Stream:
             due = now - self._round_at >= round_s or self._closing
             events = self.dispatch.next(now_ns, watermarks_due=due)
             if not events and not self._parts.empty():
-                events = self.dispatch.tell(self._parts.get_nowait())
+                events = self.dispatch.translate(self._parts.get_nowait())
             for event in events:
                 await call.write(encode_agent(self.stamp(event)))
             if events:

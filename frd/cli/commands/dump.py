@@ -201,8 +201,8 @@ def _report(folder: Path) -> int:
 def _summary(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
     try:
-        told: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-        return told
+        summary: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        return summary
     except (OSError, msgspec.DecodeError):
         raise FrdError(f"dump: {path}: cannot be read: the folder is incomplete") from None
 

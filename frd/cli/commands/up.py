@@ -84,7 +84,7 @@ async def _up(
             raise ServiceUnavailable("up: the service did not start: see its lines above")
         where = json.loads(line)
         running["agent"] = await _start("frd_agent", "run", "--service", where["grpc"], *watch)
-        _tell(where, run_dir, as_json)
+        _print_addresses(where, run_dir, as_json)
         return await _until_one_ends(running, stopped)
     finally:
         await _stop(running)
@@ -97,7 +97,7 @@ async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
     )
 
 
-def _tell(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
+def _print_addresses(where: dict[str, str], run_dir: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**where, "run_dir": None if run_dir is None else str(run_dir)}))
         return

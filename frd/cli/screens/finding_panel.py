@@ -132,8 +132,8 @@ def _meaning(reason: str) -> str:
 
 def _append_worker(text: Text, worker: Mapping[str, Any], whole: bool) -> None:
     """An idle worker is one line, unless `whole`."""
-    told = ", ".join(filter(None, (worker.get("doing"), worker.get("usage"))))
-    head = f"process {worker['pid']}, {worker['name']}" + (f": {told}" if told else "")
+    state = ", ".join(filter(None, (worker.get("doing"), worker.get("usage"))))
+    head = f"process {worker['pid']}, {worker['name']}" + (f": {state}" if state else "")
     text.append(f"\n{plain(head)}", style="not bold")
     if whole or worker.get("doing") != "waits for work":
         _append_stack(text, worker["stack"], whole, worker.get("inside"))

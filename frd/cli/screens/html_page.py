@@ -123,8 +123,8 @@ def _text(value: object) -> str:
 
 def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
     """A finding that is already the headline is not repeated."""
-    told = headline.startswith(finding["summary"])
-    words = finding["kind"] if told else f"{finding['kind']}: {finding['summary']}"
+    is_headline = headline.startswith(finding["summary"])
+    words = finding["kind"] if is_headline else f"{finding['kind']}: {finding['summary']}"
     yield f"<article><h3>{_text(words)}</h3>"
     yield _facts(_finding_facts(finding))
     if finding.get("ended_by"):

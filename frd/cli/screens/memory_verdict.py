@@ -32,8 +32,8 @@ def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[st
     for job in analysis.jobs[:MAX_JOBS]:
         name = f"{job.job}: " if several else ""
         yield "samples", Text(plain(f"{name}{_samples(job)}"))
-        first = min(told.first_ns for told in job.ranks.values())
-        last = max(told.last_ns for told in job.ranks.values())
+        first = min(usage.first_ns for usage in job.ranks.values())
+        last = max(usage.last_ns for usage in job.ranks.values())
         yield "recorded", Text(period_text(first, last))
         for number, line in enumerate(_memory(analysis, job)):
             yield "memory" if number == 0 else "", Text(plain(line))
@@ -51,7 +51,7 @@ def _facts(analysis: MemoryAnalysis, files: Sequence[Path]) -> Iterator[tuple[st
 
 def _samples(job: MemoryJob) -> str:
     world = max(job.world_size, len(job.ranks))
-    count = sum(told.samples for told in job.ranks.values())
+    count = sum(usage.samples for usage in job.ranks.values())
     hosts = "host" if len(job.hosts) == 1 else "hosts"
     return f"{len(job.ranks)} of {world} ranks on {len(job.hosts)} {hosts}, {count:,} samples"
 
@@ -62,11 +62,11 @@ def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:
     order = dict.fromkeys(rank for rank in named if rank in job.ranks)
     order |= dict.fromkeys(sorted(job.ranks, key=lambda rank: -_share(job.ranks[rank])))
     for rank in list(order)[:MAX_RANKS]:
-        told = job.ranks[rank]
-        capacity = f" of {size(told.capacity_bytes)}" if told.capacity_bytes else ""
-        moved = f"{size(told.first_bytes)} to {size(told.last_bytes)}"
-        what = _WHAT.get(told.what, "")
-        yield f"rank {rank}: {what}{moved}, at most {size(told.peak_bytes)}{capacity}"
+        usage = job.ranks[rank]
+        capacity = f" of {size(usage.capacity_bytes)}" if usage.capacity_bytes else ""
+        moved = f"{size(usage.first_bytes)} to {size(usage.last_bytes)}"
+        what = _WHAT.get(usage.what, "")
+        yield f"rank {rank}: {what}{moved}, at most {size(usage.peak_bytes)}{capacity}"
     if (more := len(order) - MAX_RANKS) > 0:
         yield f"… {more} more ranks used less: --json has all of them"
 
@@ -74,5 +74,5 @@ def _memory(analysis: MemoryAnalysis, job: MemoryJob) -> Iterator[str]:
 _WHAT = {"allocator": "torch's allocator ", "host": "host memory "}
 
 
-def _share(told: MemoryRank) -> float:
-    return told.peak_bytes / (told.capacity_bytes or 1)
+def _share(usage: MemoryRank) -> float:
+    return usage.peak_bytes / (usage.capacity_bytes or 1)

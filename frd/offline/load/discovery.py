@@ -158,15 +158,15 @@ def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: li
         return -max(_likeness(path) for _, path in files[:_SAMPLES]), -len(files), prefix
 
     (chosen, _), *others = sorted(candidates.items(), key=order)
-    told: list[str] = []
+    notes: list[str] = []
     for prefix, files in others:
         del candidates[prefix]
         what = "file" if len(files) == 1 else "files"
-        told.append(
+        notes.append(
             f"{files[0][1]}: {len(files)} {what} named {prefix!r} and a number beside {chosen!r}: "
             "left out, choose with --prefix"
         )
-    _warn_of_some(told, "names of numbered files", warnings)
+    _warn_of_some(notes, "names of numbered files", warnings)
 
 
 def _likeness(path: Path) -> int:

@@ -89,9 +89,9 @@ class _Join:
             self._warnings.append(reading.error)
             return
         self._warn(source, columns.warnings)
-        told = identity(self._found.meta, rank, self._warnings)
-        if told.activity != Activity():
-            self._standing[rank] = told.activity
+        metadata = identity(self._found.meta, rank, self._warnings)
+        if metadata.activity != Activity():
+            self._standing[rank] = metadata.activity
         first = 0
         if self._replica_size is not None:
             first = rank // self._replica_size * self._replica_size
@@ -104,13 +104,13 @@ class _Join:
             rank=rank,
             source=source,
             version=columns.version,
-            info=told.info,
-            clock_offset_ns=told.clock_offset_ns,
-            clock_uncertainty_ns=told.clock_uncertainty_ns,
+            info=metadata.info,
+            clock_offset_ns=metadata.clock_offset_ns,
+            clock_uncertainty_ns=metadata.clock_uncertainty_ns,
             status=columns.status,
             duration_ms=columns.duration_ms,
-            dumped_from_ns=told.dumped_from_ns,
-            dumped_until_ns=told.dumped_until_ns or written_ns(self._found.files[rank]),
+            dumped_from_ns=metadata.dumped_from_ns,
+            dumped_until_ns=metadata.dumped_until_ns or written_ns(self._found.files[rank]),
             **rows,
         )
 
@@ -155,15 +155,15 @@ class _Join:
         never got so far lacks them.
         """
         groups = self._into.groups.items
-        told: dict[str, list[int]] = defaultdict(list)
+        by_name: dict[str, list[int]] = defaultdict(list)
         for at, info in enumerate(groups):
             if info.ranks:
-                told[info.name].append(at)
-        unknown = [at for at, info in enumerate(groups) if not info.ranks and told[info.name]]
+                by_name[info.name].append(at)
+        unknown = [at for at, info in enumerate(groups) if not info.ranks and by_name[info.name]]
         for rank, trace in ranks.items() if unknown else ():
             lookup = np.arange(len(groups), dtype=np.int32)
             for at in unknown:
-                fitting = [to for to in told[groups[at].name] if rank in groups[to].ranks]
+                fitting = [to for to in by_name[groups[at].name] if rank in groups[to].ranks]
                 if len(fitting) == 1:
                     lookup[at] = fitting[0]
             ranks[rank] = replace(trace, group=lookup[trace.group])
@@ -216,8 +216,8 @@ class _Lookup:
 
 
 def _world_size(ranks: Iterable[RankTrace], groups: Iterable[GroupInfo]) -> int:
-    told = [trace.info.world_size for trace in ranks if trace.info is not None]
-    return max([0, *told, *(info.ranks[-1] + 1 for info in groups if info.ranks)])
+    sizes = [trace.info.world_size for trace in ranks if trace.info is not None]
+    return max([0, *sizes, *(info.ranks[-1] + 1 for info in groups if info.ranks)])
 
 
 def _all_failed(failures: list[str], folder: Path | None) -> str:

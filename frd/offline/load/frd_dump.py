@@ -43,10 +43,10 @@ def identity(meta: Path | None, rank: int, warnings: list[str]) -> Identity:
     info, clock, moment = None, _Clock(), _Moment()
     path = meta / f"rank_{rank}.json"
     try:
-        told = msgspec.json.decode(_text(path))
-        info = msgspec.convert(told, RankInfo, strict=False)
-        clock = msgspec.convert(told, _Clock)
-        moment = msgspec.convert(told, _Moment)
+        document = msgspec.json.decode(_text(path))
+        info = msgspec.convert(document, RankInfo, strict=False)
+        clock = msgspec.convert(document, _Clock)
+        moment = msgspec.convert(document, _Moment)
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError, OverflowError, RecursionError, ValueError) as error:
@@ -137,20 +137,22 @@ def made_by_frd(path: Path, warnings: list[str]) -> Made | None:
     for root in (path, path.parent):
         summary = root / SUMMARY
         try:
-            told = msgspec.json.decode(_text(summary), type=_Summary, strict=False)
+            document = msgspec.json.decode(_text(summary), type=_Summary, strict=False)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             if root == path:
                 warnings.append(f"{summary}: not as `frd dump` writes it ({error}): left out")
             continue
-        folder = root / told.folder
+        folder = root / document.folder
         if folder.parent != root or not folder.is_dir() or path not in (root, folder):
             continue
-        meta = root / f"{told.folder}{META}"
-        taken_at = AlignedNs(int(told.taken_at.timestamp() * 1e9)) if told.taken_at else None
-        key = AttemptKey(told.job, told.attempt)
-        return Made(root, folder, meta, key, told.failed, taken_at, told.stall_after_s)
+        meta = root / f"{document.folder}{META}"
+        taken_at = (
+            AlignedNs(int(document.taken_at.timestamp() * 1e9)) if document.taken_at else None
+        )
+        key = AttemptKey(document.job, document.attempt)
+        return Made(root, folder, meta, key, document.failed, taken_at, document.stall_after_s)
     return None
 
 

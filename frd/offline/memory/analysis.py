@@ -90,9 +90,9 @@ class MemoryAnalysis:
         return {
             "findings": [finding_json(finding) for finding in self.findings],
             "ranks": {
-                f"{job.job}/{rank}" if several else str(rank): _rank_json(told)
+                f"{job.job}/{rank}" if several else str(rank): _rank_json(usage)
                 for job in self.jobs
-                for rank, told in job.ranks.items()
+                for rank, usage in job.ranks.items()
             },
             "groups": [],
             "jobs": [
@@ -113,18 +113,18 @@ class MemoryAnalysis:
         }
 
 
-def _rank_json(told: MemoryRank) -> dict[str, Any]:
+def _rank_json(usage: MemoryRank) -> dict[str, Any]:
     return {
-        "samples": told.samples,
-        "hosts": list(told.hosts),
-        "processes": list(told.processes),
-        "first_at": utc_text(told.first_ns),
-        "last_at": utc_text(told.last_ns),
-        "memory": told.what,
-        "first_bytes": told.first_bytes,
-        "peak_bytes": told.peak_bytes,
-        "last_bytes": told.last_bytes,
-        "capacity_bytes": told.capacity_bytes or None,
+        "samples": usage.samples,
+        "hosts": list(usage.hosts),
+        "processes": list(usage.processes),
+        "first_at": utc_text(usage.first_ns),
+        "last_at": utc_text(usage.last_ns),
+        "memory": usage.what,
+        "first_bytes": usage.first_bytes,
+        "peak_bytes": usage.peak_bytes,
+        "last_bytes": usage.last_bytes,
+        "capacity_bytes": usage.capacity_bytes or None,
     }
 
 
@@ -237,7 +237,7 @@ def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
     else:
         what, preferred = "device", [USED, RESERVED, ALLOCATED]
     column = next(c for c in preferred if (values[:, c] >= 0).any())
-    told = values[values[:, column] >= 0, column]
+    known = values[values[:, column] >= 0, column]
     if what == "device" and column != USED:
         what = "allocator"
     return MemoryRank(
@@ -248,9 +248,9 @@ def _rank(recorded: Recorded, lanes: Sequence[Lane]) -> MemoryRank:
         first_ns=min(lane.first_ns for lane in lanes),
         last_ns=max(lane.last_ns for lane in lanes),
         what=what,
-        first_bytes=int(told[0]),
-        peak_bytes=int(told.max()),
-        last_bytes=int(told[-1]),
+        first_bytes=int(known[0]),
+        peak_bytes=int(known.max()),
+        last_bytes=int(known[-1]),
         capacity_bytes=main.capacity,
     )
 
@@ -277,14 +277,14 @@ def _notes(recorded: Recorded) -> Iterator[str]:
 
 def _notes_of(job: MemoryJob, lanes: Sequence[Lane]) -> Iterator[str]:
     """What is odd about the ranks of a job."""
-    few = [rank for rank, told in job.ranks.items() if told.samples < 2]
+    few = [rank for rank, usage in job.ranks.items() if usage.samples < 2]
     if few:
         yield f"{job.job}: {summary.ranks(few)}: fewer than two samples: not judged"
-    beside = sorted({lane.stream.rank for lane in lanes if lane.source})
-    if beside:
-        yield f"{job.job}: {summary.ranks(beside)}: several processes together: judged separately"
-    after = [rank for rank, told in job.ranks.items() if len(told.processes) > 1]
-    if again := sorted(set(after) - set(beside)):
+    parallel = sorted({lane.stream.rank for lane in lanes if lane.source})
+    if parallel:
+        yield f"{job.job}: {summary.ranks(parallel)}: several processes together: judged separately"
+    after = [rank for rank, usage in job.ranks.items() if len(usage.processes) > 1]
+    if again := sorted(set(after) - set(parallel)):
         yield f"{job.job}: {summary.ranks(again)}: another process took over: judged from there on"
     if job.world_size and max(job.ranks) >= job.world_size:
         yield f"{job.job}: rank {max(job.ranks)} in a world of {job.world_size}: there are more"

@@ -133,19 +133,19 @@ class EventFile:
         count = 0
         for chunk in chunks:
             rest += chunk
-            events, told, end = self._whole(rest, _cuts(rest), count)
+            events, complete, end = self._whole(rest, _cuts(rest), count)
             yield events
-            count += told
+            count += complete
             rest = rest[end:].lstrip(_BETWEEN_EVENTS)
             if len(rest) > MAX_EVENT_BYTES:
                 why = f"no end within {MAX_EVENT_BYTES} bytes: it and all after it"
                 self._refuse(f"event {count + 1}", why)
                 return
         if rest := rest.rstrip().removesuffix(b"]").rstrip():
-            events, told, end = self._whole(rest, [len(rest)], count)
+            events, complete, end = self._whole(rest, [len(rest)], count)
             yield events
             if rest[end:].strip(_BETWEEN_EVENTS):
-                self._refuse(f"event {count + told + 1}", "not whole")
+                self._refuse(f"event {count + complete + 1}", "not whole")
 
     def _whole(self, text: bytes, cuts: list[int], count: int) -> tuple[list[Event], int, int]:
         """The events in a part of the list, how many there are with bad ones, where they end."""

@@ -65,22 +65,22 @@ def lanes_of(recorded: Recorded) -> dict[str, list[Lane]]:
             lane = Lane(stream, rows, int(recorded.capacity[at]), int(begin), int(end))
             jobs.setdefault(stream.job, {}).setdefault(stream.rank, []).append(lane)
     return {
-        job: [lane for rank in sorted(ranks) for lane in _told_apart(ranks[rank])]
+        job: [lane for rank in sorted(ranks) for lane in _separated(ranks[rank])]
         for job, ranks in jobs.items()
     }
 
 
-def _told_apart(lanes: list[Lane]) -> list[Lane]:
+def _separated(lanes: list[Lane]) -> list[Lane]:
     """The lanes of one rank in the order of time; where processes overlap, each is a source."""
     lanes = sorted(lanes, key=lambda lane: lane.first_ns)
     spans: dict[RankInfo, int] = {}
-    beside = False
+    parallel = False
     for lane in lanes:
         process = _process(lane.stream)
         others = [last for other, last in spans.items() if other != process]
-        beside |= max(others, default=-1) >= lane.first_ns
+        parallel |= max(others, default=-1) >= lane.first_ns
         spans[process] = max(lane.last_ns, spans.get(process, -1))
-    if not beside:
+    if not parallel:
         return lanes
     return [replace(lane, source=process_text(lane.stream)) for lane in lanes]
 
@@ -169,10 +169,10 @@ class Feed:
         """The series of a lane that begins: by column of `Recorded.values`, -1 for none."""
         lane = self._lanes[at]
         process = self._process(lane.stream, now, is_next=not lane.source)
-        told: Bools = np.any(self._recorded.values[lane.rows] >= 0, axis=0)
+        known: Bools = np.any(self._recorded.values[lane.rows] >= 0, axis=0)
         self._series[at] = -1
         device = "" if lane.stream.of_host else device_text(lane.stream)
-        for kind, column in _kinds(lane.stream, told):
+        for kind, column in _kinds(lane.stream, known):
             self._series[at, column] = self._attempt.memory.series(
                 SeriesInfo(process.rank, kind, device), node=process.boot_id, source=lane.source
             )
@@ -198,17 +198,17 @@ class Feed:
             self._attempt.memory.event(event, AlignedNs(oom.at_ns), self._uncertainty_ns, now)
 
 
-def _kinds(stream: Stream, told: Bools) -> Iterator[tuple[SeriesKind, int]]:
+def _kinds(stream: Stream, known: Bools) -> Iterator[tuple[SeriesKind, int]]:
     """What a stream has series of, and in which column of `Recorded.values` they are."""
     if stream.of_host:
-        yield SeriesKind.HOST_USED, USED if told[USED] else ALLOCATED
+        yield SeriesKind.HOST_USED, USED if known[USED] else ALLOCATED
         return
-    if told[USED]:
+    if known[USED]:
         yield SeriesKind.DEVICE_USED, USED
     # Tensors come and go within the reserved memory, which says more if it is known.
-    if told[RESERVED]:
+    if known[RESERVED]:
         yield SeriesKind.TORCH_RESERVED, RESERVED
-    elif told[ALLOCATED]:
+    elif known[ALLOCATED]:
         yield SeriesKind.TORCH_ALLOCATED, ALLOCATED
 
 

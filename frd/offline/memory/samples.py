@@ -238,10 +238,10 @@ class Samples:
         self._purge(counters)
         np.maximum.at(self._capacity, stream, np.maximum(counters[:, TOTAL], 0))
         values = np.maximum(counters[:, :TOTAL], -1)
-        told = (values >= 0).any(axis=1)
-        self._count("no counter", ~told)
-        if not told.all():
-            stream, at_ns, values = stream[told], at_ns[told], values[told]
+        known = (values >= 0).any(axis=1)
+        self._count("no counter", ~known)
+        if not known.all():
+            stream, at_ns, values = stream[known], at_ns[known], values[known]
         self._parts.append(_Rows(stream, at_ns, at_ns, values))
         self._rows += len(stream)
         if self._rows > MAX_ROWS:

@@ -132,8 +132,8 @@ def block_of(events: Sequence[Event], identities: Identities) -> Block:
     try:
         flat = np.fromiter(chain.from_iterable(map(_numbers, events)), np.int64, count * _WIDTH)
     except (TypeError, OverflowError):  # some are null, or beyond 64 bits
-        told = map(_bounded, chain.from_iterable(map(_numbers, events)))
-        flat = np.fromiter(told, np.int64, count * _WIDTH)
+        numbers = map(_bounded, chain.from_iterable(map(_numbers, events)))
+        flat = np.fromiter(numbers, np.int64, count * _WIDTH)
     table = flat.reshape(count, _WIDTH)
     return Block(identity, table[:, 0].copy(), table[:, 1:].copy())
 

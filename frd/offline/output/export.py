@@ -112,12 +112,12 @@ def _new(path: Path) -> Iterator[Path]:
 
 def _json(analysis: Analysis, path: Path) -> None:
     """The object of `Analysis.to_json`, and the tables that it has not."""
-    told = analysis.to_json()
+    document = analysis.to_json()
     with path.open("wb") as out:
         out.write(b"{")
-        for name, value in told.items():
+        for name, value in document.items():
             out.write(_key(name) + msgspec.json.encode(value) + b",\n")
-        rest = [table for table in tables(analysis) if table.name not in told]
+        rest = [table for table in tables(analysis) if table.name not in document]
         for table in rest:
             out.write(_key(table.name) + b"[")
             for number, row in enumerate(table.rows()):

@@ -81,7 +81,7 @@ def _groups(groups: Sequence[GroupInfo], patterns: Sequence[str]) -> frozenset[i
 
 
 def _fits(info: GroupInfo, pattern: str) -> bool:
-    return any(fnmatchcase(told, pattern) for told in (info.name, info.desc, info.group_id))
+    return any(fnmatchcase(name, pattern) for name in (info.name, info.desc, info.group_id))
 
 
 def _labels(groups: Sequence[GroupInfo]) -> str:

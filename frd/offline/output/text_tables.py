@@ -135,10 +135,10 @@ def _verdict(analysis: Analysis, at: int) -> str:
     of = analysis.collectives
     if of.mismatch[at] or of.missing[at]:
         one = of[at]
-        told = [f"{fold_ranks(one.missing_ranks)} missing"] if one.missing_ranks else []
+        problems = [f"{fold_ranks(one.missing_ranks)} missing"] if one.missing_ranks else []
         if one.difference:
-            told.append(f"{one.difference} (by {fold_ranks(one.mismatched)})")
-        return "; ".join(told)
+            problems.append(f"{one.difference} (by {fold_ranks(one.mismatched)})")
+        return "; ".join(problems)
     if of.completed[at] == of.expected[at]:
         return "ok"
     return "open" if of.joined[at] == of.expected[at] else "open or not in every dump"

@@ -168,8 +168,8 @@ class Nvml:
         ):
             for process in self._listed(ask, device):
                 value = process.usedGpuMemory
-                told = NO_SAMPLE if value is None else int(value)
-                used[process.pid] = max(told, used.get(process.pid, NO_SAMPLE))
+                used_bytes = NO_SAMPLE if value is None else int(value)
+                used[process.pid] = max(used_bytes, used.get(process.pid, NO_SAMPLE))
         return used
 
     def _listed(self, ask: Callable[[Any], list[Any]], device: _Device) -> list[Any]:

@@ -188,21 +188,21 @@ def _follow(client: Client, query: _Query, as_json: bool) -> None:
             is_news = finding["id"] in shown or query["state"] in (None, finding["state"])
             if is_news and shown.get(finding["id"]) != finding:
                 shown[finding["id"]] = finding
-                _tell(finding, as_json)
+                _print_finding(finding, as_json)
         if (seen := list(_blind(answer))) != blind:
             blind = seen
-            _tell_watching(answer, as_json)
+            _print_watching(answer, as_json)
         time.sleep(1.0)
 
 
-def _tell(finding: Mapping[str, Any], as_json: bool) -> None:
+def _print_finding(finding: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         _print_line(finding)
     else:
         console().print(finding_panel(finding))
 
 
-def _tell_watching(answer: Mapping[str, Any], as_json: bool) -> None:
+def _print_watching(answer: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         _print_line({"watching": answer["watching"]})
     else:
