@@ -33,7 +33,7 @@ def load(
             these, or a single dump.
         prefix: what file names start with, before the rank; inferred when absent.
         ranks: load only these.
-        progress: told after every file how many are done, of how many.
+        progress: called after every file with the number done and the total.
         transform_ft: ranks in a torchft replica group, whose groups torchft numbers from 0.
         stall_after_s: how long an op must have waited when dumped to be a hang; by default as long
             as for the service that took the dumps, else 10.
@@ -41,7 +41,7 @@ def load(
     Raises:
         DumpError: there is no folder, or no readable dump in it.
     """
-    from frd.offline.analysis.analyze import analyze  # noqa: PLC0415  numpy only for those who ask
+    from frd.offline.analysis.analyze import analyze  # noqa: PLC0415  numpy only if needed
     from frd.offline.load.job_choice import load_dumps  # noqa: PLC0415
 
     *earlier, last = load_dumps(
@@ -62,7 +62,7 @@ def load_memory(
         paths: files of events of the "TelemetryEventV2" form, JSON lines or a JSON list, gzipped or
             not; in any order, with any ranks and jobs in each.
         clock_uncertainty_s: how far off the clock of each host may be, where there are several.
-        progress: told after every chunk how many bytes are read, of how many.
+        progress: called after every chunk with the bytes read and the total.
 
     Raises:
         TelemetryError: there is no sample in any of them.

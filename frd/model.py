@@ -431,7 +431,7 @@ class Suspect:
     onset_uncertainty_s: float | None = None
     """How far `onset_at` may be off; None where it is not known, or nothing compares with it."""
     tied: bool = False
-    """It began at the same time as another suspect, as far as their clocks can tell."""
+    """It began at the same time as another suspect, within the uncertainty of their clocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Collector"]
 _STREAM: Final = "Stream"
 _CLOCK: Final = "Clock"
 
-# gRPC drops a larger message together with its stream and tells only the sender why; the margin
-# lets `frd.wire` see, name and count those that are merely a batch too large.
+# gRPC drops a larger message together with its stream and reports the reason only to the sender;
+# the margin lets `frd.wire` see, name and count those that are merely a batch too large.
 _SIZES: Final = (
     ("grpc.max_receive_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", 2 * MAX_MESSAGE_BYTES),
@@ -64,7 +64,7 @@ StreamCall: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 def collector(stream: StreamHandler, clock: StreamHandler | None = None) -> grpc.GenericRpcHandler:
     """A handler for `grpc.aio.Server.add_generic_rpc_handlers`: `stream` serves what agents saw,
-    `clock` their pings; without it they are told that there is none."""
+    `clock` their pings; without it the service answers that it has none."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         name: grpc.stream_stream_rpc_method_handler(serve)
         for name, serve in ((_STREAM, stream), (_CLOCK, clock))

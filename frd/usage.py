@@ -59,6 +59,6 @@ def _name(parameter: click.Parameter) -> str:
 
 
 def _path(program: str, arguments: Sequence[str]) -> str:
-    """As far as one can tell: the parser does not say in which command it stumbled."""
+    """A guess: the parser does not say in which command the error was."""
     named = arguments[:1] if arguments and not arguments[0].startswith("-") else ()
     return " ".join((program, *named))

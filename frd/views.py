@@ -1,6 +1,6 @@
 """What the service shows of a running cluster: immutable pictures, seen through metrics and HTTP.
 
-The engine makes them, everybody else only reads them.
+The engine makes them, all other code only reads them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class AttemptView:
     skew: dict[str, Histogram] = field(default_factory=dict)
     """Arrival skew in seconds by op."""
     duration: dict[str, Histogram] = field(default_factory=dict)
-    """Created to last discovered completion in seconds by op, where the backend tells it."""
+    """Created to last discovered completion in seconds by op, if the backend records it."""
     gap_entries: int = 0
     memory: MemoryView = field(default_factory=MemoryView)
     superseded: bool = False

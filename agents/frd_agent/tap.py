@@ -34,14 +34,13 @@ allocator, which a CPU build has not:
   torch.distributed and before torch's C++ code reads it. A change after init_process_group could
   crash a thread of torch that reads the environment at that moment.
 - A forked child has no threads. One that `multiprocessing` forked may become a rank, so it gets
-  its own tap, started where multiprocessing calls such functions: before the child's target,
-  and after its locks are whole again. A worker of a DataLoader never becomes a rank and gets none.
-  A child of a plain os.fork gets none either: it may have to stay single-threaded, to enter another
+  its own tap, started where multiprocessing calls such functions: before the child's target, and
+  after its locks are whole again. A worker of a DataLoader never becomes a rank and gets none. A
+  child of a plain os.fork gets none either: it may have to stay single-threaded, to enter another
   namespace for example. Any other child has a thread that wakes up once a second, for some 80 µs of
-  CPU (32 children: 0.3 % of a core).
-  Process groups that a child inherits are its parent's: only its own default group makes it a
-  rank. multiprocessing ends its children without the interpreter's exit handlers, so one of its own
-  finalizers has the exit record written.
+  CPU (32 children: 0.3 % of a core). Process groups that a child inherits are its parent's: only
+  its own default group makes it a rank. multiprocessing ends its children without the interpreter's
+  exit handlers, so one of multiprocessing's finalizers writes the exit record.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ GENERIC, NCCL = 0, 1
 
 Row = tuple[int, int, int, int, int]
 
-# -- the allocator's part of the same file, which stands behind the counters ------------------
+# -- the allocator's part of the same file, after the counters --------------------------------
 
 MEMORY_MAGIC = b"FRDMEM01"
 MEMORY_BODY = struct.Struct("<qqqII")

@@ -130,7 +130,7 @@ def decode_pong(data: bytes) -> tuple[int, float]:
     to wait before the next one, 0 when it does not say.
 
     Raises:
-        WireError: it is none.
+        WireError: it is not a ClockPong.
     """
     try:
         m = pb.ClockPong.FromString(data)

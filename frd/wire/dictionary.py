@@ -124,7 +124,7 @@ class Dictionary:
             raise WireError(field, "disagree", "series of several attempts: send a batch for each")
 
     def check_world(self, field: str, rank: int, attempt: int) -> None:
-        """A global rank lies within the attempt's world where its size is known."""
+        """A global rank is within the attempt's world, if its size is known."""
         world_size = self._worlds[attempt] or MAX_WORLD_SIZE
         if rank >= world_size:
             raise WireError(field, "range", f"rank {rank} is beyond the world size {world_size}")

@@ -86,7 +86,7 @@ def test_a_stall_says_who_why_and_who_waits() -> None:
 def test_a_finding_without_a_suspect_says_nobody() -> None:
     """When all joined and nobody completes, no rank is drawn as the culprit."""
     nobody = {**STALL, "suspects": [], "reason": "network_or_device", "groups_held_up": []}
-    assert "nobody: all ranks joined and none completes: network or devices (network_or" in drawn(
+    assert "none: all ranks joined and none completes: network or devices (network_or" in drawn(
         nobody
     )
 

@@ -281,8 +281,8 @@ def _service(address: str) -> Check:
 
 def _stacks(agent: Holder | None) -> Check:
     """py-spy is needed only if a rank does not answer, for example while the GIL is held."""
-    beside = Path(sys.executable).parent
-    if not (shutil.which("py-spy") or shutil.which("py-spy", path=str(beside))):
+    own_bin = Path(sys.executable).parent
+    if not (shutil.which("py-spy") or shutil.which("py-spy", path=str(own_bin))):
         return Check(
             "stacks",
             State.WARNING,

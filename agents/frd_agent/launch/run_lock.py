@@ -141,7 +141,7 @@ class RunLock:
         return fd
 
     def _is_current(self, fd: int) -> bool:
-        """The file is still the one of that name: nobody has cleaned the directory up."""
+        """The name still refers to this file: the directory has not been cleaned up."""
         try:
             return os.path.samestat(os.fstat(fd), os.lstat(self._path))
         except OSError:

@@ -339,7 +339,7 @@ class _Indexes:
 
 
 def _pieces(numbers: list[int], size_of: Callable[[int], int]) -> list[list[int]]:
-    """What fits into one message each; `size_of` in bytes, beside names and the like."""
+    """Chunks that fit into one message each; `size_of` in bytes, without names."""
     pieces: list[list[int]] = []
     room = 0
     for number in numbers:

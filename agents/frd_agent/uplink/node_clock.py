@@ -6,7 +6,7 @@ raw time and see a step where it happened; a step is sent immediately. Watermark
 once a second anyway, carry the newest reading; pings carry the readings not sent yet. Pings are
 stamped with the raw clock, as late as Python allows, and answers as early: a dedicated task waits
 only for answers, because any other work would add delay.
-A burst at connect gives a bound at once; after that about one a second, more rarely where the
+A burst at connect gives a bound immediately; after that about one a second, more rarely where the
 service has many agents and says so, with jitter, so that a whole job does not ping in step.
 
 Errors stay here: the stream of rows is not affected, and pings are tried again.
@@ -117,7 +117,7 @@ class Clock:
             await asyncio.sleep(READ_EVERY_S)
 
     def look(self) -> Reading | None:
-        """Both clocks; None when they could not be read closely enough to tell anything."""
+        """Both clocks; None if the readings were too far apart."""
         reading, last = self.read(), self._last
         if reading.slack_ns > MAX_SLACK_NS:
             return None

@@ -216,7 +216,7 @@ def _print_tables(chosen: Selection, entries: bool, collectives: bool, stacks: b
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    """Whole lines into a pipe; on a terminal as much as fits, for a wrapped table is none."""
+    """Whole lines into a pipe; on a terminal lines are cut, not wrapped."""
     screen = console()
     width = screen.width if screen.is_terminal else None
     texts: Iterable[str] = map(plain, lines)

@@ -125,7 +125,7 @@ def _configuration(folder: Path, tls: bool, *, beyond: bool) -> str:
         ]
     lines += [
         "[policy]",
-        "# A collective that stands still for this long is a stall, unless the job makes such",
+        "# A collective that does not complete for this long is a stall, unless the job makes such",
         "# pauses again and again.",
         "stall_after_s = 10",
         "# A finding that has lasted for this long is critical; before that it is a warning.",

@@ -95,7 +95,7 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     app = App(config)
-    # What a terminal sends when it closes, nobody means as a request.
+    # A terminal sends it when it closes; that is no request to reload.
     hangs_up = stopped.set if sys.stderr.isatty() else functools.partial(_reload, app, load)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
         loop.add_signal_handler(signal.SIGHUP, hangs_up)

@@ -71,7 +71,7 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         why = (
             "too little is known" if finding.get("unknown_ranks") else "no single rank is the cause"
         )
-        yield "suspect", Text(f"nobody: {_meaning(finding.get('reason', why))}")
+        yield "suspect", Text(f"none: {_meaning(finding.get('reason', why))}")
     if finding["victims"]:
         yield "victims", Text(ranks_text(finding["victims"]))
     if (collective := finding.get("collective")) is not None:
@@ -167,7 +167,7 @@ def _collective(
     number = f" #{collective['seq']}" if collective["seq"] >= 0 else ""  # P2P ops have none
     name = f"{collective['op'] or 'collective'}{number} on {collective['group']}"
     size = f", {collective['group_size']} ranks" if collective["group_size"] else ""
-    waited = f", {s:.1f} s" if (s := collective["waiting_s"]) >= 0.05 else ""  # dumps tell no "now"
+    waited = f", {s:.1f} s" if (s := collective["waiting_s"]) >= 0.05 else ""  # dumps have no "now"
     yield "collective", Text(f"{plain(name)}{size}{waited}")
     waiting = [rank for rank in collective["waiting_ranks"] if rank not in suspects]
     if waiting and waiting != victims:

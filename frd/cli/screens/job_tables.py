@@ -31,7 +31,7 @@ def ranks_table(ranks: Sequence[Mapping[str, Any]], suspects: Mapping[int, str])
     table = _table("ranks", "state", "waiting in", "for", "heard")
     if marks:
         table.add_column(no_wrap=True)
-    # What tells ranks apart is not folded for the sake of what they wait in.
+    # Ranks that differ in state share no row, even if they wait in the same collective.
     widest = max((len(ranks_text([r["rank"] for r in rows])) for rows in alike.values()), default=0)
     table.columns[0].min_width = min(widest, 24)
     ordered = sorted(alike.items(), key=lambda item: (not item[0][0], -len(item[1])))

@@ -59,8 +59,8 @@ class _Lines:
 def watch(screen: Console, draw: Callable[[], Picture]) -> None:
     """Show what `draw` gives until interrupted, which is how a watch ends well.
 
-    A service that does not answer at the beginning is an error. Later it is shown as such, beside
-    the last picture, because services restart.
+    A service that does not answer at the beginning is an error. Later it is shown with
+    the last output, because services restart.
     """
     picture = draw()
     try:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 Step: TypeAlias = Callable[[int, int], None]
-"""Told how many are done, of how many."""
+"""Called with the number done and the total."""
 
 
 @contextmanager

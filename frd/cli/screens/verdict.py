@@ -160,16 +160,16 @@ def unknown_facts(analysis: Analysis) -> Iterator[str]:
         most = max((w.at_most_s or 0.0 for w in open_ended if w.is_before_timeout), default=0.0)
         between = f"{least:.1f} to {most:.1f} s" if most else f"at least {least:.1f} s"
         yield (
-            f"time they had waited when dumped: {between}, the files do not tell more; if the "
+            f"time they had waited when dumped: {between}, the files do not say more; if the "
             "job still runs, take another dump and name both folders"
         )
     blind = [s.rank for f in analysis.findings for s in f.suspects if not s.stack]
     if blind:
-        verb = "stands" if len(set(blind)) == 1 else "stand"
+        verb = "is" if len(set(blind)) == 1 else "are"
         yield f"where {ranks(blind)} {verb} now: for a job that still runs, take frd dump --stacks"
     nowhere = [group.label for group in analysis.groups if not group.size]
     if nowhere:
-        yield f"who belongs to {', '.join(nowhere[:3])}: no dump tells"
+        yield f"the members of {', '.join(nowhere[:3])}: in no dump"
     resets = [rank for rank, report in analysis.ranks.items() if report.resets]
     if resets:
         yield f"entries before a reset of the recorder: {ranks_text(resets)}"

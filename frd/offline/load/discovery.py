@@ -163,7 +163,7 @@ def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: li
         del candidates[prefix]
         what = "file" if len(files) == 1 else "files"
         notes.append(
-            f"{files[0][1]}: {len(files)} {what} named {prefix!r} and a number beside {chosen!r}: "
+            f"{files[0][1]}: {len(files)} {what} named {prefix!r} and a number as well as {chosen!r}: "
             "left out, choose with --prefix"
         )
     _warn_of_some(notes, "names of numbered files", warnings)
@@ -171,7 +171,7 @@ def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: li
 
 def _likeness(path: Path) -> int:
     """How much a file looks like a dump: 2 when words of the format are in it, 1 when it begins as
-    some dumps do, 0 when it is none."""
+    some dumps do, 0 otherwise."""
     try:
         if not path.is_file():
             return 0  # a device may do something when it is opened, a pipe waits

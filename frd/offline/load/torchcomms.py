@@ -98,7 +98,7 @@ def _ring(trace: RankTrace, group: int, of_two: Bools) -> _Ring | None:
 
 
 def _placed(rings: list[_Ring]) -> Iterator[tuple[_Ring, int | None]]:
-    """Each ring with the number of its first collective, None where that cannot be told."""
+    """Each ring with the number of its first collective, None if it cannot be determined."""
     if not rings:
         return
     # Of those that lost something, the one that reaches back the farthest.

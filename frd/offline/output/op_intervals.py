@@ -19,7 +19,7 @@ from frd.model import Int64s
 OPEN: Final = int(np.iinfo(np.int64).max)
 """The end of an op that has none: it had not completed, or was given up."""
 INSTANT: Final = -1
-"""The end of an op that completed, nobody knows when."""
+"""The end of an op that completed at an unknown time."""
 NO_LANE: Final = -1
 
 

@@ -180,7 +180,7 @@ CATEGORIES, NAMES, ANNOTATION_NAMES, ANNOTATION_TEXTS = 1, 2, 3, 29
 
 
 class Interner:
-    """Numbers for strings of one kind, from 1. `pending` are those that no packet has told yet."""
+    """Numbers for strings of one kind, from 1. `pending` are those not written to a packet yet."""
 
     def __init__(self, kind: int) -> None:
         self._kind = kind
@@ -200,7 +200,7 @@ class Interner:
         return self.number(text) or self.add(text, text)
 
     def flush(self) -> bytes:
-        """The packet that tells the strings added since the last; empty when there are none."""
+        """The packet with the strings added since the last; empty when there are none."""
         if not self._pending:
             return b""
         out = encoded(packet(field(_FLAGS, _NEEDED), field(_INTERNED, self._pending)))

@@ -1,8 +1,8 @@
 """An analysis as tables, for files and for other tools: what is in which table, under which name.
 
-Columns carry PyTorch's own names where they are the same thing; what a dump does not tell is None.
+Columns carry PyTorch's own names where they mean the same; a value missing in the dump is None.
 A table comes in batches of columns, entries a rank at a time, so that a million of them are never
-Python objects all at once. Nothing is written here.
+Python objects at the same time. Nothing is written here.
 """
 
 from __future__ import annotations

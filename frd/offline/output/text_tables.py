@@ -1,6 +1,6 @@
 """Entries and collectives as lines of text: aligned, one a row, as long as they need to be.
 
-Plain text and no boxes, so that a pipe into grep sees what a person sees; whoever prints decides
+Plain text and no boxes, so that grep sees the same text as a person; the caller decides
 what to do with long lines and with characters that a terminal would obey.
 """
 
@@ -175,7 +175,7 @@ def clock_text(at_ns: int) -> str:
 
 
 def _aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they need to be, numbers to the right; none for what nobody tells."""
+    """Columns as wide as they need to be, numbers to the right; empty columns are left out."""
     columns = [
         [name, *cells]
         for name, cells in zip(header, zip(*rows, strict=True), strict=True)

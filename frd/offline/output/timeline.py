@@ -2,10 +2,10 @@
 
 One track a rank, below it one a group. A collective is a slice from its enqueue to its discovered
 completion, and arrows lead from each rank to the next one that joined it. What had not completed
-has no end; what a finding is about says so in its name. The findings have a track of their own on
+has no end; a stuck op has it in its name. The findings have a separate track on
 top, and the ranks that are the first cause come right below it.
 
-Nothing is drawn that no dump tells: an op that completed, nobody knows when (Gloo's recorder tells
+Unknown times are not drawn: an op that completed at an unknown time (Gloo's recorder has
 no times), is an instant at its enqueue. So is what has no lane left, where thousands of ops wait.
 """
 
@@ -172,7 +172,7 @@ class _Marks:
 
 
 class _Strings:
-    """All strings of a trace, each told once."""
+    """All strings of a trace, each written once."""
 
     def __init__(self) -> None:
         self.names = perfetto.Interner(perfetto.NAMES)

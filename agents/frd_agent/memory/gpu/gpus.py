@@ -3,10 +3,10 @@
 Maps the pids that the driver reports, which are those of the host, to ranks.
 
 The driver numbers processes as the host does. An agent in the host's pid namespace sees the same
-numbers, and for a rank in a container both of its own (NSpid). An agent in a container sees other
-numbers, or the same ones by chance, so there only the pair counts that the rank reports itself, its
-device and its pid. If a device has one process and one rank reports that it uses the device, they
-match. Nothing is guessed: an unmatched process counts only in the device's total.
+numbers, and for a rank in a container also the pid inside it (NSpid). An agent in a container sees
+other numbers, or the same ones by chance, so there only the pair counts that the rank reports
+itself, its device and its pid. If a device has one process and one rank reports that it uses the
+device, they match. Nothing is guessed: an unmatched process counts only in the device's total.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _is_initial(proc: Path) -> bool:
 
 
 def device_key(uuid: str) -> str:
-    """A device's UUID without its kind: a rank cannot tell a GPU from an instance."""
+    """A device's UUID without its kind: a rank cannot distinguish a GPU from an instance."""
     return uuid.partition("-")[2]
 
 

@@ -92,7 +92,7 @@ class Host:
                 self._children[pid] = _Child(fd, self._inherited(pid, fd, processes))
 
     def _inherited(self, pid: int, statm: int, processes: Mapping[int, Stat]) -> int:
-        """Nothing after an exec, which is what another place of the stack tells."""
+        """0 after an exec, which is recognized by another address of the stack."""
         parent = processes[pid].parent
         if parent in processes and processes[parent].start_stack != processes[pid].start_stack:
             return 0
@@ -105,7 +105,7 @@ class Host:
             return NO_SAMPLE
         raw = _pread(fd)
         if b"\nRssAnon:" not in raw:
-            return NO_SAMPLE  # gone, a zombie, or of a kernel that does not tell
+            return NO_SAMPLE  # gone, a zombie, or not reported by this kernel
         own = sum([_kib(raw, name) for name in _COUNTED]) * 1024
         return own + sum([self._growth(child) for child in self._below.get(pid, ())])
 

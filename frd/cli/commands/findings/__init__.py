@@ -108,7 +108,7 @@ command.add_command(export)
 
 
 def _refuse_options(context: click.Context) -> None:
-    """What stands before the subcommand would be taken for its own, and be lost."""
+    """An option before the subcommand would be parsed for the group and be lost."""
     for parameter in context.command.params:
         if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
             option, name = parameter.opts[-1], context.invoked_subcommand or ""
