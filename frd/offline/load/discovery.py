@@ -163,8 +163,8 @@ def _keep_one_prefix(candidates: dict[str, list[tuple[int, Path]]], warnings: li
         del candidates[prefix]
         what = "file" if len(files) == 1 else "files"
         notes.append(
-            f"{files[0][1]}: {len(files)} {what} named {prefix!r} and a number as well as {chosen!r}: "
-            "left out, choose with --prefix"
+            f"{files[0][1]}: {len(files)} {what} named {prefix!r} and a number "
+            f"as well as {chosen!r}: left out, choose with --prefix"
         )
     _warn_of_some(notes, "names of numbered files", warnings)
 
