@@ -13,6 +13,7 @@ import time
 from typing import Final
 
 from frd.forms import utc_text
+from frd.usage import plain
 
 _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 
@@ -38,9 +39,7 @@ class _TextLines(logging.Formatter):
     """Names chosen by peers can neither start a new line nor control a terminal."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = "".join(
-            char if char.isprintable() else ascii(char)[1:-1] for char in record.message
-        )
+        record.message = plain(record.message)
         return super().formatMessage(record)
 
 

@@ -1,5 +1,5 @@
-"""What the command lines of both programs, `frd` and `frd-agent`, have in common: usage errors of
-one line, and examples below the options of every `--help`.
+"""What the command lines of both programs, `frd` and `frd-agent`, share: how a command line
+ends, errors of one line, and examples below the options of every `--help`.
 
 Knows click and nothing of any command.
 """
@@ -7,9 +7,15 @@ Knows click and nothing of any command.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 
 import click
+
+from frd.errors import ConfigError, FrdError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+"""Exit codes."""
 
 _NO_COMMAND = re.compile(r"No such command '?(.*?)'?\.")
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
@@ -18,6 +24,35 @@ _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
 def examples(*lines: str) -> str:
     """The epilog of a command: command lines that can be typed, each perhaps with a comment."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def run(program: click.Command, name: str, arguments: Sequence[str]) -> int:
+    """Run one command line; its exit code. Commands return theirs, None for 0."""
+    try:
+        code = program.main(list(arguments), prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        return complain(usage_error(error, name, arguments), USAGE)
+    except ConfigError as error:
+        return complain(str(error), USAGE)
+    except FrdError as error:
+        return complain(str(error), FAILED)
+    except click.Abort:
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def complain(message: str, code: int) -> int:
+    # It may quote the name of a job, or the answer of something that is not frd's service.
+    print(f"frd: error: {plain(' '.join(message.split()))}", file=sys.stderr)
+    return code
+
+
+def plain(text: str) -> str:
+    """`text` on one line, with nothing in it that a terminal would obey."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in text
+    )
 
 
 def usage_error(error: click.ClickException, program: str, arguments: Sequence[str]) -> str:

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frd.errors import ConfigError, FrdError
-from frd.usage import examples, usage_error
+from frd import usage
+from frd.errors import ConfigError
+from frd.usage import examples
 
 if TYPE_CHECKING:
     from frd_agent.agent import Agent
-
-_USAGE = 2
 
 
 @click.group(
@@ -40,7 +39,7 @@ def cli(context: click.Context) -> int:
     if context.invoked_subcommand is not None:
         return 0
     click.echo(context.get_help(), err=True)
-    return _USAGE
+    return usage.USAGE
 
 
 @cli.command(
@@ -156,19 +155,4 @@ def main() -> None:
 
 def run_cli(arguments: Sequence[str]) -> int:
     """Run one command line; its exit code."""
-    try:
-        code = cli.main(list(arguments), prog_name="frd-agent", standalone_mode=False)
-    except click.ClickException as error:
-        return _said(usage_error(error, "frd-agent", arguments), _USAGE)
-    except click.Abort:
-        return 1
-    except ConfigError as error:
-        return _said(str(error), _USAGE)
-    except FrdError as error:
-        return _said(str(error), 1)
-    return code if isinstance(code, int) else 0
-
-
-def _said(message: str, code: int) -> int:
-    click.echo(f"frd: error: {' '.join(message.split())}", err=True)
-    return code
+    return usage.run(cli, "frd-agent", arguments)

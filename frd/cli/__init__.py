@@ -17,12 +17,11 @@ from typing import cast
 
 import click
 
-from frd import __version__
-from frd.errors import ConfigError, FrdError
-from frd.usage import examples, usage_error
+from frd import __version__, usage
+from frd.usage import examples
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-FAILED, USAGE, FINDINGS_PRESENT, BLIND, INTERRUPTED = 1, 2, 3, 4, 130
+FAILED, USAGE, FINDINGS_PRESENT, BLIND = usage.FAILED, usage.USAGE, 3, 4
 
 COMMANDS = {
     "init": "Write a first configuration, with tokens and certificates.",
@@ -81,18 +80,8 @@ def cli(context: click.Context) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code. Commands return theirs, None for 0."""
-    try:
-        code = cli.main(list(arguments), prog_name="frd", standalone_mode=False)
-    except click.ClickException as error:
-        return _complain(usage_error(error, "frd", arguments), USAGE)
-    except ConfigError as error:
-        return _complain(str(error), USAGE)
-    except FrdError as error:
-        return _complain(str(error), FAILED)
-    except click.Abort:
-        return INTERRUPTED
-    return code if isinstance(code, int) else 0
+    """Run one command line; its exit code."""
+    return usage.run(cli, "frd", arguments)
 
 
 def main() -> None:
@@ -108,14 +97,5 @@ def main() -> None:
             raise
         # What could not be written would fail once more at the end of the interpreter.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = _complain(f"output: {error.strerror}: write it elsewhere", FAILED)
+        code = usage.complain(f"output: {error.strerror}: write it elsewhere", FAILED)
     sys.exit(code)
-
-
-def _complain(message: str, code: int) -> int:
-    from frd.cli.screens.finding_panel import plain
-
-    # It may quote what a job is called, or a service that is not what it should be.
-    line = plain(" ".join(message.split()))
-    print(f"frd: error: {line}", file=sys.stderr)
-    return code

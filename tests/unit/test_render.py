@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from frd.cli.screens.finding_panel import finding_panel, plain, ranks_text
+from frd.cli.screens.finding_panel import finding_panel, ranks_text
 from frd.forms import REASONS
 from frd.model import Reason
+from frd.usage import plain
 
 STALL: dict[str, Any] = {
     "id": "ab12",

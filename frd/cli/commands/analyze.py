@@ -15,7 +15,6 @@ from click.core import ParameterSource
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import PATH, console, json_option, print_json, ranks_option
-from frd.cli.screens.finding_panel import plain
 from frd.cli.screens.html_page import page
 from frd.cli.screens.memory_verdict import memory_verdict
 from frd.cli.screens.progress import progress
@@ -27,7 +26,7 @@ from frd.offline.output import tables
 from frd.offline.output.export import check_export, check_new, export, export_timeline, write_new
 from frd.offline.output.selection import Selection, select
 from frd.offline.output.text_tables import LEGEND, collective_lines, entry_lines
-from frd.usage import examples
+from frd.usage import examples, plain
 
 
 @click.command(

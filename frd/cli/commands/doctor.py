@@ -16,9 +16,8 @@ import click
 from frd import __version__
 from frd.cli.client import Client
 from frd.cli.options import PATH, json_option, print_json, service_options
-from frd.cli.screens.finding_panel import plain
 from frd.errors import FrdError
-from frd.usage import examples
+from frd.usage import examples, plain
 from frd_agent import exec as starter
 from frd_agent import tap
 from frd_agent.launch import checks

@@ -21,10 +21,9 @@ import msgspec
 from frd.cli import FAILED
 from frd.cli.client import Client, job_path
 from frd.cli.options import PATH, ranks_option, service_options
-from frd.cli.screens.finding_panel import plain
 from frd.errors import FrdError, StoreError
 from frd.forms import fold_ranks
-from frd.usage import examples
+from frd.usage import examples, plain
 
 _PATIENCE_S = 15.0
 """Time that the service may need in addition to the ranks' time limit."""

@@ -12,12 +12,12 @@ from rich.text import Text
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import unknown_job
 from frd.cli.options import PATH, console, json_option, print_json, since_option
-from frd.cli.screens.finding_panel import finding_panel, plain
+from frd.cli.screens.finding_panel import finding_panel
 from frd.cli.screens.progress import progress
 from frd.forms import finding_json, utc_ns, utc_text
 from frd.service.journal.replay import Replayed, replay
 from frd.store.journal import read
-from frd.usage import examples
+from frd.usage import examples, plain
 
 
 @click.command(

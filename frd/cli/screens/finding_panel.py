@@ -18,6 +18,7 @@ from rich.text import Text
 
 from frd.forms import REASONS, duration_text, fold_ranks
 from frd.model import Reason
+from frd.usage import plain
 
 MAX_STACK_LINES = 8
 MAX_GROUPS = 6
@@ -42,14 +43,6 @@ def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> Rendera
         subtitle=Text(f"{finding['id']} · {_when(finding)}"),
         subtitle_align="right",
         border_style=style if is_open else "dim",
-    )
-
-
-def plain(text: str) -> str:
-    """`text` on one line, with nothing in it that a terminal would obey."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-        for char in text
     )
 
 

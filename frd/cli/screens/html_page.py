@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from frd import __version__
-from frd.cli.screens.finding_panel import plain, ranks_text
+from frd.cli.screens.finding_panel import ranks_text
 from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
 from frd.engine.findings import text as summary
 from frd.forms import REASONS, finding_json
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis
+from frd.usage import plain
 
 MAX_ROWS: Final = 2_000
 """Rows of a table; the rest is counted."""

@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import plain
 from frd.forms import bytes_text
+from frd.usage import plain
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FLAT = 1 / 100

@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import plain, ranks_text
+from frd.cli.screens.finding_panel import ranks_text
 from frd.cli.screens.verdict import facts_table, findings_parts, period_text, warning_facts
 from frd.engine.memory.text import size
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank
+from frd.usage import plain
 
 MAX_RANKS = 8
 MAX_JOBS = 4

@@ -16,12 +16,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import finding_panel, plain, ranks_text
+from frd.cli.screens.finding_panel import finding_panel, ranks_text
 from frd.engine.findings.text import ranks
 from frd.forms import finding_json, fold_ranks
 from frd.model import Finding, Kind
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.output.op_intervals import ended
+from frd.usage import plain
 
 MAX_FINDINGS = 8
 MAX_WARNINGS = 3

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.text import Text
 
-from frd.cli.screens.finding_panel import plain
 from frd.forms import duration_text
+from frd.usage import plain
 
 
 def last_lines(answer: Mapping[str, Any]) -> Iterator[Text]:

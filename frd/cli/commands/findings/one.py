@@ -10,9 +10,9 @@ import click
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.options import console, json_option, print_json, service_options
-from frd.cli.screens.finding_panel import finding_panel, plain
+from frd.cli.screens.finding_panel import finding_panel
 from frd.errors import FrdError, ServiceUnavailable
-from frd.usage import examples
+from frd.usage import examples, plain
 
 _LEAST_PREFIX = 4
 _SEARCHED = "10000"
