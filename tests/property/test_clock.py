@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from frd.engine.clocks.alignment import FAR_NS, Alignment, ClockState
 from frd.engine.clocks.estimator import MOST_READINGS, Exchange, NodeClock, ServiceTable
-from frd.engine.clocks.offset_bounds import OffsetBounds
+from frd.engine.clocks.exchange import OffsetBounds
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
 from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine.clocks.exchange import Exchange
-from frd.engine.clocks.offset_bounds import DRIFT, OffsetBounds
+from frd.engine.clocks.exchange import DRIFT, Exchange, OffsetBounds
 from frd.model import NodeRawNs, ServiceRawNs
 
 MS = 1_000_000

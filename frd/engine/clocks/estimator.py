@@ -27,10 +27,16 @@ from typing import Final, NamedTuple, TypeAlias
 
 from frd.engine.clocks.alignment import FAR_NS, GROWTH_PPM, Alignment, ClockState, Segment
 from frd.engine.clocks.collective_bounds import PeerBounds
-from frd.engine.clocks.exchange import Exchange, Refusal, refuse_exchange, refuse_readings
+from frd.engine.clocks.exchange import (
+    DRIFT,
+    Exchange,
+    OffsetBounds,
+    Refusal,
+    refuse_exchange,
+    refuse_readings,
+)
 from frd.engine.clocks.feasible_line import FeasibleLine
 from frd.engine.clocks.history import OffsetHistory
-from frd.engine.clocks.offset_bounds import DRIFT, OffsetBounds
 from frd.engine.clocks.realtime_table import RealtimeTable
 from frd.model import AlignedNs, Int64s, NodeNs, NodeRawNs, ServiceRawNs
 

@@ -1,8 +1,13 @@
-"""Timestamps that a node tells of its clocks, and which of them are not believed.
+"""Exchanges of timestamps: which are refused, and how they bound the offset of two raw clocks.
 
-A refusal is a value: the sender is wrong, not the program. What is refused here is what no honest
-host can send, whatever its clocks are set to; what contradicts earlier timestamps in a way that a
-host can come into (it slept, its clock was set) is believed, and dealt with by the clock.
+A refusal is a value: the sender is wrong, not the program. Refused is what no honest host can send,
+whatever its clocks are set to. Timestamps that contradict earlier ones for a possible reason (the
+host slept, its clock was set) are accepted, and `frd.engine.clocks.estimator` handles them.
+
+Raw clocks are neither stepped nor slewed; two of them drift apart by at most 100 ppm, however the
+drift changes. So a bound that held at one time holds at another if it is widened by that much of
+the time between. Of all bounds from one side a single one binds; when a newer exchange binds more,
+it takes its place, and nothing else needs to be remembered.
 """
 
 from __future__ import annotations
@@ -17,21 +22,22 @@ from frd.model import NodeRawNs, ServiceRawNs
 MOST_AHEAD_NS: Final = 3600 * 1_000_000_000
 """A node's raw clock cannot get further ahead of the service's between two messages."""
 MOST_SLACK_NS: Final = 1_000_000_000
-_DRIFT: Final = 9_900
-"""One part in so many is a drift of 101 ppm."""
+DRIFT: Final = 9_900
+"""One part in so many is a drift of 101 ppm: 100, and the error of measuring it with a clock that
+drifts itself."""
 
 
 class Refusal(StrEnum):
-    """Words for a metric's label."""
+    """Values of a metric's label."""
 
     ZERO = "zero"
     NEGATIVE = "negative"
     BACKWARDS = "backwards"
     FUTURE = "future"
     LOOSE = "loose"
-    """Two clocks were read so far apart that it says nothing."""
+    """The two clocks were read too far apart to compare."""
     FLOOD = "flood"
-    """More at a time, or more often, than an agent sends."""
+    """More at a time, or more often, than agents send."""
 
 
 class Exchange(NamedTuple):
@@ -44,14 +50,14 @@ class Exchange(NamedTuple):
 
 
 def refuse_exchange(x: Exchange, last: Exchange | None) -> Refusal | None:
-    """`last` is the previous one that was believed."""
+    """`last` is the previous exchange that was accepted."""
     t1, t2, t3, t4 = x
     if t1 <= 0 or t4 <= 0 or t2 <= 0:
         return Refusal.NEGATIVE if min(t1, t2, t4) < 0 else Refusal.ZERO
     if t1 >= FAR_NS or t4 >= FAR_NS or t3 >= FAR_NS:
         return Refusal.FUTURE
     held = t3 - t2
-    if held < 0 or t4 - t1 < held - held // _DRIFT - 2:
+    if held < 0 or t4 - t1 < held - held // DRIFT - 2:
         return Refusal.BACKWARDS
     if last is not None:
         last_t1, last_t2, last_t3, last_t4 = last
@@ -75,3 +81,42 @@ def refuse_readings(rows: Iterable[tuple[int, int, int]], last_raw: int) -> Refu
             return Refusal.LOOSE
         last_raw = raw
     return None
+
+
+class OffsetBounds:
+    """The interval of service raw minus node raw, at times of the node's raw clock."""
+
+    __slots__ = ("_half", "_half_at", "_high", "_high_at", "_low", "_low_at", "first")
+
+    def __init__(self, first: Exchange) -> None:
+        self.first = first
+        self._high, self._high_at = first.t2 - first.t1, first.t1
+        self._low, self._low_at = first.t3 - first.t4, first.t4
+        self._half, self._half_at = FAR_NS, 0
+
+    def narrow(self, x: Exchange) -> bool:
+        """Keep what binds from now on; False when the interval is empty."""
+        t1, t2, t3, t4 = x
+        if (t2 - t1 - self._high) * DRIFT <= t1 - self._high_at:
+            self._high, self._high_at = t2 - t1, t1
+        if (t4 - t3 + self._low) * DRIFT <= t4 - self._low_at:
+            self._low, self._low_at = t3 - t4, t4
+        return (self._low - self._high - 2) * DRIFT <= abs(self._low_at - self._high_at)
+
+    def at(self, raw: int) -> tuple[int, int]:
+        return (
+            self._low - abs(raw - self._low_at) // DRIFT - 1,
+            self._high + abs(raw - self._high_at) // DRIFT + 1,
+        )
+
+    def settle(self, raw: int, wished: int) -> tuple[int, int]:
+        """The estimate within the interval that is closest to `wished`, and its largest error,
+        which never exceeds what it would be without the latest exchanges."""
+        low, high = self.at(raw)
+        half = self._half + abs(raw - self._half_at) // DRIFT + 2
+        least = low if low > high - half else high - half
+        most = high if high < low + half else low + half
+        estimate = least if wished < least else most if wished > most else wished
+        half = high - estimate if high - estimate > estimate - low else estimate - low
+        self._half, self._half_at = half, raw
+        return estimate, half
