@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import frd
+from tests.world.daemons import frd, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 pytest.importorskip("torch")
@@ -23,11 +21,7 @@ pytest.importorskip("torch")
 
 def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
     """Dump a hanging job with one frozen rank; kill it all; fetch the finding's own dump."""
-    with Stage(SCENARIOS["missing_rank"], 4, 3.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
+    with watched(SCENARIOS["missing_rank"], 4, 3.0) as (stage, client):
         deadline = time.monotonic() + 50
         found = None
         while time.monotonic() < deadline and not (found and "dump" in found):
@@ -37,7 +31,7 @@ def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
         stage.ranks[3].send_signal(signal.SIGSTOP)
 
         now = tmp_path / "now"
-        result = frd("dump", "--http", addresses.http, "--stacks", "-o", str(now))
+        result = frd("dump", "--http", client.address, "--stacks", "-o", str(now))
         assert result.returncode == 0, result.stderr
         summary = json.loads((now / "summary.json").read_text())
         assert set(summary["answered"]) >= {0, 1, 2}
@@ -46,7 +40,7 @@ def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
         about = now / f"{stage.job}.meta"
         assert json.loads((about / "rank_0.json").read_text())["rank"] == 0
         assert "load_batch" in (about / "rank_2.stack.txt").read_text()
-        again = frd("dump", "--http", addresses.http, "-o", str(now))
+        again = frd("dump", "--http", client.address, "-o", str(now))
         assert again.returncode == 1
         assert "exists" in again.stderr
 
@@ -65,7 +59,7 @@ def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
             rank.kill()
             rank.wait()
         later = tmp_path / "later"
-        result = frd("dump", "--http", addresses.http, "--finding", found["id"], "-o", str(later))
+        result = frd("dump", "--http", client.address, "--finding", found["id"], "-o", str(later))
         assert result.returncode == 0, result.stderr
         assert (later / stage.job / "rank_2").exists()
         assert "load_batch" in (later / f"{stage.job}.meta" / "rank_2.stack.txt").read_text()

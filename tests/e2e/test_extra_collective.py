@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage, examples
+from frd.cli.commands.demo.stage import examples
+from tests.world.daemons import watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 pytest.importorskip("torch")
@@ -22,11 +22,8 @@ def test_the_line_of_the_extra_call_is_told() -> None:
         for number, text in enumerate((examples() / script).read_text().splitlines(), 1)
         if "torch.ones(1024, 1024)" in text
     )
-    with Stage(Scenario("extra", "a collective more", script, lambda world: None), 2, 2.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
+    extra = Scenario("extra", "a collective more", script, lambda world: None)
+    with watched(extra, 2, 2.0) as (_, client):
         deadline = time.monotonic() + 60
         found = None
         while time.monotonic() < deadline and not (found and "witness" in found):

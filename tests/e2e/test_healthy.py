@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage
+from tests.world.daemons import watched
 
 SECONDS = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(SECONDS + 90)]
@@ -22,11 +21,7 @@ def test_uneven_job_with_a_pause_has_no_finding() -> None:
     nothing is found at defaults."""
     script = str(Path(__file__).parent / "jobs" / "uneven.py")
     scenario = Scenario("uneven", "nothing is wrong", script, lambda world: None)
-    with Stage(scenario, 4, 10.0, ["--seconds", str(SECONDS)]) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
+    with watched(scenario, 4, 10.0, ["--seconds", str(SECONDS)]) as (stage, client):
         deadline = time.monotonic() + SECONDS + 60
         while any(rank.poll() is None for rank in stage.ranks):
             assert time.monotonic() < deadline, stage.log("rank0")

@@ -18,6 +18,7 @@ from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage, watch
+from tests.world.daemons import watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(120)]
 WITHIN_S = 80.0
@@ -56,11 +57,7 @@ def test_the_rank_whose_host_memory_grows_is_named(
     """One of four ranks keeps its batches: it alone is named, soon, and as host memory; the status
     shows it rise; and the journal says the same."""
     pytest.importorskip("torch")
-    with Stage(SCENARIOS["memory"], 4, 10.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
+    with watched(SCENARIOS["memory"], 4, 10.0) as (stage, client):
         finding = first_finding(client, stage)
         opened_at = datetime.fromisoformat(finding["opened_at"]).timestamp()
         took_s = opened_at - crossed_at(stage)

@@ -18,7 +18,7 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage
+from tests.world.daemons import watched
 from tests.world.streams import serve_command
 from tests.world.telemetry_files import event
 from tests.world.telemetry_files import write as write_telemetry
@@ -94,12 +94,10 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
     train = (ROOT / "examples/train.py").read_text().replace("default=1000", "default=20")
     (folder / "train.py").write_text(train)
     write_telemetry(folder / "rank_0.jsonl", [event(at / 10) for at in range(50)])
-    with Stage(SCENARIOS["missing_rank"], 4, 3.0) as stage:
-        addresses = stage.start_service()
-        stage.start_agent(addresses)
-        typed |= {"FRD_HTTP": addresses.http, "FRD_RUN_DIR": str(stage.run_dir)}
+    with watched(SCENARIOS["missing_rank"], 4, 3.0, job=False) as (stage, client):
+        typed |= {"FRD_HTTP": client.address, "FRD_RUN_DIR": str(stage.run_dir)}
         stage.start_job()
-        finding = with_dump(Client(addresses.http))
+        finding = with_dump(client)
         for line in script("frd findings --watch").splitlines():
             code, said = run(line.replace("ID", finding), typed, folder)
             expected = FINDINGS if line.startswith("frd findings ID") else 0

@@ -18,6 +18,7 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
+from tests.world.daemons import watched
 
 JOBS = Path(__file__).parent / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
@@ -64,11 +65,7 @@ def test_agent_killed_counts_nothing_twice() -> None:
 
 def test_agent_of_a_dead_service_keeps_the_ranks_running() -> None:
     """SIGKILL the service of a healthy job and never restart it: the ranks do not notice."""
-    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
+    with watched(SCENARIOS["healthy"], 2, 3.0) as (stage, client):
         until(lambda: group(client, stage.job)["completed"] > 100, "100 steps", 40)
         kill(stage.service)
         time.sleep(3)
@@ -81,10 +78,7 @@ def test_agent_of_a_dead_service_keeps_the_ranks_running() -> None:
 
 def test_restarted_job_starts_clean() -> None:
     """torchrun restarts a job after a killed rank: the old attempt's finding closes."""
-    with Stage(SCENARIOS["healthy"], 4, 3.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
+    with watched(SCENARIOS["healthy"], 4, 3.0, job=False) as (stage, client):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
         job = subprocess.Popen(
             [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(stage.run_dir), "--"]

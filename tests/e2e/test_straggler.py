@@ -14,6 +14,7 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Stage
 from frd.forms import finding_from_json
+from tests.world.daemons import watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 pytest.importorskip("torch")
@@ -32,11 +33,8 @@ def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> Non
     }
     script = str(Path(__file__).parent / "jobs" / "late.py")
     scenario = Scenario("late", "two stragglers", script, lambda world: None, policy=policy)
-    with Stage(scenario, 4, 10.0, [str(tmp_path)]) as stage:
-        addresses = stage.start_service()
-        stage.start_agent(addresses)
-        stage.start_job()
-        findings = closed(Client(addresses.http), stage)
+    with watched(scenario, 4, 10.0, [str(tmp_path)]) as (stage, client):
+        findings = closed(client, stage)
     came = np.array([np.loadtxt(tmp_path / f"{rank}.txt", np.int64) for rank in range(4)])
     by_rank = {finding["suspects"][0]["rank"]: finding for finding in findings}
     assert sorted(by_rank) == [1, 3]

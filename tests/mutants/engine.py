@@ -17,7 +17,6 @@ _CAUSES = (
     "tests/unit/test_cause.py",
     "tests/unit/test_moment.py",
     "tests/unit/test_incident.py",
-    "tests/unit/test_incidents_real.py",
     "tests/property/test_cause.py",
 )
 _WAITS = Module("frd/engine/hangs/ops_in_flight.py", _CAUSES)

@@ -50,6 +50,7 @@ def test_real_incidents_name_the_injected_ranks(incident: str, reason: Reason) -
     (finding,) = found.findings
     assert suspects(found) == {9: reason, 14: reason}
     assert finding.victims == tuple(set(range(16)) - {9, 14})
+    assert finding.unknown == ()
     assert len(finding.groups_held_up) == 7
     assert all(report.active_only for report in found.ranks.values())
     assert found.fault

@@ -20,7 +20,6 @@ from frd.model import (
     RankState,
     RankStatus,
     Signature,
-    WatermarkColumns,
 )
 from frd.v1 import stream_pb2 as pb
 from frd.wire import (
@@ -50,6 +49,7 @@ from frd.wire import (
     encode_agent,
     encode_service,
 )
+from tests.world import messages
 
 NOW = 1_790_000_000_000_000_000
 HELLO = Hello(PROTOCOL, "0.1.0", "node-a", "boot-a", "session-a", NodeNs(NOW))
@@ -70,43 +70,20 @@ DECLARE = Declare(
 
 
 def entries(rows: int = 2, **changes: object) -> EntryColumns:
-    columns = EntryColumns(
-        rank=0,
-        first_revision=1,
-        group=np.zeros(rows, np.uint32),
-        seq=np.arange(rows, dtype=np.int64),
-        signature=np.zeros(rows, np.uint32),
-        flags=np.ones(rows, np.uint8),
-        created_ns=np.full(rows, NOW, np.int64),
-        started_ns=np.zeros(rows, np.int64),
-        completed_ns=np.zeros(rows, np.int64),
-    )
+    columns = messages.entry_columns(range(rows), revision=1, created=NOW)
     return replace(columns, **changes)  # type: ignore[arg-type]
 
 
 def watermarks(attempt: int = 0, **changes: object) -> Watermarks:
-    columns = WatermarkColumns(
-        rank=np.array([0, 1], np.uint32),
-        group=np.array([0, 0], np.uint32),
-        enqueued=np.array([7, 6], np.int64),
-        started=np.array([-1, -1], np.int64),
-        completed=np.array([6, 6], np.int64),
-        head_created_ns=np.array([NOW, 0], np.int64),
-        seen_rank=np.array([0, 1], np.uint32),
-        as_of_ns=np.array([NOW, NOW], np.int64),
-    )
-    return Watermarks(attempt, replace(columns, **changes), NodeNs(NOW))  # type: ignore[arg-type]
+    told = messages.watermarks(
+        [0, 1], enqueued=[7, 6], completed=6, head=[NOW, 0], seen=[0, 1], as_of=NOW, sent=NOW,
+        attempt=attempt,
+    )  # fmt: skip
+    return replace(told, columns=replace(told.columns, **changes))  # type: ignore[arg-type]
 
 
 def channels(**changes: object) -> ChannelColumns:
-    columns = ChannelColumns(
-        rank=0,
-        group=np.array([0], np.uint32),
-        peer=np.array([3], np.int32),
-        is_send=np.array([1], np.uint8),
-        in_flight=np.array([2], np.uint32),
-        head_created_ns=np.array([NOW], np.int64),
-    )
+    columns = messages.p2p_ops(0, (0, 3, True, 2, NOW))
     return replace(columns, **changes)  # type: ignore[arg-type]
 
 

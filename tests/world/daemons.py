@@ -8,8 +8,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
+
+from frd.cli.client import Client
+from frd.cli.commands.demo.scenarios import Scenario
+from frd.cli.commands.demo.stage import Stage
 
 T = TypeVar("T")
 PATIENCE_S: Final = 60.0
@@ -37,6 +41,24 @@ def until(
             text = what if isinstance(what, str) else what()
             raise AssertionError(f"{text}: not within {within_s} s")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def watched(
+    scenario: Scenario,
+    ranks: int,
+    stall_after_s: float,
+    arguments: Sequence[str] | None = None,
+    *,
+    job: bool = True,
+) -> Iterator[tuple[Stage, Client]]:
+    """A stage with a service and an agent, and with its job unless that comes later."""
+    with Stage(scenario, ranks, stall_after_s, arguments) as stage:
+        addresses = stage.start_service()
+        stage.start_agent(addresses)
+        if job:
+            stage.start_job()
+        yield stage, Client(addresses.http)
 
 
 def frd(

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage
-from tests.world.daemons import frd, until
+from tests.world.daemons import frd, until, watched
 
 JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -45,11 +43,7 @@ def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
     a hang; and once rank 0 is back nothing is left of it."""
     saving, started = tmp_path / "saving", tmp_path / "started"
     script = Scenario("checkpoint", "", str(JOBS / "checkpoint.py"), lambda world: None)
-    with Stage(script, 2, STALL_AFTER_S, [str(saving), str(started)]) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
+    with watched(script, 2, STALL_AFTER_S, [str(saving), str(started)]) as (stage, client):
 
         def waits() -> bool:
             ranks = client.get(f"/api/v1/jobs/{stage.job}")["ranks"]
@@ -59,15 +53,15 @@ def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
         saving.touch()
         until(started.exists, lambda: stage.log("rank0"))
         until(waits)
-        first = dump(addresses.http, tmp_path / "first")
+        first = dump(client.address, tmp_path / "first")
         acquitted(first, stage.job)
         time.sleep(LASTED_S)
-        second = dump(addresses.http, tmp_path / "second")
+        second = dump(client.address, tmp_path / "second")
         convicted(first, second, stage.job)
 
         saving.unlink()
         until(lambda: not waits())
-        assert analysis(0, dump(addresses.http, tmp_path / "third"))["findings"] == []
+        assert analysis(0, dump(client.address, tmp_path / "third"))["findings"] == []
 
 
 def acquitted(first: Path, job: str) -> None:

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
-from frd.cli.commands.demo.stage import Stage
 from frd_agent.ranks.outside_stacks import NoStack, _py_spy
-from tests.world.daemons import frd, until
+from tests.world.daemons import frd, until, watched
 
 JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -35,11 +33,7 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
     """Rank 1 waits for a worker in `__getitem__`, rank 2 saves to a file that takes nothing, rank 3
     computes: finding, summary and dump name each, the worker with its pid and line."""
     script = Scenario("doing", "", str(JOBS / "doing.py"), lambda world: None)
-    with Stage(script, 4, 4.0, [str(tmp_path / "pipe")]) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        stage.start_job()
+    with watched(script, 4, 4.0, [str(tmp_path / "pipe")]) as (_, client):
 
         def told() -> tuple[dict[str, Any], dict[int, Any]] | None:
             for finding in client.get("/api/v1/findings")["findings"]:
@@ -67,11 +61,11 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
         assert "busy: uses " in computes["evidence"]
         for told_of in (waits["doing"], "rank 2 (saving a checkpoint, doing.py:", "rank 3 (busy, "):
             assert told_of in finding["summary"]
-        screen = " ".join(frd("findings", finding["id"], "--http", addresses.http).stdout.split())
+        screen = " ".join(frd("findings", finding["id"], "--http", client.address).stdout.split())
         assert f"process {stuck['pid']}, pt_data_worker: loading a batch" in screen
 
         folder = tmp_path / "dump"
-        frd("dump", "--http", addresses.http, "--stacks", "--ranks", "1", "-o", folder)
+        frd("dump", "--http", client.address, "--stacks", "--ranks", "1", "-o", folder)
         [text] = [path.read_text() for path in folder.rglob("rank_1.stack.txt")]
         _, _, section = text.partition(f"== child {stuck['pid']} pt_data_worker\n")
         assert f"__getitem__ ({JOBS / 'doing.py'}:{line_of('time.sleep(600)')})" in section

@@ -14,9 +14,9 @@ import pytest
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
+from tests.world.daemons import watched
 
 WAYS = Path(__file__).with_name("ways_to_end.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
@@ -74,10 +74,7 @@ def test_every_way_to_end_is_told(tmp_path: Path) -> None:
     exception and its line, and in their order, though the parent collects each of them at once
     (where the kernel is new enough)."""
     world = len(EXPECTED)
-    with Stage(SCENARIOS["healthy"], world, 60.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
+    with watched(SCENARIOS["healthy"], world, 60.0, job=False) as (stage, client):
         with running(stage.run_dir, tmp_path) as job:
             until(lambda: len(ranks(client)) == world, "all ranks", 60)
             assert job.stdout is not None

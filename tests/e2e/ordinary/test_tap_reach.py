@@ -18,14 +18,12 @@ from pathlib import Path
 import pytest
 
 from frd import __version__
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from frd.cli.commands.demo.stage import Stage
 from frd_agent.launch import commands
 from frd_agent.launch.run_lock import Holder, RunLock, holder
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.ranks import tap_files
-from tests.world.daemons import free_port, until
+from tests.world.daemons import free_port, until, watched
 
 JOBS = Path(__file__).parents[1] / "jobs"
 AGENT = [sys.executable, "-m", "frd_agent"]
@@ -168,10 +166,7 @@ def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
     address is wrong: each is one line that says what to do."""
     pytest.importorskip("torch")
     doctor = [sys.executable, "-m", "frd", "doctor"]
-    with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
-        addresses = stage.start_service()
-        stage.start_agent(addresses)
-        client = Client(addresses.http)
+    with watched(SCENARIOS["healthy"], 2, 3.0, job=False) as (stage, client):
 
         def hears() -> bool:
             return 'frd_clock_uncertainty_seconds{node="' in client.text("/metrics")
@@ -181,7 +176,7 @@ def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
         until(hears, "the agent's clock")
         until(lambda: holder(stage.run_dir))
         well = subprocess.run(
-            [*doctor, "--http", addresses.http, "--json", "--", sys.executable, "train.py"],
+            [*doctor, "--http", client.address, "--json", "--", sys.executable, "train.py"],
             env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
         found = {check["name"]: check for check in json.loads(well.stdout)["checks"]}

@@ -20,6 +20,7 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
+from tests.world.daemons import watched
 
 STEADY = str(Path(__file__).parents[1] / "jobs" / "steady.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -76,49 +77,47 @@ def test_two_jobs_of_one_name_beside_one_that_hangs(tmp_path: Path) -> None:
     hang is named within the normal time, the second train is refused and said so in words; when the
     first one ends, the second is watched."""
     stop, never = tmp_path / "stop", tmp_path / "never"
-    with Stage(SCENARIOS["healthy"], 2, 5.0) as stage:
-        addresses = stage.start_service()
-        client = Client(addresses.http)
-        stage.start_agent(addresses)
-        with launched(stage, "train", never) as first, launched(stage, "other", stop) as other:
-            assert until(lambda: moves(client, "train", first), stage.log("service"))
-            assert until(lambda: moves(client, "other", other))
-            with launched(stage, "train", never) as second:
-                answer: Mapping[str, Any] = until(
-                    lambda: (jobs := client.get("/api/v1/jobs"))["warnings"] and jobs
-                )
-                (warning,) = answer["warnings"]
-                assert warning["job"] == "train"
-                assert re.fullmatch(
-                    rf"two running jobs on \S+ are called train "
-                    rf"\(pids {first[0].pid}, {second[0].pid}\): give each its own --job; "
-                    rf"only the job of pid {first[0].pid} is watched",
-                    warning["text"],
-                ) or re.search(rf"pids {first[1].pid}, {second[1].pid}", warning["text"])
-                assert client.get("/api/v1/findings")["warnings"] == [warning]
-                assert client.get("/api/v1/findings", {"job": "other"})["warnings"] == []
-                for command in ("status", "findings"):
-                    words = " ".join(said(stage, client, command).split())
-                    assert "give each its own --job" in words
-                assert moves(client, "train", first)
+    with (
+        watched(SCENARIOS["healthy"], 2, 5.0, job=False) as (stage, client),
+        launched(stage, "train", never) as first,
+        launched(stage, "other", stop) as other,
+    ):
+        assert until(lambda: moves(client, "train", first), stage.log("service"))
+        assert until(lambda: moves(client, "other", other))
+        with launched(stage, "train", never) as second:
+            answer: Mapping[str, Any] = until(
+                lambda: (jobs := client.get("/api/v1/jobs"))["warnings"] and jobs
+            )
+            (warning,) = answer["warnings"]
+            assert warning["job"] == "train"
+            assert re.fullmatch(
+                rf"two running jobs on \S+ are called train "
+                rf"\(pids {first[0].pid}, {second[0].pid}\): give each its own --job; "
+                rf"only the job of pid {first[0].pid} is watched",
+                warning["text"],
+            ) or re.search(rf"pids {first[1].pid}, {second[1].pid}", warning["text"])
+            assert client.get("/api/v1/findings")["warnings"] == [warning]
+            assert client.get("/api/v1/findings", {"job": "other"})["warnings"] == []
+            for command in ("status", "findings"):
+                words = " ".join(said(stage, client, command).split())
+                assert "give each its own --job" in words
+            assert moves(client, "train", first)
 
-                stop.touch()
-                (finding,) = until(lambda: client.get("/api/v1/findings")["findings"])
-                assert finding["job"] == "other"
-                (suspect,) = finding["suspects"]
-                assert (suspect["rank"], suspect["reason"]) == (1, "cpu_stuck")
-                assert finding["collective"]["waiting_s"] < 15
+            stop.touch()
+            (finding,) = until(lambda: client.get("/api/v1/findings")["findings"])
+            assert finding["job"] == "other"
+            (suspect,) = finding["suspects"]
+            assert (suspect["rank"], suspect["reason"]) == (1, "cpu_stuck")
+            assert finding["collective"]["waiting_s"] < 15
 
-                for process in first:
-                    process.kill()
-                assert until(lambda: moves(client, "train", second), lambda: stage.log("service"))
-                assert until(lambda: not client.get("/api/v1/jobs")["warnings"])
-                metrics = client.text("/metrics")
-                assert 'frd_ingest_refused_total{reason="job_name"} 2.0' in metrics
-                assert 'frd_job_name_conflicts{job="train"} 0.0' in metrics
-                assert len(re.findall(": connected", stage.log("agent"))) == 1, stage.log("agent")
-                assert "two running jobs are called train" in stage.log("agent")
-                found = client.get("/api/v1/findings")["findings"]
-                assert {f["job"] for f in found if f["state"] == "open"} == {"other"}, json.dumps(
-                    found
-                )
+            for process in first:
+                process.kill()
+            assert until(lambda: moves(client, "train", second), lambda: stage.log("service"))
+            assert until(lambda: not client.get("/api/v1/jobs")["warnings"])
+            metrics = client.text("/metrics")
+            assert 'frd_ingest_refused_total{reason="job_name"} 2.0' in metrics
+            assert 'frd_job_name_conflicts{job="train"} 0.0' in metrics
+            assert len(re.findall(": connected", stage.log("agent"))) == 1, stage.log("agent")
+            assert "two running jobs are called train" in stage.log("agent")
+            found = client.get("/api/v1/findings")["findings"]
+            assert {f["job"] for f in found if f["state"] == "open"} == {"other"}, json.dumps(found)
