@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-# As `bench.dump_folder`, whether this file is run or imported.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench.dump_folder import PREFIX, write_folder
 from bench.report import show

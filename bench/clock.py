@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 import urllib.request
@@ -24,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, Final
+
+sys.path.append(str(FilePath(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 import numpy as np
 

@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
+
 import grpc.aio
 import numpy as np
 

@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
-# As `bench.ingest`, whether this file is run or imported.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+import numpy as np
 
 from bench.ingest import CONNECT_EVERY_S, RANKS, line, metric, service, started, stream, watch
 from bench.memory_agent import agent_cpu_share

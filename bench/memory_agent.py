@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-# As `bench.ingest`, whether this file is run or imported.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench.ingest import metric, service
 from frd_agent import tap

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
+
 from tests.e2e.faults.world import World, until
 from tests.world.prometheus import Prometheus
 

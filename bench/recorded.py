@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
+
 import numpy as np
 
 from bench.report import show

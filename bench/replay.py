@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench.report import show
 from frd.cli.commands.demo.scenarios import SCENARIOS

@@ -29,8 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-# As `bench.ingest`, whether this file is run or imported.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench import quiet
 from bench.ingest import _rss_bytes as rss_bytes
