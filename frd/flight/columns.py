@@ -83,7 +83,7 @@ class Dictionaries:
         return self.groups.index(info, (info.name, info.ranks))
 
     def thread(self, name: str, thread_id: str) -> int:
-        """-1 when the dump tells neither."""
+        """-1 when the dump has neither."""
         if not thread_id:
             return self.threads.index(name) if name else -1
         return self.threads.index(f"{name} ({thread_id})" if name else thread_id)
@@ -157,7 +157,7 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
 
 
 def known_groups(dump: Dump, into: Dictionaries) -> dict[str, int]:
-    """Indexes, by name, of the groups whose members the dump tells."""
+    """Indexes, by name, of the groups whose members are in the dump."""
     return {name: into.group(info) for name, info in dump.groups.items()}
 
 

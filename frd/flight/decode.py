@@ -291,7 +291,7 @@ def _new_group(name: str, desc: str, ranks: Any) -> GroupInfo:
     return GroupInfo(name, desc, tuple(sorted(members)))
 
 
-# Thousands of dumps tell the same thousands of ranks.
+# Thousands of dumps list the same thousands of ranks.
 _group = lru_cache(maxsize=256)(_new_group)
 
 

@@ -1,7 +1,7 @@
 """What an entry's `profiling_name` says, and what its peers must agree with.
 
 ``nccl:send 0->3``, ``nccl:recv 3<-0`` and ``recv 1<-?`` name group-local ranks, everything else is
-a backend and an op. Names that nobody has seen yet are kept as they are: they match by equality.
+a backend and an op. Unknown names are kept as they are: they match by equality.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Name:
     src: int | None = None
     """Group-local sender; None for collectives, any source, and recorders that name no peer."""
     dst: int | None = None
-    """Group-local receiver, likewise."""
+    """Group-local receiver, in the same form."""
     is_p2p_kind: bool = False
     """The op involves two ranks, whatever the entry's `is_p2p` says (torchcomms never sets it)."""
 

@@ -3,7 +3,7 @@
 A dump of 2,000 entries as Python objects costs milliseconds and megabytes; as numpy columns over
 shared dictionaries it costs a fraction. A `RankTrace` holds the rows of one rank in recording
 order; groups, names, signatures and stacks are indexes into the dictionaries of its `Trace`.
-Nothing is matched or judged here, and no column is invented: what a format does not tell is the
+Nothing is matched or judged here, and no column is invented: a value missing in a format is the
 value that its field's note names.
 """
 
@@ -40,9 +40,9 @@ class RankTrace:
     """The file, for people."""
     version: str
     info: RankInfo | None
-    """Identity, where the folder tells it (`frd dump` folders do)."""
+    """Identity, if the folder has it (`frd dump` folders do)."""
     clock_offset_ns: int | None
-    """Service clock minus node clock, where the folder tells it."""
+    """Service clock minus node clock, if the folder has it."""
     record_id: Int64s
     group: Int32s
     """Index into `Trace.groups`."""
@@ -75,7 +75,7 @@ class RankTrace:
     status: Mapping[int, Status] = field(default_factory=dict)
     """Raw `pg_status` by `pg_id`."""
     clock_uncertainty_ns: int | None = None
-    """How far off `clock_offset_ns` is at most; None when the folder does not tell."""
+    """Bound on the error of `clock_offset_ns`; None if the folder has none."""
     dumped_from_ns: int = 0
     """The dump was not taken before this time of the node's clock; 0 when unknown."""
     dumped_until_ns: int = 0
@@ -87,27 +87,27 @@ class RankTrace:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All ranks of one job as one folder of dumps tells them."""
+    """All ranks of one job from one folder of dumps."""
 
     key: AttemptKey
     ranks: Mapping[int, RankTrace]
     """By global rank; a rank without a readable file is absent."""
     groups: Sequence[GroupInfo]
-    """Told apart by name and ranks; `ranks` is empty where no dump tells the membership."""
+    """Distinguished by name and ranks; `ranks` is empty if no dump has the membership."""
     names: Sequence[Name]
     signatures: Sequence[Signature]
     stacks: Sequence[tuple[Frame, ...]]
     """Innermost first."""
     threads: Sequence[str]
     world_size: int
-    """Largest of what identities and groups tell; 0 when nothing does."""
+    """Maximum over identities and groups; 0 if unknown."""
     warnings: Sequence[str] = ()
     """What was left out, and why; each names a file."""
     standing: Mapping[int, Activity] = field(default_factory=dict)
     """What a rank's program was doing when the dump was taken, if the folder holds its stack."""
     taken_at: AlignedNs | None = None
-    """When the dumps were taken, where the folder tells it."""
+    """When the dumps were taken, if the folder has it."""
     stall_after_s: float | None = None
-    """The stall threshold of the service that took the dumps, where the folder tells it."""
+    """The stall threshold of the service that took the dumps, if the folder has it."""
     folder: str = ""
     """Where the dumps were found."""

@@ -179,7 +179,7 @@ class App:
         return app if self._tokens is None else HttpGuard(app, self._tokens, self._http_refused)
 
     async def start(self) -> None:
-        """Take up what an earlier process found, listen, and evaluate from then on."""
+        """Restore the findings of an earlier process, listen, and evaluate from then on."""
         self._evaluator.take_up()
         self._notifier.take_up(self._findings.open_findings())
         await self._evaluator.evaluate()
@@ -197,8 +197,8 @@ class App:
         ]
 
     async def stop(self) -> None:
-        """End in order: a last evaluation while the agents still speak, so that none of them looks
-        lost; no more streams and answers; everything written."""
+        """End in order: a last evaluation while agents are still connected, so that none looks
+        lost; then streams and answers end; then everything is written."""
         if self._evaluating is not None:
             self._evaluator.stop()
             await self._evaluating
@@ -206,14 +206,14 @@ class App:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._responder.close()
-        told = asyncio.to_thread(self._notifier.close)
-        await asyncio.gather(self._grpc.stop(), self._http.stop(), told)
+        closing = asyncio.to_thread(self._notifier.close)
+        await asyncio.gather(self._grpc.stop(), self._http.stop(), closing)
         await asyncio.to_thread(self._journal_writer.close)
         self._findings.close()
         os.close(self._lock)
 
     def adopt(self, config: Config) -> None:
-        """Go on by another configuration, as far as a running service can; the log tells the rest.
+        """Apply another configuration as far as a running service can; other changes are logged.
 
         Certificates and tokens are read again when their files have changed, as always.
         """
@@ -268,7 +268,7 @@ class App:
     def findings(
         self, *, state: FindingState | None, job: str | None, limit: int
     ) -> Sequence[Finding]:
-        if state is FindingState.OPEN:  # no disk is needed to tell what is wrong now
+        if state is FindingState.OPEN:  # open findings are in memory
             found = [f for f in self.state().open_findings() if job in (None, f.job)]
         else:
             stored = self._findings.query(state=state, job=job, limit=limit)
@@ -294,7 +294,7 @@ class App:
         return self._findings.page(after=after, since=since, until=until, job=job, limit=limit)
 
     def finding(self, finding_id: str) -> Finding | None:
-        # An open one as it is now: the store has it as it was when something of it changed last.
+        # An open finding from memory: the store has its last change.
         known = (*self.state().open_findings(), *self._evaluator.kept_back())
         live = next((f for f in known if f.id == finding_id), None)
         return live or self._findings.get(finding_id)
@@ -379,7 +379,7 @@ class App:
             await asyncio.sleep(_PRUNE_EVERY_S)
             now, store = self._now(), self._config.store
             self._clocks.forget(now)
-            with contextlib.suppress(StoreError):  # saving tells of a store that is broken
+            with contextlib.suppress(StoreError):  # saving reports a broken store
                 self._forgotten_findings += await asyncio.to_thread(
                     self._findings.prune,
                     max_count=store.finding_count,

@@ -1,8 +1,8 @@
-"""The two listeners of the service: gRPC for agents, HTTP for everybody else.
+"""The two listeners of the service: gRPC for agents, HTTP for all other clients.
 
 Each says at start, in one line, why it cannot listen; neither touches signals, which belong to
 `frd serve`. Both give up on a peer that does not finish a handshake or a request: what waits for
-it is little, but a thousand of them would keep everybody else out.
+it is little, but a thousand of them would exclude all other clients.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves them to whoever owns the process."""
+        """Leaves signal handling to the process's owner."""
         yield
 
 

@@ -2,7 +2,7 @@
 
 A dump is a folder ``<id>/`` with ``summary.json``, ``<job>/rank_<rank>`` and, apart from these,
 ``<job>.meta/rank_<rank>.json`` and ``<job>.meta/rank_<rank>.stack.txt``: torchfrtrace takes every
-file below its folder whose name has ``rank_`` in it for a dump, so nothing else may stand beside
+file below its folder whose name has ``rank_`` in it for a dump, so no other file may be next to
 them. This is the layout that `frd dump` writes and ``torchfrtrace DIR/<job>`` reads. A dump is
 filled under a hidden name and appears whole by one rename; nothing is ever overwritten. The
 folder is bounded by count and bytes, and the oldest dumps go first. Contents come from agents and

@@ -25,7 +25,7 @@ def test_a_token_alone_may_do_everything(tmp_path: Path) -> None:
     grant = known.grant(f"Bearer {ALL}")
     assert grant is not None
     assert all(grant.may(role) for role in Role)
-    assert grant.may_tell_of("any")
+    assert grant.may_report("any")
     assert known.grant(f"bearer  {ALL} ") == grant
 
 
@@ -46,7 +46,7 @@ def test_limits_behind_a_token(tmp_path: Path) -> None:
     assert agent is not None
     assert operator is not None
     assert (agent.may(Role.AGENT), agent.may(Role.READER)) == (True, False)
-    assert [agent.may_tell_of(job) for job in ("llama", "a b", "other")] == [True, True, False]
+    assert [agent.may_report(job) for job in ("llama", "a b", "other")] == [True, True, False]
     assert (operator.may(Role.OPERATOR), operator.may(Role.READER)) == (True, True)
     assert not operator.may(Role.AGENT)
 

@@ -1,4 +1,4 @@
-"""A torch pickle of thousands of entries, decoded all at once instead of one after another.
+"""Decodes a torch pickle of thousands of entries together instead of one after another.
 
 PyTorch pickles every entry by the same program; only numbers and references differ. `Walk` runs
 that program once, on all entries in step. What repeats (stacks, shapes, names) is recognized by its

@@ -1,4 +1,4 @@
-"""All entries of a torch pickle at once: the same program in step, with a position in each.
+"""Decodes all entries of a torch pickle together: one program, with a position in each entry.
 
 numpy carries the positions. At each step every entry must have the expected key, and an operand of
 the expected kind behind it; one that has not falls out of step, and so does one whose program does

@@ -1,10 +1,10 @@
-"""Where a rank's program stands, read from the text of a stack dump.
+"""Parses the text of a stack dump: where a rank's program is.
 
 Understands faulthandler's output (`dump_traceback`) and py-spy's, both innermost frame first, and
 finds no frames in any other text. The text of a rank may go on with sections for its child
 processes (`child_header`). The main thread is the one that should be in a collective. Of its frames
 people want their own, so those of torch, the standard library, installed packages and frd's tap are
-left out while there are others; the innermost library frame is kept beside them.
+left out while there are others; the innermost library frame is kept, too.
 
 Texts come from inside a training process and end in terminals, so nothing unprintable passes.
 """

@@ -1,7 +1,7 @@
-"""The door of the agents' port: who a stream's peer is, what it may do, and whether there is room.
+"""Admission of agent streams: identity of the peer, its rights, and limits on streams.
 
-Asked before the first message of a stream is read, so that a stranger costs next to nothing. A
-peer is a host, by its address: that is what a cluster can count on before anything is believed.
+Checked before the first message of a stream is read, so that an unknown peer costs almost nothing.
+A peer is a host, by its address: that is what a cluster can count on before anything is believed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _QUIET_S: Final = 60.0
 
 
 class Admission:
-    """`tokens` is None where nobody is asked for one."""
+    """`tokens` is None if no token is required."""
 
     def __init__(self, tokens: Tokens | None, streams_per_peer: int) -> None:
         self._tokens = tokens
         self._streams_per_peer = streams_per_peer
         self._streams: Counter[str] = Counter()
         self._peers: Counter[str] = Counter()
-        self._told: dict[tuple[str, str], float] = {}
+        self._logged: dict[tuple[str, str], float] = {}
         """Hosts that were refused, by reason, and when the log said so last."""
         self.connections = 0
         """That ever had a stream."""
@@ -61,12 +61,12 @@ class Admission:
             _less(self._streams, host)
 
     def is_news(self, context: Context, reason: str, now_s: float) -> bool:
-        """Whether the log should tell that the peer was refused. A stranger who tries again and
+        """Whether to log that the peer was refused. A stranger who tries again and
         again must not fill the disk with lines."""
         if reason not in _STRANGERS:
             return True
-        self._told = {of: at for of, at in self._told.items() if now_s - at < _QUIET_S}
-        return self._told.setdefault((host_of(context.peer()), reason), now_s) == now_s
+        self._logged = {of: at for of, at in self._logged.items() if now_s - at < _QUIET_S}
+        return self._logged.setdefault((host_of(context.peer()), reason), now_s) == now_s
 
     def _count(self, host: str) -> None:
         if self._streams[host] >= self._streams_per_peer:
@@ -90,15 +90,16 @@ class Admission:
 
 
 class Handshakes:
-    """How many connections came to nothing before they had a stream. gRPC tells neither of them nor
-    why: it asks for the certificate at the beginning of each, and that is all there is to count."""
+    """Counts connections that ended before they had a stream. gRPC reports neither them nor the
+    reason: it asks for the certificate at the start of each handshake, and only that can be
+    counted."""
 
     def __init__(self) -> None:
         self._begun: deque[tuple[float, int]] = deque()
         self._failed = 0
 
     def failed(self, begun: int, connections: int, now_s: float) -> int:
-        """So many at least; of those that began lately nobody knows yet."""
+        """A lower bound; recent connections are not decided yet."""
         self._begun.append((now_s, begun))
         while len(self._begun) > 1 and now_s - self._begun[1][0] >= _PENDING_S:
             self._begun.popleft()

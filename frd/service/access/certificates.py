@@ -1,8 +1,8 @@
 """The service's certificates: read from files, and again when the files change.
 
-A pair that does not fit together, as in the middle of a rotation, is not taken: what was good
-goes on until the files are. gRPC asks at every handshake, in threads of its own, and crashes when
-it is given a new configuration each time; so it gets one only when there is one. HTTP's context is
+A certificate and key that do not match, for example in the middle of a rotation, are not used: the
+previous pair stays in use. gRPC asks at every handshake, in its own threads, and crashes if it gets
+a new configuration each time; so it gets one only after a change. HTTP's context is
 swapped while a handshake begins, for a context that is in use can take a new certificate but cannot
 forget an authority.
 """
@@ -44,7 +44,7 @@ class Certificates:
 
     def __init__(self, files: TlsFiles) -> None:
         self.handshakes = 0
-        """Connections that began one with gRPC; it does not tell what became of them."""
+        """Connections that began a handshake with gRPC, which does not report the result."""
         self._files = files
         self._lock = threading.Lock()
         self._stamp = self._look()

@@ -1,4 +1,4 @@
-"""Whether a file that was read once is still the same one."""
+"""Detects whether a file has changed since it was read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """What differs once the file was written again or replaced; empty while it cannot be seen."""
+    """Differs after the file was written or replaced; empty if the file cannot be read."""
     try:
-        told = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return told.st_ino, told.st_size, told.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

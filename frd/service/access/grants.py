@@ -1,8 +1,8 @@
-"""Who may do what: a bearer token or a client certificate becomes a `Grant`.
+"""Authorization: a bearer token or a client certificate becomes a `Grant`.
 
-Two ways to be known, and where both are asked for, both must hold. A token comes from a file with
-one a line, so that each kind of peer, or each job, has its own and one can be withdrawn without
-the others; a certificate is checked by TLS itself, and what it may tell of is written in it. This
+If both are required, both must be valid. Tokens come from a file with one per line, so that each
+kind of peer, or each job, has its own token, which can be withdrawn alone. TLS verifies a
+certificate, which may name the jobs that its agent may report. This
 module knows neither gRPC nor HTTP: it is handed strings.
 """
 
@@ -43,12 +43,12 @@ class Role(StrEnum):
 class Grant:
     roles: frozenset[Role]
     jobs: frozenset[str] | None = None
-    """Jobs that an agent may tell of; None for all."""
+    """Jobs that an agent may report; None for all."""
 
     def may(self, role: Role) -> bool:
         return role in self.roles or (role is Role.READER and Role.OPERATOR in self.roles)
 
-    def may_tell_of(self, job: str) -> bool:
+    def may_report(self, job: str) -> bool:
         return self.jobs is None or job in self.jobs
 
     def narrowed(self, names: Iterable[str]) -> Grant:
@@ -66,8 +66,8 @@ class Tokens:
     """The tokens of a file, read again when it changes.
 
     Raises:
-        ConfigError: from the constructor, when the file cannot be used. Later, the tokens known
-            until then stay good, and the log says so once for each change of the file.
+        ConfigError: from the constructor, when the file cannot be used. Later, the previous
+            tokens stay valid, and the log says so once for each change of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class Tokens:
 
 
 def _digest(token: str) -> bytes:
-    """Of equal length whatever the token's, so that comparing tells nothing of it."""
+    """Digests of equal length, so that a comparison reveals nothing about the token."""
     return sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

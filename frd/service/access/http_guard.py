@@ -1,8 +1,8 @@
-"""HTTP's guard: a bearer token before anything is told, where the service has tokens.
+"""HTTP middleware: requires a bearer token if the service has tokens.
 
 Wrapped around the whole application, so that no route can be forgotten. Health and readiness stay
-open, for whoever restarts a service must be able to ask it, and so do the runbooks, for a link in
-an alert brings no token: they tell nothing of a job.
+open, because a supervisor must be able to ask for it; so do the runbooks, because a link in
+an alert has no token: they reveal nothing about a job.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _is_open(path: str) -> bool:
 
 
 def _role(method: str, path: str) -> Role:
-    """Reading wants a reader; changing anything (taking a dump, closing a finding) an operator.
+    """Reading needs the role reader; changes (taking a dump, closing a finding) need operator.
 
     So does reading a dump, which holds the stack frames of the user's program.
     """

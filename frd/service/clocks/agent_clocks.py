@@ -1,10 +1,10 @@
 """The clocks of all agents, as far as the service has learned them.
 
-Every agent session has one of its own: two agents of one host may live under different times, and
-one that lies moves no clock but its own. What a ping teaches goes to `frd.engine.clocks.estimator`;
-here it is decided which of its answers is *in use*, that is what the session's rows are aligned
-with, what the engine is told of the clock's quality and what the journal keeps, so that a replay
-aligns likewise. An alignment stays in use while it is good enough: clocks cost the journal next to
+Every agent session has its own clock: two agents of one host may have different time namespaces,
+and a malicious agent affects only its own clock. Pings go to `frd.engine.clocks.estimator`; this
+module decides which of its alignments is *in use*: the session's rows are aligned with it, the
+engine gets its quality, and the journal keeps it, so that a replay aligns in the same way. An
+alignment stays in use while it is good enough: clocks cost the journal next to
 nothing.
 
 `frd.service.clocks.pings` is the way in from the network; nothing here waits.
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 def guess(sent_at: NodeNs, received_at: AlignedNs) -> Alignment:
-    """All that a single message tells."""
+    """All that a single message shows."""
     return Alignment(
         state=ClockState.UNSYNCHRONIZED,
         reason="no exchange yet",
@@ -190,7 +190,7 @@ class AgentClocks:
 
     def __init__(self, now: Callable[[], AlignedNs], raw: Callable[[], ServiceRawNs]) -> None:
         self.refused: Counter[str] = Counter()
-        """Timestamps that were not believed and streams that were not served, by reason."""
+        """Refused timestamps and refused streams, by reason."""
         self._now = now
         self._raw = raw
         self._clocks: dict[SessionKey, AgentClock] = {}
@@ -274,7 +274,7 @@ class AgentClocks:
                 clock.conclude(self._read(), self._table)
 
     def refresh(self) -> None:
-        """What is claimed of clocks that have not been heard of must be true all the same."""
+        """Bounds of silent clocks must stay true, so they grow with time."""
         raw, now = self._read(), self._now()
         for clock in self._clocks.values():
             if clock.is_connected and clock.is_older(now, HORIZON_NS):

@@ -1,9 +1,9 @@
-"""Clock streams: pings come in, answers go out, and what they taught goes to `AgentClocks`.
+"""gRPC handler of clock streams: answers pings and passes the timestamps to `AgentClocks`.
 
-The stamps are all that matters: one is taken first thing after a ping came, one last thing before
-its answer goes, and nothing is concluded in between. A clock stream belongs to a stream of rows of
-the same agent session; one that comes first waits for it a little. Whoever pings faster than a
-clock could need is made to wait, which HTTP/2 passes on to the sender, and is counted.
+The timestamps must be exact: one is taken immediately after a ping arrives, one immediately before
+its answer is sent, and nothing is computed in between. A clock stream belongs to a stream of rows
+of the same agent session; if it comes first, it waits for that stream for a short time. A peer that
+pings too fast is delayed, which HTTP/2 passes on to the sender, and is counted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from frd.wire import ClockHello, Ping, decode_clock, encode_pong
 
 MAX_STREAMS: Final = 16_384
 PROTOCOL: Final = "protocol"
-"""A stream that said what it must not, and was ended."""
+"""A stream that was ended because of an invalid message."""
 STRANGER: Final = "stranger"
 """A stream of an agent session that has no stream of rows."""
 REASONS: Final = (*(refusal.value for refusal in Refusal), PROTOCOL, STRANGER)
 """Every word by which `AgentClocks.refused` counts."""
 PINGS_A_SECOND: Final = 256
-"""Of all agents together, who are told to wait accordingly; beyond their bursts at connect."""
+"""Pings a second of all agents together, without bursts at connect; agents get a pause to match."""
 PAIR: Final = 2
 """So many an agent sends in a row."""
 BURST: Final = 32
@@ -139,7 +139,7 @@ class _Stranger(WireError):
 
 
 class Asked:
-    """Pings of one stream that were answered and whose answers may still be told of."""
+    """Answered pings of one stream whose answers the agent may still report."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -1,4 +1,4 @@
-"""What people see of a node's clock: in the API, in metrics, in `frd status` and beside dumps."""
+"""A node's clock as shown in the API, in metrics, in `frd status` and in dumps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frd.model import AlignedNs
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """Reckoned when people look: most of the time nobody does."""
+    """Computed on request, because requests are rare."""
 
     newest: OffsetEstimate
     at: AlignedNs
@@ -59,7 +59,7 @@ class ClockView:
 
 
 def clock_json(clock: ClockView) -> dict[str, Any]:
-    """The form in which the API and dumps tell of a clock."""
+    """JSON form of a clock in the API and in dumps."""
     return {
         "clock_state": "synchronized" if clock.is_synchronized else "unsynchronized",
         "clock_reason": clock.reason,

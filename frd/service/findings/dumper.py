@@ -1,8 +1,8 @@
-"""Taking a dump: ask the agents, store what comes as it comes, tell who did not answer and why.
+"""Takes a dump: asks the agents, stores answers as they arrive, records which ranks did not answer.
 
 A rank has answered when its dump is whole. Stacks are extra: a rank without one still counts, and
-summary.json says what is missing. `rank_<rank>.json` is the agent's word on the rank plus what
-only the service knows: the clock's offset, and which source the dump came from.
+summary.json says what is missing. `rank_<rank>.json` is the agent's report plus what only the
+service knows: the clock's offset, and which source the dump came from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frd.store.dumps import DumpStore, DumpWriter
 from frd.wire import Part
 
 _MAX_TEXT_BYTES: Final = {Part.IDENTITY: 64 * 1024, Part.STACK: 1024 * 1024}
-"""How much of a rank's stack or identity is looked into; all ranks' are held at once."""
+"""Bytes of a rank's stack or identity that are parsed; those of all ranks are held together."""
 
 OnStack = Callable[[int, str], None]
 
@@ -83,7 +83,7 @@ class Dumper:
         self, key: AttemptKey, asking: AsyncGenerator[list[Answer], None], taking: _Taking
     ) -> DumpResult:
         async with aclosing(asking) as asked:
-            # Whether there is anybody to ask is known when the first answers are there.
+            # Whether any agent is connected is known when the first answers arrive.
             answers = await anext(asked)
             writer = await asyncio.to_thread(self._store.create, key, self._now())
             try:
@@ -132,7 +132,7 @@ class Dumper:
 
 
 class _Taking:
-    """What has been told of each rank so far."""
+    """Parts received of each rank so far."""
 
     def __init__(self, on_stack: OnStack) -> None:
         self.sources: dict[int, str] = {}

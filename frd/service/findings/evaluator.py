@@ -1,10 +1,10 @@
-"""Advances the engine, stores what it finds, and only then lets anybody see it.
+"""Advances the engine, stores its findings, and then publishes them.
 
-The one writer of the published state. Evidence that comes in between (a stack, a dump's id) waits
-for the next evaluation, which it hastens. A store that refuses, or a disk that does not answer,
-must not silence an alert: the finding is published all the same, the failure is counted, and
-storing is tried again every time. Nor must a fault in one job: the others are told of as always,
-and the evaluation counts as stale.
+The only writer of the published state. Evidence that arrives in between (a stack, a dump's id)
+waits for the next evaluation, and brings it forward. A store that fails, or a disk that does not
+answer, must not suppress an alert: the finding is published anyway, the failure is counted, and
+storing is tried again every time. The same holds for a fault in one job: other jobs are not
+affected, and the evaluation counts as stale.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from frd.views import StatusView
 
 TICK_S: Final = 0.25
 PUBLISH_EVERY_S: Final = 1.0
-"""Without news; news is published at once."""
+"""Interval without changes; changes are published immediately."""
 SAVE_WITHIN_S: Final = 3.0
 """How long an alert waits for the disk."""
 DISMISS_WITHIN_S: Final = 10.0
@@ -47,7 +47,7 @@ class _Evidence:
 
 
 class Evaluator:
-    """`project` makes the state that goes out with a snapshot; `publish` is told of news.
+    """`project` makes the state that goes out with a snapshot; `publish` gets the changes.
     `settle` is called before each evaluation, at the same moment: a replay does the same."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Evaluator:
         self._settle = settle
         self._evidence: list[_Evidence] = []
         self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
-        """Not applied yet, each with whom to tell."""
+        """Not applied yet, each with its waiting caller."""
         self._unsaved: dict[str, FindingEvent] = {}
         """By finding; what the store has not taken yet."""
         self._unsaved_pauses: dict[str, JobPauses] = {}
@@ -104,8 +104,8 @@ class Evaluator:
         self._wake.set()
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
-        """Close a finding by hand; the closed finding once everybody can see it, None when no such
-        finding is open.
+        """Close a finding by hand; returns the closed finding once it is published, None when no
+        such finding is open.
 
         Raises:
             TimeoutError: the evaluation does not get to it.
@@ -129,8 +129,8 @@ class Evaluator:
             self._journal_writer.learned(now, encode_pauses(learned))
 
     async def run(self) -> None:
-        """Evaluate until `stop`. A fault of the engine is told, shows as staleness, and does
-        not end the service: streams, dumps and what was found before still serve."""
+        """Evaluate until `stop`. A fault of the engine is logged, shows as staleness, and does
+        not end the service: streams, dumps and earlier findings still work."""
         while not self._stopping:
             try:
                 async with asyncio.timeout(TICK_S):
@@ -207,7 +207,7 @@ class Evaluator:
             self._saving = asyncio.create_task(saving)
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
             if not self._saving.done():
-                self._tell_store_error(f"findings database: no answer within {SAVE_WITHIN_S:g} s")
+                self._log_store_error(f"findings database: no answer within {SAVE_WITHIN_S:g} s")
 
     async def _store_all(
         self, unsaved: Mapping[str, FindingEvent], pauses: Mapping[str, JobPauses]
@@ -216,7 +216,7 @@ class Evaluator:
             await asyncio.to_thread(self._store.save, list(unsaved.values()))
             await asyncio.to_thread(self._store.save_pauses, list(pauses.values()))
         except Exception as error:  # of whatever kind: it must not keep a finding back
-            self._tell_store_error(str(error) or repr(error))
+            self._log_store_error(str(error) or repr(error))
             return
         for finding_id, event in unsaved.items():
             if self._unsaved.get(finding_id) is event:
@@ -225,7 +225,7 @@ class Evaluator:
             if self._unsaved_pauses.get(job) is learned:
                 del self._unsaved_pauses[job]
 
-    def _tell_store_error(self, why: str) -> None:
+    def _log_store_error(self, why: str) -> None:
         if not self.store_errors:
             log.error("%s", why)
         self.store_errors += 1

@@ -1,8 +1,8 @@
 """What a webhook is sent about findings, and when: pure, no thread and no socket.
 
-A finding is news four times at most: it opens, it becomes critical, it gets its first suspect, it
-closes. Two of these can happen at once; then a target gets one message, about the first of them
-that it asked for. A closing is sent only to a target that was sent something about this finding
+A finding causes at most four messages: it opens, it becomes critical, it gets its first suspect, it
+closes. If two of these happen together, a target gets one message, for the first of them in its
+configuration. A closing is sent only to a target that has received a message about this finding
 before. After a restart of the service, the findings that were open in the store count as sent: the
 store keeps findings, not deliveries.
 """
@@ -84,7 +84,7 @@ class Choice:
 
     def __init__(self, target: NotifyTarget, known: Iterable[Finding] = ()) -> None:
         self._target = target
-        self._told = {finding.id for finding in known if self._is_severe(finding)}
+        self._announced = {finding.id for finding in known if self._is_severe(finding)}
         """Open findings that it was sent something about."""
 
     def of(self, notices: Sequence[Notice]) -> Notice | None:
@@ -92,16 +92,16 @@ class Choice:
         chosen = next((n for n in notices if self._wants(n)), None)
         for notice in notices:
             if notice.event == "closed":
-                self._told.discard(notice.finding.id)
+                self._announced.discard(notice.finding.id)
             elif chosen is not None:
-                self._told.add(notice.finding.id)
+                self._announced.add(notice.finding.id)
         return chosen
 
     def _wants(self, notice: Notice) -> bool:
         if notice.event not in self._target.on:
             return False
         if notice.event == "closed":
-            return notice.finding.id in self._told
+            return notice.finding.id in self._announced
         return self._is_severe(notice.finding)
 
     def _is_severe(self, finding: Finding) -> bool:

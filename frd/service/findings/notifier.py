@@ -1,9 +1,9 @@
-"""Sends findings to the webhooks of the configuration, without ever holding up the evaluation.
+"""Sends findings to the configured webhooks without delaying the evaluation.
 
-Each target has a thread and a queue of its own, so a receiver that is slow or down delays nobody
-else; `see` only puts messages into queues. The queue is bounded and drops its oldest message. A
+Each target has its own thread and queue, so a receiver that is slow or down delays no other
+target; `see` only puts messages into queues. The queue is bounded and drops its oldest message. A
 message is tried until the receiver takes it, refuses it, or an hour has passed; the pauses between
-tries grow to a minute. Threads of their own, not asyncio's pool: the findings database writes
+tries grow to a minute. Separate threads, not asyncio's pool: the findings database writes
 there, and a slow receiver must not take its place.
 
 The URL is a secret. It is handed to `urllib` and to nothing else: no message here quotes it, nor
@@ -99,7 +99,7 @@ class Notifier:
             line.choice = Choice(line.target, known)
 
     def see(self, events: Iterable[FindingEvent]) -> None:
-        """Queue what is news; returns at once."""
+        """Queue messages for changes; does not block."""
         for event in events:
             notices = self._news.of(event)
             for line in self._lines:
@@ -229,7 +229,7 @@ class _Line:
         return Result.SENT, "", 0.0
 
     def _report(self, result: Result, why: str) -> None:
-        """A line when a target stops taking messages and one when it takes them again."""
+        """Log when a target stops accepting messages and when it accepts them again."""
         name = self.target.name
         match result:
             case Result.SENT:
@@ -255,7 +255,7 @@ def _is_old(message: _Message) -> bool:
 
 
 class _StaysPut(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the finding is for the configured receiver and for nobody else."""
+    """Follows no redirect: the finding is only for the configured receiver."""
 
     def redirect_request(
         self,
@@ -299,7 +299,7 @@ def _post(target: NotifyTarget, content: bytes) -> None:
 def _retry_after(headers: Any) -> float:
     try:
         return min(max(float(headers.get("Retry-After", 0)), 0.0), 300.0)
-    except ValueError:  # a date, which nobody sends with 429
+    except ValueError:  # a date, which is not used with 429
         return 0.0
 
 

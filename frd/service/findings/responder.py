@@ -1,10 +1,10 @@
-"""What the service does by itself when a finding opens: ask the suspects where they are.
+"""Collects evidence when a finding opens: dumps and stacks of the ranks involved.
 
 The ranks involved, suspects first, are asked for dumps and stacks once per finding; a suspect that
 is named later is asked for its stack alone. Child processes are read of suspects only. Stacks go
 into the finding as they come, also of the ranks that wait, one of which becomes its witness; the
-dump's id when the dump is stored. All of it is better evidence for a finding that stands without
-it, so whatever goes wrong here is logged and the finding stays as it is.
+dump's id when the dump is stored. This evidence is optional, so an error here is logged and the
+finding stays as it is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Responder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def see(self, events: Iterable[FindingEvent]) -> None:
-        """Respond to what has just been published; returns at once."""
+        """Respond to newly published findings; does not block."""
         for event in events:
             finding = event.finding
             if finding.kind in NOT_STANDING:
@@ -115,7 +115,7 @@ class Responder:
 
 
 def _involved(finding: Finding) -> list[int]:
-    """Ranks of a finding, the most telling first."""
+    """Ranks of a finding, the most important first."""
     suspects = [suspect.rank for suspect in finding.suspects]
     collective = finding.collective
     members = (*collective.missing_ranks, *collective.waiting_ranks) if collective else ()

@@ -1,6 +1,6 @@
 """The JSON forms of the service's state: pure functions, no HTTP.
 
-Findings have their own form in `frd.model`, the same everywhere. Ages are told against the moment
+Findings have their own form in `frd.model`, the same everywhere. Ages are relative to the time
 of the snapshot, so that one answer is consistent in itself.
 """
 
@@ -115,7 +115,7 @@ def _group(group: GroupView) -> Json:
 
 
 def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> Json:
-    told = {
+    fields = {
         "rank": rank.info.rank,
         "node": rank.info.node,
         "pid": rank.info.pid,
@@ -128,9 +128,9 @@ def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> J
         "exit": _exit(rank),
     }
     if unwatched_since is None:
-        return told
+        return fields
     return {
-        **told,
+        **fields,
         "state": UNWATCHED,
         "detail": f"no agent reports on it; it was {rank.status.state.value} when last heard of",
         "unwatched_since": utc_text(unwatched_since) if unwatched_since else None,
@@ -154,7 +154,7 @@ def _exit(rank: RankView) -> Json | None:
 
 
 def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:
-    """What a person should mend, beside findings; of all jobs or of one."""
+    """Problems that are no findings; of all jobs or of one."""
     return [
         {"job": warning.job, "text": warning.text}
         for warning in state.warnings

@@ -1,4 +1,4 @@
-"""Which memory series people see, and in what form: those asked for, or the few that are worst.
+"""Memory series in the API: the requested ones, or the few worst.
 
 A job of 16,384 ranks has a hundred thousand series; a screen has room for some. Worst is whatever
 is nearest to its capacity if it goes on as it went lately, one series a rank, so that a rank whose
@@ -17,7 +17,7 @@ from frd.model import Float64s, Int64s, SeriesKind
 from frd.views import MemoryView
 
 MAX_WORST: Final = 6
-"""Ranks whose memory is told without being asked for."""
+"""Ranks whose memory is shown by default."""
 _UNKNOWN: Final = -10.0
 """Less than any share: nothing falls by more than it has."""
 

@@ -1,4 +1,4 @@
-"""HTTP: metrics, health, the JSON API and runbooks, over the narrow door of `ServiceView`.
+"""HTTP: metrics, health, the JSON API and runbooks, through the interface `ServiceView`.
 
 Routes, checks of what came in, and the form of errors; what an answer means is decided elsewhere.
 Every error is ``{"error": "what: which: what to do"}``. Whatever is large or touches the disk is
@@ -81,7 +81,7 @@ def create_app(view: ServiceView) -> Starlette:
     return Starlette(
         routes=routes,
         exception_handlers={
-            HTTPException: _told,
+            HTTPException: _http_error,
             StoreError: _unavailable,
             ServiceUnavailable: _unavailable,
             Exception: _broken,
@@ -299,7 +299,7 @@ async def _json(make: Callable[[], object], status: int = 200) -> Response:
 def _encoded(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # a name that is no UTF-8: ASCII escapes carry it all the same
+    except UnicodeEncodeError:  # a name that is not UTF-8: ASCII escapes encode it
         return json.dumps(value).encode("ascii")
 
 
@@ -312,7 +312,7 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return Response(body, status, headers, media_type="application/json")
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """Our own refusals, and the router's for paths and methods that do not exist."""
     assert isinstance(error, HTTPException)
     known = {404: "unknown path", 405: f"no {request.method} here"}.get(error.status_code)

@@ -1,7 +1,7 @@
 """The runbooks that alerts link to: what docs/runbooks holds, served as it is written.
 
-An alert names a page, and somebody opens it at night: so the service that the alert is about can
-show it, without a token, for it tells nothing of a job. Plain text, because Markdown of few means
+An alert links to a page, so the service serves it, without a token because it reveals nothing
+about a job. Plain text, because Markdown of few means
 reads well as such, and because no browser runs anything in it. The pages are read once, at start.
 """
 

@@ -1,4 +1,4 @@
-"""What the service sees at the moment, and what it does not see although it should.
+"""What the service watches at the moment, and why it may be blind.
 
 "No findings" means something only if the jobs are watched. So every list of findings carries this
 summary: how many jobs, ranks and agents are watched, when an agent was last heard of, and `blind`,

@@ -1,4 +1,4 @@
-"""Questions to agents and their answers, matched up and bounded in time and bytes.
+"""Requests to agents and their answers, matched, and bounded in time and bytes.
 
 One `Inquiry` asks some ranks of one attempt for dumps, stacks or both. Whatever happens, it gives
 for every rank and wanted part exactly one last `Answer`, with data or with an error: from an
@@ -21,7 +21,7 @@ from frd.wire import Part, ResponsePart
 MAX_RANK_BYTES: Final = 64 * 1024 * 1024
 """Most data of one rank in answer to one inquiry."""
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
-"""Most data that waits for whoever asked."""
+"""Bound on data that waits for the caller."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""The way in for agents: one gRPC stream each, read by a handler and written by a small task.
+"""gRPC handler of agent streams: one stream per agent, read by a handler and written by a small
+task.
 
-What the messages do is `frd.service.ingest.streams`' business; here are the waiting, the limits and
-the refusals. Everything runs in one event loop, so a stream that sends too fast is read more
-slowly, which HTTP/2 makes its sender feel. A stream that breaks the contract hears why, is counted
-and ends; the others do not notice. Questions to agents go out on their streams, and are matched
+`frd.service.ingest.streams` applies the messages; this module has the waiting, the limits and the
+refusals. Everything runs in one event loop, so a stream that sends too fast is read more slowly,
+and HTTP/2 slows its sender down. A stream that breaks the contract gets the reason, is counted and
+ends; other streams are not affected. Questions to agents go out on their streams, and are matched
 with their answers here.
 """
 
@@ -36,10 +37,10 @@ FAULT: Final = "fault"
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WORDS_S: Final = 2.0
 _MAX_INQUIRIES: Final = 16
-"""At once; each may hold `requests.MAX_BUFFERED_BYTES` while the disk is slow."""
+"""Concurrent inquiries; each may hold `requests.MAX_BUFFERED_BYTES` while the disk is slow."""
 _TRAVEL_S: Final = 1.0
 _ARRIVALS_PER_S: Final = 1_000.0
-"""Streams that begin; those of a whole cluster come at once when a service restarts."""
+"""Streams that begin; all streams of a cluster begin together when a service restarts."""
 _ARRIVALS: Final = 500
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Ingest:
         try:
             try:
                 with self._admission.admitted(context) as grant:
-                    stream.session.declared.may_tell_of = grant.may_tell_of
+                    stream.session.declared.may_report = grant.may_report
                     await self._read(stream, context)
             except FrdError as error:
                 reason = error.reason if isinstance(error, WireError) else "limit"

@@ -74,7 +74,7 @@ class Declarations:
         self._runs = runs
         self._speaker = speaker
         self._memory = memory
-        self.may_tell_of: Callable[[str], bool] = lambda job: True
+        self.may_report: Callable[[str], bool] = lambda job: True
         """Whether the peer may speak for a job."""
         self.session = ""
         """Of the agent process."""
@@ -111,7 +111,7 @@ class Declarations:
             self._declare_series(series.info)
 
     def _declare_attempt(self, declared: AttemptDecl, now: AlignedNs) -> None:
-        if not self.may_tell_of(declared.key.job):
+        if not self.may_report(declared.key.job):
             raise WireError(
                 "attempts.job",
                 "job",

@@ -1,8 +1,8 @@
 """Which runs of a job the service listens to: two running jobs may have been given one name.
 
 A *run* is one launch of a job. The ranks of a run meet at one address and port, which the tap
-reports, so the processes of two launches are told apart. Two runs of one job are in conflict if
-both have a live process for the same rank. The service then listens to the run that it heard of
+reports, so the processes of two launches can be distinguished. Two runs of one job are in conflict
+if both have a live process for the same rank. The service then listens to the run that it heard of
 first and refuses the other one; sessions drop what refused runs report, and nothing else on their
 streams is affected. When the first run has ended, the service admits the next one.
 
@@ -49,7 +49,7 @@ class Speaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobWarning:
-    """Something about a job that a person should mend, beside findings."""
+    """A problem of a job that is no finding."""
 
     job: str
     text: str
@@ -61,7 +61,7 @@ class _Live:
 
     info: RankInfo
     keys: set[AttemptKey] = field(default_factory=set)
-    """Attempts it is in: one that sets up its groups anew goes on in the next one."""
+    """Attempts it is in: a run that sets up its groups again continues in the next attempt."""
     speakers: set[Speaker] = field(default_factory=set)
     """Sessions that have declared it and whose streams are open."""
     left_at: int = 0
@@ -92,7 +92,7 @@ class _Run:
         return any(live.is_live(now) for live in self.processes.values())
 
     def has_ended(self) -> bool:
-        """All ends were reported, or nobody is left to report anything."""
+        """All ends were reported, or no agent is left to report them."""
         return not self.processes or not self.speakers
 
     def suspend(self, now: AlignedNs) -> None:

@@ -1,7 +1,7 @@
 """The memory of one stream's ranks: from stream indexes and node times to the engine.
 
 A session has one of these. What an interval of time is worth depends on how well the node's clock
-is known: the onset of a rise lies between two samples, and by so much more on either side.
+is known: the onset of a rise is between two samples, extended by the clock uncertainty.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from frd.model import AlignedNs, Int64s, MemoryColumns, MemoryEvent, SeriesInfo
 from frd.service.ingest.stream_handles import IndexColumn
 
 UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
-"""Of a clock of which only one-way messages told: more than a slow network takes, and little
-beside the 100 ms between two samples."""
+"""Uncertainty of a clock without pings: more than the delay of a slow network, and little
+compared with the 100 ms between two samples."""
 
 
 class MemoryFeed:

@@ -22,7 +22,7 @@ class _Node:
     name: str
     clock: AgentClock
     heard_at: AlignedNs
-    may_tell_of: Callable[[str], bool]
+    may_report: Callable[[str], bool]
     """Whether its agent may host ranks of a job."""
     streams: set[int] = field(default_factory=set)
     ranks: dict[AttemptKey, set[int]] = field(default_factory=dict)
@@ -50,15 +50,15 @@ class Nodes:
         clock: AgentClock,
         stream: int,
         now: AlignedNs,
-        may_tell_of: Callable[[str], bool] = lambda job: True,
+        may_report: Callable[[str], bool] = lambda job: True,
     ) -> None:
         node = self._nodes.get(key)
         if node is None:
-            before = self._last_gone(key[0], may_tell_of)
-            node = self._nodes[key] = _Node(name, clock, now, may_tell_of)
+            before = self._last_gone(key[0], may_report)
+            node = self._nodes[key] = _Node(name, clock, now, may_report)
             if before is not None:
                 self._inherit(key, before)
-        node.name, node.clock, node.may_tell_of = name, clock, may_tell_of
+        node.name, node.clock, node.may_report = name, clock, may_report
         node.streams.add(stream)
 
     def heard(self, key: SessionKey, now: AlignedNs) -> None:
@@ -86,7 +86,7 @@ class Nodes:
         else:
             self._drop_unless_needed(key)
 
-    def _last_gone(self, boot_id: str, may_tell_of: Callable[[str], bool]) -> SessionKey | None:
+    def _last_gone(self, boot_id: str, may_report: Callable[[str], bool]) -> SessionKey | None:
         """The session of that host which a new one most likely follows: none of a job that is not
         the new one's to tell of."""
         gone = [
@@ -94,14 +94,14 @@ class Nodes:
             for key, node in self._nodes.items()
             if key[0] == boot_id
             and not node.streams
-            and all(may_tell_of(attempt.job) for attempt, ranks in node.ranks.items() if ranks)
+            and all(may_report(attempt.job) for attempt, ranks in node.ranks.items() if ranks)
         ]
         return max(gone, key=lambda key: self._nodes[key].heard_at, default=None)
 
     def _inherit(self, key: SessionKey, before: SessionKey) -> None:
         """`key` is the agent that was `before`, started again."""
         for attempt, ranks in self._nodes[before].ranks.items():
-            if self._nodes[key].may_tell_of(attempt.job):
+            if self._nodes[key].may_report(attempt.job):
                 for rank in list(ranks):
                     self._move(attempt, rank, key)
         self._nodes[key].show()

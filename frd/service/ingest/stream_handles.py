@@ -1,6 +1,6 @@
 """From the indexes of one stream to the engine's handles, a whole column at a time.
 
-An agent numbers its ranks, groups and signatures per stream, the engine has rows of its own
+An agent numbers its ranks, groups and signatures per stream, the engine has its own rows
 tables. Here stand the arrays that turn one into the other. Ranks and groups get a row and a column
 within their attempt, so that the table of pairs stays small when one stream outlives many attempts.
 Pairs and signatures are resolved when a batch first needs them, then looked up.

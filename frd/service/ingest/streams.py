@@ -1,4 +1,4 @@
-"""All agent streams of one service, without I/O: what their messages do, and what they are told.
+"""All agent streams of one service, without I/O: effects of their messages, and the answers.
 
 The registry around the sessions: who is connected, which stream speaks for which rank, whose clock
 is whose, what is to be acknowledged and what is written down for a replay.
@@ -112,9 +112,9 @@ class RankOwners:
 
 
 class Stream:
-    """What there is of one stream beside its session."""
+    """State of one stream in addition to its session."""
 
-    __slots__ = ("clock", "closing", "id", "outgoing", "session", "told_of_refused",
+    __slots__ = ("clock", "closing", "id", "logged_refused", "outgoing", "session",
                  "wake")  # fmt: skip
 
     def __init__(self, session: Session) -> None:
@@ -126,7 +126,7 @@ class Stream:
         self.wake = asyncio.Event()
         """Something is to be written."""
         self.closing = False
-        self.told_of_refused = False
+        self.logged_refused = False
 
     def send(self, event: ServiceEvent) -> None:
         self.outgoing.append(event)
@@ -252,7 +252,7 @@ class Streams:
         )
         stream.session.on_watermarks = partial(self._clocks.heard, stream.clock)
         self.nodes.connected(
-            key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_tell_of
+            key, hello.node, stream.clock, stream.id, now, stream.session.declared.may_report
         )
         self._journal_writer.opened(stream.id, now)
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
@@ -297,8 +297,8 @@ class Streams:
     def _refuse_samples(self, stream: Stream, count: int) -> None:
         """Told once a stream, whose other samples count."""
         self.refused[SAMPLES] += count
-        if not stream.told_of_refused and (hello := stream.session.hello) is not None:
-            stream.told_of_refused = True
+        if not stream.logged_refused and (hello := stream.session.hello) is not None:
+            stream.logged_refused = True
             why = "negative, more than there is, or out of order"
             log.warning("agent of %s: samples of memory refused: %s", hello.node, why)
 
@@ -332,7 +332,7 @@ class Streams:
         return self._streams[owner[0].stream].clock if owner else None
 
     def compare_clocks(self) -> None:
-        """Hold the clocks of nodes against what the collectives of their ranks tell."""
+        """Check the clocks of nodes against the collectives of their ranks."""
         for attempt, hint in self._engine.take_clock_hints():
             early = self.clock(attempt.key, hint.early_rank)
             late = self.clock(attempt.key, hint.late_rank)

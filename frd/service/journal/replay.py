@@ -1,8 +1,8 @@
-"""A journal, played back: the same sessions and the same engine, at the times it tells.
+"""Plays a journal back: the same sessions and the same engine, at the recorded times.
 
 A replay gives the findings that the service gave, as far as the journal reaches back; only what
 agents answered to questions (stacks, dumps) is not in it. Where the journal says START, a service
-process began anew: it knows nothing but the findings that were open, as the real one did.
+process restarted: it knows only the findings that were open, like the real service.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Replayed:
 
 
 def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
-    """Play `records`; `warn` is told what could not be applied.
+    """Play `records`; `warn` gets what could not be applied.
 
     Raises:
         StoreError: whatever `records` raises, and settings that cannot be read.

@@ -1,4 +1,4 @@
-"""What a journal tells of the service that wrote it, so that a replay decides as it did."""
+"""Settings of the service that wrote the journal, so that a replay decides in the same way."""
 
 from __future__ import annotations
 

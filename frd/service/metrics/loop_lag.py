@@ -1,4 +1,4 @@
-"""How late the event loop wakes: the one number that tells whether the service keeps up.
+"""How late the event loop wakes: the number that shows whether the service keeps up.
 
 A sleeper asks to be woken twenty times a second and notes how late that was. Whatever blocks the
 loop (a long batch, a slow snapshot, a starved processor) shows here before it shows anywhere else.
