@@ -12,13 +12,15 @@ the text of an exception that might.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import logging
+import queue
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -149,71 +151,43 @@ class _Line:
         self.choice = choice
         self._results = results
         self._first_pause_s = first_pause_s
-        self._queue: deque[_Message] = deque()
-        self._changed = threading.Condition()
-        self._stopping = False
-        self._ends_when_empty = False
+        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        """None: nothing more will come."""
+        self._stopping = threading.Event()
+        self._counting = threading.Lock()
         self._is_failing = False
         # A daemon: a receiver that does not answer must not keep the process from ending.
         self.thread = threading.Thread(target=self._run, name=f"notify-{target.name}", daemon=True)
         self.thread.start()
 
     def put(self, content: bytes) -> None:
-        with self._changed:
-            while len(self._queue) >= MAX_QUEUED:
-                self._queue.popleft()
+        while self._queue.qsize() >= MAX_QUEUED:
+            with contextlib.suppress(queue.Empty):
+                self._queue.get_nowait()
                 self._count(Result.DROPPED)
-            self._queue.append(_Message(content, time.monotonic()))
-            self._changed.notify()
+        self._queue.put(_Message(content, time.monotonic()))
 
     def stop(self, *, when_empty: bool = False) -> None:
-        with self._changed:
-            self._ends_when_empty = True
-            self._stopping = self._stopping or not when_empty
-            self._changed.notify()
+        if not when_empty:
+            self._stopping.set()
+        self._queue.put(None)
 
     def _run(self) -> None:
+        while (message := self._queue.get()) is not None:
+            self._deliver(message)
+
+    def _deliver(self, message: _Message) -> None:
+        """Until the receiver has taken or refused it, or it is no longer worth a try."""
         pause_s = self._first_pause_s
-        while (message := self._next()) is not None:
+        while not (self._stopping.is_set() or _is_old(message)):
             result, why, wait_s = self._try(message)
-            with self._changed:
-                self._count(result)
-                if result is Result.FAILED:
-                    self._put_back(message)
+            self._count(result)
             self._report(result, why)
-            if result is Result.FAILED:
-                self._wait(max(pause_s, wait_s))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            else:
-                pause_s = self._first_pause_s
-
-    def _next(self) -> _Message | None:
-        """The oldest message; None at the end."""
-        with self._changed:
-            while True:
-                if self._stopping or (self._ends_when_empty and not self._queue):
-                    self._count(Result.DROPPED, len(self._queue))
-                    self._queue.clear()
-                    return None
-                while self._queue and _is_old(self._queue[0]):
-                    self._queue.popleft()
-                    self._count(Result.DROPPED)
-                if self._queue:
-                    return self._queue.popleft()
-                self._changed.wait()
-
-    def _put_back(self, message: _Message) -> None:
-        """It is the oldest, so it goes if there is no more room."""
-        if len(self._queue) < MAX_QUEUED:
-            self._queue.appendleft(message)
-        else:
-            self._count(Result.DROPPED)
-
-    def _wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            while not self._stopping and (left_s := deadline - time.monotonic()) > 0:
-                self._changed.wait(left_s)
+            if result is not Result.FAILED:
+                return
+            self._stopping.wait(max(pause_s, wait_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._count(Result.DROPPED)
 
     def _try(self, message: _Message) -> tuple[Result, str, float]:
         """What came of it, why, and how long the receiver asks to be left alone."""
@@ -243,8 +217,9 @@ class _Line:
                     log.warning("notify %s: not delivered: %s: trying again", name, why)
                 self._is_failing = True
 
-    def _count(self, result: Result, number: int = 1) -> None:
-        self._results[self.target.name, result] += number
+    def _count(self, result: Result) -> None:
+        with self._counting:  # `put` counts on another thread
+            self._results[self.target.name, result] += 1
 
 
 def _is_old(message: _Message) -> bool:
