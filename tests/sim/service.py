@@ -82,7 +82,7 @@ class Disk:
         """The last bytes of the journal had not reached the disk."""
         size = self._log.stat().st_size
         with self._log.open("r+b") as file:
-            file.truncate(max(size - dice.randrange(40_000), 0))
+            file.truncate(max(size - 100 * dice.randrange(400), 0))
 
 
 class Service:

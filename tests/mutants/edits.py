@@ -1,0 +1,118 @@
+"""Changes one place in the code of a function that is already loaded.
+
+The source of the function is parsed, changed and compiled, and the function gets the new code. All
+that imported the function before has the mistake, too. No file changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+Operators: TypeAlias = type[ast.operator] | type[ast.cmpop] | type[ast.boolop] | type[ast.unaryop]
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """One operator, or one name of a function or attribute, for another."""
+
+    old: Operators | str
+    new: Operators | str
+    number: int = 0
+    """Which one in the function, from 0, in the order of the text."""
+
+    def apply(self, tree: ast.AST) -> bool:
+        places = list(self._places(tree))
+        if len(places) <= self.number:
+            return False
+        places[self.number]()
+        return True
+
+    def _places(self, tree: ast.AST) -> Iterator[Callable[[], None]]:
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+        for node in sorted(nodes, key=lambda one: (one.lineno, one.col_offset)):
+            match node:
+                case ast.Compare(ops=ops):
+                    for at, op in enumerate(ops):
+                        if self._is_old(op):
+                            yield lambda ops=ops, at=at: ops.__setitem__(at, self._made())  # type: ignore[misc]
+                case ast.BinOp(op=op) | ast.BoolOp(op=op) | ast.UnaryOp(op=op) if self._is_old(op):
+                    yield lambda node=node: setattr(node, "op", self._made())  # type: ignore[misc]
+                case ast.Attribute(attr=name) if name == self.old:
+                    yield lambda node=node: setattr(node, "attr", self.new)  # type: ignore[misc]
+                case ast.Name(id=name) if name == self.old:
+                    yield lambda node=node: setattr(node, "id", self.new)  # type: ignore[misc]
+
+    def _is_old(self, op: ast.AST) -> bool:
+        return not isinstance(self.old, str) and isinstance(op, self.old)
+
+    def _made(self) -> ast.AST:
+        assert not isinstance(self.new, str)
+        return self.new()
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """The function no longer calls this, where the call is a statement of its own."""
+
+    call: str
+
+    def apply(self, tree: ast.AST) -> bool:
+        for node in ast.walk(tree):
+            for at, statement in enumerate(getattr(node, "body", [])):
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                    called = statement.value.func
+                    if isinstance(called, ast.Attribute) and called.attr == self.call:
+                        node.body[at] = ast.copy_location(ast.Pass(), statement)  # type: ignore[attr-defined]
+                        return True
+        return False
+
+
+Edit: TypeAlias = Swap | Without
+
+
+def plant(module: str, function: str, edit: Edit) -> None:
+    """
+    Raises:
+        LookupError: the module has no such function, or nothing in it that the edit changes.
+    """
+    found = _find(importlib.import_module(module), function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(found)))
+    if not edit.apply(tree):
+        raise LookupError(f"{module}.{function}: nothing in it is {edit}")
+    # Flags of the module (annotations) apply as in the original.
+    code = compile(
+        ast.fix_missing_locations(tree), "<mutant>", "exec", found.__code__.co_flags & (1 << 24)
+    )
+    found.__code__ = _inner(code, found.__name__)
+
+
+def _find(module: ModuleType, name: str) -> FunctionType:
+    """The function, method, class method or property of that name, wherever it is in the module."""
+    owners = [
+        module,
+        *(
+            c
+            for c in vars(module).values()
+            if inspect.isclass(c) and c.__module__ == module.__name__
+        ),
+    ]
+    found = [vars(owner)[name] for owner in owners if name in vars(owner)]
+    if len(found) != 1:
+        raise LookupError(f"{module.__name__}: {len(found)} functions are named {name}")
+    one: Any = found[0]
+    one = one.fget if isinstance(one, property) else getattr(one, "__func__", one)
+    one = inspect.unwrap(one)
+    if not isinstance(one, FunctionType) or one.__closure__:
+        raise LookupError(f"{module.__name__}.{name}: is no plain function")
+    return one
+
+
+def _inner(code: CodeType, name: str) -> CodeType:
+    return next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
