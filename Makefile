@@ -11,9 +11,11 @@ PARALLEL := tests/unit tests/property tests/helm tests/sim tests/frozen
 REAL := --reruns 1 -rR
 # Worlds of `make sim`: one or two seconds of a core each.
 SEEDS := 1000
+# What mutmut changes; a file such as frd/engine/hangs/attribution.py takes minutes, all of it hours.
+MODULE := frd/engine
 BENCHES := ingest overhead analyze clock memory
 
-.PHONY: help demo test lint coverage sim mutants bench proto dashboards clean
+.PHONY: help demo test lint coverage sim soak mutants bench proto dashboards clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,7 +24,8 @@ help:
 	@echo "make lint    only the checks that run no code"
 	@echo "make coverage  what no test runs of the engine, the parser, the outbox and the stores"
 	@echo "make sim SEEDS=N  whole clusters, simulated by their seeds, and what breaks in them; all frozen verdicts"
-	@echo "make mutants  plant mistakes in the code, one by one; every one must fail a test (half an hour)"
+	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
+	@echo "make mutants MODULE=PATH  mistakes planted in the code: thirty by hand, then mutmut over PATH"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
@@ -34,12 +37,12 @@ demo: .venv/installed torch
 test: lint torch
 	@scripts/debian-packages
 	@echo "frd: tests"
-	@$(BIN)/pytest -n 2 $(PARALLEL)
+	@$(BIN)/pytest -n 2 --dist loadgroup $(PARALLEL)
 	@echo "frd: tests with real daemons"
-	@$(BIN)/pytest $(REAL) -n 3 --dist loadfile -m "not torch" tests/e2e
+	@$(BIN)/pytest $(REAL) -n 3 --dist loadfile -m "not torch and not soak" tests/e2e
 	@echo "frd: tests with real ranks"
-	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m "torch and not alone" --durations 10 tests/e2e
-	@$(BIN)/pytest $(REAL) -m alone tests/e2e
+	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m "torch and not alone and not soak" --durations 10 tests/e2e
+	@$(BIN)/pytest $(REAL) -m "alone and not soak" tests/e2e
 
 lint: .venv/installed .venv-proto/installed
 	@echo "frd: lint"
@@ -59,10 +62,16 @@ coverage: .venv/installed
 
 sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
+	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 tests/property
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+soak: .venv/installed torch
+	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m "soak and not alone" --durations 10 tests/e2e
+	@$(BIN)/pytest $(REAL) -m "soak and alone" tests/e2e
 
 mutants: .venv/installed
 	@$(BIN)/python -m tests.mutants
+	@$(BIN)/python -m scripts.mutants $(MODULE)
 
 bench: .venv/installed torch
 	@for bench in $(BENCHES); do \
@@ -75,7 +84,7 @@ dashboards: .venv/installed
 	@$(BIN)/python -m scripts.dashboards
 
 clean:
-	rm -rf .venv .venv-proto dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf .venv .venv-proto dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants \
 		.import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

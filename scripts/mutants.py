@@ -1,9 +1,9 @@
 """`python -m scripts.mutants [PATH ..]`: mutation testing of `frd/engine`, or of some of its files.
 
 mutmut changes one operator, constant or call at a time and runs the tests that reach the changed
-function. It works in `.mutants`, a copy of the tree, so that editing may go on meanwhile. Only unit
-tests that import the engine and start no process run: seconds for a mutant, not minutes. A mutant that
-survives shows a line that no test cares about, or a change that has no effect: a person decides.
+function. It works in `.mutants`, a copy of the tree, so that editing may go on. Only unit tests
+that import the engine and start no process run: seconds for a mutant, not minutes. A mutant that
+survives shows a line that no test cares about, or a change without effect: a person decides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ source_paths = ["frd"]
 only_mutate = {only}
 also_copy = ["agents", "docs", "examples", "README.md"]
 pytest_add_cli_args_test_selection = {tests}
-pytest_add_cli_args = ["-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::DeprecationWarning"]
+pytest_add_cli_args = ["-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning"]
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -12,7 +13,15 @@ from pathlib import Path
 
 import pytest
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 JOBS = Path(__file__).parent / "jobs"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests with real ranks are skipped where torch is not installed; collecting never imports it,
+    which would take each worker seconds."""
+    if not HAS_TORCH and item.get_closest_marker("torch"):
+        pytest.skip("torch is not installed")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ pytestmark = pytest.mark.timeout(100)
 @pytest.mark.torch
 def test_a_hanging_job_is_told_as_it_is(tmp_path: Path) -> None:
     """Rank 1 of a real gloo job is stuck in its data loader: marks, dump, stack, then its death."""
-    pytest.importorskip("torch")
     port, run_dir = free_port(), tmp_path / "run"
     job = subprocess.Popen(
         [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(run_dir), "--job", "j", "--"]

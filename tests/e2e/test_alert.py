@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.prometheus, pytest.mark.timeout(240
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    pytest.importorskip("torch")
     arguments = ["--seconds", f"{LATE_S}", "--rank", "1"]
     with Stage(SCENARIOS["slow"], 4, STALL_AFTER_S, arguments) as stage:
         yield stage

@@ -28,7 +28,6 @@ from frd.cli.commands.demo.stage import Addresses, Stage
 from tests.world.daemons import frd, free_port, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-pytest.importorskip("torch")
 
 JOBS = Path(__file__).parent / "jobs"
 WORLD = 4

@@ -16,7 +16,6 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from tests.world.daemons import frd, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
-pytest.importorskip("torch")
 
 
 def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from frd.cli.commands.demo.stage import examples
 from tests.world.daemons import watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
-pytest.importorskip("torch")
 
 
 def test_the_line_of_the_extra_call_is_told() -> None:

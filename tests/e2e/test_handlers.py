@@ -27,7 +27,6 @@ async def failure(ask: Awaitable[bytes]) -> Exception:
 @needs_torch
 async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
     """A rank lists its handlers, dumps its ring, and says which question it does not know."""
-    pytest.importorskip("torch")
     handlers = Handlers(standing_rank("sleep").socket)
     assert {"fr_trace_json", "ping", "dump_traceback"} <= set(await handlers.names())
     body = await handlers.ask("fr_trace_json", backend="nccl 2&x=1")
@@ -42,7 +41,6 @@ async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
 @needs_torch
 async def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
     """While a C call holds the GIL the ring is dumped all the same, and a traceback is not."""
-    pytest.importorskip("torch")
     handlers = Handlers(standing_rank("gil").socket)
     stuck = await failure(handlers.ask("dump_traceback", timeout_s=0.3))
     assert isinstance(stuck, Silent)
@@ -54,7 +52,6 @@ async def test_a_stopped_rank_is_silent_then_well_then_gone(
     standing_rank: Callable[[str], Any],
 ) -> None:
     """SIGSTOP is silence however often we ask, SIGCONT ends it, and SIGKILL is a refusal."""
-    pytest.importorskip("torch")
     rank = standing_rank("sleep")
     handlers = Handlers(rank.socket)
     rank.stop()

@@ -13,7 +13,6 @@ from tests.world.daemons import watched
 
 SECONDS = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(SECONDS + 90)]
-pytest.importorskip("torch")
 
 
 def test_uneven_job_with_a_pause_has_no_finding() -> None:

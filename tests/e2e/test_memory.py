@@ -56,7 +56,6 @@ def test_the_rank_whose_host_memory_grows_is_named(
 ) -> None:
     """One of four ranks keeps its batches: it alone is named, soon, and as host memory; the status
     shows it rise; and the journal says the same."""
-    pytest.importorskip("torch")
     with watched(SCENARIOS["memory"], 4, 10.0) as (stage, client):
         finding = first_finding(client, stage)
         opened_at = datetime.fromisoformat(finding["opened_at"]).timestamp()

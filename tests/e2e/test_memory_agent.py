@@ -46,7 +46,6 @@ def scrape(url: str) -> dict[tuple[str, str], float]:
 async def test_host_memory_of_real_ranks_arrives(tmp_path: Path) -> None:
     """Rank 1 takes 200 MiB, and then a child that it forked; rank 0 stays where it is. Ten samples
     a second, each of a moment that is much shorter than what lies between two."""
-    pytest.importorskip("torch")
     port = free_port()
     service = Collector("one")
     async with serving(service, port), agent(tmp_path, port):
@@ -70,7 +69,6 @@ async def test_a_job_on_gpus_is_seen_from_outside(
 ) -> None:
     """The driver names the processes of two ranks; the agent says whose they are, on the stream and
     in its metrics. One GPU falls off the bus: an event, and the other is seen on."""
-    pytest.importorskip("torch")
     library = nvml.build(tmp_path / "nvml")
     if library is None:
         pytest.skip("no C compiler to build the scripted NVIDIA driver with")
@@ -112,7 +110,6 @@ async def test_a_job_on_gpus_is_seen_from_outside(
 
 async def test_samples_outlive_a_service(tmp_path: Path) -> None:
     """The service is away while a rank grows; the one that comes back hears of every moment."""
-    pytest.importorskip("torch")
     port = free_port()
     with puppets(1, tmp_path) as (rank,):
         rank.do("init")

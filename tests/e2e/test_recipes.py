@@ -88,7 +88,6 @@ def run(line: str, typed: dict[str, str], folder: Path) -> tuple[int, str]:
 @pytest.mark.torch
 def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: Path) -> None:
     """A job hangs: every line of README about that does what it says; so does the one before."""
-    pytest.importorskip("torch")
     folder = tmp_path / "here"
     folder.mkdir()
     train = (ROOT / "examples/train.py").read_text().replace("default=1000", "default=20")

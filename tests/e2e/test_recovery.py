@@ -22,7 +22,6 @@ from tests.world.daemons import watched
 
 JOBS = Path(__file__).parent / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
-pytest.importorskip("torch")
 until = partial(daemons.until, ignoring=FrdError)
 """Services go and come back here."""
 

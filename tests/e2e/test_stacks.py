@@ -15,7 +15,6 @@ from frd.flight.stacks.text import user_frames
 from frd_agent.ranks.stacks import StackReader, StackText
 from frd_agent.recorder.worker_server import Handlers
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")

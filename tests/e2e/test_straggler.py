@@ -17,7 +17,6 @@ from frd.forms import finding_from_json
 from tests.world.daemons import watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
-pytest.importorskip("torch")
 
 WINDOW_S, SETTLE_S = 9.0, 8.0
 S = 1_000_000_000

@@ -26,7 +26,6 @@ from frd_agent.ranks.stacks import StackReader
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import free_port, until
 
-pytest.importorskip("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
 PUPPET = Path(__file__).parent / "jobs" / "puppet.py"

@@ -11,7 +11,6 @@ import pytest
 
 from frd.flight import load_dump, write_pickle
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 JOBS = Path(__file__).parent / "jobs"

@@ -54,7 +54,10 @@ def _try(number: int) -> str:
 
 
 def _files(mutant: Mutant) -> list[str]:
-    return [f"tests/unit/test_{name}.py" for name in mutant.tests.split()]
+    paths = (
+        Path("tests/unit") / name if "/" not in name else name for name in mutant.tests.split()
+    )
+    return [f"{path.parent}/test_{path.name}.py" for path in map(Path, paths)]
 
 
 def _pytest(files: list[str], number: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,8 @@ from tests.mutants.edits import Edit, Swap, Without
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`tests` are files below tests/unit, without `test_` and the suffix; one must fail."""
+    """`tests` are files of tests/unit, or with their folder, without `test_` and `.py`. One of them
+    must fail."""
 
     module: str
     function: str
@@ -42,7 +43,7 @@ MUTANTS: Final = (
            "what an all_to_all outputs is added to its input instead of compared with it"),
     Mutant(_SIGNATURES, "is_synchronizing", Swap("any", "all"), "match cause",
            "a coalesced series is only as strict as its laxest part"),
-    Mutant(_OPEN, "_arrive", Swap("maximum", "minimum"), "ring attempt",
+    Mutant(_OPEN, "_arrive", Swap("maximum", "minimum"), "ring tests/property/ring",
            "the second to last arrival is accumulated as a minimum"),
     Mutant(_OPEN, "_span", Swap(ast.Add, ast.Sub), "ring attempt",
            "a window ends before its last collective"),
@@ -95,7 +96,8 @@ MUTANTS: Final = (
     Mutant("frd.engine.memory.onset", "first_cause", Swap("lo", "hi"), _MEMORY,
            "of ranks whose onsets overlap the first one seen is the culprit"),
     # -- what carries it -----------------------------------------------------------------------
-    Mutant("frd.flight.decode", "_new_group", Swap("sorted", "list"), "flight_decode",
+    Mutant("frd.flight.decode", "_new_group", Swap("sorted", "list"),
+           "flight_decode flight_unpickle tests/property/flight",
            "members of a group are in the order of a set"),
     Mutant("frd.wire.columns", "check_below", Swap(ast.GtE, ast.Gt), "wire",
            "the first index that was not declared is accepted"),

@@ -17,10 +17,11 @@ from frd.engine.clocks.estimator import MOST_READINGS, Exchange, NodeClock, Serv
 from frd.engine.clocks.exchange import OffsetBounds
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs
 from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
+from tests.world.seeds import seeds
 
 LIFE = 100 * S
-BLOCKS = 8
-SEEDS = 250
+BLOCKS = 4
+SEEDS = seeds(500)
 """Of a block."""
 
 

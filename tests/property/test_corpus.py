@@ -16,6 +16,7 @@ from tests import corpus
 from tests.corpus import Fault, Job, Truth
 
 SEEDS = 1_000
+pytestmark = pytest.mark.xdist_group("corpus")  # one worker generates it once
 LARGE = {7: 1_024, 107: 1_024, 207: 512, 307: 512, 407: 256, 507: 256, 607: 128, 707: 128}
 REASONS = {
     Fault.CPU_STUCK: Reason.CPU_STUCK,

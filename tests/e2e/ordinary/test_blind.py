@@ -15,7 +15,6 @@ from frd.cli.commands.demo.stage import Stage
 from tests.world.daemons import frd, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
-pytest.importorskip("torch")
 
 WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
 

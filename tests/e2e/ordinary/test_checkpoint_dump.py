@@ -15,7 +15,6 @@ from tests.world.daemons import frd, until, watched
 
 JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-pytest.importorskip("torch")
 
 STALL_AFTER_S = 60.0
 """Of the service: more than a busy machine needs for a dump."""

@@ -13,7 +13,6 @@ from tests.world.daemons import frd, until, watched
 
 JOBS = Path(__file__).parents[1] / "jobs"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-pytest.importorskip("torch")
 
 
 def line_of(text: str) -> int:

@@ -22,7 +22,6 @@ from tests.world import daemons
 
 JOB = Path(__file__).parents[1] / "jobs" / "endings.py"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.xdist_group("endings")]
-pytest.importorskip("torch")
 until = partial(daemons.until, ignoring=FrdError)
 
 Finding = Mapping[str, Any]
@@ -141,9 +140,10 @@ def test_ctrl_c_on_a_hang_keeps_its_cause(jobs: Jobs) -> None:
     assert all(s["onset_at"] <= closed["opened_at"] for s in closed["suspects"])
 
 
-def test_ctrl_c_on_healthy_jobs_is_no_finding(jobs: Jobs) -> None:
-    """Ten times out of ten, and SIGTERM to all, one rank of which saves a checkpoint for 3 s."""
-    names = [f"healthy-{number}" for number in range(10)]
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.soak)])
+def test_ctrl_c_on_healthy_jobs_is_no_finding(jobs: Jobs, count: int) -> None:
+    """Every time, and SIGTERM to all, one rank of which saves a checkpoint for 3 s."""
+    names = [f"healthy-{number}" for number in range(count)]
     for some in (names[:5], names[5:]):
         started = [jobs.start("healthy", name, world=2) for name in some]
         for job in started:

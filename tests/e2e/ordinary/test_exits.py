@@ -20,7 +20,6 @@ from tests.world.daemons import watched
 
 WAYS = Path(__file__).with_name("ways_to_end.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
-pytest.importorskip("torch")
 until = partial(daemons.until, ignoring=FrdError)
 
 

@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    pytest.importorskip("torch")
     scenario = replace(
         SCENARIOS["slow"], script=str(JOB), policy={"critical_after_s": CRITICAL_AFTER_S}
     )

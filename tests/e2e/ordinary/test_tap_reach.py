@@ -50,7 +50,6 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
     launcher, the workers of the data loaders and the helpers are no ranks. exec says that no agent
     watches, and torch does not complain about old names of variables.
     """
-    pytest.importorskip("torch")
     run_dir, end, port = tmp_path / "run", tmp_path / "end", free_port()
     script = tmp_path / "launch.sh"
     script.write_text(f'PYTHONPATH=/opt/mine "{sys.executable}" "{JOBS}/forked.py" "$@"\n')
@@ -98,7 +97,6 @@ def test_ranks_that_the_tap_cannot_reach_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A script empties the environment: the agent names the process that has torch and no tap."""
-    pytest.importorskip("torch")
     monkeypatch.setattr("frd_agent.launch.watch._GRACE_S", 0.0)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -164,7 +162,6 @@ def test_an_agent_in_another_directory_is_named(tmp_path: Path) -> None:
 def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
     """Service and agent run: all is well. Then the agent dies, the recorder is switched off and the
     address is wrong: each is one line that says what to do."""
-    pytest.importorskip("torch")
     doctor = [sys.executable, "-m", "frd", "doctor"]
     with watched(SCENARIOS["healthy"], 2, 3.0, job=False) as (stage, client):
 

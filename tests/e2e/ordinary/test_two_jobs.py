@@ -24,7 +24,6 @@ from tests.world.daemons import watched
 
 STEADY = str(Path(__file__).parents[1] / "jobs" / "steady.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-pytest.importorskip("torch")
 until = partial(daemons.until, ignoring=FrdError)
 
 
