@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from frd.engine.state.p2p import P2PChannels
-from frd.model import ChannelColumns
+from tests.world.messages import p2p_ops
 
 
 def tell(channels: P2PChannels, rank: int, in_flight: list[int], since: list[int]) -> None:
     """So many to each of the next ranks."""
-    peers = rank + 1 + np.arange(len(in_flight))
-    channels.replace(
-        ChannelColumns(
-            rank=rank,
-            group=np.zeros(len(peers), np.uint32),
-            peer=peers.astype(np.int32),
-            is_send=np.ones(len(peers), np.uint8),
-            in_flight=np.array(in_flight, np.uint32),
-            head_created_ns=np.array(since, np.int64),
-        )
-    )
+    rows = enumerate(zip(in_flight, since, strict=True), rank + 1)
+    channels.replace(p2p_ops(rank, *((0, peer, True, count, at) for peer, (count, at) in rows)))
 
 
 def test_a_later_word_replaces_the_one_before() -> None:
