@@ -25,8 +25,8 @@ from typing import Any, Final
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
 from bench.ingest import metric, service
+from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd_agent import tap
-from tests.scripted_rank import ScriptedRank
 from tests.world.nvml import GIB, Driver, build, uuid
 
 RANKS: Final = 8

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.flight import Dump, Entry, parse, write_pickle
 from frd.model import (
     ExitKind,
@@ -26,7 +27,6 @@ from frd.wire import (
     Ping,
 )
 from frd_agent.uplink.node_clock import BURST
-from tests.scripted_rank import ScriptedRank
 from tests.world.collector import Collector, agent, play, serving, until
 from tests.world.daemons import free_port
 

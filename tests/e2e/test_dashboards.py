@@ -24,8 +24,8 @@ from uuid import UUID
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
+from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.cli.commands.demo.stage import Stage
-from tests.scripted_rank import ScriptedRank
 from tests.world import nvml
 from tests.world.daemons import free_port, until
 from tests.world.nvml import GIB, Driver, uuid

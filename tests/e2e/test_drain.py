@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.model import AlignedNs, AttemptKey, FindingState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from frd.store.journal import RecordKind, read
 from frd.wire import Part
-from tests.scripted_rank import ScriptedRank
 from tests.world import daemons, streams
 from tests.world.collector import Collector, agent, serving, until
 from tests.world.streams import Peer, Service, peer

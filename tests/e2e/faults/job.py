@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tests.scripted_rank import ScriptedRank
+from frd.cli.commands.demo.scripted_rank import ScriptedRank
 
 RING: Final = 150
 """Entries that a recorder keeps: 3 s of the usual rate, so that agents look every 2 s."""
