@@ -346,14 +346,12 @@ def counts_ops(backend: str) -> bool:
     return backend in _COUNTS_OPS
 
 
-def counter_of(backend: str, seq: Int64s, op_id: Int64s) -> Int64s:
-    """What `pg_status` calls the collectives of a group; `NO_COUNTER` where that is not known.
+def counter_of(backends: Sequence[str], pair: Int32s, seq: Int64s, op_id: Int64s) -> Int64s:
+    """What `pg_status` calls each collective; `NO_COUNTER` where that is not known.
 
-    NCCL writes the numbers of its sends and receives into the same counters, so they say nothing
-    of a group that has any.
+    `backends` are by pair. NCCL writes the numbers of its sends and receives into the same
+    counters, so they say nothing of a group that has any.
     """
-    if backend in _COUNTS_SEQS:
-        return seq
-    if backend in _COUNTS_OPS:
-        return op_id
-    return np.where(op_id == seq, op_id, NO_COUNTER)
+    by_seq = np.array([backend in _COUNTS_SEQS for backend in backends], np.bool_)[pair]
+    by_op = np.array([backend in _COUNTS_OPS for backend in backends], np.bool_)[pair]
+    return np.where(by_seq, seq, np.where(by_op | (op_id == seq), op_id, NO_COUNTER))

@@ -286,37 +286,44 @@ class _Reading:
 
     def _rising(self, rows: Int64s) -> Int64s:
         """Without fresh entries whose seq does not rise, unless they are parts of an open call."""
-        k, keep = len(self.known), np.ones(len(rows), np.bool_)
-        bounds = np.searchsorted(self.pair[rows], np.arange(len(self.progresses) + 1))
-        for progress, begin, end in zip(self.progresses, bounds[:-1], bounds[1:], strict=True):
+        k, seq, pair = len(self.known), self.table.seq[rows], self.pair[rows]
+        joined = np.array([one.joined for one in self.progresses], np.int64)[pair]
+        rises = (rows < k) | (seq > joined)
+        rises[1:] &= (rows[1:] < k) | (pair[1:] != pair[:-1]) | (seq[1:] > seq[:-1])
+        if rises.all():
+            return rows
+        keep = np.ones(len(rows), np.bool_)
+        for number in np.unique(pair[~rises]).tolist():
+            begin, end = np.searchsorted(pair, (number, number + 1)).tolist()
             fresh = begin + int(np.searchsorted(rows[begin:end], k))
-            seq = self.table.seq[rows[fresh:end]]
-            before = np.maximum.accumulate(np.concatenate(([progress.joined], seq)))[:-1]
-            has_open = fresh > begin and self.table.seq[rows[fresh - 1]] == progress.joined
-            keep[fresh:end] = (seq > before) | (
-                (seq == before) & (has_open | (before > progress.joined))
-            )
+            floor = joined[begin]
+            before = np.maximum.accumulate(np.concatenate(([floor], seq[fresh:end])))[:-1]
+            is_open = (before > floor) | (fresh > begin and seq[fresh - 1] == floor)
+            keep[fresh:end] = seq[fresh:end] >= before + ~is_open
         return rows[keep]
 
     def _update_progress(self, calls: Calls, marks: columnar.Watermarks) -> Int64s:
         """Returns what the counters of its group call each call."""
-        counter, op_id = np.empty(len(calls), np.int64), self.table.op_id[calls.first_row]
-        bounds = np.searchsorted(calls.pair, np.arange(len(self.progresses) + 1))
-        new = calls.first_row >= len(self.known)
-        for number, progress in enumerate(self.progresses):
-            some = slice(bounds[number], bounds[number + 1])
-            if some.start == some.stop:
-                continue
-            seq = calls.seq[some]
-            counter[some] = columnar.counter_of(progress.backend, seq, op_id[some])
-            if new[some].any():
-                ahead = set((counter[some] - seq)[new[some]].tolist())
-                progress.join(int(seq[-1]), int(counter[some][-1]), ahead)
-            progress.started = max(progress.started, int(marks.started[number]))
-            head = int(marks.head[number])
-            is_idle = head == NO_CALL
-            progress.head = UNKNOWN_SEQ if is_idle else int(calls.seq[head])
-            progress.head_created_ns = 0 if is_idle else max(int(calls.created_ns[head]), 1)
+        pair, op_id = calls.pair, self.table.op_id[calls.first_row]
+        backends = [one.backend for one in self.progresses]
+        counter = columnar.counter_of(backends, pair, calls.seq, op_id)
+        ahead, seqs, created_ns = (counter - calls.seq).tolist(), calls.seq, calls.created_ns
+        size = np.bincount(pair, minlength=len(backends))
+        known = np.bincount(pair[calls.first_row < len(self.known)], minlength=len(backends))
+        ends = np.cumsum(size)
+        columns = (size, known, ends, marks.started, marks.head)
+        for progress, (count, old, end, started, head) in zip(
+            self.progresses, np.stack(columns, axis=1).tolist(), strict=True
+        ):
+            if count > old:
+                progress.join(
+                    int(seqs[end - 1]), int(counter[end - 1]), {*ahead[end - count + old : end]}
+                )
+            if count:
+                progress.started = max(progress.started, started)
+                is_idle = head == NO_CALL
+                progress.head = UNKNOWN_SEQ if is_idle else int(seqs[head])
+                progress.head_created_ns = 0 if is_idle else max(int(created_ns[head]), 1)
         return counter
 
 
