@@ -1,9 +1,9 @@
-"""What a reset recorder hides: ops that were enqueued, and gone before anybody read them.
+"""What a reset of the recorder hides: ops that were enqueued and removed before they were read.
 
-A recorder may be reset at any time (torchft does so at every quorum), and no dump says so; only the
-counters of its groups go on as they were. An op that was enqueued just before is in no dump, though
-the rank may be in it; one that was read before has no entry any more that would tell its end. What
-counters tell of both is kept here, by process-local group id (`pg_id`). Pure.
+A recorder may be reset at any time (torchft resets it at every quorum), and no dump says so; only
+the counters of its groups continue. An op that was enqueued just before the reset is in no dump,
+although the rank may be in it. An op that was read before has no entry left that could show its
+end. `Resets` keeps what the counters say of both, by process-local group id (`pg_id`). Pure.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from frd.flight import Status
 
 _NOTHING_KNOWN: Final = Status()
 _HANGS_NS: Final = 30_000_000_000
-"""Who is in an op that hangs does not enqueue and complete others for so long."""
+"""A rank that hangs in an op does not enqueue and complete other ops for so long."""
 
 
 class Resets:
-    """Of one recorder."""
+    """The counters of one recorder since it was reset."""
 
     def __init__(self) -> None:
         self._unread_since: dict[int, Status] = {}
-        """The counters up to which all was read before a reset, until an entry comes."""
+        """The last counters before a reset whose ops were all read; until an entry comes."""
         self._orphaned_at: dict[int, Status] = {}
-        """The same of groups with sends or receives in flight that no entry tells the end of."""
+        """The same, of groups with sends or receives in flight whose entries are gone."""
         self._rests_since: dict[int, int] = {}
         """When the counters were first seen as they are."""
 
@@ -38,21 +38,24 @@ class Resets:
     def begin(
         self, status: Mapping[int, Status], known: Mapping[int, Status], orphaned: Iterable[int]
     ) -> None:
-        """A reset has been seen, with these counters. All was read up to those of `known`; groups
-        of `orphaned` have sends or receives in flight."""
+        """A reset was seen, with the counters of `status`.
+
+        `known`: counters up to which all entries were read. `orphaned`: groups with sends or
+        receives in flight.
+        """
         for pg_id in status:
             self._unread_since.setdefault(pg_id, known.get(pg_id, _NOTHING_KNOWN))
         for pg_id in orphaned:
             self._orphaned_at.setdefault(pg_id, known.get(pg_id, _NOTHING_KNOWN))
 
     def read(self, pg_ids: Iterable[int]) -> None:
-        """Entries of these groups have been."""
+        """Entries of these groups have been read since."""
         for pg_id in pg_ids:
             self._unread_since.pop(pg_id, None)
 
     def take_ended(self, status: Mapping[int, Status]) -> list[int]:
-        """Groups with orphans of which something has ended; nothing tells what, so that the rank
-        may be in another one still."""
+        """Groups with orphaned sends in which an op has ended. Which one is unknown, so the rank
+        may still be in another one."""
         ended = [
             pg_id
             for pg_id, known in self._orphaned_at.items()
@@ -64,8 +67,8 @@ class Resets:
         return ended
 
     def take_given_up(self, done_created_ns: int) -> set[int]:
-        """Groups that have not moved for long before the rank enqueued an op that is done. torchft
-        gives up a group before it resets the recorder, which leaves its counters uneven."""
+        """Groups that had not moved for long when the rank enqueued an op that is done. torchft
+        gives up a group before it resets the recorder, which leaves the group's counters uneven."""
         if not (self._unread_since or self._orphaned_at):
             return set()
         until = done_created_ns - _HANGS_NS
@@ -78,8 +81,8 @@ class Resets:
     def hide(
         self, status: Mapping[int, Status], before: Mapping[int, Status], closed: Collection[int]
     ) -> bool:
-        """The rank may be in something that was never read; once the counters of a group are even
-        and move no more it is not. Groups of `closed` are gone."""
+        """The rank may be in an op that was never read. It is not once the counters of the group
+        are even and rest. Groups of `closed` are gone."""
         return any(
             raw.enqueued != self._unread_since[pg_id].enqueued
             and (raw.enqueued != raw.completed or raw != before.get(pg_id))

@@ -1,8 +1,8 @@
-"""Where a rank stands now: its rings as last read, and up to when that is the whole truth.
+"""Where a rank stands: its recorders as last read, and the time up to which that is complete.
 
-Absence is evidence only up to such a moment: the publication of the tap's counters where every one
-of them is unchanged since the dump, else the dump. Counters that have moved say only that there is
-something to read (`progress` tells why), and the service must not hear more than that. Pure.
+The absence of an op proves something only up to that time: the time at which the tap published its
+counters, if none of them has changed since the dump; otherwise the time of the dump. Counters that
+changed only say that there is something to read (`progress` says why). Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Recorder:
     handler: str
     params: Mapping[str, str]
     number: int | None
-    """The tap's name for it; None when the tap has no counters of it."""
+    """The tap's number for it; None if the tap has no counters of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Standing:
     as_of_ns: NodeNs
     """0 when nothing is known."""
     exact: bool
-    """The counters sufficed: `as_of_ns` is as new as they are."""
+    """`as_of_ns` is as new as the counters."""
 
 
 def stand(
     rings: Iterable[tuple[Recorder, Ring]], raw: Raw | None, published_at_ns: NodeNs
 ) -> Standing:
-    """`raw` is None when the tap publishes nothing, or nothing that can be read."""
+    """`raw`: the tap's counters, None if it publishes none that can be read."""
     marks: list[tuple[int, Marks]] = []
     rings = list(rings)
     seems_idle = not any(ring.is_waiting for _, ring in rings)
@@ -65,8 +65,8 @@ def stand(
 def stand_at_end(
     rings: Iterable[tuple[Recorder, Ring]], raw: Raw | None, published_at_ns: NodeNs
 ) -> Standing | None:
-    """Of a process that has ended and whose tap wrote its counters as the last thing of all; None
-    when they do not tell how far it came."""
+    """Where a process ended whose tap wrote its counters at the very end; None if the counters do
+    not say how far it came."""
     marks: list[tuple[int, Marks]] = []
     rings = list(rings)
     if raw is None or not rings:
@@ -75,10 +75,10 @@ def stand_at_end(
         if recorder.number is None or not ring.taken_at_ns or not ring.is_whole:
             return None
         counters = _of(recorder.number, raw)
-        told = {progress.pg_id: progress for progress in ring.groups}
-        if any(status.enqueued > 0 and pg_id not in told for pg_id, status in counters.items()):
+        read = {progress.pg_id: progress for progress in ring.groups}
+        if any(status.enqueued > 0 and pg_id not in read for pg_id, status in counters.items()):
             return None  # a group that no dump has shown
-        for pg_id, progress in told.items():
+        for pg_id, progress in read.items():
             last = counters.get(pg_id)
             known = progress.last_marks(last, published_at_ns) if last is not None else None
             if known is None:
@@ -105,7 +105,7 @@ def _has_rested(ring: Ring, counters: Mapping[int, Status]) -> bool:
     """Nothing has been enqueued or completed since the dump."""
     closed = {progress.pg_id for progress in ring.groups if progress.closed}
     alive = {progress.pg_id for progress in ring.groups if not progress.closed}
-    # Entries without counters (torchcomms) may have been followed by others unseen.
+    # A group without counters (torchcomms) may have entries that nobody has read.
     return (
         ring.is_whole
         and alive <= counters.keys()

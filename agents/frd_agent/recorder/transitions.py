@@ -27,9 +27,9 @@ from frd_agent.recorder.resets import Resets
 from frd_agent.recorder.rows import Row, channel_columns
 
 _COALESCES_NS: Final = 20_000_000
-"""Younger entries may be the first of several of one coalesced collective: read next time."""
+"""A younger entry may be the first of a coalesced collective: it is read from the next dump."""
 _LATER_NS: Final = 5_000_000_000
-"""No dump takes so long; an entry that much later is of a clock that has been set back since."""
+"""No dump takes so long. The clock was set back after an entry that is so much younger."""
 _MANY_GROUPS: Final = 1_024
 
 GroupKey: TypeAlias = tuple[int, str, str]
@@ -53,7 +53,7 @@ class Ring:
         self.status: Mapping[int, Status] = {}
         """The raw counters of the last dump."""
         self.held = False
-        """The last dump showed entries too young to be read; they come with the next one."""
+        """The last dump had entries that were too young to be read; the next dump has them."""
         self.torn = False
         """The last dump's counters say more than its entries, for the first time: the next dump
         shows whether it fell between the two."""
@@ -97,9 +97,9 @@ class Ring:
         return channel_columns(rank, self._open.items)
 
     def new_groups(self, dump: Dump, taken_at_ns: int) -> dict[str, bool]:
-        """Names of groups that `apply` would meet for the first time; True: for another time.
+        """Names of groups that `apply` has not seen; True for a name that an earlier group had.
 
-        A caller that does not know them yet can wait a moment and take the dump later.
+        A caller that does not know the members yet can wait a moment and apply a later dump.
         """
         fresh, reset = self._unread(dump.entries, taken_at_ns)
         keys = _keys(fresh)
@@ -110,7 +110,7 @@ class Ring:
         }
 
     def begin_attempt(self) -> None:
-        """The process has set up all its groups again; what comes is of another attempt."""
+        """The process has set up all its groups again: the next entries are of another attempt."""
         self._past.update(self._groups)
         self._groups.clear()
         self._present.clear()
@@ -261,7 +261,7 @@ class Ring:
         return progress
 
     def _passed(self, keys: set[GroupKey]) -> set[GroupKey]:
-        """At first sight of a ring, of several groups of one name only the last is of now."""
+        """Groups of a first dump that a later group of the same name has replaced."""
         if self._groups:
             return set()
         last: dict[tuple[str, str], int] = {}

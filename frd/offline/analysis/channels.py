@@ -1,9 +1,8 @@
-"""P2P ops in flight, as dump files tell them: by channel, with peers as global ranks.
+"""P2P ops in flight in dump files: by channel, with peers as global ranks.
 
-The ops of one channel pair with the peer's by order and complete in order. Sends and receives of a
-batch get no end of their own, the ``coalesced`` entry that closes the batch has it. A recorder that
-names no peer (torchcomms, a receive from anybody) leaves an op that waits for anybody, so that the
-rank is known to be busy and nobody is blamed for it.
+`frd.flight.progress` decides which ops are in flight. If the recorder names no peer, as torchcomms
+does not, the op counts as a receive from any source: the rank is known to be busy, and no peer is
+blamed for it.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from frd.flight import Name
 from frd.flight.progress import Entries, NameFacts, p2p_in_flight
 from frd.offline.analysis.rows import Rows
 
-_ANYBODY = -1
+_ANY_SOURCE = -1
 
 
 def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
-    """All that is in flight, in aligned time."""
+    """All sends and receives in flight, in aligned time."""
     facts = NameFacts.of(rows.trace.names)
     found: dict[tuple[int, int, int, int], tuple[int, int]] = {}
     for rank, one in rows.ranks.items():
@@ -51,10 +50,10 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
 
 
 def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:
-    """Global rank of the other end, and 1 for a send; of an unknown end, as a receive."""
+    """Global rank of the peer, and 1 for a send; an unknown peer counts as any source."""
     is_send = name.op.endswith("send")
     local = name.dst if is_send else name.src
     ranks = rows.series[series].info.ranks
     if local is None or local >= len(ranks) or not rows.series[series].is_told:
-        return _ANYBODY, 0
+        return _ANY_SOURCE, 0
     return ranks[local], int(is_send)

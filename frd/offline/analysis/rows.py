@@ -1,10 +1,10 @@
-"""The rows of all ranks of a trace side by side, each where its collectives are numbered.
+"""The calls of all ranks of a trace in one table.
 
-A *series* is one numbering of collectives: a group, and where a group has several backends, each of
-them. A *call* is one rank's part in one collective: one entry, or all entries of a coalesced one.
-What must not be compared is left out here: entries before a reset of the recorder, and those of an
-earlier group that had the same name. Ranks are taken one at a time with a few numpy calls each;
-all else works on the joined columns, so that a million entries cost a fraction of a second.
+A *series* is one numbering of collectives: a group, or one backend of a group that has several. A
+*call* is one rank's part in one collective: one entry, or all entries of a coalesced one. A *pair*
+is one rank in one series. Entries that must not be compared are left out: those before a reset of
+the recorder, and those of an earlier group of the same name. Each rank costs a few numpy calls; all
+other work is on the joined columns, so a million entries cost a fraction of a second.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Series:
     members: Int32s
     first_pair: int
     is_told: bool
-    """The membership is known; else its members are those who showed up."""
+    """The membership is known; otherwise the members are the ranks with entries."""
 
     @property
     def pairs(self) -> slice:
@@ -48,11 +48,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class RankRows:
-    """What of one rank's trace counts."""
+    """The entries of one rank that are compared."""
 
     trace: RankTrace
     current: Int64s
-    """Rows of its trace that are of now, in recording order."""
+    """Rows of its trace that are not of an earlier time, in recording order."""
     series: Int32s
     """Of each of `current`."""
     is_p2p: Bools
@@ -63,9 +63,9 @@ class RankRows:
     overran: bool
     """Rows before the first one were overwritten."""
     active_only: bool
-    """The dump shows what was in flight and nothing else: what is not there is over."""
+    """The dump shows only ops in flight: an op that is not there is over."""
     has_holes: bool
-    """Entries between the first and the last are not there."""
+    """Entries between the first and the last are missing."""
 
     @property
     def done(self) -> Bools:
@@ -86,7 +86,7 @@ class Rows:
     """The pairs of each rank that has a dump, by rank."""
 
     def pair(self, series: int, rank: int) -> int:
-        """The row of a member, -1 when the rank is none."""
+        """The number of a pair, -1 if the rank is no member."""
         one = self.series[series]
         at = int(np.searchsorted(one.members, rank))
         found = at < len(one.members) and one.members[at] == rank
@@ -94,7 +94,7 @@ class Rows:
 
 
 def rows_of(trace: Trace) -> Rows:
-    """Lay out a trace."""
+    """All calls of a trace, and what is known of each rank's dump."""
     backends = list(dict.fromkeys(name.backend for name in trace.names))
     number = {backend: at for at, backend in enumerate(backends)}
     backend_of = np.array([number[name.backend] for name in trace.names], np.int32)
@@ -118,7 +118,7 @@ def rows_of(trace: Trace) -> Rows:
 
 
 def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]]) -> list[Series]:
-    """All groups in order, those too in which nothing was recorded."""
+    """Of all groups in order, also of groups without entries."""
     of_group: dict[int, list[tuple[str, int]]] = {}
     for key in sorted(used):
         group, at = divmod(key, len(backends))
@@ -145,7 +145,7 @@ def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]])
 
 
 def _members(trace: Trace, info: GroupInfo, seen: set[int]) -> tuple[int, ...]:
-    """Where no dump tells them, those who showed up; in the job's first group everybody is."""
+    """If no dump has the members, the ranks with entries; all ranks for the job's first group."""
     if info.ranks:
         return info.ranks
     if info.desc == _WHOLE_JOB:
@@ -203,7 +203,7 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
         at = np.flatnonzero(~one.is_p2p)
         pair = pair_of[one.series[at]]
         order = np.argsort(pair, kind="stable")
-        order = order[np.searchsorted(pair[order], 0) :]  # rows of groups that it is not in
+        order = order[np.searchsorted(pair[order], 0) :]  # without groups that the rank is not in
         at = at[order]
         entries, row, state = Entries.of_trace(one.trace), one.current[at], one.state.take(at)
         cut = (at == 0) & _may_lack_parts(one)

@@ -1,10 +1,10 @@
-"""How far every member of every series came: watermarks, as a dump file tells them.
+"""How far each member of each series came: the watermarks of dump files.
 
-A full ring tells the newest entry of a series exactly. A dump of active entries tells what is in
-flight, and `pg_status` the rest: its keys are numbers of the process, so they are translated by the
-rank's own entries or, where all names are numbers given in the same order, by that order; never by
-another rank. A number that may count something else (Gloo counts ops, NCCL writes P2P ops into the
-same counters) is not used. What cannot be known is *hidden*: its absence will prove nothing.
+`frd.flight.progress` reads them from the entries. Where a dump has no entry of a series, its
+`pg_status` may help. The keys of `pg_status` are numbers of the process: the rank's own entries
+translate them, or the order of creation if all group names are numbers; never another rank. Numbers
+that may count something else (Gloo counts ops, NCCL writes P2P ops into the same counters) are not
+used. A member of which nothing is known is *hidden*: that it is absent proves nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Marks:
     head_since: Int64s
     """Aligned ns, 0 when nothing is outstanding or no time is known."""
     first_seq: Int64s
-    """The first seq of the pair that the dump still holds; above all others when none."""
+    """The lowest seq of the pair in the dump; `NEVER` without any."""
     hidden: Bools
-    """The member may have come further than its marks say."""
+    """The member may have come further than its watermarks say."""
 
 
 def marks_of(rows: Rows, created_ns: Int64s, clocks: Clocks) -> Marks:
@@ -63,7 +63,7 @@ def _is_waiting(marks: Marks, pairs: Int64s) -> Bools:
 
 
 def _began(one: RankRows) -> int:
-    """The oldest time in a rank's dump; what the dump has lost is older."""
+    """The oldest time in a rank's dump; entries that it has lost are older."""
     times = one.trace.created_ns[one.current]
     return int(times.min()) if len(times) else 0
 
@@ -83,8 +83,8 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> Marks:
 
 
 def _tell_starts(rows: Rows, started: Int64s) -> Bools:
-    """Pairs of ranks whose recorder tells starts: it has told one, or others' do (timing is
-    switched on for a job, not for a rank) and nothing that it recorded is over."""
+    """Pairs of ranks whose recorder records starts: it has recorded one, or other ranks' recorders
+    have (timing is switched on for a job, not for a rank) and none of its own ops is over."""
     timed = np.unique(rows.pair_rank[started > UNKNOWN_SEQ])
     if len(timed):
         seen_over = rows.pair_rank[rows.calls.pair[rows.calls.done]]
@@ -103,7 +103,7 @@ def _p2p_series(rows: Rows) -> set[int]:
 
 
 def _of_p2p(rows: Rows, rank: int, one: RankRows, marks: Marks) -> None:
-    """A P2P entry carries the seq of the last collective before it, which was joined then."""
+    """A P2P entry carries the seq of the last collective before it, which the rank had joined."""
     at = np.flatnonzero(one.is_p2p & (one.trace.is_p2p[one.current] != 0))
     if not len(at):
         return
@@ -119,13 +119,15 @@ def _of_p2p(rows: Rows, rank: int, one: RankRows, marks: Marks) -> None:
 
 
 def _of_status(rows: Rows, rank: int, one: RankRows, marks: Marks, numbered: set[int]) -> None:
-    """Series of which the dump holds no entry any more, or never held one."""
+    """Series without entries in the dump."""
     status = _by_series(rows, rank, one)
     for pair in rows.pairs_of[rank][marks.hidden[rows.pairs_of[rank]]].tolist():
         of = int(rows.pair_series[pair])
         told = status.get(of)
         if told is None:
-            marks.hidden[pair] = one.overran or one.has_holes or one.active_only  # else it has all
+            marks.hidden[pair] = (
+                one.overran or one.has_holes or one.active_only
+            )  # otherwise the dump is complete
         elif told.enqueued < 0:
             marks.hidden[pair] = False
         elif of not in numbered and judges(rows.series[of].backend or _usual_backend(rows)):
@@ -135,7 +137,7 @@ def _of_status(rows: Rows, rank: int, one: RankRows, marks: Marks, numbered: set
 
 
 def _usual_backend(rows: Rows) -> str:
-    """Of a group in which nobody recorded anything."""
+    """For a group without entries on any rank."""
     return next((series.backend for series in rows.series if series.backend), "")
 
 
@@ -152,7 +154,7 @@ def _by_series(rows: Rows, rank: int, one: RankRows) -> Mapping[int, Status]:
 
 
 def _by_order(rows: Rows, series: list[int], keys: list[int]) -> dict[int, int]:
-    """Groups named by a counter of the job, and ids by one of the process: both count creation."""
+    """Group names count in the job, ids in the process: both follow the order of creation."""
     names = [rows.series[of].info.name for of in series]
     if len(keys) != len(series) or not all(name.isdecimal() for name in names):
         return {}
@@ -163,11 +165,11 @@ def _by_order(rows: Rows, series: list[int], keys: list[int]) -> dict[int, int]:
 
 
 def _doubt_implausible(rows: Rows, marks: Marks) -> None:
-    """Marks that no entry backs and that peers contradict.
+    """Hides members whose watermarks have no entry and contradict those of their peers.
 
-    A counter that says a member is done with what no peer has come to counted something else. A
-    recorder that shows nothing of an op that all of its members must have joined, for a peer
-    completed it, was reset or switched off.
+    A counter counted something else if it says that a member completed a call that no peer has
+    joined. A recorder was reset or switched off if it shows no call that all members must have
+    joined because a peer completed it.
     """
     joined_by_all = _joined_by_all(rows)
     for of, series in enumerate(rows.series):
@@ -184,7 +186,7 @@ def _doubt_implausible(rows: Rows, marks: Marks) -> None:
 
 
 def _joined_by_all(rows: Rows) -> Int64s:
-    """By series, the last seq that somebody completed and nobody could have completed alone."""
+    """By series, the last completed seq of an op that no rank can complete alone."""
     synchronizing = np.array([is_synchronizing(s.op) for s in rows.signatures], np.bool_)
     calls = rows.calls
     last = np.full(len(rows.series), UNKNOWN_SEQ, np.int64)
@@ -195,8 +197,8 @@ def _joined_by_all(rows: Rows) -> Int64s:
 
 
 def _prove_by_time(rows: Rows, marks: Marks, clocks: Clocks) -> None:
-    """A ring that reaches back to before the others began to wait, and shows nothing of the
-    series, proves that the rank did not come with them."""
+    """A rank did not join if its recorder reaches back to before its peers began to wait and has no
+    entry of the series."""
     for pair in np.flatnonzero(marks.hidden).tolist():
         rank = int(rows.pair_rank[pair])
         one = rows.ranks[rank]
@@ -213,8 +215,8 @@ def _prove_by_time(rows: Rows, marks: Marks, clocks: Clocks) -> None:
 
 
 def _prove_by_value(rows: Rows, marks: Marks, numbered: set[int]) -> None:
-    """Counters of which nobody knows the group: had the rank come to what others wait in, and left
-    it again, one of them would hold its number. None does, so it did not come."""
+    """Counters whose groups are unknown: if none has the seq in which the peers wait, the rank did
+    not join it. One would have it if the rank had joined and left that call."""
     for pair in np.flatnonzero(marks.hidden).tolist():
         rank, of = int(rows.pair_rank[pair]), int(rows.pair_series[pair])
         one, series = rows.ranks[rank], rows.series[of]
