@@ -125,9 +125,7 @@ def _of_status(rows: Rows, rank: int, one: RankRows, marks: Marks, numbered: set
         of = int(rows.pair_series[pair])
         told = status.get(of)
         if told is None:
-            marks.hidden[pair] = (
-                one.overran or one.has_holes or one.active_only
-            )  # otherwise the dump is complete
+            marks.hidden[pair] = one.overran or one.has_holes or one.active_only
         elif told.enqueued < 0:
             marks.hidden[pair] = False
         elif of not in numbered and judges(rows.series[of].backend or _usual_backend(rows)):
