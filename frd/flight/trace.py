@@ -33,7 +33,7 @@ SCHEDULED, STARTED, COMPLETED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
-    """One rank's recorder: parallel columns, one row an entry, in recording order."""
+    """One rank's recorder as columns of shape (n,), one element an entry, in recording order."""
 
     rank: int
     source: str
@@ -59,19 +59,23 @@ class RankTrace:
     signature: Int32s
     """Index into `Trace.signatures`."""
     state: UInt8s
+    """`SCHEDULED`, `STARTED` or `COMPLETED`."""
     retired: UInt8s
+    """0 or 1."""
     created_ns: Int64s
+    """CLOCK_REALTIME of the node, ns since the epoch, as are the next two; 0 when unknown."""
     started_ns: Int64s
-    """0 when unknown."""
+    """When torch noticed the start; 0 when unknown."""
     completed_ns: Int64s
-    """0 when unknown."""
+    """When torch noticed the completion; 0 when unknown."""
     duration_ms: Float64s
-    """NaN when unknown."""
+    """On the device, ms; NaN when unknown."""
     stack: Int32s
     """Index into `Trace.stacks`, -1 for none."""
     thread: Int32s
     """Index into `Trace.threads`, -1 when unknown."""
     timeout_ms: Int64s
+    """0 when unknown."""
     status: Mapping[int, Status] = field(default_factory=dict)
     """Raw `pg_status` by `pg_id`."""
     clock_uncertainty_ns: int | None = None

@@ -69,7 +69,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Collectives(Sequence[Collective]):
-    """Parallel columns, one row a collective, by group and seq; an item is a `Collective`."""
+    """Columns of shape (m,), by group and seq; an item is a `Collective`."""
 
     trace: Trace
     group: Int32s
