@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from frd.engine.attempt import Attempt
-from frd.engine.evaluation import Case
-from frd.engine.hangs.incident import Claim
+from frd.engine.evaluation import Evaluation
+from frd.engine.findings.attachments import Evidence
+from frd.engine.findings.open_finding import OpenFinding
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.usual_waits import JobPauses, LearnedPauses
 from frd.engine.policy import Policy
 from frd.errors import WireError
 from frd.model import (
-    Activity,
     AlignedNs,
     AttemptKey,
     Change,
@@ -36,7 +36,7 @@ class Engine:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._cases: dict[AttemptKey, Case] = {}
+        self._evaluations: dict[AttemptKey, Evaluation] = {}
         self._learned = LearnedPauses()
         self._closed: dict[str, Finding] = {}
         """Remembered, oldest first."""
@@ -56,13 +56,13 @@ class Engine:
         Raises:
             WireError: when there are too many attempts that are still alive.
         """
-        known = self._cases.get(key)
+        known = self._evaluations.get(key)
         if known is not None and known.attempt is not None:
             known.attempt.world_size = known.attempt.world_size or world_size
             return known.attempt
         self._make_room(now)
         attempt = Attempt(key, world_size, self.policy, now, self._learned.of(key.job, now))
-        self._case(key).attempt = attempt
+        self._evaluation(key).attempt = attempt
         self._supersede(key, now)
         return attempt
 
@@ -74,28 +74,30 @@ class Engine:
         Raises:
             WireError: also when the attempt was forgotten since it was declared.
         """
-        case = self._cases.get(attempt.key)
-        if case is None or case.attempt is not attempt:
+        evaluation = self._evaluations.get(attempt.key)
+        if evaluation is None or evaluation.attempt is not attempt:
             raise WireError(
                 "declare.ranks.attempt_index",
                 "unknown_index",
                 f"job {attempt.key.job!r} was forgotten meanwhile: declare it on a new stream",
             )
-        if case.over_at is not None and not attempt.has_seen(info):
+        if evaluation.over_at is not None and not attempt.has_seen(info):
             self._supersede(attempt.key, now)
-            if case.over_at is None and (attempt.ended() or not attempt.has_agents):
+            if evaluation.over_at is None and (attempt.ended() or not attempt.has_agents):
                 attempt.start_over(info.world_size)
-                self._pending += case.close_all(now, "the job started again")
+                self._pending += evaluation.tracker.close_all(now, "the job started again")
         return attempt.rank(info, now)
 
     def start_over(self, attempt: Attempt, world_size: int, now: AlignedNs) -> None:
         """Another run of the job has the attempt from now on: nothing is kept of the last one."""
         attempt.start_over(world_size)
         self._supersede(attempt.key, now)
-        self._pending += self._case(attempt.key).close_all(now, "the job started again")
+        self._pending += self._evaluation(attempt.key).tracker.close_all(
+            now, "the job started again"
+        )
 
-    def _case(self, key: AttemptKey) -> Case:
-        return self._cases.setdefault(key, Case(key, self.policy))
+    def _evaluation(self, key: AttemptKey) -> Evaluation:
+        return self._evaluations.setdefault(key, Evaluation(key, self.policy))
 
     def _supersede(self, key: AttemptKey, now: AlignedNs) -> None:
         """`key` has just begun; of all attempts of its job that run, the newest counts.
@@ -103,23 +105,23 @@ class Engine:
         One that is over does not compete: who starts a job by hand counts attempts from 0 again.
         Nor does one of which only findings are left: its agents may be about to connect.
         """
-        of_job = {k: c for k, c in self._cases.items() if k.job == key.job}
+        of_job = {k: c for k, c in self._evaluations.items() if k.job == key.job}
         running = [k for k, c in of_job.items() if c.attempt is not None and c.over_at is None]
         newest = max([key, *running])
         of_job[newest].resume()
-        for other, case in of_job.items():
-            is_history = other < newest or (case.attempt is not None and other != newest)
-            if is_history and case.superseded_at is None:
+        for other, evaluation in of_job.items():
+            is_history = other < newest or (evaluation.attempt is not None and other != newest)
+            if is_history and evaluation.superseded_at is None:
                 reason = f"attempt {newest.attempt} of the job started"
-                self._pending += case.supersede(now, reason)
+                self._pending += evaluation.supersede(now, reason)
 
     def _make_room(self, now: AlignedNs) -> None:
         """Forget what is over, or what no agent speaks for, when there are too many attempts."""
-        alive = [(key, case) for key, case in self._cases.items() if case.attempt is not None]
+        alive = [(k, one) for k, one in self._evaluations.items() if one.attempt is not None]
         if len(alive) < self.policy.max_attempts:
             return
-        over = [key for key, case in alive if case.over_at is not None]
-        deserted = [key for key, case in alive if case.is_deserted(now)]
+        over = [key for key, one in alive if one.over_at is not None]
+        deserted = [key for key, one in alive if one.is_deserted(now)]
         if not over and not deserted:
             raise WireError(
                 "attempts", "limit", f"{len(alive)} are alive already: raise policy.max_attempts"
@@ -129,20 +131,20 @@ class Engine:
 
     def _drop(self, key: AttemptKey) -> None:
         """Forget an attempt; findings that are open stay, as after a restart."""
-        case = self._cases[key]
-        if case.attempt is not None:
-            self._evicted.update(case.attempt.evicted)
-        if len(case):
-            case.attempt = None
+        evaluation = self._evaluations[key]
+        if evaluation.attempt is not None:
+            self._evicted.update(evaluation.attempt.evicted)
+        if len(evaluation.tracker):
+            evaluation.attempt = None
         else:
-            del self._cases[key]
+            del self._evaluations[key]
 
     def take_clock_hints(self) -> Iterator[tuple[Attempt, ClockHint]]:
         """What collectives have told of clocks since the last call, by attempt."""
-        for case in self._cases.values():
-            if case.attempt is not None:
-                for hint in case.attempt.take_clock_hints():
-                    yield case.attempt, hint
+        for evaluation in self._evaluations.values():
+            if evaluation.attempt is not None:
+                for hint in evaluation.attempt.take_clock_hints():
+                    yield evaluation.attempt, hint
 
     # -- findings ----------------------------------------------------------------------------
 
@@ -153,10 +155,10 @@ class Engine:
         """
         events, self._pending = self._pending, []
         self.faults = []
-        for case in self._cases.values():
-            events += case.expire(now)
+        for evaluation in self._evaluations.values():
+            events += evaluation.expire(now)
             try:
-                for event in case.look(now, room=self._room()):
+                for event in evaluation.look(now, room=self._room()):
                     events.append(event)
             except Exception as error:
                 self.faults.append(error)
@@ -166,8 +168,8 @@ class Engine:
         return events
 
     def _learn(self, now: AlignedNs) -> None:
-        for key, case in self._cases.items():
-            if case.attempt is not None and (waits := case.attempt.take_waits(now)) is not None:
+        for key, one in self._evaluations.items():
+            if one.attempt is not None and (waits := one.attempt.take_waits(now)) is not None:
                 self._learned.learn(key.job, waits, now)
 
     @property
@@ -184,7 +186,9 @@ class Engine:
         self._learned.recall(pauses)
 
     def _room(self) -> int:
-        return self.policy.max_findings - sum(map(len, self._cases.values()))
+        return self.policy.max_findings - sum(
+            len(one.tracker) for one in self._evaluations.values()
+        )
 
     def _remember(self, events: Sequence[FindingEvent]) -> None:
         for event in events:
@@ -196,34 +200,26 @@ class Engine:
 
     def _forget(self, now: AlignedNs) -> None:
         retention_ns = self.policy.attempt_retention_s * 1e9
-        for key, case in list(self._cases.items()):
-            if case.attempt is None and not len(case):
-                del self._cases[key]
-            elif case.over_at is not None and now - case.over_at >= retention_ns:
+        for key, evaluation in list(self._evaluations.items()):
+            if evaluation.attempt is None and not len(evaluation.tracker):
+                del self._evaluations[key]
+            elif evaluation.over_at is not None and now - evaluation.over_at >= retention_ns:
                 self._drop(key)
 
-    def attach(
-        self,
-        finding_id: str,
-        *,
-        rank: int | None = None,
-        activity: Activity | None = None,
-        note: str = "",
-        dump: str | None = None,
-    ) -> list[FindingEvent]:
+    def attach(self, finding_id: str, evidence: Evidence) -> list[FindingEvent]:
         """Better evidence for a finding that is open or remembered; its id stays.
 
         An unknown id is no error: findings are forgotten.
         """
-        for case in self._cases.values():
-            events = case.attach(finding_id, rank=rank, activity=activity, note=note, dump=dump)
+        for evaluation in self._evaluations.values():
+            events = evaluation.tracker.attach(finding_id, evidence)
             if events is not None:
                 return events
         if (finding := self._closed.get(finding_id)) is None:
             return []
-        claim = Claim.restored(finding, finding.closed_at or finding.opened_at)
-        events = claim.attach(rank=rank, activity=activity, note=note, dump=dump)
-        self._closed[finding_id] = claim.finding
+        remembered = OpenFinding.remembered(finding)
+        events = remembered.attach(evidence)
+        self._closed[finding_id] = remembered.finding
         return events
 
     def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> list[FindingEvent]:
@@ -231,8 +227,8 @@ class Engine:
 
         The same incident opens no other finding while it lasts.
         """
-        for case in self._cases.values():
-            if (event := case.dismiss(finding_id, now, reason)) is not None:
+        for evaluation in self._evaluations.values():
+            if (event := evaluation.tracker.dismiss(finding_id, now, reason)) is not None:
                 self._remember([event])
                 return [event]
         return []
@@ -241,7 +237,8 @@ class Engine:
         """Go on with the open findings of an earlier process of the service."""
         for finding in findings:
             if finding.state is FindingState.OPEN:
-                self._case(AttemptKey(finding.job, finding.attempt)).restore(finding, now)
+                key = AttemptKey(finding.job, finding.attempt)
+                self._evaluation(key).tracker.restore(finding, now)
 
     def adopt(self, policy: Policy) -> None:
         """Decide by another policy from now on, attempts that run included.
@@ -250,13 +247,13 @@ class Engine:
         lateness, of leaks) begin anew; limits that shrink take nothing away that is there.
         """
         self.policy = policy
-        for case in self._cases.values():
-            case.adopt(policy)
+        for evaluation in self._evaluations.values():
+            evaluation.adopt(policy)
 
     def _views(self, now: AlignedNs) -> Iterator[AttemptView]:
-        for case in self._cases.values():
+        for evaluation in self._evaluations.values():
             try:
-                yield from case.view(now)
+                yield from evaluation.view(now)
             except Exception as error:
                 self.faults.append(error)
 
@@ -264,10 +261,10 @@ class Engine:
         """An immutable picture of all that is known, for metrics and HTTP."""
         evicted = Counter(self._evicted)
         evicted["pauses"] = self._learned.evicted
-        for case in self._cases.values():
-            if case.attempt is not None:
-                evicted.update(case.attempt.evicted)
-        still_open = [f for c in self._cases.values() for f in c.findings(now)]
+        for evaluation in self._evaluations.values():
+            if evaluation.attempt is not None:
+                evicted.update(evaluation.attempt.evicted)
+        still_open = [f for c in self._evaluations.values() for f in c.tracker.findings(now)]
         return StatusView(
             at=now,
             attempts=list(self._views(now)),

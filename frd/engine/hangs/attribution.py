@@ -35,7 +35,7 @@ class Blame:
     confidence: Confidence
     evidence: str
     began: UncertainTime
-    """As far as the picture tells, on the clock of whoever tells it."""
+    """As far as the snapshot tells, on the clock of whoever tells it."""
 
     @property
     def onset(self) -> AlignedNs:

@@ -1,12 +1,12 @@
-"""First causes: what the wait-for graph of a picture ends in, one verdict per incident.
+"""First causes: what the wait-for graph of a snapshot ends in, one verdict per incident.
 
-Start at the ranks whose waiting is confirmed, follow the edges of `frd.engine.hangs.wait_graph` to
-the roots of `frd.engine.hangs.root_causes`, and let `frd.engine.hangs.attribution` name who is
-there. Pure: a picture and thresholds in, verdicts out; the live engine and offline analysis ask the
-same way.
+Starts at the ranks whose wait is confirmed, follows the edges of `frd.engine.hangs.wait_graph` to
+the roots of `frd.engine.hangs.root_causes`, and `frd.engine.hangs.attribution` names the ranks
+there. Pure: a snapshot and thresholds in, verdicts out; the live engine and offline analysis ask
+the same way.
 
-The rule refuses to invent a culprit: where only missing telemetry is left, nobody is named beyond
-the one who does not answer, and where all have joined and nobody completes, nobody at all.
+It never invents a culprit: if only missing telemetry is left, no rank is named except the one that
+does not answer; if all ranks have joined and none completes, no rank at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ON_ITS_WAY = frozenset({Ending.ALONE, Ending.DEVICE, Ending.NOBODY})
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One incident as a picture shows it."""
+    """One incident as a snapshot shows it."""
 
     kind: Kind
     reason: Reason | None
@@ -69,11 +69,11 @@ def find(
     threshold_s: Callable[[int], float] = lambda group: 10.0,
     late_s: float = 5.0,
 ) -> list[Verdict]:
-    """The incidents of a picture, oldest first.
+    """The incidents of a snapshot, oldest first.
 
     `threshold_s` gives the stall threshold of a group by its index: what is young beside it is
     moving, not stuck. Telemetry older than `late_s` proves no absence. All mismatches of the
-    picture count; leave out those that are not to be told yet.
+    snapshot count; leave out those that are not to be told yet.
     """
     facts = _first_facts(snapshot.mismatches)
     graph = Graph(Waits(snapshot), Rules(threshold_s, late_s, facts.keys()))

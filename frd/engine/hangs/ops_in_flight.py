@@ -1,4 +1,4 @@
-"""What a picture says about waiting: each rank's oldest op, and who attends a collective.
+"""What a snapshot says about waiting: each rank's oldest op, and who attends a collective.
 
 Facts only. Which of them count as evidence against somebody is `frd.engine.hangs.wait_graph`'s
 business, and nothing here knows about thresholds, telemetry or blame. All members of all groups are
@@ -88,7 +88,7 @@ class Attendance:
 
 
 class Waits:
-    """Lookups over one picture; answers that are asked for often are kept."""
+    """Lookups over one snapshot; answers that are asked for often are kept."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         groups = snapshot.groups
@@ -248,7 +248,7 @@ class Waits:
         return rank in self._forgetting
 
     def row(self, rank: int) -> int:
-        """The row of a rank in the picture's rank arrays, -1 when it was never declared."""
+        """The row of a rank in the snapshot's rank arrays, -1 when it was never declared."""
         return self._row.get(rank, -1)
 
 

@@ -81,7 +81,7 @@ Node: TypeAlias = Wait | Member | Doubt
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the rules need to know beside the picture."""
+    """What the rules need to know beside the snapshot."""
 
     threshold_s: Callable[[int], float]
     """The stall threshold of a group, by its index."""

@@ -1,64 +1,48 @@
-"""Findings about memory: what the incidents of `frd.engine.memory` look like to people.
+"""Detects trouble with memory: claims about what rises or ran out.
 
-The figures are those of the moment in which a rank was named and do not change by themselves. What
-the rank was doing then is asked of the attempt once, and told along.
+The figures are those of the moment in which a rank was named; they do not change by themselves. The
+claim also says what the rank was doing at that moment.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from frd.engine.attempt import Attempt
 from frd.engine.findings import builder
-from frd.engine.findings.board import Board
+from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
 from frd.engine.memory.text import evidence, summary
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.model import (
-    AlignedNs,
-    AttemptKey,
-    Change,
-    Finding,
-    FindingEvent,
-    FindingState,
-    Kind,
-    Reason,
-    Suspect,
-)
-
-_KINDS: Final = frozenset({Kind.MEMORY_SPIKE, Kind.OOM})
+from frd.model import AlignedNs, Change, Kind, Reason, Suspect
 
 
-class MemoryWatcher:
-    """Advances the memory of an attempt and tells what comes of it."""
+class MemoryDetector:
+    """Advances the memory of an attempt; the thresholds are in the attempt's memory."""
 
-    def __init__(self, key: AttemptKey) -> None:
-        self._key = key
-        self.board = Board(_KINDS, _subject)
+    def __init__(self) -> None:
         self._doing: dict[tuple[int, int], str] = {}
         """What a rank was doing when an incident named it, by number of the incident and rank."""
+        self.lifetime = Lifetime(
+            kinds=frozenset({Kind.MEMORY_SPIKE, Kind.OOM}),
+            # The id of a finding of before a restart is no incident's number.
+            anchors_of=lambda finding: frozenset({finding.id}),
+        )
 
     def adopt(self, policy: Policy) -> None:
-        """Nothing is decided here: it is the attempt's memory that has a policy."""
+        """Nothing here depends on the policy."""
 
-    def look(self, attempt: Attempt, now: AlignedNs, *, room: int) -> list[FindingEvent]:
-        """Called at every tick; at most `room` findings open."""
-        events: list[FindingEvent] = []
-        for verdict in attempt.memory.advance(now):
-            number = str(verdict.number)
-            if verdict.change is Change.CLOSED:
-                closed = self.board.close(number, now, verdict.close_reason)
-                room += len(closed)  # it may be the spike of the memory that has run out
-                events += closed
-                self._doing = {k: v for k, v in self._doing.items() if k[0] != verdict.number}
-            elif number in self.board or room > 0:
-                room -= number not in self.board
-                events += self.board.put(self._finding(attempt, verdict, now), now)
-        return events
+    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
+        verdicts = attempt.memory.advance(now)
+        if not verdicts:
+            return None
+        over = {_anchors(v): v.close_reason for v in verdicts if v.change is Change.CLOSED}
+        claims = [self._claim(attempt, v, now) for v in verdicts if v.change is not Change.CLOSED]
+        ended = {v.number for v in verdicts if v.change is Change.CLOSED}
+        self._doing = {k: words for k, words in self._doing.items() if k[0] not in ended}
+        return Look(now, claims, over)
 
-    def _finding(self, attempt: Attempt, verdict: MemoryVerdict, now: AlignedNs) -> Finding:
+    def _claim(self, attempt: Attempt, verdict: MemoryVerdict, now: AlignedNs) -> Claim:
         snapshot = attempt.snapshot(now)
         suspects = []
         for rise in () if verdict.common else verdict.first:
@@ -69,13 +53,10 @@ class MemoryWatcher:
             node = builder.node_of(snapshot, rise.rank)
             suspects.append(Suspect(rise.rank, node, Reason.MEMORY, verdict.confidence, words))
         victims = verdict.ranks if verdict.common else ()
-        return Finding(
-            id=str(verdict.number),
+        return Claim(
             kind=verdict.kind,
-            state=FindingState.OPEN,
-            job=self._key.job,
-            attempt=self._key.attempt,
-            opened_at=now,
+            about=repr(str(verdict.number)),
+            anchors=_anchors(verdict),
             reason=Reason.MEMORY if verdict.common else None,
             suspects=tuple(suspects),
             victims=tuple(sorted({*victims, *verdict.victims})),
@@ -84,9 +65,8 @@ class MemoryWatcher:
         )
 
 
-def _subject(finding: Finding) -> str:
-    """The number of the incident; of a finding from before a restart its id, which no number is."""
-    return finding.id
+def _anchors(verdict: MemoryVerdict) -> Anchors:
+    return frozenset({str(verdict.number)})
 
 
 def _doing(snapshot: Snapshot, rank: int, onset: AlignedNs) -> str:

@@ -1,50 +1,39 @@
-"""Findings about stragglers: one of each rank or node that keeps its peers waiting.
+"""Detects stragglers: one claim for each rank or node that keeps its peers waiting.
 
-Who is a straggler is `frd.engine.stragglers.detection`'s business. Here is how one is told, and for
-how long: a finding that is open stays so while its ranks still cost half of what opens one, and it
-adds up what was lost to them from its first window on. That sum grows with every look, which is no
-news; an event tells of it once a window.
+`frd.engine.stragglers.detection` decides which ranks are stragglers in one window of lateness. This
+module claims them, and goes on claiming them while they cost half of what opens a finding. It adds
+up what the peers have lost since the first window; that sum grows with every look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from frd.engine.attempt import Attempt
-from frd.engine.findings import builder
-from frd.engine.findings import text as summary
-from frd.engine.findings.board import Board
+from frd.engine.findings import builder, text
+from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look, Standing
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.stragglers.detection import CHANCE_NATS, Judgement, Late, Straggler, judge
 from frd.engine.stragglers.lateness import Window
 from frd.forms import span_text
-from frd.model import (
-    AlignedNs,
-    AttemptKey,
-    Confidence,
-    Finding,
-    FindingEvent,
-    FindingState,
-    Kind,
-    Reason,
-    Suspect,
-)
+from frd.model import AlignedNs, Confidence, Finding, Kind, Reason, Suspect
 
-_KINDS: Final = frozenset({Kind.STRAGGLER})
+_NO_LONGER = "no longer late"
+
+_Ranks = tuple[int, ...]
+"""The suspects of a finding, which identify it."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """What an open finding has cost so far."""
+class _Cost:
+    """What the peers of a straggler have lost since its finding opened."""
 
-    told_at: AlignedNs
     earlier_s: float = 0.0
-    """Before this process of the service."""
+    """Before the service restarted."""
     straggler: Straggler | None = None
-    """As seen last; None after a restart."""
+    """As a window showed it last; None after a restart."""
     lost_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     """By group and culprit."""
 
@@ -63,152 +52,117 @@ class _Open:
         return most
 
 
-class StragglerWatcher:
+class StragglerDetector:
     """Judges each window of an attempt's lateness once."""
 
-    def __init__(self, key: AttemptKey, policy: Policy) -> None:
-        self._key = key
-        self._policy = policy
-        self.board = Board(_KINDS, _subject)
-        self._open: dict[tuple[int, ...], _Open] = {}
+    def __init__(self, policy: Policy) -> None:
+        self.adopt(policy)
+        self._costs: dict[_Ranks, _Cost] = {}
+        """Of what was claimed at the last look."""
 
     def adopt(self, policy: Policy) -> None:
         self._policy = policy
+        self.lifetime = Lifetime(
+            kinds=frozenset({Kind.STRAGGLER}),
+            anchors_of=lambda finding: _anchors(_ranks_of(finding)),
+            update_every_s=policy.straggler_window_s,
+            # Until then a window may show again what was found before a restart.
+            restored_close_after_s=policy.straggler_window_s + policy.telemetry_late_s,
+            close_reason=_NO_LONGER,
+        )
 
-    def look(self, attempt: Attempt, now: AlignedNs, *, room: int) -> list[FindingEvent]:
+    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
         lateness = attempt.lateness
         if not lateness.is_ripe(now):
-            return []
+            return None
         window = lateness.window(now)
         judgement = judge(window, attempt.roll(), self._policy)
-        if not judgement.stragglers and not len(self.board):
-            return []
+        if not judgement.stragglers and not known.findings:
+            return None
         snapshot = attempt.snapshot(now)
-        events = self._drop(judgement, window, snapshot)
-        for straggler in judgement.stragglers:
-            subject = straggler.ranks[: self._policy.max_suspects]
-            if subject in self.board or room > 0:
-                room -= subject not in self.board
-                events += self._put(subject, straggler, window, snapshot)
-        return events
-
-    def _put(
-        self, subject: tuple[int, ...], straggler: Straggler, window: Window, snapshot: Snapshot
-    ) -> list[FindingEvent]:
-        known = self._known(subject, snapshot.now)
-        known.straggler = straggler
-        known.add(window, straggler.lates)
-        return self._tell(known, straggler, window, snapshot)
-
-    def _tell(
-        self, known: _Open, straggler: Straggler, window: Window, snapshot: Snapshot
-    ) -> list[FindingEvent]:
-        now = snapshot.now
-        due = now - known.told_at >= self._policy.straggler_window_s * 1e9
-        if due:
-            known.told_at = now
-        claim = _finding(self._key, straggler, known.lost_s, window, snapshot, self._policy)
-        return self.board.put(claim, now, quiet=not due)
-
-    def _known(self, subject: tuple[int, ...], now: AlignedNs) -> _Open:
-        if subject not in self._open or subject not in self.board:  # others close findings, too
-            before = self.board.get(subject)  # from before a restart
-            earlier_s = before.lost_s if before is not None else None
-            self._open[subject] = _Open(now, earlier_s or 0.0)
-        return self._open[subject]
-
-    def _drop(self, judgement: Judgement, window: Window, snapshot: Snapshot) -> list[FindingEvent]:
-        """Go on with, or close, what is open and was not found in this window."""
-        events: list[FindingEvent] = []
-        found = [straggler.ranks for straggler in judgement.stragglers]
-        most = self._policy.max_suspects
-        for subject in self.board:
-            assert isinstance(subject, tuple)
-            if subject in [ranks[:most] for ranks in found]:
+        self._costs = {
+            ranks: self._costs.get(ranks) or _Cost(finding.lost_s or 0.0)
+            for finding in known.findings
+            for ranks in [_ranks_of(finding)]
+        }
+        found = {one.ranks[: self._policy.max_suspects]: one for one in judgement.stragglers}
+        claims: list[Claim] = []
+        over: dict[Anchors, str] = {}
+        for ranks, cost in self._costs.items():
+            if ranks in found:
                 continue
-            reason = self._over(subject, found, judgement, window, snapshot)
-            if reason:
-                self._open.pop(subject, None)
-                events += self.board.close(subject, snapshot.now, reason)
-        return events
+            if reason := self._over(ranks, cost, judgement, window):
+                over[_anchors(ranks)] = reason
+            elif cost.straggler is not None:
+                claims.append(self._claim(ranks, cost, Standing.LASTING, window, snapshot))
+        for ranks, straggler in found.items():
+            cost = self._costs.setdefault(ranks, _Cost())
+            cost.straggler = straggler
+            cost.add(window, straggler.lates)
+            claims.append(self._claim(ranks, cost, Standing.CONFIRMED, window, snapshot))
+        return Look(now, claims, over)
 
-    def _over(
-        self,
-        subject: tuple[int, ...],
-        found: Iterable[tuple[int, ...]],
-        judgement: Judgement,
-        window: Window,
-        snapshot: Snapshot,
-    ) -> str:
-        """Why a finding that was not found again is to be closed; empty when it is not."""
-        for ranks in found:
-            if set(subject) <= set(ranks):
-                return f"part of the lateness of {summary.ranks(ranks)}"
-        if judgement.held_up.issuperset(subject):
+    def _over(self, ranks: _Ranks, cost: _Cost, judgement: Judgement, window: Window) -> str:
+        """Why a finding that this window did not find again is over; empty if it is not."""
+        for one in judgement.stragglers:
+            if set(ranks) <= set(one.ranks):
+                return f"part of the lateness of {text.ranks(one.ranks)}"
+        if judgement.held_up.issuperset(ranks):
             return "other ranks delayed it"
-        known = self._known(subject, snapshot.now)
-        if known.straggler is None:  # not seen since a restart: a window may show it
-            patience_s = self._policy.straggler_window_s + self._policy.telemetry_late_s
-            waited_s = (snapshot.now - known.told_at) / 1e9
-            return "" if waited_s < patience_s else "no longer late"
-        still_ns = known.add(window, known.straggler.lates)
-        if 2 * still_ns < self._policy.straggler_min_lost_s * 1e9:
-            return "no longer late"
-        self._tell(known, known.straggler, window, snapshot)
-        return ""
+        if cost.straggler is None:
+            return ""
+        still_ns = cost.add(window, cost.straggler.lates)
+        return _NO_LONGER if 2 * still_ns < self._policy.straggler_min_lost_s * 1e9 else ""
+
+    def _claim(
+        self, ranks: _Ranks, cost: _Cost, standing: Standing, window: Window, snapshot: Snapshot
+    ) -> Claim:
+        straggler = cost.straggler
+        assert straggler is not None
+        may_wait = straggler.sends or straggler.is_held_up
+        sure = straggler.lates[0].nats >= 2 * CHANCE_NATS and not may_wait
+        confidence = Confidence.HIGH if sure else Confidence.MEDIUM
+        groups = {late.group: snapshot.groups[late.group] for late in straggler.lates}
+        labels = tuple(dict.fromkeys(text.clean(g.info.label) for g in groups.values()))
+        victims = {rank for group in groups.values() for rank in group.members.tolist()}
+        return Claim(
+            kind=Kind.STRAGGLER,
+            about=repr(ranks),
+            anchors=_anchors(ranks),
+            standing=standing,
+            groups_held_up=labels,
+            suspects=tuple(
+                Suspect(
+                    rank,
+                    builder.node_of(snapshot, rank),
+                    Reason.LATE,
+                    confidence,
+                    _evidence(straggler, rank, labels, window, snapshot),
+                )
+                for rank in ranks
+            ),
+            victims=tuple(sorted(victims - set(straggler.ranks))),
+            lost_s=cost.lost_s,
+            summary=_summary(straggler, cost.lost_s, snapshot),
+        )
 
 
-def _subject(finding: Finding) -> tuple[int, ...]:
+def _anchors(ranks: _Ranks) -> Anchors:
+    return frozenset({ranks})
+
+
+def _ranks_of(finding: Finding) -> _Ranks:
     return tuple(suspect.rank for suspect in finding.suspects)
 
 
 # -- texts ---------------------------------------------------------------------------------------
 
 
-def _finding(
-    key: AttemptKey,
-    straggler: Straggler,
-    lost_s: float,
-    window: Window,
-    snapshot: Snapshot,
-    policy: Policy,
-) -> Finding:
-    may_wait = straggler.sends or straggler.is_held_up
-    sure = straggler.lates[0].nats >= 2 * CHANCE_NATS and not may_wait
-    confidence = Confidence.HIGH if sure else Confidence.MEDIUM
-    groups = {late.group: snapshot.groups[late.group] for late in straggler.lates}
-    labels = tuple(dict.fromkeys(summary.clean(g.info.label) for g in groups.values()))
-    victims = {rank for group in groups.values() for rank in group.members.tolist()}
-    suspects = tuple(
-        Suspect(
-            rank,
-            builder.node_of(snapshot, rank),
-            Reason.LATE,
-            confidence,
-            _evidence(straggler, rank, labels, window, snapshot),
-        )
-        for rank in straggler.ranks[: policy.max_suspects]
-    )
-    return Finding(
-        id="",
-        kind=Kind.STRAGGLER,
-        state=FindingState.OPEN,
-        job=key.job,
-        attempt=key.attempt,
-        opened_at=snapshot.now,
-        groups_held_up=labels,
-        suspects=suspects,
-        victims=tuple(sorted(victims - set(straggler.ranks))),
-        lost_s=lost_s,
-        summary=_summary(straggler, lost_s, snapshot),
-    )
-
-
 def _evidence(
     straggler: Straggler, rank: int, labels: tuple[str, ...], window: Window, snapshot: Snapshot
 ) -> str:
     late = next((one for one in straggler.lates if one.culprit == rank), straggler.lates[0])
-    label = summary.clean(snapshot.groups[late.group].info.label)
+    label = text.clean(snapshot.groups[late.group].info.label)
     who = "its whole node was" if late.culprit < 0 else "was"
     words = (
         f"{who} last in {late.count:,} of {late.judged:,} collectives of {label} "
@@ -222,8 +176,8 @@ def _evidence(
 
 def _summary(straggler: Straggler, lost_s: float, snapshot: Snapshot) -> str:
     late, ranks = straggler.lates[0], straggler.ranks
-    label = summary.clean(snapshot.groups[late.group].info.label)
-    who = summary.ranks(ranks)
+    label = text.clean(snapshot.groups[late.group].info.label)
+    who = text.ranks(ranks)
     if straggler.culprit < 0:
         who = f"node {builder.node_of(snapshot, ranks[0]) or '?'} ({who})"
     share = 100 * late.count / max(late.judged, 1)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import UncertainTime
-from frd.engine.findings import builder
-from frd.engine.findings import text as summary
+from frd.engine.findings import builder, text
+from frd.engine.findings.attachments import Attachments, Evidence
 from frd.engine.hangs.attribution import lowered
+from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Verdict
-from frd.engine.hangs.incident import Claim
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.flight import judges, user_frames_of
@@ -32,29 +32,30 @@ def finding_of(
     have been healthy after all, so that nobody is named with high confidence."""
     if is_open:
         verdict = replace(verdict, suspects=tuple(lowered(verdict.suspects)))
-    keys = builder.keys_of(snapshot, verdict)
-    claim = Claim.of_verdict(snapshot.key, snapshot, verdict, keys, _POLICY)
+    claim = claim_of(snapshot, verdict, _POLICY)
+    opened = builder.finding_of(snapshot.key, claim, snapshot.now)
+    attachments = Attachments()
+    for suspect in opened.suspects:
+        attachments.add(Evidence(suspect.rank, rows.trace.standing.get(suspect.rank)))
+    opened = attachments.attached_to(opened, opened.suspects)
     of, seq = verdict.instance.group, verdict.instance.seq
-    for suspect in claim.bare:
-        if activity := rows.trace.standing.get(suspect.rank):
-            claim.attach(rank=suspect.rank, activity=activity, note="", dump=None)
     suspects = [
         _last_seen(rows, suspect)
         if suspect.reason is Reason.CPU_STUCK
         else _as_entered(suspect, stack_of(rows, suspect.rank, of, seq))
-        for suspect in claim.finding.suspects
+        for suspect in opened.suspects
     ]
     if verdict.kind is Kind.MISMATCH and (notes := _of_mismatch(rows, snapshot, verdict)):
         suspects = [
             replace(suspect, evidence="; ".join((suspect.evidence, *notes))) for suspect in suspects
         ]
     finding = replace(
-        claim.finding,
+        opened,
         severity=None,
         suspects=_with_onsets(suspects, verdict, clocks),
-        witness=_witness(rows, of, seq, claim.finding),
+        witness=_witness(rows, of, seq, opened),
     )
-    return replace(finding, summary=summary.summarize(finding, timed=False))
+    return replace(finding, summary=text.summarize(finding, timed=False))
 
 
 def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Verdict) -> list[str]:
@@ -64,9 +65,9 @@ def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Verdict) -> list[str]:
     classes = next(facts, ())
     notes = []
     dtypes = [
-        f"{summary.ranks(ranks)} passed {summary.clean(text)}"
+        f"{text.ranks(ranks)} passed {text.clean(dtypes)}"
         for signature, ranks in classes
-        if (text := _dtypes(signature))
+        if (dtypes := _dtypes(signature))
     ]
     if len(set(map(_but_dtypes, (told for told, _ in classes)))) == 1 and len(dtypes) > 1:
         notes.append(", ".join(dtypes))
@@ -126,7 +127,7 @@ def _last_seen(rows: Rows, suspect: Suspect) -> Suspect:
         row = int(one.current[-1])
         stack = frames_text(rows, int(one.trace.stack[row]))
         op = rows.trace.names[int(one.trace.name[row])].op
-        label = summary.clean(rows.series[int(one.series[-1])].info.label)
+        label = text.clean(rows.series[int(one.series[-1])].info.label)
         last = f"its last op was {op} on {label}"
         words.append(f"{last} at {stack[0]}" if stack else last)
     if _sends_unseen(rows, one) and confidence is Confidence.HIGH:

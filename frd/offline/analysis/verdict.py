@@ -1,4 +1,4 @@
-"""From rows and marks to findings: cut a picture, ask the engine, add what entries know.
+"""From rows and marks to findings: cut a snapshot, ask the engine, add what entries know.
 
 A dump is a rank's last word: whatever time it was taken, nothing that it does not show happened
 before. The engine is asked twice. The first time every wait counts, and the dumps are taken to be
@@ -17,6 +17,7 @@ import numpy as np
 
 from frd.engine.findings import builder
 from frd.engine.findings import text as summary
+from frd.engine.hangs.claims import collective_of
 from frd.engine.hangs.diagnosis import Verdict, find
 from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot, StallTable
 from frd.flight.trace import Trace
@@ -128,7 +129,7 @@ def judge(
 
 
 def _as_old_as_known(snapshot: Snapshot, taken: Taken) -> Snapshot:
-    """The picture with the times at which the dumps were taken, where these are known."""
+    """The snapshot with the times at which the dumps were taken, where these are known."""
     last_word = snapshot.now + _LAST_WORD_NS
     at = taken.rows(snapshot.rank.astype(np.int64))
     as_of = np.where(taken.latest[at] < FAR, taken.latest[at], last_word)
@@ -196,7 +197,7 @@ def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Verdict, waiting: Wa
     """``rank 0 had kept rank 1 waiting for 0.6 s when dumped (...); take another dump ...``."""
     named = sorted(_named(verdict))
     waiters = sorted({*verdict.waiting, *verdict.victims}.difference(named)) or verdict.waiting
-    about = builder.collective_of(snapshot, verdict, waited_s=0.0)
+    about = collective_of(snapshot, verdict)
     what = summary.collective(about.op, about.seq, about.group)
     lasted = _lasted_text(waiting)
     if named:

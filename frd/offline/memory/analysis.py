@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from frd.engine.attempt import Attempt
 from frd.engine.findings import text as summary
-from frd.engine.memory.detector import MemoryWatcher
+from frd.engine.findings.claim import Known
+from frd.engine.findings.tracker import Tracker
+from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.errors import TelemetryError
 from frd.forms import finding_json, span_text, utc_text
@@ -208,10 +210,14 @@ def _findings(
     policy = replace(live, memory_warmup_s=min(live.memory_warmup_s, length_s * _WARMUP_SHARE))
     world_size = max(job.world_size, max(job.ranks) + 1)
     attempt = Attempt(AttemptKey(job.job, 0), world_size, policy, AlignedNs(begin))
-    watch = MemoryWatcher(attempt.key)
+    detector = MemoryDetector()
+    tracker = Tracker(attempt.key, [detector.lifetime])
     found: dict[str, Finding] = {}
     for now in Feed(recorded, lanes, attempt, reach_ns).steps():
-        for event in watch.look(attempt, now, room=policy.max_findings - len(found)):
+        if (look := detector.evaluate(attempt, now, Known())) is None:
+            continue
+        room = policy.max_findings - len(found)
+        for event in tracker.update(detector.lifetime, look, room=room):
             # A file does not show how urgent it was then.
             found[event.finding.id] = replace(event.finding, severity=None)
     return list(found.values())

@@ -13,12 +13,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from frd.engine.engine import Engine
+from frd.engine.findings.attachments import Evidence
 from frd.engine.matching.usual_waits import JobPauses
-from frd.model import Activity, AlignedNs, Change, Finding, FindingEvent, Kind
+from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
 from frd.service.findings.dismissal import Dismissal
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.pauses import encode_pauses
@@ -36,14 +37,6 @@ DISMISS_WITHIN_S: Final = 10.0
 """How long closing a finding by hand may take: an evaluation, and the disk."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    finding_id: str
-    rank: int | None
-    activity: Activity | None
-    dump: str | None
 
 
 class Evaluator:
@@ -73,7 +66,8 @@ class Evaluator:
         self._project = project
         self._publish = publish
         self._settle = settle
-        self._evidence: list[_Evidence] = []
+        self._evidence: list[tuple[str, Evidence]] = []
+        """By id of the finding; not applied yet."""
         self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
         """Not applied yet, each with its waiting caller."""
         self._unsaved: dict[str, FindingEvent] = {}
@@ -91,16 +85,9 @@ class Evaluator:
         unsaved = [event.finding for event in list(self._unsaved.values())]
         return [finding for finding in unsaved if finding.id in published]
 
-    def attach(
-        self,
-        finding_id: str,
-        *,
-        rank: int | None = None,
-        activity: Activity | None = None,
-        dump: str | None = None,
-    ) -> None:
+    def attach(self, finding_id: str, evidence: Evidence) -> None:
         """Put evidence into an open finding, soon."""
-        self._evidence.append(_Evidence(finding_id, rank, activity, dump))
+        self._evidence.append((finding_id, evidence))
         self._wake.set()
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
@@ -157,10 +144,8 @@ class Evaluator:
         now = self._now()
         evidence, self._evidence = self._evidence, []
         events: list[FindingEvent] = []
-        for item in evidence:
-            events += self._engine.attach(
-                item.finding_id, rank=item.rank, activity=item.activity, dump=item.dump
-            )
+        for finding_id, item in evidence:
+            events += self._engine.attach(finding_id, item)
         dismissals, self._dismissals = self._dismissals, []
         dismissed = [(done, self._dismiss(dismissal, now)) for dismissal, done in dismissals]
         events += [event for _, closing in dismissed for event in closing]

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
+from frd.engine.findings.attachments import Evidence
 from frd.errors import FrdError, StoreError
 from frd.flight.stacks.places import activity_of
 from frd.model import Activity, AttemptKey, Change, Finding, FindingEvent, Kind
@@ -30,21 +31,11 @@ TIMEOUT_S: Final = 10.0
 log = logging.getLogger(__name__)
 
 
-class Attach(Protocol):
-    """Puts evidence into an open finding."""
-
-    def __call__(
-        self,
-        finding_id: str,
-        *,
-        rank: int | None = None,
-        activity: Activity | None = None,
-        dump: str | None = None,
-    ) -> None: ...
-
-
 class Responder:
-    def __init__(self, dumper: Dumper, attach: Attach, *, keep_dumps: bool) -> None:
+    def __init__(
+        self, dumper: Dumper, attach: Callable[[str, Evidence], None], *, keep_dumps: bool
+    ) -> None:
+        """`attach` puts evidence into a finding, by its id."""
         self._dumper = dumper
         self._attach = attach
         self.keep_dumps = keep_dumps
@@ -91,7 +82,7 @@ class Responder:
         def on_stack(rank: int, text: str) -> None:
             activity = activity_of(text)
             if activity != Activity():
-                self._attach(finding.id, rank=rank, activity=activity)
+                self._attach(finding.id, Evidence(rank, activity))
 
         try:
             async with self._slots:
@@ -107,7 +98,7 @@ class Responder:
                     except StoreError as error:  # stacks need no disk
                         log.warning("finding %s: it has no dump: %s", finding.id, error)
                     else:
-                        self._attach(finding.id, dump=taken.id)
+                        self._attach(finding.id, Evidence(dump=taken.id))
                         return
                 await self._dumper.stacks(key, ranks, timeout_s=TIMEOUT_S, on_stack=on_stack)
         except FrdError as error:

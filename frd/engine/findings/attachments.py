@@ -1,0 +1,117 @@
+"""Evidence that arrives after a finding opened: stacks, notes, the id of a dump.
+
+Attachments are kept apart from the finding's own fields, because every look may replace those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from frd.engine.findings import text
+from frd.model import Activity, Finding, Reason, Suspect, Witness, WorkerStack
+
+_STACK_LINES = 64
+_MOST_WORKERS = 16
+_WORKER_LINES = 16
+_MAY_BE_BUSY = frozenset({Reason.CPU_STUCK, Reason.UNREACHABLE})
+"""Whether such a rank uses its processor shows whether it works or waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One piece of evidence for a finding: what a rank does, the dump of the job, or both."""
+
+    rank: int | None = None
+    activity: Activity | None = None
+    """Of `rank`."""
+    dump: str | None = None
+
+
+@dataclass(slots=True)
+class Attachments:
+    activities: dict[int, Activity] = field(default_factory=dict)
+    """By rank."""
+    dump: str | None = None
+
+    @classmethod
+    def of(cls, finding: Finding) -> Attachments:
+        """What a finding of an earlier process of the service carries."""
+        known = {
+            s.rank: Activity(s.stack, s.inside, s.doing, workers=s.workers)
+            for s in finding.suspects
+            if s.stack or s.doing or s.workers
+        }
+        return cls(known, finding.dump)
+
+    def add(self, evidence: Evidence) -> None:
+        if evidence.rank is not None and evidence.activity is not None:
+            self.activities[evidence.rank] = _cleaned(evidence.activity)
+        self.dump = evidence.dump if evidence.dump is not None else self.dump
+
+    def attached_to(self, finding: Finding, suspects: Sequence[Suspect]) -> Finding:
+        """The finding with these suspects, and with everything that was attached."""
+        return replace(
+            finding,
+            suspects=tuple(self._with_activity(suspect) for suspect in suspects),
+            witness=self._witness(finding),
+            dump=self.dump,
+        )
+
+    def _with_activity(self, suspect: Suspect) -> Suspect:
+        """The suspect with its activity; the evidence mentions each part of it once."""
+        activity = self.activities.get(suspect.rank, Activity(stack=suspect.stack))
+        words = [suspect.evidence]
+        if activity.stack:
+            inside = f", inside {activity.inside}" if activity.inside else ""
+            words.append(text.STANDS_AT + text.place(activity.stack[0], " in ") + inside)
+        if suspect.reason in _MAY_BE_BUSY:
+            words.append(activity.usage)
+        words.append(activity.note)
+        kept: list[str] = []
+        for word in words:
+            if word and not any(word in earlier for earlier in kept):
+                kept.append(word)
+        return replace(
+            suspect,
+            stack=activity.stack,
+            inside=activity.inside,
+            doing=activity.doing,
+            workers=activity.workers,
+            evidence="; ".join(kept),
+        )
+
+    def _witness(self, finding: Finding) -> Witness | None:
+        """The first rank that waits in the finding's collective and whose stack is known."""
+        ref = finding.collective
+        for rank in (*(ref.waiting_ranks if ref is not None else ()), *finding.victims):
+            activity = self.activities.get(rank)
+            if activity is not None and activity.stack and rank in finding.victims:
+                return Witness(rank, activity.stack)
+        return finding.witness
+
+
+def _cleaned(activity: Activity) -> Activity:
+    """Printable and of bounded length, whatever names the job uses."""
+    return Activity(
+        stack=_lines(activity.stack, _STACK_LINES),
+        inside=text.clean(activity.inside),
+        doing=text.clean(activity.doing),
+        usage=text.clean(activity.usage),
+        note=text.clean(activity.note),
+        workers=tuple(
+            WorkerStack(
+                pid=one.pid,
+                name=text.clean(one.name),
+                stack=_lines(one.stack, _WORKER_LINES),
+                inside=text.clean(one.inside),
+                doing=text.clean(one.doing),
+                usage=text.clean(one.usage),
+            )
+            for one in activity.workers[:_MOST_WORKERS]
+        ),
+    )
+
+
+def _lines(stack: Sequence[str], most: int) -> tuple[str, ...]:
+    return tuple(text.clean(line) for line in stack[:most])

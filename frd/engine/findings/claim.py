@@ -1,0 +1,158 @@
+"""What a detector hands to the tracker: claims about one moment, and how its findings live.
+
+A detector looks at an attempt and says what is wrong *now*. It does not know which findings are
+open. Everything the tracker needs to recognise the same trouble at the next look travels with the
+claim, as `anchors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias, assert_never
+
+from frd.model import (
+    AlignedNs,
+    CollectiveRef,
+    Finding,
+    Kind,
+    Reason,
+    Severity,
+    Suspect,
+)
+
+Anchors: TypeAlias = frozenset[Hashable]
+"""What stays the same while the same trouble lasts: a collective that is stuck, a set of ranks."""
+NEVER: Final = float("inf")
+_UNKNOWN: Final = AlignedNs(0)
+
+
+class Standing(Enum):
+    """What a claim may do."""
+
+    CONFIRMED = "opens a finding"
+    POSSIBLE = "opens a finding when it has been seen for `Lifetime.confirm_s`"
+    LASTING = "continues an open finding, but opens none"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is wrong, as seen at one look."""
+
+    kind: Kind
+    about: str
+    """The subject, as part of a new finding's id."""
+    anchors: Anchors
+    standing: Standing = Standing.CONFIRMED
+    since: AlignedNs = _UNKNOWN
+    """When the wait, or the loss, began."""
+    reason: Reason | None = None
+    collective: CollectiveRef | None = None
+    groups_held_up: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    """As many as a finding lists, the surest."""
+    named: frozenset[int] = frozenset()
+    """The ranks of all suspects, listed or not."""
+    victims: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+    disagreement: str = ""
+    lost_s: float | None = None
+    summary: str = ""
+    """For kinds whose summary does not follow from the other fields."""
+    exits: frozenset[tuple[int, AlignedNs]] = frozenset()
+    """The exits (rank, time) that the claim reports. Each exit is reported once."""
+    is_of_exited: bool = False
+    """Every rank that it names has exited."""
+
+
+def _unknown_as_of(rank: int) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a detector saw at one moment, and what the tracker may ask about that moment."""
+
+    at: AlignedNs
+    claims: Sequence[Claim] = ()
+    over: Mapping[Anchors, str] = field(default_factory=dict)
+    """Anchors of findings that are over, each with the reason to close them."""
+    still_stuck: Anchors = frozenset()
+    """Anchors that still hold although no claim carries them."""
+    exited: frozenset[int] = frozenset()
+    """Ranks whose exit needs an explanation. A finding about one does not pass."""
+    as_of: Callable[[int], int] = _unknown_as_of
+    """Aligned ns up to which everything is known of a rank."""
+    ended_by: Callable[[Collection[int], Collection[int], AlignedNs], str] = (
+        lambda ranks, named, after: ""
+    )
+    """How the first of `ranks` ended after a time, in words; empty when none of them did."""
+    held_up_by: Callable[[Collection[int]], CollectiveRef | None] = lambda ranks: None
+    """The collective in which other ranks wait for these lost ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What became of a detector's earlier claims."""
+
+    findings: Sequence[Finding] = ()
+    """The open findings of its kinds, dismissed ones included."""
+    reported_exits: Collection[tuple[int, AlignedNs]] = ()
+    """Exits (rank, time) that were reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How findings of some kinds open, change and close. One value for each detector."""
+
+    kinds: frozenset[Kind]
+    anchors_of: Callable[[Finding], Anchors]
+    """Recognises a finding that an earlier process of the service opened."""
+    keeps_cause: bool = False
+    """True: a cause stays named unless a surer one lasts, and a claim that names the same ranks is
+    the same incident. False: the newest claim replaces what the finding said."""
+    final: frozenset[Kind] = frozenset()
+    """Kinds whose cause is known for good when they open. Only the ranks that wait may change, and
+    they stay open until the attempt ends. What goes wrong afterwards is their consequence."""
+    confirm_s: float = 0.0
+    """How long a `POSSIBLE` claim must last before it opens a finding."""
+    update_every_s: float = 0.0
+    """Changes within this time after the last update are no event."""
+    close_after_s: float = NEVER
+    """A finding that no look has shown for this long is over. `NEVER`: the detector says when."""
+    restored_close_after_s: float = NEVER
+    """The same for a finding of an earlier process, from the first look on. `NEVER`: as above."""
+    close_reason: str = ""
+    critical_after_s: float = NEVER
+    """A finding that has been open for this long becomes critical, where its kind can."""
+
+
+def anchor_of(ref: CollectiveRef | None) -> Hashable:
+    """What stays the same of a collective, or of one rank's wait in a P2P op, while it is stuck."""
+    if ref is None:
+        return None
+    return ref.group_id, ref.seq, min(ref.waiting_ranks, default=-1) if ref.seq < 0 else -1
+
+
+def anchors_by_collective(finding: Finding) -> Anchors:
+    return frozenset({anchor_of(finding.collective)} - {None})
+
+
+def severity_of(kind: Kind, lasted_s: float, critical_after_s: float) -> Severity:
+    """How urgent a finding is that has been open for `lasted_s`.
+
+    A job that stands still for a while may be healthy: a checkpoint, an evaluation, a launcher that
+    ends one rank after another. A finding about ranks that wait or are gone is therefore a warning
+    first, and critical once it has lasted. Memory that has run out is critical from the start. All
+    other findings stay warnings, because the job goes on.
+    """
+    match kind:
+        case Kind.STALL | Kind.ORDER | Kind.MISMATCH | Kind.RANK_LOST:
+            return Severity.CRITICAL if lasted_s >= critical_after_s else Severity.WARNING
+        case Kind.OOM:
+            return Severity.CRITICAL
+        case Kind.STRAGGLER | Kind.MEMORY_SPIKE | Kind.TELEMETRY_GAP | Kind.CLOCK_UNSYNCHRONIZED:
+            return Severity.WARNING
+        case _:
+            assert_never(kind)

@@ -1,0 +1,95 @@
+"""Which open finding each claim of one look is about: a pure function.
+
+A claim continues the finding that is most like it: first one that names the same ranks (for kinds
+that keep their cause), then the one with which it shares most anchors. No two claims continue the
+same finding, and what is paired at one look is paired alike at the next. Findings that are left
+over and like a claim have become one with it. A claim that is left over although a finding is like
+it is a part of what was seen as a whole: late telemetry, or an agent that went away, hides what
+holds the parts together. Such a claim is news only if it says more than the whole does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from frd.engine.findings import builder
+from frd.engine.findings.claim import Claim, Lifetime
+from frd.engine.findings.open_finding import OpenFinding
+
+
+@dataclass(slots=True)
+class Pairing:
+    claim: Claim
+    same: list[OpenFinding] = field(default_factory=list)
+    """Findings that the claim continues, or merges into one; oldest first."""
+    parts_of: list[OpenFinding] = field(default_factory=list)
+    """Findings that are like the claim but that another claim continues."""
+
+    @property
+    def is_news(self) -> bool:
+        """It names ranks, or says that no rank is the cause, as surely as what it is a part of."""
+        if not self.parts_of or self.claim.reason is not None:
+            return True
+        known = max(builder.surest(one.suspects) for one in self.parts_of)
+        return bool(self.claim.suspects) and builder.surest(self.claim.suspects) >= known
+
+
+def paired(
+    claims: Sequence[Claim], findings: Sequence[OpenFinding], life: Lifetime
+) -> list[Pairing]:
+    """Every claim with its findings, in the order of the claims."""
+    pairs = [Pairing(claim) for claim in claims]
+    links = sorted(
+        (link for at, claim in enumerate(claims) for link in _links(at, claim, findings, life)),
+        key=lambda link: (link.unlikeness, *_age(link.finding), link.at),
+    )
+    taken: set[str] = set()
+    for link in links:
+        pair = pairs[link.at]
+        if not pair.same and link.finding.finding.id not in taken:
+            taken.add(link.finding.finding.id)
+            pair.same.append(link.finding)
+    for link in links:
+        pair = pairs[link.at]
+        if not pair.same:
+            pair.parts_of.append(link.finding)
+        elif link.finding.finding.id not in taken:
+            taken.add(link.finding.finding.id)
+            pair.same.append(link.finding)
+    for pair in pairs:
+        pair.same.sort(key=_age)
+    return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    at: int
+    """Index of the claim."""
+    finding: OpenFinding
+    unlikeness: tuple[bool, int]
+
+
+def _links(
+    at: int, claim: Claim, findings: Sequence[OpenFinding], life: Lifetime
+) -> Iterator[_Link]:
+    found = False
+    for one in findings:
+        names = life.keeps_cause and not claim.named.isdisjoint(one.named)
+        shared = len(claim.anchors & one.anchors)
+        if names or shared:
+            found = True
+            yield _Link(at, one, (not names, -shared))
+    if not found:
+        for one in findings:
+            if one.finding.kind in life.final and _follows(claim, one):
+                yield _Link(at, one, (True, 0))
+
+
+def _follows(claim: Claim, loss: OpenFinding) -> bool:
+    """It began after a loss, or names only ranks that have exited too."""
+    return claim.since >= loss.since or claim.is_of_exited
+
+
+def _age(one: OpenFinding) -> tuple[int, str]:
+    return one.finding.opened_at, one.finding.id

@@ -1,0 +1,313 @@
+"""One open finding: what it says, and what a new claim about it may change.
+
+Kind, id and opening time never change. Of findings that keep their cause, a cause that was named
+with high confidence never changes either: suspects change only from none to some, or to surer ones
+while none is certain. What happens later is a consequence, because a cause is never later than its
+finding; how the ranks ended is reported in `ended_by`. If the job has gone on and waits for another
+rank, that is another finding (`is_succeeded_by`). An event is returned only when a user sees a
+difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from frd.engine.findings import builder
+from frd.engine.findings.attachments import Attachments, Evidence
+from frd.engine.findings.claim import (
+    NEVER,
+    Anchors,
+    Claim,
+    Lifetime,
+    Look,
+    anchor_of,
+    severity_of,
+)
+from frd.model import (
+    AlignedNs,
+    AttemptKey,
+    Change,
+    Finding,
+    FindingEvent,
+    FindingState,
+    Reason,
+    Severity,
+    Suspect,
+)
+
+_CHANGE_OF_MIND_NS = 1_500_000_000
+"""How long other suspects must be seen before they replace the present ones."""
+
+
+@dataclass(slots=True)
+class Rivals:
+    """Other suspects that the latest looks have shown, and since when."""
+
+    named: frozenset[tuple[int, Reason]] = frozenset()
+    since: AlignedNs | None = None
+
+    def have_lasted(self, suspects: Sequence[Suspect], now: AlignedNs) -> bool:
+        """The latest looks all showed these suspects, for long enough."""
+        named = _named(suspects)
+        if named != self.named or self.since is None:
+            self.named, self.since = named, now
+        return now - self.since >= _CHANGE_OF_MIND_NS
+
+
+@dataclass(slots=True)
+class OpenFinding:
+    finding: Finding
+    """As last reported."""
+    suspects: tuple[Suspect, ...]
+    """Its suspects without attachments."""
+    anchors: Anchors
+    since: AlignedNs
+    """When the wait, or the loss, began."""
+    seen: AlignedNs
+    """When a look last showed it."""
+    attachments: Attachments = field(default_factory=Attachments)
+    updated_at: AlignedNs | None = None
+    """When an event last reported it. After a restart of the service: when it was first looked at,
+    None before that."""
+    restored_at: AlignedNs | None = None
+    """When an earlier process's finding was restored; None once this process has seen it."""
+    is_dismissed: bool = False
+    """Closed by hand. It stays known, so that the same incident opens no other finding, but it is
+    reported no more."""
+    rivals: Rivals = field(default_factory=Rivals)
+    """Suspects that this finding may come to name."""
+    successors: Rivals = field(default_factory=Rivals)
+    """Suspects that another finding may name in its place."""
+
+    @classmethod
+    def of(cls, key: AttemptKey, claim: Claim, now: AlignedNs, life: Lifetime) -> OpenFinding:
+        finding = builder.finding_of(key, claim, now, life.critical_after_s)
+        return cls(finding, finding.suspects, claim.anchors, claim.since, now, updated_at=now)
+
+    @classmethod
+    def restored(cls, finding: Finding, now: AlignedNs, life: Lifetime) -> OpenFinding:
+        """A finding of an earlier process of the service."""
+        if life.critical_after_s < NEVER and finding.severity is None:
+            finding = replace(finding, severity=Severity.WARNING)
+        return cls(
+            finding,
+            finding.suspects,
+            life.anchors_of(finding),
+            finding.opened_at,
+            now,
+            Attachments.of(finding),
+            restored_at=now,
+        )
+
+    @classmethod
+    def remembered(cls, finding: Finding) -> OpenFinding:
+        """A closed finding, for better evidence about it."""
+        finding = replace(finding, severity=finding.severity or Severity.WARNING)
+        at = finding.closed_at or finding.opened_at
+        known = Attachments.of(finding)
+        return cls(finding, finding.suspects, frozenset(), finding.opened_at, at, known)
+
+    # -- questions ---------------------------------------------------------------------------
+
+    @property
+    def named(self) -> set[int]:
+        return {suspect.rank for suspect in self.suspects}
+
+    def as_of(self, now: AlignedNs) -> Finding:
+        """The finding with the waiting time up to `now`."""
+        ref = self.finding.collective
+        if ref is None:
+            return self.finding
+        waited_s = max(ref.waited_s, (now - self.since) / 1e9)
+        return builder.finished(replace(self.finding, collective=replace(ref, waited_s=waited_s)))
+
+    def closed(self, now: AlignedNs, reason: str, *, as_of: AlignedNs) -> Finding:
+        return builder.finished(
+            replace(
+                self.as_of(as_of), state=FindingState.CLOSED, closed_at=now, close_reason=reason
+            )
+        )
+
+    def is_over(self, look: Look, life: Lifetime) -> bool:
+        """No look has shown it for its `close_after_s`, and this look could have shown it."""
+        if self.seen >= look.at or self.finding.kind in life.final:
+            return False
+        after_s, since = life.close_after_s, self.seen
+        if self.restored_at is not None and life.restored_close_after_s < NEVER:
+            after_s, since = life.restored_close_after_s, self.updated_at or look.at
+        if look.at - since < after_s * 1e9:
+            return False
+        if not look.exited.isdisjoint({*self.named, *self.finding.victims}):
+            return False  # the job did not go on, it fell apart
+        return self._is_reported(look)
+
+    def _is_reported(self, look: Look) -> bool:
+        """All ranks that waited have reported since the service restarted."""
+        ref = self.finding.collective
+        if self.restored_at is None or ref is None:
+            return True
+        return all(look.as_of(rank) > self.restored_at for rank in ref.waiting_ranks)
+
+    def is_succeeded_by(self, claim: Claim, now: AlignedNs, life: Lifetime) -> bool:
+        """The job went on: the suspects of this finding came, and for a while `claim` has named
+        other ranks just as surely. That is another finding; this one keeps its cause."""
+        if not self.suspects or self.finding.ended_by or self.finding.kind in life.final:
+            return False
+        if not claim.suspects and claim.reason is not Reason.NETWORK_OR_DEVICE:
+            return False
+        if self.named & {suspect.rank for suspect in claim.suspects}:
+            return False
+        if not self.successors.have_lasted(claim.suspects, now):
+            return False
+        if not claim.suspects:
+            return not self._is_certain
+        return builder.surest(claim.suspects) == builder.surest(self.suspects)
+
+    @property
+    def _is_certain(self) -> bool:
+        return builder.surest(self.suspects) == builder.CERTAIN
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def update(self, claim: Claim, look: Look, life: Lifetime) -> list[FindingEvent]:
+        """What another look at the same trouble adds."""
+        self.seen, self.restored_at = look.at, None
+        if not life.keeps_cause:
+            return self._replaced(claim, look.at, life)
+        if self.finding.kind in life.final:
+            self.anchors = claim.anchors
+            return self._report(self._with_collective(self.finding, claim), look.at)
+        suspects = self._possible(claim, look)
+        if suspects is None:
+            return []
+        changed = _named(suspects) != _named(self.suspects)
+        if changed and not self._changes_mind(suspects, claim.reason, look.at):
+            return []
+        if not changed:
+            self.rivals = Rivals()
+        self.suspects = suspects if changed else builder.refined(self.suspects, suspects)
+        finding = self.finding
+        if changed or self._is_about(claim):
+            self.since = claim.since
+            finding = self._with_collective(finding, claim)
+        self.anchors = claim.anchors
+        finding = replace(
+            finding,
+            reason=claim.reason,
+            victims=tuple(sorted({*finding.victims, *claim.victims} - self.named)),
+            unknown=claim.unknown,
+            disagreement=claim.disagreement or finding.disagreement,
+        )
+        return self._report(finding, look.at)
+
+    def _replaced(self, claim: Claim, now: AlignedNs, life: Lifetime) -> list[FindingEvent]:
+        """The claim says everything; changes are reported every `life.update_every_s`."""
+        self.suspects = claim.suspects
+        is_due = now - (self.updated_at or now) >= life.update_every_s * 1e9
+        if is_due:
+            self.updated_at = now
+        opened = self.finding
+        finding = builder.finding_of(AttemptKey(opened.job, opened.attempt), claim, now)
+        events = self._report(replace(finding, id=opened.id, opened_at=opened.opened_at), now)
+        return events if is_due else []
+
+    def _possible(self, claim: Claim, look: Look) -> tuple[Suspect, ...] | None:
+        """The suspects of a claim without those that began after the finding opened; None if there
+        were some and none is left."""
+        opened_at = self.finding.opened_at
+        suspects = [s for s in claim.suspects if not builder.began_after(s, opened_at, look.as_of)]
+        return builder.begun_by(suspects, opened_at) if suspects or not claim.suspects else None
+
+    def _changes_mind(
+        self, suspects: Sequence[Suspect], reason: Reason | None, now: AlignedNs
+    ) -> bool:
+        """From no suspect to some: immediately. To more suspects, or, while none is certain, to
+        surer ones: when they have lasted. Never after its ranks ended."""
+        lasted = self.rivals.have_lasted(suspects, now)
+        if self.finding.ended_by:
+            return False
+        if not self.suspects:
+            is_certain = builder.surest(suspects) == builder.CERTAIN
+            return is_certain or self.finding.reason is not Reason.NETWORK_OR_DEVICE
+        if _named(suspects) > _named(self.suspects):
+            fresh = [s for s in suspects if (s.rank, s.reason) not in _named(self.suspects)]
+            least = min(builder.surest([s]) for s in fresh)
+            return lasted and least >= builder.surest(self.suspects)
+        return lasted and builder.surest(suspects) > builder.surest(self.suspects)
+
+    def _is_about(self, claim: Claim) -> bool:
+        """The claim is about the finding's collective, or that one is stuck no more."""
+        mine = anchor_of(self.finding.collective)
+        return mine not in claim.anchors or mine == anchor_of(claim.collective)
+
+    def _with_collective(self, finding: Finding, claim: Claim) -> Finding:
+        ref, old = claim.collective, finding.collective
+        if ref is not None and old is not None and not ref.op:
+            is_same = (old.group_id, old.seq) == (ref.group_id, ref.seq)
+            ref = replace(ref, op=old.op if is_same else "")  # the entries may be forgotten
+        return replace(finding, collective=ref, groups_held_up=claim.groups_held_up)
+
+    def look_around(self, look: Look, life: Lifetime) -> list[FindingEvent]:
+        """What a look shows of the finding's ranks apart from claims: how they ended, and which
+        ranks wait for a lost one."""
+        events = self.note_end(look, life)
+        if self.finding.kind in life.final:
+            events += self._hold_up(look)
+        return events
+
+    def note_end(self, look: Look, life: Lifetime) -> list[FindingEvent]:
+        """How ranks of the finding ended after it had opened."""
+        mine = {*self.named, *self.finding.victims, *self.finding.unknown}
+        if self.finding.kind in life.final:
+            mine -= self.named
+        words = look.ended_by(mine, self.named, self.finding.opened_at)
+        return self._report(replace(self.finding, ended_by=words), look.at) if words else []
+
+    def _hold_up(self, look: Look) -> list[FindingEvent]:
+        """Ranks that wait for a lost rank before their wait counts as a stall. Their agents report
+        one after another, so there may be more of them later."""
+        ref = look.held_up_by(self.named)
+        if ref is None:
+            return []
+        if (known := self.finding.collective) is not None:
+            waiting = {*known.waiting_ranks, *ref.waiting_ranks}
+            is_same = (known.group_id, known.seq) == (ref.group_id, ref.seq)
+            if not is_same or len(waiting) == len(known.waiting_ranks):
+                return []
+            ref = replace(known, waiting_ranks=tuple(sorted(waiting)))
+        self.anchors = frozenset({anchor_of(ref)})
+        finding = replace(self.finding, collective=ref, groups_held_up=(ref.group,))
+        return self._report(finding, look.at)
+
+    def escalate(self, look: Look, life: Lifetime) -> list[FindingEvent]:
+        """It becomes critical when it has lasted. A restored finding has to be seen again first:
+        the job may have gone on while the service was down."""
+        if self.finding.kind in life.final and look.exited & (
+            self.named or {*self.finding.victims}
+        ):
+            self.restored_at = None
+        lasted_s = (look.at - self.finding.opened_at) / 1e9
+        severity = severity_of(self.finding.kind, lasted_s, life.critical_after_s)
+        if self.restored_at is not None or severity in (self.finding.severity, Severity.WARNING):
+            return []
+        finding = replace(self.finding, severity=severity, critical_at=look.at)
+        return self._report(finding, look.at)
+
+    def attach(self, evidence: Evidence) -> list[FindingEvent]:
+        """Better evidence about a suspect, or about a victim, which may become the witness."""
+        self.attachments.add(evidence)
+        return self._report(self.finding, self.seen)
+
+    def _report(self, finding: Finding, now: AlignedNs) -> list[FindingEvent]:
+        """Keep a new version; an event if a user sees a difference."""
+        before = self.finding
+        self.finding = self.attachments.attached_to(finding, self.suspects)
+        self.finding = self.as_of(now)
+        if self.is_dismissed or builder.looks_alike(before, self.finding):
+            return []
+        return [FindingEvent(Change.UPDATED, self.finding)]
+
+
+def _named(suspects: Collection[Suspect]) -> frozenset[tuple[int, Reason]]:
+    return frozenset((s.rank, s.reason) for s in suspects)

@@ -1,0 +1,165 @@
+"""Detects what stands still and which ranks are lost: when to look, and what to claim.
+
+While all is well a look costs one cheap question. A snapshot is taken, and causes are sought, only
+while something is stuck, lost, mismatched or open. Looks at a big job are spaced by its size, so
+that a hanging job of 16,384 ranks leaves the processor to the sessions that receive its reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from frd.engine.attempt import Attempt
+from frd.engine.findings.claim import Claim, Known, Lifetime, Look, anchors_by_collective
+from frd.engine.hangs.claims import claim_of, claim_of_loss, ended_by, held_up_by
+from frd.engine.hangs.diagnosis import Verdict, find
+from frd.engine.hangs.exits import Exit, bad_exits
+from frd.engine.hangs.lost_ranks import first_lost
+from frd.engine.policy import Policy
+from frd.engine.state.snapshot import MismatchFact, Snapshot, StallTable
+from frd.model import AlignedNs, CollectiveRef, Kind
+
+_CONFIRM_S: Final = 1.5
+"""How long a claim must last that reports of different age could fake."""
+_LOOK_AGAIN_NS: Final = 1_000_000_000
+"""How often to look although nothing was reported: telemetry gets late, claims get confirmed."""
+_PAUSE_NS_PER_RANK: Final = 125_000
+"""The least time between two looks, by ranks."""
+_OLD_NEWS_NS: Final = 30_000_000_000
+"""A rank that exited this long before the service heard of the attempt was reported before."""
+
+
+def lifetime_of(policy: Policy) -> Lifetime:
+    return Lifetime(
+        kinds=frozenset(
+            {Kind.STALL, Kind.MISMATCH, Kind.ORDER, Kind.RANK_LOST, Kind.TELEMETRY_GAP}
+        ),
+        anchors_of=anchors_by_collective,
+        keeps_cause=True,
+        final=frozenset({Kind.RANK_LOST}),
+        confirm_s=_CONFIRM_S,
+        close_after_s=policy.close_after_s,
+        close_reason="the job moved on",
+        critical_after_s=policy.critical_after_s,
+    )
+
+
+class HangDetector:
+    def __init__(self, policy: Policy) -> None:
+        self.adopt(policy)
+        self._looked_at = AlignedNs(0)
+        self._looked_revision = -1
+        self._mismatches: dict[tuple[int, int], AlignedNs] = {}
+        """(group, seq) of the mismatches that are known, and since when."""
+
+    def adopt(self, policy: Policy) -> None:
+        self._policy = policy
+        self.lifetime = lifetime_of(policy)
+
+    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
+        stalled = attempt.stalls(now)
+        has_exits = attempt.lost or attempt.has_deserters
+        if not (len(stalled) or attempt.disagrees or has_exits or known.findings):
+            return None
+        since_ns = now - self._looked_at
+        if since_ns < attempt.world_size * _PAUSE_NS_PER_RANK or (
+            attempt.revision == self._looked_revision and since_ns < _LOOK_AGAIN_NS
+        ):
+            return None
+        self._looked_at, self._looked_revision = now, attempt.revision
+        snapshot = attempt.snapshot(now)
+        snapshot = replace(snapshot, mismatches=self._ripe(snapshot.mismatches, stalled, now))
+        verdicts = find(
+            snapshot,
+            stalled,
+            threshold_s=attempt.threshold_s,
+            late_s=self._policy.telemetry_late_s,
+        )
+        return look_at(snapshot, stalled, verdicts, self._policy, known, since=_news_since(attempt))
+
+    def last_look(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look:
+        """Another attempt of the job has begun: what is known of the end of this one."""
+        snapshot = attempt.snapshot(now)
+        gone = bad_exits(snapshot)
+        return _look(snapshot, gone, self._policy, known, _news_since(attempt), final=True)
+
+    def _ripe(
+        self, facts: Sequence[MismatchFact], stalled: StallTable, now: AlignedNs
+    ) -> list[MismatchFact]:
+        """Mismatches that may be claimed: all members came, or had time to come."""
+        self._mismatches = {
+            (fact.group, fact.seq): self._mismatches.get((fact.group, fact.seq), now)
+            for fact in facts
+        }
+        stuck = set(zip(stalled.group.tolist(), stalled.seq.tolist(), strict=True))
+        grace_ns = self._policy.mismatch_grace_s * 1e9
+        return [
+            fact
+            for fact in facts
+            if fact.complete
+            or (fact.group, fact.seq) in stuck
+            or now - self._mismatches[fact.group, fact.seq] >= grace_ns
+        ]
+
+
+def look_at(
+    snapshot: Snapshot,
+    stalled: StallTable,
+    verdicts: Iterable[Verdict],
+    policy: Policy,
+    known: Known,
+    *,
+    since: AlignedNs,
+) -> Look:
+    """What the tracker needs of one look; exits before `since` are no news."""
+    gone = bad_exits(snapshot)
+    look = _look(snapshot, gone, policy, known, since, final=False)
+    stuck = {
+        (snapshot.groups[group].info.group_id, seq, rank)
+        for group, seq, rank in set(stalled.rows())
+    }
+    incidents = [claim_of(snapshot, verdict, policy, gone) for verdict in verdicts]
+    return replace(look, claims=(*incidents, *look.claims), still_stuck=frozenset(stuck))
+
+
+def _look(
+    snapshot: Snapshot,
+    gone: Sequence[Exit],
+    policy: Policy,
+    known: Known,
+    since: AlignedNs,
+    *,
+    final: bool,
+) -> Look:
+    claim: Claim | None = None
+    if gone and (loss := first_lost(snapshot, policy, final=final)) is not None:
+        claim = claim_of_loss(snapshot, loss, policy, since=since, reported=known.reported_exits)
+    return Look(
+        at=snapshot.now,
+        claims=(claim,) if claim is not None else (),
+        exited=frozenset(one.rank for one in gone),
+        as_of=partial(_as_of, snapshot),
+        ended_by=partial(ended_by, gone),
+        held_up_by=partial(_held_up_by, snapshot, gone),
+    )
+
+
+def _news_since(attempt: Attempt) -> AlignedNs:
+    return AlignedNs(attempt.created_at - _OLD_NEWS_NS)
+
+
+def _as_of(snapshot: Snapshot, rank: int) -> int:
+    row = int(np.searchsorted(snapshot.rank, rank))
+    is_known = row < len(snapshot.rank) and snapshot.rank[row] == rank
+    return int(snapshot.as_of[row]) if is_known else 0
+
+
+def _held_up_by(
+    snapshot: Snapshot, gone: Sequence[Exit], ranks: Collection[int]
+) -> CollectiveRef | None:
+    return held_up_by(snapshot, [one for one in gone if one.rank in ranks])
