@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from frd.engine.findings.attachments import Evidence
 from frd.model import AlignedNs, Change, FindingState, Kind, RankState
 from frd.service.findings.dismissal import Dismissal
 from frd.service.journal.replay import replay
@@ -70,7 +71,7 @@ def test_evidence_that_comes_later_is_kept_with_the_closed_finding() -> None:
     job.run(7)
     found = job.only()
     job.engine.dismiss(found.id, job.now, "x")
-    job.engine.attach(found.id, dump="d-1")
+    job.engine.attach(found.id, Evidence(dump="d-1"))
     assert [f.dump for f in job.findings()] == ["d-1"]
 
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from frd.engine.findings.attachments import Evidence
+from frd.engine.findings.claim import Known
+from frd.engine.findings.tracker import Tracker
+from frd.engine.hangs.detector import lifetime_of, look_at
 from frd.engine.hangs.diagnosis import Verdict
-from frd.engine.hangs.incidents import Incidents
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot, StallTable, Stuck
 from frd.errors import WireError
@@ -145,19 +148,14 @@ def left_inside() -> tuple[Snapshot, StallTable, Verdict]:
 def looked(looks: Sequence[tuple[float, Sequence[Verdict]]]) -> list[list[Change]]:
     """What is told when verdicts are as they are so many seconds from now."""
     snapshot, stalls, _ = left_inside()
-    incidents = Incidents(snapshot.key, Policy())
-    return [
-        changes(
-            incidents.update(
-                replace(snapshot, now=AlignedNs(snapshot.now + round(seconds * 1e9))),
-                stalls,
-                verdicts,
-                old_news=AlignedNs(0),
-                room=10,
-            )
-        )
-        for seconds, verdicts in looks
-    ]
+    policy, life = Policy(), lifetime_of(Policy())
+    tracker = Tracker(snapshot.key, [life])
+    events = []
+    for seconds, verdicts in looks:
+        now = replace(snapshot, now=AlignedNs(snapshot.now + round(seconds * 1e9)))
+        look = look_at(now, stalls, verdicts, policy, Known(), since=AlignedNs(0))
+        events.append(changes(tracker.update(life, look, room=10)))
+    return events
 
 
 def test_what_passes_is_told_when_it_has_not_passed() -> None:
@@ -243,7 +241,7 @@ def test_a_stack_that_comes_later_is_in_the_same_finding() -> None:
     job = hanging()
     job.run(6)
     frames = ("/srv/app/train.py:88 in load_batch", "/srv/app/train.py:120 in main")
-    (event,) = job.engine.attach(job.only().id, rank=2, activity=Activity(frames))
+    (event,) = job.engine.attach(job.only().id, Evidence(2, Activity(frames)))
     assert event.change is UPDATED
     job.run(5)
     finding = job.only()
@@ -262,9 +260,9 @@ def test_the_first_waiting_stack_is_the_witness() -> None:
     job.run(6)
     finding = job.only()
     assert finding.witness is None
-    job.engine.attach(finding.id, rank=3, activity=Activity(("train.py:95 in step",)))
-    job.engine.attach(finding.id, rank=1, activity=Activity(("train.py:90 in step",)))
-    job.engine.attach(finding.id, rank=2, activity=Activity(("train.py:88 in load_batch",)))
+    job.engine.attach(finding.id, Evidence(3, Activity(("train.py:95 in step",))))
+    job.engine.attach(finding.id, Evidence(1, Activity(("train.py:90 in step",))))
+    job.engine.attach(finding.id, Evidence(2, Activity(("train.py:88 in load_batch",))))
     job.run(3)
     witness = job.only().witness
     assert witness is not None
@@ -278,10 +276,10 @@ def test_a_dump_is_named_even_after_the_finding_closed() -> None:
     finding = job.only()
     job.join("dp", [2], 1).complete("dp", range(4), 1)
     job.run(3)
-    (event,) = job.engine.attach(finding.id, dump="20261120-1")
+    (event,) = job.engine.attach(finding.id, Evidence(dump="20261120-1"))
     assert event.finding.dump == "20261120-1"
     assert job.findings()[0].dump == "20261120-1"
-    assert job.engine.attach("0123456789abcdef", dump="x") == []
+    assert job.engine.attach("0123456789abcdef", Evidence(dump="x")) == []
 
 
 def test_texts_survive_hostile_names() -> None:
@@ -290,9 +288,8 @@ def test_texts_survive_hostile_names() -> None:
     job = Job(2).group(name, [0, 1]).join(name, [0], 0, op="all\x00reduce")
     job.run(6)
     finding = job.only()
-    job.engine.attach(
-        finding.id, rank=1, activity=Activity(("tr\udc80ain.py:8 in f\x07",)), note="odd\x1b"
-    )
+    activity = Activity(("tr\udc80ain.py:8 in f\x07",), note="odd\x1b")
+    job.engine.attach(finding.id, Evidence(1, activity))
     finding = job.only()
     texts = [finding.summary, *finding.groups_held_up, finding.suspects[0].evidence]
     assert finding.collective is not None

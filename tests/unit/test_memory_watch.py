@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from frd.engine.engine import Engine
+from frd.engine.findings.attachments import Evidence
 from frd.engine.memory.text import duration, size
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
@@ -211,9 +212,7 @@ def test_a_stack_is_attached_to_the_suspect() -> None:
     """Evidence that comes later goes to the open finding and stays in it."""
     job = Job(CALM, plus(CALM, ramp(20, 3)))
     [opened, *_] = job.run(24)
-    [event] = job.engine.attach(
-        opened.finding.id, rank=1, activity=Activity(("loader.py:7 in read",))
-    )
+    [event] = job.engine.attach(opened.finding.id, Evidence(1, Activity(("loader.py:7 in read",))))
     finding: Finding = event.finding
     assert finding.suspects[0].stack == ("loader.py:7 in read",)
     assert "main thread at loader.py:7 in read" in finding.suspects[0].evidence

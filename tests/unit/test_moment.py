@@ -9,6 +9,7 @@ import pytest
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTime, ties
 from frd.engine.findings import builder
+from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import find
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.hangs.ops_in_flight import Waits
@@ -77,6 +78,7 @@ def two_gone(apart_ms: float) -> Scene:
 
 def told(snapshot: Snapshot, scene: Scene) -> Finding:
     (verdict,) = find(snapshot, scene.stalls())
+    claim = claim_of(snapshot, verdict, Policy())
     finding = Finding(
         "id",
         Kind.STALL,
@@ -84,8 +86,8 @@ def told(snapshot: Snapshot, scene: Scene) -> Finding:
         "job",
         0,
         NOW,
-        collective=builder.collective_of(snapshot, verdict, 12.0),
-        suspects=builder.suspects_of(snapshot, verdict, 16),
+        collective=claim.collective,
+        suspects=claim.suspects,
     )
     return builder.finished(finding)
 
@@ -153,7 +155,7 @@ def test_when_not_all_can_be_named_the_surest_are() -> None:
     scene = Scene(6).group("tp", range(6)).group("dp", range(6))
     snapshot = scene.waits("dp", 1, [3]).waits("tp", 1, [0, 1, 2, 4, 5]).snapshot()
     (verdict,) = find(snapshot, scene.stalls())
-    named = builder.suspects_of(snapshot, verdict, 2)
+    named = claim_of(snapshot, verdict, Policy(max_suspects=2)).suspects
     assert [(suspect.rank, suspect.confidence.value) for suspect in named] == [
         (0, "medium"),
         (3, "high"),
