@@ -145,7 +145,7 @@ class Tracker:
         first, *others = pair.same
         if has_room and life.keeps_cause and first.is_succeeded_by(pair.claim, look.at, life):
             events = self._open_new(pair.claim, life, look)
-            reason = f"its suspects came; finding {events[0].finding.id} is about what waits now"
+            reason = f"its suspects joined; what waits now is in finding {events[0].finding.id}"
             others.append(first)
         else:
             events = first.update(pair.claim, look, life)
