@@ -59,8 +59,9 @@ class Use(NamedTuple):
 
 
 def area_of(path: str) -> str:
-    """The folder whose ceiling counts: two levels, ``frd/engine``, ``docs``."""
-    return "/".join(path.split("/")[:-1][:2]) or "."
+    """The folder whose ceiling counts: ``frd/engine``, ``docs``; all tests are one."""
+    levels = path.split("/")[:-1]
+    return "tests" if levels[:1] == ["tests"] else "/".join(levels[:2]) or "."
 
 
 def uses() -> Iterator[Use]:
