@@ -1,17 +1,17 @@
-# What people run by hand. Needs Python 3.11 and make; everything else is installed into .venv.
+# Commands for developers. Needs Python 3.11 and make; everything else is installed into .venv.
 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
 	echo $$python && exit; done; echo python3.11)
 BIN := .venv/bin
-# Two at a time on two cores; those with real processes three at a time, since they mostly wait.
+# Two at a time on two cores; tests with real processes three at a time, because they mostly wait.
 PARALLEL := tests/unit tests/property tests/helm tests/sim tests/frozen
-# A machine that others use too may stall any process for seconds. What fails once with real processes
-# is tried again, once, and said in the summary (RERUN): two in a row are a failure.
+# A shared machine may stall any process for seconds. A test with real processes that fails is run once
+# more and listed in the summary (RERUN): two failures in a row count.
 REAL := --reruns 1 -rR
-# Worlds of `make sim`: one or two seconds of a core each.
+# Seeds of `make sim`: one or two seconds of a core each.
 SEEDS := 1000
-# What mutmut changes; a file such as frd/engine/hangs/attribution.py takes minutes, all of it hours.
+# The code that mutmut changes; a file such as frd/engine/hangs/attribution.py takes minutes, all of it hours.
 MODULE := frd/engine
 BENCHES := ingest overhead analyze clock memory
 
@@ -19,17 +19,17 @@ BENCHES := ingest overhead analyze clock memory
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    a small job hangs on this machine; frd names the culprit (about a minute)"
+	@echo "make demo    a small job hangs on this machine; frd names the first cause (about a minute)"
 	@echo "make test    lint, types, import floors, generated code, tests"
 	@echo "make lint    only the checks that run no code"
-	@echo "make coverage  what no test runs of the engine, the parser, the outbox and the stores"
-	@echo "make sim SEEDS=N  whole clusters, simulated by their seeds, and what breaks in them; all frozen verdicts"
+	@echo "make coverage  lines of engine, parser, outbox and stores that no test runs"
+	@echo "make sim SEEDS=N  simulate N whole clusters with faults; all frozen verdicts"
 	@echo "make soak    end-to-end tests that are too long for make test (10 minutes)"
 	@echo "make mutants MODULE=PATH  mistakes planted in the code: thirty by hand, then mutmut over PATH"
 	@echo "make bench   measure ingest and overhead (several minutes, wants an idle machine)"
 	@echo "make proto   regenerate frd/v1 from proto/"
 	@echo "make dashboards  regenerate helm/frd/dashboards"
-	@echo "make clean   remove what make has made"
+	@echo "make clean   remove everything that make has created"
 
 demo: .venv/installed torch
 	@$(BIN)/frd demo
@@ -55,6 +55,8 @@ lint: .venv/installed .venv-proto/installed
 	@echo "frd: generated code"
 	@scripts/generate --check
 	@$(BIN)/python -m scripts.dashboards --check
+	@echo "frd: words"
+	@$(BIN)/python -m scripts.words
 
 coverage: .venv/installed
 	@$(BIN)/pytest -n 2 --timeout 600 --cov --cov-report= tests/unit tests/property tests/sim
