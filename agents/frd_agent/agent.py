@@ -1,8 +1,8 @@
 """frd-agent: watches the ranks of one node and reports to the service.
 
-A shell around pure parts: it ticks, reads the run directory, gives every rank its turn, lets the
-stream say what there is to say, and answers the service's requests. It owns all tasks; nothing
-outlives `run`. Ranks do not notice whether it is there.
+A shell around pure parts: at each tick it reads the run directory and polls every rank; it runs the
+stream to the service and answers the service's requests. It owns all tasks; none outlives `run`.
+Ranks are not affected by it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from frd_agent.uplink.outbox import Outbox
 from frd_agent.uplink.stream import Stream
 
 _GOODBYE_S: Final = 5.0
-"""How long what has not been told may take, when a service listens."""
+"""Time limit for sending what is left at the end, if a service is connected."""
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
 _FILES_EVERY_S: Final = 1.0
@@ -133,9 +133,9 @@ class Agent:
                 await self._say_goodbye(stream)
 
     def adopt(self, config: Config) -> None:
-        """Go on by another configuration, as far as a running agent can; the log tells the rest.
+        """Apply another configuration as far as a running agent can; other changes are logged.
 
-        The line to the service is opened anew, so that certificates and tokens are too.
+        The connection to the service is reopened, which reads certificates and token again.
         """
         for key in Config.model_fields:
             if getattr(config, key) == getattr(self._config, key):
@@ -247,7 +247,7 @@ class Agent:
         self._roster.end(rank, now_ns)
 
     def _poll(self, rank: Rank, now_s: float, now_ns: NodeNs) -> bool:
-        """One rank's turn; whatever is wrong with one, the others get theirs."""
+        """Poll one rank; an error must not stop the polling of others."""
         try:
             return rank.poll(now_s, now_ns)
         except Exception:
@@ -264,7 +264,7 @@ class Agent:
                 rank.set_back(-step_ns)
 
     def _follow_process(self, rank: Rank) -> None:
-        """The kernel says at once when the process exits: the order of ends is known to about a
+        """The kernel reports the exit immediately: the order of ends is known to about a
         millisecond, and the status is read before the parent collects it."""
         if (fd := rank.process.pidfd if rank.process else None) is not None:
             self._pidfds[fd] = rank
@@ -292,7 +292,7 @@ class Agent:
                 except DumpError as error:
                     self._stats.refused_files["dump"] += 1
                     log.warning("%s", error)
-                except Exception:  # whatever is wrong with one file, the ranks are watched
+                except Exception:  # an error in one file must not stop the watching of ranks
                     self._stats.refused_files["dump"] += 1
                     log.exception("%s: could not be processed", path)
             await asyncio.sleep(_FILES_EVERY_S)

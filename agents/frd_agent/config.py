@@ -49,13 +49,13 @@ class Config(Settings):
     tls_key_file: Path | None = None
     """Its key."""
     token_file: Path | None = None
-    """Bearer token to show to the service: the first word of the file."""
+    """File whose first word is the bearer token sent to the service."""
     insecure: bool = False
     """Send the token unencrypted beyond this machine."""
     run_dir: Path = Field(default_factory=lambda: Path(tap.run_dir(os.environ)))
     """Where the taps of this node publish."""
     dump_dir: Path | None = None
-    """Where torch writes dump files, beside ``<run_dir>/dumps``."""
+    """Where torch writes dump files, in addition to ``<run_dir>/dumps``."""
     metrics: str = "127.0.0.1:9375"
     """Where /metrics listens, HOST:PORT, or ``off``."""
     node: Annotated[str, Field(max_length=256)] = ""

@@ -121,7 +121,7 @@ def _leave_word(directory: str, cmd: Sequence[str], env: dict[str, str]) -> Path
     try:
         return commands.record(directory, cmd)
     except OSError:
-        return None  # a directory of somebody else's: the tap will say so
+        return None  # a directory of another user: the tap will report it
 
 
 def _name_job(directory: str, cmd: Sequence[str], env: dict[str, str]) -> None:
@@ -137,7 +137,7 @@ def _name_job(directory: str, cmd: Sequence[str], env: dict[str, str]) -> None:
 
 
 def unwatched(directory: str) -> str | None:
-    """What to say if no agent watches the run directory; None if one does, or nobody knows."""
+    """Warning if no agent watches the run directory; None if one does, or if that is unknown."""
     if watcher(directory) is not None:
         return None
     if (other := _elsewhere(directory)) is not None:

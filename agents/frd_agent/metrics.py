@@ -1,4 +1,4 @@
-"""The agent's own /metrics: a projection, computed at each scrape, of what it counts anyhow."""
+"""The agent's own /metrics: computed at each scrape from the agent's counters."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _filled(family: _Family, values: Values) -> _Family:
 
 
 class MetricsServer:
-    """Serves a registry from a thread of its own, for as long as the context lasts."""
+    """Serves a registry from a separate thread, while the context lasts."""
 
     def __init__(self, address: str, collector: Collector) -> None:
         """Raises: FrdError when the address cannot be listened on."""

@@ -1,4 +1,4 @@
-"""What /proc says of processes: the state of one, and which processes are below which."""
+"""Reads /proc: the state of a process, and the tree of processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
             raw = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    # The command's name is in parentheses and may hold spaces and parentheses of its own.
+    # The command's name is in parentheses and may itself contain spaces and parentheses.
     fields = raw[raw.rfind(b")") + 2 :].split()
     fields += [b"0"] * (50 - len(fields))
     numbers = [int(fields[at]) for at in (1, 11, 12, 19, 23, 25, 49)]

@@ -1,6 +1,6 @@
 """Loads the tap when this interpreter imports torch.distributed.
 
-Two ways lead here, and whichever comes second does nothing: the `sitecustomize` beside this file,
+Two ways lead here, and the second does nothing: the `sitecustomize` in this folder,
 through PYTHONPATH (`frd-agent exec` sets it; it reaches environments without frd), and the file
 `frd_tap.pth` in environments where frd is installed (it works although a launch script replaces
 PYTHONPATH, and under `python -E` and `-I`). `python -S` reads neither.

@@ -1,7 +1,7 @@
 """Stacks of a rank's child processes, such as DataLoader workers: often they are what is stuck.
 
-They have no tap and no socket, so they are read from outside, a few at a time, only when somebody
-asks for the stacks of their rank, and no more than `MAX_CHILDREN` of them.
+They have no tap and no socket, so they are read from outside, a few at a time, only when the
+stacks of their rank are requested, and no more than `MAX_CHILDREN` of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Child:
 
 
 class Children:
-    """Of one rank, as of now; `ranks` are the pids of all ranks, which are nobody's workers."""
+    """Of one rank, as of now; `ranks` are the pids of all ranks, which are never workers."""
 
     def __init__(self, pid: int, ranks: Collection[int] = (), proc: Path = PROC) -> None:
         found = sorted(

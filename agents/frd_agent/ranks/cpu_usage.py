@@ -11,14 +11,14 @@ from frd_agent.proc import PROC, TICKS_PER_S, read_stat
 
 LOOK_AGAIN_S: Final = 1.0
 _LEAST_S: Final = 0.3
-"""Looks closer than this say nothing: the kernel counts in ticks of 10 ms."""
+"""Shorter measurements are ignored: the kernel counts in ticks of 10 ms."""
 _BUSY: Final = 0.5
 _IDLE: Final = 0.05
 """Cores. torch's own threads and the agent's questions cost a rank a few hundredths."""
 
 
 class Meter:
-    """Begins to measure one process at once."""
+    """Starts to measure one process immediately."""
 
     def __init__(self, pid: int, proc: Path = PROC) -> None:
         self._pid, self._proc = pid, proc

@@ -1,7 +1,7 @@
 """Dump files that torch writes by itself, when a collective times out.
 
-They are the last word of a rank that is about to be killed, and the only word of ranks without a
-tap. A file says neither whose it is nor of which job: the rank is the number at the end of its
+They are the last dump of a rank that is about to be killed, and the only dumps of ranks without a
+tap. A file contains neither the rank nor the job: the rank is the number at the end of its
 name, the membership is the recorder's own. torch writes in place and overwrites, so a file is read
 once it has stopped changing, and kept in memory while there is room. Nothing of a file is trusted:
 a hostile or damaged one is refused, counted and left where it is.
@@ -60,10 +60,10 @@ class DumpFiles:
         return settled
 
     def read(self, path: Path) -> DumpFile:
-        """May take long: call it beside the event loop.
+        """May take long: do not call it on the event loop.
 
         Raises:
-            DumpError: it is no dump, or no honest one. It is not read again before it changes.
+            DumpError: it is no dump, or a malicious one. It is not read again before it changes.
         """
         stamp = self._read[path] = self._seen[path]
         named = _NAMED.fullmatch(path.name)

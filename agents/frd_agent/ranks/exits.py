@@ -1,9 +1,9 @@
-"""How a rank's process ended: its own record and the kernel's status, put together.
+"""How a rank's process ended: combines the tap's record with the kernel's status.
 
-Neither is enough alone. The record of the tap knows the exception and its traceback, but nothing of
-`sys.exit(1)`, `os._exit` and signals; the status, as `os.waitpid` returns it, knows those and no
-words. The status can be missing as well: the parent had collected it before the agent could look,
-or the process is in another pid namespace. Pure.
+Neither is enough alone. The record has the exception and its traceback, but nothing about
+`sys.exit(1)`, `os._exit` and signals; the status, as `os.waitpid` returns it, has those but no
+text. The status can be missing: the parent reaped the process before the agent could read it, or
+the process is in another pid namespace. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REQUESTED_BYTES: Final = re.compile(r"tried to allocate (\d{1,18}) bytes")
 
 
 def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
-    """`wait_status` is in the kernel's encoding, None when nobody saw it."""
+    """`wait_status` is in the kernel's encoding, None if unknown."""
     killed_by, status = _decoded(wait_status)
     exception, where = "", ""
     if record is not None and record.kind == "exception":

@@ -1,7 +1,7 @@
 """A rank that is known from its dump files only: it has no tap, so no agent watches its process.
 
-What its recorder wrote counts like any other dump, up to the moment of writing. Of its state nobody
-can say anything, and its silence afterwards is no evidence: `as_of_ns` stands still.
+What its recorder wrote counts like any other dump, up to the moment of writing. Its state is
+unknown, and its silence afterwards is no evidence: `as_of_ns` does not advance.
 """
 
 from __future__ import annotations

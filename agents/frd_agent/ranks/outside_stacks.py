@@ -82,9 +82,9 @@ def advice(error: NoStack) -> str:
 
 
 def _py_spy() -> str:
-    """The command, on the path or installed beside the agent."""
-    beside = Path(sys.executable).parent
-    if command := shutil.which("py-spy") or shutil.which("py-spy", path=str(beside)):
+    """The command, on the path or in the agent's environment."""
+    own_bin = Path(sys.executable).parent
+    if command := shutil.which("py-spy") or shutil.which("py-spy", path=str(own_bin)):
         return command
     raise NoStack(NOT_INSTALLED)
 

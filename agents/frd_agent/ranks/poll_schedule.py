@@ -1,4 +1,5 @@
-"""When to ask one rank for its whole ring: often enough to miss nothing, seldom enough to cost it.
+"""When to read one rank's whole ring: often enough to lose no entries, rarely enough to cost
+little.
 
 The tap's counters are free and come about once a second; a dump costs the rank's server thread
 about 16 µs an entry. So the ring is asked for when somewhat more than half of it is new, when the

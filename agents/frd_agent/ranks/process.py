@@ -5,9 +5,9 @@ another outside. So a process is pinned once, by a pidfd where the kernel has th
 time in /proc. Who listens on the rank's socket is asked of the kernel, which answers in *our* pid
 namespace; when it cannot (the namespaces are apart), the socket itself is all there is to watch.
 
-A zombie has exited: nothing of it will ever run again. Its exit status stands in /proc/<pid>/stat
-until its parent collects it, which a launcher that waits does at once; from Linux 6.15 on the pidfd
-tells the status after that (and only after that). So both are asked, the one or the other answers.
+A zombie has exited: nothing of it will ever run again. Its exit status is in /proc/<pid>/stat
+until its parent reaps it, which a waiting launcher does immediately; from Linux 6.15 on the pidfd
+has the status after that (and only after that). So both are read.
 
 Nothing here knows ranks, rings or streams.
 """
@@ -30,7 +30,7 @@ _PEERCRED = struct.Struct("3i")
 _START_SLACK_NS = 5_000_000_000
 """The wall clock may have been stepped a little between the start of a process and now."""
 _STATUS_PATIENCE_S = 1.0
-"""For the parent to collect a zombie whose status only the pidfd will tell."""
+"""Time for the parent to reap a zombie whose status only the pidfd will have."""
 
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
 """`struct pidfd_info` of Linux: mask, cgroup id, pids and user ids, exit_code."""
@@ -55,7 +55,7 @@ def collected_status(pidfd: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a process, as the kernel tells it."""
+    """The end of a process, as reported by the kernel."""
 
     at_ns: NodeNs
     """When it was seen."""
@@ -73,8 +73,8 @@ class Process:
         self._ended_at_s = 0.0
         self._start_ticks = stat.start_ticks
         self._pidfd = pidfd
-        self._tells_status = stat.start_code > _START_CODE_HIDDEN
-        """/proc tells how it ended."""
+        self._has_status = stat.start_code > _START_CODE_HIDDEN
+        """/proc has its exit status."""
 
     @classmethod
     def pin(cls, pid: int, not_after_ns: NodeNs | None = None) -> Process | None:
@@ -110,7 +110,7 @@ class Process:
         try:
             stat = self._stat()
         except OSError:
-            return Vital.RUNNING  # nobody has seen it go
+            return Vital.RUNNING  # not known to have ended
         if stat is None or stat.vital is Vital.GONE:
             end = self.ended(NodeNs(time.time_ns()))
             is_early = time.monotonic() - self._ended_at_s < _STATUS_PATIENCE_S
@@ -132,7 +132,7 @@ class Process:
     def _wait_status(self) -> int | None:
         with contextlib.suppress(OSError):
             stat = self._stat()
-            if stat is not None and stat.vital is Vital.GONE and self._tells_status:
+            if stat is not None and stat.vital is Vital.GONE and self._has_status:
                 return stat.wait_status
         return collected_status(self._pidfd) if self._pidfd is not None else None
 
@@ -192,7 +192,7 @@ def listener(address: str) -> int | Listener:
         try:
             client.connect(address)
         except BlockingIOError:
-            return Listener.ELSEWHERE  # its backlog is full: somebody is there
+            return Listener.ELSEWHERE  # its backlog is full: a process listens
         except OSError:
             return Listener.NOBODY
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)

@@ -1,9 +1,9 @@
 """One rank process under watch: reads its counters, asks for its ring, knows when it is gone.
 
 All decisions are taken by pure parts (`watch`: when to ask; `transitions`: what is new; `standing`:
-where the rank is now); this is the shell that feeds them and hands what they say to the outbox and
-the board. Death and silence are different things here: a dead process refuses or is missing in
-/proc, a silent one exists and does not answer.
+where the rank is now); this is the shell that feeds them and passes their results to the outbox and
+the current state. Death and silence are different things here: a dead process refuses or is missing
+in /proc, a silent one exists and does not answer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Shared:
     stats: Stats
     policy: WatchPolicy
     dumping: asyncio.Semaphore
-    """So that the ranks of a node are not all asked at once."""
+    """So that the ranks of a node are not all polled at the same time."""
     wake: Callable[[], None]
     """There is news for the service."""
 
@@ -144,7 +144,7 @@ class Rank:
         if (was.attempt, was.info.rank) == (identity.attempt, identity.info.rank):
             self._learn_groups()
             return
-        self._tell(RankState.FINISHED, now_ns, f"went on as {self}")
+        self._report(RankState.FINISHED, now_ns, f"went on as {self}")
         self.forget_former()
         self.former.append(self.number)
         self._begin_attempt()
@@ -213,7 +213,7 @@ class Rank:
             return self.process.look()
         if not self._is_elsewhere:
             return Vital.GONE
-        # Out of sight: the socket tells, and is asked only when there is reason to.
+        # Invisible in /proc: the socket is the evidence, and is tried only if there is a reason.
         suspicious = self._watch.is_stale or self.identity.exit is not None
         if suspicious and self._socket is not None and listener(self._socket) is Listener.NOBODY:
             return Vital.GONE
@@ -236,7 +236,7 @@ class Rank:
         self._watch.see(self._raw, age_s, exact=exact, now=now_s, every_s=self._every_s)
 
     def _show(self) -> bool:
-        """Put where the rank stands on the board; False when its counters do not tell all."""
+        """Update the rank's current state; False if its counters are incomplete."""
         if self._recorders is None:
             return False
         shown = self._recorders.revision, self._published_mono_ns, self._published_at_ns
@@ -247,8 +247,8 @@ class Rank:
         return self._is_exact
 
     def _show_last(self) -> None:
-        """The tap writes the counters after its exit record. If they do not tell how far the rank
-        came, what was known before its end is all that is known."""
+        """The tap writes the counters after its exit record. If they do not show how far the rank
+        came, only the state before its end is known."""
         record = self.identity.exit
         if self._recorders is None or record is None or self._published_at_ns < record.at_ns:
             self._show()
@@ -267,18 +267,18 @@ class Rank:
     def _judge(self, vital: Vital, now_ns: NodeNs) -> None:
         """Alive or silent, in words for people."""
         if vital is Vital.STOPPED and self._watch.age_s > _STOPPED_AGE_S and self.process:
-            self._tell(RankState.SILENT, self._published_at_ns or now_ns, self.process.describe())
+            self._report(RankState.SILENT, self._published_at_ns or now_ns, self.process.describe())
         elif self._watch.is_stale and (self._silent or self._recorders is None):
             where = self.process.describe() if self.process else "process in another pid namespace"
             asked = "its socket does not answer" if self._silent else "it has no socket"
-            self._tell(RankState.SILENT, self._published_at_ns or now_ns, f"{where}; {asked}")
+            self._report(RankState.SILENT, self._published_at_ns or now_ns, f"{where}; {asked}")
         elif self._recorders is None:
             detail = f"recorder out of reach: {self.identity.socket_error}"
-            self._tell(RankState.LIVE, now_ns, detail)
+            self._report(RankState.LIVE, now_ns, detail)
         else:
-            self._tell(RankState.LIVE, now_ns, self._note if self._watch.is_stale else "")
+            self._report(RankState.LIVE, now_ns, self._note if self._watch.is_stale else "")
 
-    def _tell(
+    def _report(
         self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
     ) -> None:
         if state is not self._state:
@@ -302,12 +302,12 @@ class Rank:
         how = exit_info(record, end.wait_status if end else None)
         how = replace(how, note=self._note_of(how))
         at_ns = ended_at(how, record, end.at_ns if end else now_ns)
-        self._tell(state_after(how), at_ns, exit_text(how), how)
+        self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self._shared.wake()
 
     def _note_of(self, how: ExitInfo) -> str:
-        """Why its end is not known, and whether it can have been for want of memory."""
+        """Why its end is not known, and whether memory may have been the reason."""
         unknown = ""
         if how.kind is ExitKind.UNKNOWN:
             unknown = "its parent collected the status first"
@@ -352,7 +352,7 @@ class Rank:
 
         Raises:
             ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
-            HandlerFailed: it has no recorder, or says that it cannot tell.
+            HandlerFailed: it has no recorder, or reports an error.
         """
         if self._recorders is None:
             raise HandlerFailed(f"{self}: no socket: {self.identity.socket_error}")
@@ -379,7 +379,7 @@ class Rank:
         return reading.dumps
 
     def _complain(self, message: str) -> None:
-        """Once per rank; one that cannot be read is also one whose `as_of` stands still."""
+        """Once per rank; for a rank that cannot be read, `as_of` does not advance."""
         if not self._complained:
             self._complained = True
             log.warning("%s: %s", self, message)

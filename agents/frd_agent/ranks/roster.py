@@ -1,10 +1,10 @@
-"""All ranks of this node: who came, who went, and when what they left behind may go.
+"""All ranks of this node: new ranks, ended ranks, and when their files may be removed.
 
-A rank's files stay until its end has been told and a moment has passed, so that an agent that is
-restarted in between still finds them; what is known of a dead rank stays in memory as long as other
-ranks of its attempt live here, because a service that is restarted must hear of it again. A rank
-that was dead before this agent ever saw it is told of when that is news (within a minute) or when
-others of its attempt are alive and may be waiting for it; else only its files are cleared away.
+A rank's files stay until its end has been sent and some time has passed, so that a restarted agent
+still finds them. The state of a dead rank stays in memory as long as other ranks of its attempt
+live on this node, because a restarted service needs it again. A rank that was dead before this
+agent first saw it is reported if it ended within the last minute, or if other ranks of its attempt
+are alive and may wait for it; otherwise only its files are removed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from frd_agent.ranks.rank import Rank, Shared
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity, scan
 
 _FILES_STAY_S: Final = 60.0
-"""Beyond the keepalive of the stream: what was told into a connection that is dead was not told."""
-_FILES_STAY_UNTOLD_S: Final = 3600.0
+"""Beyond the keepalive of the stream: data sent into a dead connection was not received."""
+_FILES_STAY_UNSENT_S: Final = 3600.0
 _NEWS_S: Final = 60.0
 _REMEMBERED_S: Final = 900.0
 _MAX_DEAD: Final = 1024
@@ -69,7 +69,7 @@ class Roster:
         return [rank for rank in new if self._admit(rank, now_ns)]
 
     def end(self, rank: Rank, now_ns: NodeNs) -> None:
-        """Its process is gone; that is news, unless another process has taken its place."""
+        """Its process is gone; reported unless another process has taken its place."""
         if self._successor(rank) is None:
             rank.end(now_ns)
         else:
@@ -78,8 +78,8 @@ class Roster:
             self._forget(rank)
 
     def _successor(self, rank: Rank) -> Rank | None:
-        """A later process of the rank in the same run, whose end the service could not tell from
-        this one's."""
+        """A later process of the rank in the same run, whose end the service could not distinguish
+        from this one's."""
         later = (other for other in self._later(rank) if other.identity.run == rank.identity.run)
         return next(later, None)
 
@@ -92,13 +92,13 @@ class Roster:
                 yield other
 
     def clear(self, now_ns: NodeNs) -> None:
-        """Remove the files of ranks whose end has been told, and forget what is long over."""
+        """Remove the files of ranks whose end has been sent, and forget old ones."""
         living = {rank.identity.attempt for rank in self if not rank.is_gone}
         dead = [rank for rank in self if rank.is_gone]
         for rank in dead:
             age_s = (now_ns - (rank.gone_at_ns or now_ns)) / 1e9
-            told = self._shared.stats.connected and self._shared.board.is_sent(rank.number)
-            if age_s > (_FILES_STAY_S if told else _FILES_STAY_UNTOLD_S):
+            sent = self._shared.stats.connected and self._shared.board.is_sent(rank.number)
+            if age_s > (_FILES_STAY_S if sent else _FILES_STAY_UNSENT_S):
                 self._remove_files(rank)
                 if any(self._later(rank)):
                     self._forget(rank)  # another run of the job has taken its place
@@ -118,7 +118,7 @@ class Roster:
 
     def _meet(self, file: TapFile, identity: TapIdentity) -> Rank | None:
         """None when that takes what this process is short of, such as descriptors: the next turn
-        tries again. Whoever cannot be read must not be taken for dead."""
+        tries again. A process that cannot be read must not be reported as dead."""
         try:
             rank = Rank(file, identity, self._shared, self._sockets)
         except OSError as error:

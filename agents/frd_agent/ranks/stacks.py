@@ -1,4 +1,4 @@
-"""What a rank's program is doing right now, by the best means that still works on it.
+"""Stacks of a rank's program, by the best means that still works.
 
 torch's `dump_traceback` handler is exact but needs the rank's GIL, which a stuck rank may never let
 go. What can be read from outside (`frd_agent.ranks.outside_stacks`) needs nothing of the rank. Each
@@ -7,7 +7,7 @@ evidence too.
 
 One question at a time: the handler walks the list of threads while CPython adds the thread of a
 second question to it, unready, and the rank dies of a segmentation fault (seen within seconds of
-asking from three sides at once, never from one). Agents do not know of each other, so they take
+three concurrent requests, never with one). Agents do not know of each other, so they take
 turns by a lock on the rank's counters file.
 """
 
@@ -36,7 +36,7 @@ from frd_agent.recorder.worker_server import Handlers
 _TURN_S = 0.02
 """How often to try whether another agent's question has been answered."""
 _PATIENCE_S = 3_600.0
-"""For a question that nobody waits for any more, see `StackReader`."""
+"""For a request without a waiting caller, see `StackReader`."""
 _PROC = Path("/proc")
 
 
@@ -142,7 +142,7 @@ def _locked(fd: int) -> bool:
 
 
 def _taken_note_of(question: asyncio.Task[bytes]) -> None:
-    """An answer that came when nobody waited any more is no news, nor is a failure."""
+    """A late answer or failure without a waiting caller is ignored."""
     if not question.cancelled():
         question.exception()
 

@@ -32,8 +32,8 @@ _TORN_READS = 5
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """How a rank's program ended, in its own words. A killed one leaves none, and one that left by
-    `sys.exit` calls itself clean."""
+    """How a rank's program ended, from its own record. A killed one has none, and one that ended by
+    `sys.exit` reports itself as clean."""
 
     kind: Literal["clean", "exception"]
     detail: str
@@ -96,7 +96,7 @@ def scan(run_dir: Path, previous: Iterable[TapFile] = (), node: str = "") -> lis
     """All identity files, by name; those of `previous` that have not changed are not read again.
 
     `node` is what to call the node, whatever the ranks call it; empty: what they do.
-    A directory that does not exist (yet) has none; one that cannot be read is a problem of its own.
+    A directory that does not exist (yet) has none; one that cannot be read is a separate problem.
     """
     known = {file.path: file for file in previous}
     try:

@@ -33,7 +33,7 @@ class Naming:
         self._members: dict[int, tuple[int, ...]] = {}
 
     def learn(self, groups: Mapping[str, KnownGroup]) -> None:
-        """What is known already stands: a rank's groups do not change under their name."""
+        """A known group is kept: a rank's groups do not change under their name."""
         for name, group in groups.items():
             if self._is_possible(group):
                 self._groups.setdefault(name, group)
@@ -63,9 +63,9 @@ class Naming:
 
     def group(self, name: str, desc: str, backend: str, generation: int) -> int:
         known = self._groups.get(name, KnownGroup(desc, ()))
-        told = name if len(known.backends) <= 1 else f"{name}/{backend}"
-        told = f"{told}~{generation}" if generation else told
-        info = GroupInfo(told, known.desc or desc, known.ranks)
+        wire_name = name if len(known.backends) <= 1 else f"{name}/{backend}"
+        wire_name = f"{wire_name}~{generation}" if generation else wire_name
+        info = GroupInfo(wire_name, known.desc or desc, known.ranks)
         index = self._dictionary.group(self._attempt, info)
         self._members[index] = known.ranks
         return index
