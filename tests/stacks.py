@@ -17,7 +17,7 @@ from pathlib import Path
 
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import processes
-from frd_agent.ranks.child_stacks import Children
+from frd_agent.ranks.child_stacks import ChildStacks
 from frd_agent.ranks.outside_stacks import from_py_spy
 from frd_agent.ranks.stacks import StackReader
 from frd_agent.recorder.worker_server import Handlers
@@ -68,7 +68,7 @@ def _frames(text: str) -> list[object]:
 
 
 async def _look(pid: int, socket: Path) -> tuple[str, str]:
-    below = await Children(pid).read(30)
+    below = await ChildStacks(pid).read(30)
     handler = await StackReader(pid, Handlers(socket)).read()
     assert handler.source == "dump_traceback"
     return handler.text + below, await from_py_spy(pid, 30) + below

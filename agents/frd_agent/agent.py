@@ -24,7 +24,7 @@ from frd.errors import DumpError, FrdError
 from frd.model import AttemptKey, EntryColumns, NodeNs
 from frd.wire import PROTOCOL, ClockHello, Hello, Request
 from frd_agent.config import LIVE_KEYS, Config
-from frd_agent.counters import Stats
+from frd_agent.counters import Counters
 from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
@@ -32,11 +32,11 @@ from frd_agent.metrics import AgentCollector, MetricsServer
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.exits import out_of_memory
 from frd_agent.ranks.file_rank import FileRank
-from frd_agent.ranks.poll_schedule import WatchPolicy
-from frd_agent.ranks.rank import Rank, Shared
+from frd_agent.ranks.poll_schedule import PollPolicy
+from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.answers import answer
-from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import Clock
@@ -62,15 +62,15 @@ class Agent:
         self._session = secrets.token_hex(8)
         dictionary = Dictionary()
         outbox = Outbox(config.outbox_rows, config.outbox_bytes)
-        board = Board(lambda rank: dictionary.ranks[rank].attempt)
+        current = CurrentState(lambda rank: dictionary.ranks[rank].attempt)
         self._samples = Samples(config.memory_bytes, dictionary.series_number)
-        self._stats = Stats()
-        self._shared = Shared(
+        self._stats = Counters()
+        self._shared = RankContext(
             dictionary=dictionary,
             outbox=outbox,
-            board=board,
+            current=current,
             stats=self._stats,
-            policy=WatchPolicy(fill=config.ring_fill),
+            policy=PollPolicy(fill=config.ring_fill),
             dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
             wake=self._wake,
         )
@@ -79,7 +79,7 @@ class Agent:
         self._stream = Stream(
             service=config.line(),
             hello=self._hello,
-            dispatch=Dispatch(dictionary, outbox, board, self._samples, self._in_flight),
+            dispatch=Dispatch(dictionary, outbox, current, self._samples, self._in_flight),
             outbox=outbox,
             stats=self._stats,
             on_request=self._on_request,
@@ -237,7 +237,7 @@ class Agent:
         self._stats.ranks = len(alive)
         if self._memory is not None:
             self._memory.follow([rank.target(now_s) for rank in alive])
-        if self._shared.board.has_news or self._shared.outbox.rows:
+        if self._shared.current.has_news or self._shared.outbox.rows:
             self._wake()
 
     def _end(self, rank: Rank, now_ns: NodeNs) -> None:
@@ -259,7 +259,7 @@ class Agent:
     def _on_step(self, step_ns: int) -> None:
         """The wall clock has been set: what was seen before must not look later than now."""
         if step_ns < 0:
-            self._shared.board.set_back(-step_ns)
+            self._shared.current.set_back(-step_ns)
             for rank in self._roster:
                 rank.set_back(-step_ns)
 

@@ -20,7 +20,7 @@ from frd.address import is_loopback, split_address, without_scheme
 from frd.config_loader import Settings, unknown
 from frd.errors import ConfigError, ServiceUnavailable
 from frd_agent import tap
-from frd_agent.uplink.endpoint import Service, read
+from frd_agent.uplink.endpoint import Endpoint, read
 
 _PREFIX = "FRD_AGENT_"
 LIVE_KEYS = (
@@ -94,9 +94,9 @@ class Config(Settings):
             )
         return self
 
-    def line(self) -> Service:
+    def line(self) -> Endpoint:
         """How to reach the service."""
-        return Service(
+        return Endpoint(
             self.service,
             self.tls or self.tls_ca_file is not None or self.tls_cert_file is not None,
             self.tls_ca_file,

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from frd.address import split_address
 from frd.errors import FrdError
-from frd_agent.counters import POLL_BOUNDS, Stats
+from frd_agent.counters import POLL_BOUNDS, Counters
 from frd_agent.memory import MemoryView, Samples, memory_metrics
 from frd_agent.uplink.outbox import Outbox
 
@@ -28,7 +28,7 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 class AgentCollector(Collector):
     def __init__(
         self,
-        stats: Stats,
+        stats: Counters,
         outbox: Outbox,
         samples: Samples,
         view: Callable[[], MemoryView],

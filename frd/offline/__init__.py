@@ -1,1 +1,6 @@
-"""Analysis of a folder of dumps, with no service: the same parser, match rules and engine."""
+"""Analysis of a folder of dumps, with no service: the same parser, match rules and engine.
+
+`load` reads folders, `analysis` matches and judges, `memory` does both for files of telemetry, and
+`output` writes tables, files and timelines. Entry points: `load.job_choice.load_dumps`,
+`analysis.analyze.analyze`, `memory.analysis.load_memory`.
+"""

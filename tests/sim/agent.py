@@ -28,9 +28,9 @@ from frd.wire import (
     encode_agent,
     encode_clock,
 )
-from frd_agent.counters import Stats
+from frd_agent.counters import Counters
 from frd_agent.memory import Samples
-from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
@@ -78,9 +78,9 @@ class SimAgent:
         self.session = f"{dice.getrandbits(64):016x}"
         self.dictionary = Dictionary()
         self.outbox = Outbox(limits.outbox_rows, 1 << 40)
-        self.board = Board(lambda rank: self.dictionary.ranks[rank].attempt)
+        self.current = CurrentState(lambda rank: self.dictionary.ranks[rank].attempt)
         self.samples = Samples(limits.memory_bytes, self.dictionary.series_number)
-        self.stats = Stats()
+        self.stats = Counters()
         self.watched: dict[int, Watched] = {}
         """By pid."""
         self.refused_rows = 0
@@ -99,7 +99,7 @@ class SimAgent:
             read=lambda: read_clocks(host, kernel.now, dice), roll=dice.uniform,
         )  # fmt: skip
         self.dispatch = Dispatch(
-            self.dictionary, self.outbox, self.board, self.samples, self._in_flight
+            self.dictionary, self.outbox, self.current, self.samples, self._in_flight
         )
         self._backoff = Backoff(dice.uniform)
         self._instance = ""
@@ -161,7 +161,7 @@ class SimAgent:
     def _forget_files(self) -> None:
         for watched in self.watched.values():
             process = watched.process
-            told = self._welcome and self.board.is_sent(watched.number)
+            told = self._welcome and self.current.is_sent(watched.number)
             if watched.is_over and told:
                 process.forget_files(self.kernel.now)
 
@@ -177,7 +177,7 @@ class SimAgent:
             for number in range(3):
                 self.kernel.after((1 + number) * 10 * MS, lambda: self._ping(conn, again=False))
         if step_ns < 0:
-            self.board.set_back(-step_ns)
+            self.current.set_back(-step_ns)
             self.samples.set_back()
             for watched in self.watched.values():
                 watched.set_back(-step_ns)

@@ -10,7 +10,7 @@ import random
 from typing import Final
 
 from frd.model import NodeNs, NodeRawNs
-from frd_agent.uplink.node_clock import Reading
+from frd_agent.uplink.node_clock import ClockReading
 from tests.world.clocks import EPOCH, Clock, Host, S
 
 BOOTED: Final = 50_000 * S
@@ -27,8 +27,8 @@ def draw_host(dice: random.Random) -> Host:
     return Host(raw, Clock(EPOCH + off, drift + slew))
 
 
-def read_clocks(host: Host, at: int, dice: random.Random) -> Reading:
+def read_clocks(host: Host, at: int, dice: random.Random) -> ClockReading:
     """Both clocks at `at`, the real one a little later, as a busy kernel has it."""
     slack = dice.randrange(50, 400) if dice.random() < 0.98 else dice.randrange(400, 200_000)
     real = host.real(at + dice.randrange(slack))
-    return Reading(NodeRawNs(host.raw(at)), NodeNs(real), slack + 1)
+    return ClockReading(NodeRawNs(host.raw(at)), NodeNs(real), slack + 1)

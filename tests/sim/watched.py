@@ -1,7 +1,7 @@
 """One rank under watch: what the agent's `Rank` does around the pure parts, in simulated time.
 
 Counters are published, rings are asked for and read (as bytes, by the production's `Recorders`),
-and where the rank stands is put on the board, all at the turns of the agent.
+and where the rank stands is put into the current state, all at the turns of the agent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from frd.model import (
 )
 from frd_agent.memory.target import Reading
 from frd_agent.ranks.exits import ended_at, exit_info, state_after
-from frd_agent.ranks.poll_schedule import RawKey, Watch, WatchPolicy
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, RawKey
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.recorders import Recorders
 from frd_agent.recorder.rows import columns
@@ -97,7 +97,7 @@ class Watched:
             _Socket(process.rank), process.info.torch_version,
             wall_ns=agent.wall_ns, mono_ns=agent.mono_ns,
         )  # fmt: skip
-        self._watch = Watch(WatchPolicy())
+        self._watch = PollSchedule(PollPolicy())
         self._groups: tuple[object, ...] = ()
         self._raw: dict[RawKey, Status] | None = None
         self._published_at_ns = NodeNs(0)
@@ -165,7 +165,7 @@ class Watched:
         shown = (self._recorders.revision, self._published_mono_ns, self._published_at_ns)
         if shown != self._shown:
             standing = stand(self._recorders.rings, self._raw, self._published_at_ns)
-            self._agent.board.set_standing(self.number, standing)
+            self._agent.current.set_standing(self.number, standing)
             self._shown, self._is_exact = shown, standing.exact
         return self._is_exact
 
@@ -185,7 +185,7 @@ class Watched:
         if state is not self._state:
             self._state, self._since_ns = state, since_ns
         gap = self.lost + self._agent.outbox.dropped.get(self.number, 0)
-        self._agent.board.set_status(
+        self._agent.current.set_status(
             RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
         )
 
@@ -206,7 +206,7 @@ class Watched:
         self._watch.dumped(raw_of(self._recorders.rings), reading.entries)
         if reading.unread:
             self._watch.retry()
-        self._agent.board.set_channels(self._recorders.channels(self.number))
+        self._agent.current.set_channels(self._recorders.channels(self.number))
 
     def _end(self) -> None:
         self.is_over = True
@@ -228,7 +228,7 @@ class Watched:
         }
         self._naming.replace(groups)
         for group in self._naming.all_groups():
-            self._agent.board.expect(self.number, group)
+            self._agent.current.expect(self.number, group)
         self._recorders.close(lambda name: name not in groups)
 
     # -- memory and clocks ---------------------------------------------------------------------

@@ -5,16 +5,16 @@ from __future__ import annotations
 from frd.model import AttemptKey, NodeNs, RankInfo
 from frd_agent.recorder.progress import Marks
 from frd_agent.recorder.rows import channel_columns
-from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 
 S = 1_000_000_000
 NOW = NodeNs(1_700_000_000 * S)
 
 
-def board() -> Board:
+def current() -> CurrentState:
     """Even ranks are of attempt 0, odd ones of attempt 1."""
-    return Board(lambda rank: rank % 2)
+    return CurrentState(lambda rank: rank % 2)
 
 
 def waiting(since_s: float) -> Marks:
@@ -23,7 +23,7 @@ def waiting(since_s: float) -> Marks:
 
 def test_a_new_stream_is_told_of_ranks_at_rest() -> None:
     """Nothing has changed since the last stream: up to when that is known is told all the same."""
-    known = board()
+    known = current()
     known.set_as_of(0, NOW)
     for _ in range(2):
         told = known.next_watermarks(NOW)
@@ -35,7 +35,7 @@ def test_a_new_stream_is_told_of_ranks_at_rest() -> None:
 
 def test_that_nothing_is_in_flight_is_told_once() -> None:
     """An earlier agent may have been killed after it had told of a send that is over since."""
-    known = board()
+    known = current()
     for _ in range(2):
         known.set_channels(channel_columns(0, ()))
     told = [known.next_channels(), known.next_channels()]
@@ -44,7 +44,7 @@ def test_that_nothing_is_in_flight_is_told_once() -> None:
 
 def test_a_message_tells_of_one_attempt() -> None:
     """Ranks of two attempts have moved: their watermarks go out apart."""
-    known = board()
+    known = current()
     for rank in range(4):
         known.set_marks(rank, 0, Marks(7, -1, 7))
     told = [known.next_watermarks(NOW), known.next_watermarks(NOW)]
@@ -55,7 +55,7 @@ def test_a_message_tells_of_one_attempt() -> None:
 
 def test_who_waited_once_hides_nobody_who_waits_now() -> None:
     """Rank 0 is done with what it waited in; rank 2 has waited for two seconds."""
-    known = board()
+    known = current()
     known.set_marks(0, 0, waiting(30))
     known.set_marks(0, 0, Marks(7, -1, 7))
     assert not known.someone_waits(NOW)
@@ -65,7 +65,7 @@ def test_who_waited_once_hides_nobody_who_waits_now() -> None:
 
 def test_who_has_waited_for_long_is_no_news() -> None:
     """Nor is who has only begun to."""
-    known = board()
+    known = current()
     known.set_marks(0, 0, waiting(0.5))
     assert not known.someone_waits(NOW)
     known.set_marks(0, 0, waiting(61))
@@ -74,7 +74,7 @@ def test_who_has_waited_for_long_is_no_news() -> None:
 
 def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
     """It moved, and was superseded before anybody was told."""
-    known = board()
+    known = current()
     known.set_marks(0, 0, waiting(1))
     known.set_as_of(0, NOW)
     known.forget(0)

@@ -7,10 +7,10 @@ import numpy as np
 from frd.flight import Dump, Entry
 from frd.model import NodeNs, NodeRawNs, WatermarkColumns
 from frd.wire import MAX_READINGS, MAX_SLACK_NS, ClockHello, Goodbye, Watermarks
-from frd_agent.counters import Stats
+from frd_agent.counters import Counters
 from frd_agent.recorder.transitions import Ring
-from frd_agent.uplink.current_state import Board
-from frd_agent.uplink.node_clock import STEP_NS, Clock, Reading, read_clocks
+from frd_agent.uplink.current_state import CurrentState
+from frd_agent.uplink.node_clock import STEP_NS, Clock, ClockReading, read_clocks
 from tests.unit.test_transitions import naming
 
 S = 1_000_000_000
@@ -25,13 +25,13 @@ class Node:
         self.raw = 5 * S
         self.real = T0
         self.slack = 300
-        self.stats = Stats()
+        self.stats = Counters()
         self.steps: list[int] = []
         hello = ClockHello("boot", "session")
         self.clock = Clock(hello, self.stats, self.steps.append, self._read)
 
-    def _read(self) -> Reading:
-        return Reading(NodeRawNs(self.raw), NodeNs(self.real), self.slack)
+    def _read(self) -> ClockReading:
+        return ClockReading(NodeRawNs(self.raw), NodeNs(self.real), self.slack)
 
     def passes(self, raw_ns: int, real_ns: int) -> None:
         self.raw += raw_ns
@@ -112,11 +112,11 @@ def test_the_real_clocks_are_read_closely() -> None:
 
 def test_what_is_known_of_a_rank_goes_on_after_a_step_back() -> None:
     """The clock is set back by an hour: the rank's marks are fresh again at its next word."""
-    board = Board(lambda rank: 0)
-    board.set_as_of(0, NodeNs(T0))
-    board.set_back(3600 * S)
-    board.set_as_of(0, NodeNs(T0 - 3600 * S + S))
-    told = board.next_watermarks(NodeNs(T0))
+    current = CurrentState(lambda rank: 0)
+    current.set_as_of(0, NodeNs(T0))
+    current.set_back(3600 * S)
+    current.set_as_of(0, NodeNs(T0 - 3600 * S + S))
+    told = current.next_watermarks(NodeNs(T0))
     assert told is not None
     assert told.columns.as_of_ns.tolist() == [T0 - 3599 * S]
 

@@ -12,12 +12,12 @@ import pytest
 from frd.errors import DumpError
 from frd.flight import Dump, Entry, write_pickle
 from frd.model import AttemptKey, RankState
-from frd_agent.counters import Stats
+from frd_agent.counters import Counters
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.file_rank import FileRank
-from frd_agent.ranks.poll_schedule import WatchPolicy
-from frd_agent.ranks.rank import Shared
-from frd_agent.uplink.current_state import Board
+from frd_agent.ranks.poll_schedule import PollPolicy
+from frd_agent.ranks.rank import RankContext
+from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox
 
@@ -113,16 +113,16 @@ def test_a_number_that_is_no_rank_is_refused(tmp_path: Path) -> None:
         files.read(path)
 
 
-def shared() -> Shared:
+def shared() -> RankContext:
     import asyncio
 
     dictionary = Dictionary()
-    return Shared(
+    return RankContext(
         dictionary=dictionary,
         outbox=Outbox(1000, 100_000),
-        board=Board(lambda rank: dictionary.ranks[rank].attempt),
-        stats=Stats(),
-        policy=WatchPolicy(),
+        current=CurrentState(lambda rank: dictionary.ranks[rank].attempt),
+        stats=Counters(),
+        policy=PollPolicy(),
         dumping=asyncio.Semaphore(1),
         wake=lambda: None,
     )
@@ -140,14 +140,14 @@ def test_a_rank_without_a_tap_is_told_from_its_file(tmp_path: Path) -> None:
     rank.take(file)
     assert common.outbox.rows == 3
     assert common.dictionary.groups[0].info.ranks == (0, 1)
-    statuses = common.board.next_statuses()
+    statuses = common.current.next_statuses()
     assert statuses is not None
     (status,) = statuses.statuses
     assert (status.state, status.detail) == (
         RankState.LIVE,
         "known from rank_1 only: it runs without a tap",
     )
-    watermarks = common.board.next_watermarks(file.written_at_ns)
+    watermarks = common.current.next_watermarks(file.written_at_ns)
     assert watermarks is not None
     assert watermarks.columns.enqueued.tolist() == [3]
     assert watermarks.columns.completed.tolist() == [0]

@@ -41,7 +41,7 @@ from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading
 from frd_agent.recorder.progress import Marks
 from frd_agent.recorder.rows import columns
-from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary, StreamIndexes
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.outbox import Outbox
@@ -62,12 +62,12 @@ class Agent:
         ]
         self.group = self.dictionary.group(self.attempt, GroupInfo("0", "default_pg", (0, 1)))
         self.outbox = Outbox(1000, 100_000)
-        self.board = Board(lambda rank: self.dictionary.ranks[rank].attempt)
+        self.current = CurrentState(lambda rank: self.dictionary.ranks[rank].attempt)
         self.samples = Samples(1 << 20, self.dictionary.series_number)
         self.host = SeriesInfo(self.ranks[0], SeriesKind.HOST_USED)
         self.open: list[EntryColumns] = []
         self.dispatch = Dispatch(
-            self.dictionary, self.outbox, self.board, self.samples, lambda: self.open
+            self.dictionary, self.outbox, self.current, self.samples, lambda: self.open
         )
 
     def rows(self, rank: int, *seqs: int, flags: int = Flags.JOINED) -> EntryColumns:
@@ -105,9 +105,9 @@ def kinds(events: Iterable[AgentEvent]) -> list[str]:
 def test_rows_come_before_watermarks_and_statuses_last() -> None:
     """All is new on a first stream: the order is what watermarks and statuses rely on."""
     agent, service = Agent(), Service()
-    agent.board.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
-    agent.board.set_marks(agent.ranks[0], agent.group, Marks(2, -1, 1, NOW))
-    agent.board.set_as_of(agent.ranks[0], NOW)
+    agent.current.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
+    agent.current.set_marks(agent.ranks[0], agent.group, Marks(2, -1, 1, NOW))
+    agent.current.set_as_of(agent.ranks[0], NOW)
     agent.outbox.record(agent.rows(0, 1, 2))
     agent.dispatch.open(knows_nothing=True)
     assert kinds(service.listen(agent.dispatch)) == ["EntryColumns", "Watermarks", "Statuses"]
@@ -118,9 +118,9 @@ def test_watermarks_wait_for_their_round_but_not_behind_a_status() -> None:
     """Nothing urgent: watermarks keep to their pace. A rank dies: all is said at once."""
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
-    agent.board.set_as_of(agent.ranks[0], NOW)
+    agent.current.set_as_of(agent.ranks[0], NOW)
     assert service.listen(agent.dispatch, watermarks_due=False) == []
-    agent.board.set_status(RankStatus(agent.ranks[0], RankState.EXITED, NOW))
+    agent.current.set_status(RankStatus(agent.ranks[0], RankState.EXITED, NOW))
     heard = service.listen(agent.dispatch, watermarks_due=False)
     assert kinds(heard) == ["Watermarks", "Statuses"]
 
@@ -177,8 +177,8 @@ def test_a_replay_that_a_stream_did_not_get_is_not_in_the_way_of_the_next() -> N
 def test_a_resync_repeats_what_is_true_on_the_same_stream() -> None:
     """Nothing is declared twice: the stream's dictionary is still there."""
     agent, service = Agent(), Service()
-    agent.board.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
-    agent.board.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
+    agent.current.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
+    agent.current.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
     agent.dispatch.open(knows_nothing=True)
     service.listen(agent.dispatch)
     agent.dispatch.resync()
@@ -192,12 +192,12 @@ def test_only_what_changed_is_said_again() -> None:
     status = RankStatus(agent.ranks[0], RankState.LIVE, NOW)
     channels = p2p_ops(agent.ranks[0], (agent.group, 1, True, 1, NOW))
     for _ in range(2):
-        agent.board.set_status(status)
-        agent.board.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
-        agent.board.set_as_of(agent.ranks[0], NOW)
-        agent.board.set_channels(channels)
+        agent.current.set_status(status)
+        agent.current.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
+        agent.current.set_as_of(agent.ranks[0], NOW)
+        agent.current.set_channels(channels)
     assert kinds(service.listen(agent.dispatch)) == ["ChannelColumns", "Watermarks", "Statuses"]
-    agent.board.set_as_of(agent.ranks[0], NodeNs(NOW - 1))
+    agent.current.set_as_of(agent.ranks[0], NodeNs(NOW - 1))
     assert service.listen(agent.dispatch) == []
 
 
@@ -205,8 +205,8 @@ def test_a_stream_is_told_of_a_rank_only_when_it_is_spoken_of() -> None:
     """A rank of long ago is forgotten: a new stream never hears of it."""
     agent, service = Agent(), Service()
     for rank in agent.ranks:
-        agent.board.set_status(RankStatus(rank, RankState.LIVE, NOW))
-    agent.board.forget(agent.ranks[0])
+        agent.current.set_status(RankStatus(rank, RankState.LIVE, NOW))
+    agent.current.forget(agent.ranks[0])
     agent.dispatch.open(knows_nothing=True)
     (statuses,) = service.listen(agent.dispatch)
     assert isinstance(statuses, Statuses)
@@ -221,7 +221,7 @@ def test_attempts_are_told_apart() -> None:
     other = agent.dictionary.attempt(AttemptKey("other", 0), 1)
     stranger = agent.dictionary.rank(other, RankInfo(0, 1, "node", "boot", 7))
     for rank in (*agent.ranks, stranger):
-        agent.board.set_as_of(rank, NOW)
+        agent.current.set_as_of(rank, NOW)
     agent.dispatch.open(knows_nothing=True)
     heard = [event for event in service.listen(agent.dispatch) if isinstance(event, Watermarks)]
     assert [(event.attempt_index, len(event.columns.seen_rank)) for event in heard] == [
@@ -296,7 +296,7 @@ def test_memory_is_told_last_and_in_the_streams_own_indexes() -> None:
     agent.dispatch.open(knows_nothing=True)
     series = SeriesInfo(agent.ranks[1], SeriesKind.DEVICE_USED, "GPU-1")
     agent.samples.add(NOW, NOW + 1, [Reading(agent.attempt, series, 100, 7)])
-    agent.board.set_as_of(agent.ranks[1], NOW)
+    agent.current.set_as_of(agent.ranks[1], NOW)
     assert kinds(service.listen(agent.dispatch)) == ["Watermarks", "MemoryColumns"]
     (declared,) = [
         one for event in service.heard if isinstance(event, Declare) for one in event.series
@@ -323,7 +323,7 @@ def test_an_error_of_memory_waits_for_nothing() -> None:
     agent, service = Agent(), Service()
     agent.dispatch.open(knows_nothing=True)
     host_series(agent, 1 << 30, NOW)
-    agent.board.set_as_of(agent.ranks[0], NOW)
+    agent.current.set_as_of(agent.ranks[0], NOW)
     agent.outbox.record(agent.rows(0, 1))
     agent.samples.event(MemoryEvent(agent.ranks[0], MemoryEventKind.OOM, NOW, "GPU-1", 9))
     heard = service.listen(agent.dispatch)

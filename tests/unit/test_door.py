@@ -19,7 +19,7 @@ from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
-from frd_agent.uplink.endpoint import Service
+from frd_agent.uplink.endpoint import Endpoint
 
 
 def test_a_stranger_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -85,7 +85,7 @@ def test_an_agent_follows_no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             for name in ("grpc_proxy", "https_proxy", "http_proxy"):
                 monkeypatch.setenv(name, f"http://127.0.0.1:{wrong.sockets[0].getsockname()[1]}")
             address = f"127.0.0.1:{right.sockets[0].getsockname()[1]}"
-            async with Service(address, token_file=token).connect() as line:
+            async with Endpoint(address, token_file=token).connect() as line:
                 stream = line.stream()
                 first = await asyncio.wait_for(came.get(), 30)
                 stream.cancel()
@@ -100,7 +100,7 @@ def test_an_empty_token_file_is_no_licence_to_go_without(tmp_path: Path) -> None
     token.write_bytes(b"")
 
     async def call() -> None:
-        async with Service("127.0.0.1:1", token_file=token).connect():
+        async with Endpoint("127.0.0.1:1", token_file=token).connect():
             raise AssertionError("a line was opened")
 
     with pytest.raises(ServiceUnavailable, match="token: no token: write it on the first line"):

@@ -14,7 +14,7 @@ import pytest
 from frd.model import MemoryEventKind, SeriesKind
 from frd_agent.memory.host import cgroup
 from frd_agent.memory.host.node_memory import NodeMemory
-from frd_agent.memory.host.processes import SCAN_S, Host, total_bytes
+from frd_agent.memory.host.processes import SCAN_S, ProcessMemory, total_bytes
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -65,20 +65,20 @@ def proc(tmp_path: Path) -> Proc:
 
 
 @pytest.fixture
-def host(proc: Proc) -> Iterator[Host]:
-    found = Host(proc.path)
+def host(proc: Proc) -> Iterator[ProcessMemory]:
+    found = ProcessMemory(proc.path)
     yield found
     found.close()
 
 
-def test_pages_of_files_do_not_count(proc: Proc, host: Host) -> None:
+def test_pages_of_files_do_not_count(proc: Proc, host: ProcessMemory) -> None:
     """Anonymous, shared and swapped memory is the rank's; a mapped dataset is the kernel's."""
     proc.rank(10, anon=1000, shmem=200, swap=30, file=10**6)
     host.look_around([10], 0.0)
     assert host.used(10) == 1230 * KIB
 
 
-def test_children_count_with_what_they_do_not_share(proc: Proc, host: Host) -> None:
+def test_children_count_with_what_they_do_not_share(proc: Proc, host: ProcessMemory) -> None:
     """A forked loader has its parent's 1,000 pages and 20 more when it is first seen, and what it
     grows by later; so has its own child. Another rank below is not counted twice."""
     proc.rank(10, anon=1000 * PAGE // KIB)
@@ -97,7 +97,7 @@ def test_children_count_with_what_they_do_not_share(proc: Proc, host: Host) -> N
     assert host.used(20) == 2000 * KIB
 
 
-def test_a_spawned_child_shares_nothing(proc: Proc, host: Host) -> None:
+def test_a_spawned_child_shares_nothing(proc: Proc, host: ProcessMemory) -> None:
     """After an exec all of its pages are its own; a stack that may not be seen tells no exec."""
     proc.rank(10, anon=1000 * PAGE // KIB)
     proc.child(11, 10, private=300, stack=8888)
@@ -109,7 +109,7 @@ def test_a_spawned_child_shares_nothing(proc: Proc, host: Host) -> None:
     assert host.used(10) == 1300 * PAGE
 
 
-def test_children_are_looked_for_now_and_then(proc: Proc, host: Host) -> None:
+def test_children_are_looked_for_now_and_then(proc: Proc, host: ProcessMemory) -> None:
     """A scan every two seconds, or when ranks come and go; in between the known ones are read."""
     proc.rank(10, anon=1000)
     host.look_around([10], 100.0)
@@ -120,7 +120,7 @@ def test_children_are_looked_for_now_and_then(proc: Proc, host: Host) -> None:
     assert host.used(10) == 1000 * KIB + 2 * PAGE
 
 
-def test_a_process_that_is_gone_has_no_memory(proc: Proc, host: Host) -> None:
+def test_a_process_that_is_gone_has_no_memory(proc: Proc, host: ProcessMemory) -> None:
     """No such process; a zombie; a kernel that does not tell."""
     proc.write(11, "status", "Name:\tx\nState:\tZ (zombie)\n")
     host.look_around([10, 11], 0.0)
@@ -134,7 +134,7 @@ def test_real_processes_are_read_and_let_go() -> None:
         "print('grown', flush=True)\nsys.stdin.readline()"
     )
     before = set(os.listdir("/proc/self/fd"))
-    host = Host()
+    host = ProcessMemory()
     with subprocess.Popen(
         [sys.executable, "-c", grow], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
@@ -254,7 +254,9 @@ def read(node: NodeMemory, targets: list[Target], now_s: float) -> Part:
     return part
 
 
-def test_ranks_of_one_cgroup_share_its_reading(proc: Proc, host: Host, tmp_path: Path) -> None:
+def test_ranks_of_one_cgroup_share_its_reading(
+    proc: Proc, host: ProcessMemory, tmp_path: Path
+) -> None:
     """Each has a series of its own, with the cgroup's limit; read twice a second, ten times not."""
     for pid in (10, 20, 30):
         proc.rank(pid, anon=pid)
@@ -278,7 +280,7 @@ def test_ranks_of_one_cgroup_share_its_reading(proc: Proc, host: Host, tmp_path:
     assert len(read(node, ranks, 100.5).readings) == 5
 
 
-def test_a_kill_of_the_kernel_is_an_event(proc: Proc, host: Host, tmp_path: Path) -> None:
+def test_a_kill_of_the_kernel_is_an_event(proc: Proc, host: ProcessMemory, tmp_path: Path) -> None:
     """Of every rank in the cgroup; kills before the first look are no news, and the last one is
     heard of although its rank is gone."""
     proc.rank(10, anon=1)

@@ -18,7 +18,7 @@ from frd_agent.memory.gpu.devices import Answer
 from frd_agent.memory.gpu.gpus import Gpus, PidSpace
 from frd_agent.memory.gpu.nvml import DeviceReading, Look
 from frd_agent.memory.host.node_memory import NodeMemory
-from frd_agent.memory.host.processes import Host
+from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import NO_SAMPLE, Target
@@ -178,7 +178,7 @@ class Node:
         self.driver = Driver()
         self.series: list[SeriesInfo] = []
         self.samples = Samples(1 << 20, self._number)
-        node = NodeMemory(Host(), lambda pid: None, machine_bytes=64 * GIB)
+        node = NodeMemory(ProcessMemory(), lambda pid: None, machine_bytes=64 * GIB)
         gpus = Gpus(PidSpace(initial=True))
         self.sampler = Sampler(self.samples, node, gpus, self.driver)
 

@@ -27,7 +27,7 @@ from frd.service.metrics.table import METRICS
 from frd.views import MemoryView as AttemptMemory
 from frd_agent.cli import cli as agent_cli
 from frd_agent.config import Config as AgentConfig
-from frd_agent.counters import Stats
+from frd_agent.counters import Counters
 from frd_agent.memory import MemoryView, Samples
 from frd_agent.memory.gpu.nvml import DeviceReading
 from frd_agent.metrics import AgentCollector
@@ -312,7 +312,7 @@ def test_the_example_file_and_variables_of_the_docs_work(
 
 def agent_metrics() -> dict[str, tuple[str, ...]]:
     """What an agent exports, by exposed name."""
-    stats = Stats(dumps=Counter({"fill": 1}))
+    stats = Counters(dumps=Counter({"fill": 1}))
     dictionary = Dictionary()
     samples = Samples(1 << 20, dictionary.series_number)
     kinds = [SeriesInfo(0, kind, "GPU-1") for kind in SeriesKind]

@@ -27,8 +27,8 @@ def test_what_an_old_job_left_behind_is_cleared_away_and_not_told(tmp_path: Path
     now_ns = NodeNs(WRITTEN_NS + 7 * 86_400 * 10**9)
     assert Roster(tmp_path, common).update(now_ns) == []
     assert not path.exists()
-    assert common.board.next_watermarks(now_ns) is None
-    assert common.board.next_statuses() is None
+    assert common.current.next_watermarks(now_ns) is None
+    assert common.current.next_statuses() is None
 
 
 def test_a_rank_that_cannot_be_looked_at_is_not_dead(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_files_stay_until_what_was_told_of_an_end_must_have_come_through(tmp_pat
     roster, now_ns = Roster(tmp_path, common), time.time_ns()
     (rank,) = roster.update(NodeNs(now_ns))
     roster.end(rank, NodeNs(now_ns))
-    while common.board.next_statuses() is not None:
+    while common.current.next_statuses() is not None:
         pass
     roster.clear(NodeNs(now_ns + 45 * 10**9))
     assert path.exists()
@@ -88,7 +88,7 @@ def test_the_end_of_a_rank_is_told_unless_its_own_run_goes_on(tmp_path: Path) ->
         (later,) = roster.update(NodeNs(now_ns))
         assert later.has_process
         roster.end(former, NodeNs(now_ns))
-        told = common.board.next_statuses()
+        told = common.current.next_statuses()
         ranks = {status.rank for status in told.statuses} if told is not None else set()
         assert (former.number in ranks) == is_told
         assert (former in roster) == is_told

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from frd.flight import Status
-from frd_agent.ranks.poll_schedule import Raw, Watch, WatchPolicy, Why
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Raw, Why
 
-POLICY = WatchPolicy(ring_entries=1000)
+POLICY = PollPolicy(ring_entries=1000)
 
 
 def raw(enqueued: int, completed: int | None = None, group: int = 0) -> Raw:
     return {(0, group): Status(enqueued, -1, enqueued if completed is None else completed)}
 
 
-def dumped(watch: Watch, counters: Raw, now: float, entries: int = 100) -> None:
+def dumped(watch: PollSchedule, counters: Raw, now: float, entries: int = 100) -> None:
     watch.asked(now)
     watch.dumped(counters, entries)
 
 
-def watch_of(counters: Raw, now: float = 0.0) -> Watch:
+def watch_of(counters: Raw, now: float = 0.0) -> PollSchedule:
     """A watch whose first dump has just come."""
-    watch = Watch(POLICY)
+    watch = PollSchedule(POLICY)
     watch.see(counters, 0.1, exact=False, now=now)
     assert watch.due(now) is Why.FIRST
     dumped(watch, counters, now)

@@ -19,7 +19,7 @@ from frd_agent.memory.gpu.devices import HANGS_S, Devices
 from frd_agent.memory.gpu.gpus import Gpus, PidSpace
 from frd_agent.memory.gpu.nvml import DeviceReading, Nvml
 from frd_agent.memory.host.node_memory import NodeMemory
-from frd_agent.memory.host.processes import Host
+from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.sampler import Sampler
 from frd_agent.memory.samples import Samples
 from frd_agent.memory.target import Target
@@ -54,7 +54,7 @@ class MemoryWatch:
         self._wake = wake
         self._gpus = Gpus(PidSpace())
         self._devices = Devices(Nvml())
-        self._sampler = Sampler(samples, NodeMemory(Host()), self._gpus, self._devices)
+        self._sampler = Sampler(samples, NodeMemory(ProcessMemory()), self._gpus, self._devices)
         self._targets: Sequence[Target] = ()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frd-memory", daemon=True)

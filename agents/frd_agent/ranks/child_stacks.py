@@ -39,7 +39,7 @@ class Child:
     name: str
 
 
-class Children:
+class ChildStacks:
     """Of one rank, as of now; `ranks` are the pids of all ranks, which are never workers."""
 
     def __init__(self, pid: int, ranks: Collection[int] = (), proc: Path = PROC) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from frd.flight import Dump, parse_profiling_name
 from frd.model import AttemptKey, EntryColumns, NodeNs, RankInfo, RankState, RankStatus
 from frd_agent.ranks.dump_files import DumpFile
-from frd_agent.ranks.rank import Shared
+from frd_agent.ranks.rank import RankContext
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.transitions import Ring
 
 
 class FileRank:
-    def __init__(self, rank: int, key: AttemptKey, node: str, boot_id: str, shared: Shared) -> None:
+    def __init__(
+        self, rank: int, key: AttemptKey, node: str, boot_id: str, shared: RankContext
+    ) -> None:
         self.key = key
         self.info = RankInfo(rank=rank, world_size=0, node=node, boot_id=boot_id, pid=0)
         self.files: dict[str, DumpFile] = {}
@@ -42,12 +44,12 @@ class FileRank:
         self._lost += diff.lost
         if diff.rows:
             self._shared.outbox.record(columns(self.number, 0, diff.rows))
-        board = self._shared.board
+        current = self._shared.current
         for progress in ring.groups:
-            board.set_marks(self.number, progress.group, progress.marks)
-        board.set_channels(ring.channels(self.number))
-        board.set_as_of(self.number, NodeNs(ring.seen_until_ns))
-        board.set_status(
+            current.set_marks(self.number, progress.group, progress.marks)
+        current.set_channels(ring.channels(self.number))
+        current.set_as_of(self.number, NodeNs(ring.seen_until_ns))
+        current.set_status(
             RankStatus(
                 rank=self.number,
                 state=RankState.LIVE,

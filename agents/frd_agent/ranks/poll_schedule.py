@@ -25,7 +25,7 @@ Raw: TypeAlias = Mapping[RawKey, Status]
 
 
 @dataclass(frozen=True, slots=True)
-class WatchPolicy:
+class PollPolicy:
     """All in seconds, where no other unit is said."""
 
     ring_entries: int = 2_000
@@ -63,10 +63,10 @@ class Why(Enum):
     RETRY = "retry"
 
 
-class Watch:
+class PollSchedule:
     """The poll policy of one rank."""
 
-    def __init__(self, policy: WatchPolicy) -> None:
+    def __init__(self, policy: PollPolicy) -> None:
         self._policy = policy
         self._raw: Raw = {}
         self._moved_at = 0.0

@@ -20,11 +20,11 @@ from frd.flight import Status
 from frd.forms import exit_text
 from frd.model import EntryColumns, ExitInfo, ExitKind, NodeNs, RankState, RankStatus
 from frd_agent import tap
-from frd_agent.counters import Stats
+from frd_agent.counters import Counters
 from frd_agent.memory import OomKills, Target
 from frd_agent.proc import Vital
 from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom, state_after
-from frd_agent.ranks.poll_schedule import Raw, Watch, WatchPolicy
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Raw
 from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.stacks import StackReader
 from frd_agent.ranks.tap_files import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
@@ -33,7 +33,7 @@ from frd_agent.recorder.recorders import KeptDump, Recorders
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.standing import raw_of, stand, stand_at_end
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Silent
-from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox
 
@@ -46,14 +46,14 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Shared:
+class RankContext:
     """What all ranks of one agent have in common."""
 
     dictionary: Dictionary
     outbox: Outbox
-    board: Board
-    stats: Stats
-    policy: WatchPolicy
+    current: CurrentState
+    stats: Counters
+    policy: PollPolicy
     dumping: asyncio.Semaphore
     """So that the ranks of a node are not all polled at the same time."""
     wake: Callable[[], None]
@@ -64,7 +64,9 @@ class Rank:
     """A rank process. `number` is the dictionary's; a process that sets up all its groups anew
     becomes another rank of another attempt, with another number."""
 
-    def __init__(self, file: TapFile, identity: TapIdentity, shared: Shared, sockets: SocketDir):
+    def __init__(
+        self, file: TapFile, identity: TapIdentity, shared: RankContext, sockets: SocketDir
+    ):
         self.file = file
         self.identity = identity
         self.gone_at_ns: NodeNs | None = None
@@ -76,7 +78,7 @@ class Rank:
         self._socket = None if file.socket_path is None else sockets.address(file.socket_path)
         handlers = None if self._socket is None else Handlers(self._socket, DUMP_TIMEOUT_S)
         self._recorders = Recorders(handlers, identity.info.torch_version) if handlers else None
-        self._watch = Watch(shared.policy)
+        self._watch = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
         self._raw: Raw | None = None
         self._published_at_ns = NodeNs(0)
@@ -133,7 +135,7 @@ class Rank:
         }
         self.naming.replace(groups)
         for group in self.naming.all_groups():
-            self._shared.board.expect(self.number, group)
+            self._shared.current.expect(self.number, group)
         if self._recorders is not None:
             self._recorders.close(lambda name: name not in groups)
 
@@ -151,7 +153,7 @@ class Rank:
 
     def forget_former(self) -> None:
         for number in self.former:
-            self._shared.board.forget(number)
+            self._shared.current.forget(number)
             self._shared.outbox.forget(number)
         self.former.clear()
 
@@ -242,7 +244,7 @@ class Rank:
         shown = self._recorders.revision, self._published_mono_ns, self._published_at_ns
         if shown != self._shown:
             standing = stand(self._recorders.rings, self._raw, self._published_at_ns)
-            self._shared.board.set_standing(self.number, standing)
+            self._shared.current.set_standing(self.number, standing)
             self._shown, self._is_exact = shown, standing.exact
         return self._is_exact
 
@@ -256,7 +258,7 @@ class Rank:
         rings = self._recorders.rings
         standing = stand_at_end(rings, self._raw, self._published_at_ns)
         if standing is not None:
-            self._shared.board.set_standing(self.number, standing)
+            self._shared.current.set_standing(self.number, standing)
 
     def set_back(self, by_ns: int) -> None:
         """The wall clock has been: times that are compared with later ones go with it."""
@@ -291,7 +293,7 @@ class Rank:
             )  # fmt: skip
         gap = self._lost + self._shared.outbox.dropped.get(self.number, 0)
         status = RankStatus(self.number, self._state, self._since_ns, detail, gap, how)
-        self._shared.board.set_status(status)
+        self._shared.current.set_status(status)
 
     def end(self, now_ns: NodeNs) -> None:
         """The process is gone; what its counters said last still counts."""
@@ -373,7 +375,7 @@ class Rank:
         self._watch.dumped(raw_of(self._recorders.rings), reading.entries)
         if reading.unread:
             self._watch.retry()
-        self._shared.board.set_channels(self._recorders.channels(self.number))
+        self._shared.current.set_channels(self._recorders.channels(self.number))
         for problem in reading.problems:
             self._complain(problem)
         return reading.dumps

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from frd.model import AttemptKey, NodeNs
-from frd_agent.ranks.rank import Rank, Shared
+from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity, scan
 
 _FILES_STAY_S: Final = 60.0
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Roster:
-    def __init__(self, run_dir: Path, shared: Shared, node: str = "") -> None:
+    def __init__(self, run_dir: Path, shared: RankContext, node: str = "") -> None:
         self._run_dir = run_dir
         self._node = node
         self._shared = shared
@@ -97,7 +97,7 @@ class Roster:
         dead = [rank for rank in self if rank.is_gone]
         for rank in dead:
             age_s = (now_ns - (rank.gone_at_ns or now_ns)) / 1e9
-            sent = self._shared.stats.connected and self._shared.board.is_sent(rank.number)
+            sent = self._shared.stats.connected and self._shared.current.is_sent(rank.number)
             if age_s > (_FILES_STAY_S if sent else _FILES_STAY_UNSENT_S):
                 self._remove_files(rank)
                 if any(self._later(rank)):
@@ -192,6 +192,6 @@ class Roster:
 
     def _forget(self, rank: Rank) -> None:
         self._ranks.pop(rank.identity.token, None)
-        self._shared.board.forget(rank.number)
+        self._shared.current.forget(rank.number)
         self._shared.outbox.forget(rank.number)
         rank.forget_former()

@@ -21,7 +21,7 @@ from frd.flight.stacks.text import USAGE
 from frd.forms import utc_text
 from frd.model import AttemptKey, NodeNs, RankInfo
 from frd.wire import PART_BYTES, Part, Request, ResponsePart
-from frd_agent.ranks.child_stacks import Children
+from frd_agent.ranks.child_stacks import ChildStacks
 from frd_agent.ranks.cpu_usage import Meter
 from frd_agent.ranks.dump_files import DumpFile
 from frd_agent.ranks.file_rank import FileRank
@@ -163,7 +163,7 @@ async def _children(pid: int, others: Collection[int] | None, timeout_s: float) 
     if others is None:
         return ""
     try:
-        children = await asyncio.to_thread(Children, pid, others)
+        children = await asyncio.to_thread(ChildStacks, pid, others)
     except OSError as error:
         return f"# child processes: {error.strerror}\n"
     return await children.read(timeout_s)

@@ -61,7 +61,7 @@ class _Latest(Generic[_K, _V]):
         self.unsent = dict.fromkeys(self.values)
 
 
-class Board:
+class CurrentState:
     def __init__(self, attempt_of: Callable[[int], int]) -> None:
         """`attempt_of`: the attempt index of a rank index."""
         self._attempt_of = attempt_of

@@ -17,7 +17,7 @@ from typing import Final
 from frd.model import EntryColumns, NodeNs
 from frd.wire import AgentEvent
 from frd_agent.memory import Samples
-from frd_agent.uplink.current_state import Board
+from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import About, Dictionary, StreamIndexes
 from frd_agent.uplink.outbox import Outbox, chosen
 
@@ -31,14 +31,14 @@ class Dispatch:
         self,
         dictionary: Dictionary,
         outbox: Outbox,
-        board: Board,
+        current: CurrentState,
         samples: Samples,
         in_flight: Callable[[], Iterable[EntryColumns]],
     ) -> None:
         """`in_flight` gives the open collectives of every rank, JOINED flags set."""
         self._dictionary = dictionary
         self._outbox = outbox
-        self._board = board
+        self._current = current
         self._samples = samples
         self._in_flight = in_flight
         self._indexes = StreamIndexes(dictionary)
@@ -68,7 +68,7 @@ class Dispatch:
 
     def round_s(self, now_ns: NodeNs) -> float:
         """How often watermarks are due: more often while a stall may be about to be found."""
-        return _ROUND_WAITING_S if self._board.someone_waits(now_ns) else _ROUND_S
+        return _ROUND_WAITING_S if self._current.someone_waits(now_ns) else _ROUND_S
 
     def rank_of(self, stream_index: int) -> int | None:
         return self._indexes.rank_of(stream_index)
@@ -85,17 +85,17 @@ class Dispatch:
             event = (
                 self._outbox.next_batch()
                 or self._samples.next_events()
-                or self._board.next_channels()
+                or self._current.next_channels()
             )
-        if event is None and (watermarks_due or self._board.has_news):
-            event = self._board.next_watermarks(now_ns) or self._board.next_statuses()
+        if event is None and (watermarks_due or self._current.has_news):
+            event = self._current.next_watermarks(now_ns) or self._current.next_statuses()
         if event is None and (watermarks_due or self._samples.urgent):
             event = self._samples.next_batch()
         return [] if event is None else self.translate(event)
 
     def _say_all_again(self, *, replay: bool) -> None:
         self._outbox.rewind()
-        self._board.rewind()
+        self._current.rewind()
         self._samples.rewind()
         self._replays.clear()
         if replay:

@@ -26,8 +26,8 @@ _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """An open line."""
+class Connection:
+    """An open channel to the service, with the token for each call."""
 
     _channel: grpc.aio.Channel
     _metadata: tuple[tuple[str, str], ...]
@@ -40,7 +40,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class Endpoint:
     address: str
     tls: bool = False
     ca_file: Path | None = None
@@ -53,7 +53,7 @@ class Service:
         return self.address
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Line]:
+    async def connect(self) -> AsyncIterator[Connection]:
         """
         Raises:
             ServiceUnavailable: a file cannot be read.
@@ -63,7 +63,7 @@ class Service:
         if token is not None:
             metadata = (("authorization", f"Bearer {_word(self, token)}"),)
         async with self._channel() as channel:
-            yield Line(channel, metadata)
+            yield Connection(channel, metadata)
 
     def _channel(self) -> grpc.aio.Channel:
         if not self.tls:
@@ -109,7 +109,7 @@ def read(path: Path | None) -> bytes | None:
         raise ServiceUnavailable(f"{path}: {error.strerror}: make it readable") from None
 
 
-def _word(service: Service, data: bytes) -> str:
+def _word(service: Endpoint, data: bytes) -> str:
     if not (token := token_in(data)):
         raise ServiceUnavailable(f"{service.token_file}: no token: write it on the first line")
     return token

@@ -42,8 +42,8 @@ from frd.wire import (
     decode_pong,
     encode_clock,
 )
-from frd_agent.counters import Stats
-from frd_agent.uplink.endpoint import Line
+from frd_agent.counters import Counters
+from frd_agent.uplink.endpoint import Connection
 from frd_agent.uplink.stream import PROVEN_S, Backoff
 
 READ_EVERY_S: Final = 0.25
@@ -67,7 +67,7 @@ STEP_NS: Final = 1_000_000
 log = logging.getLogger(__name__)
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     raw_ns: NodeRawNs
     real_ns: NodeNs
     slack_ns: int
@@ -78,14 +78,14 @@ def raw_now() -> NodeRawNs:
     return NodeRawNs(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
 
 
-def read_clocks() -> Reading:
+def read_clocks() -> ClockReading:
     """Both clocks; the tightest of a few tries, for the kernel may take the core in between."""
     best = None
     for _ in range(_TRIES):
         before, real, after = raw_now(), NodeNs(time.time_ns()), raw_now()
         slack = (after - before + 1) // 2
         if best is None or slack < best.slack_ns:
-            best = Reading(NodeRawNs(before + (after - before) // 2), real, slack)
+            best = ClockReading(NodeRawNs(before + (after - before) // 2), real, slack)
         if slack <= _GOOD_SLACK_NS:
             break
     assert best is not None
@@ -95,14 +95,14 @@ def read_clocks() -> Reading:
 @dataclass(slots=True)
 class Clock:
     hello: ClockHello
-    stats: Stats
+    stats: Counters
     on_step: Callable[[int], None]
     """The wall clock has stepped, by so many nanoseconds."""
-    read: Callable[[], Reading] = read_clocks
+    read: Callable[[], ClockReading] = read_clocks
     roll: Callable[[float, float], float] = random.uniform
-    _readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
+    _readings: deque[ClockReading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
     """Not sent yet; the oldest are dropped first."""
-    _last: Reading | None = None
+    _last: ClockReading | None = None
     _pong: tuple[int, NodeRawNs] | None = None
     _pause_s: float = _PING_EVERY_S
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,7 +116,7 @@ class Clock:
             self.look()
             await asyncio.sleep(READ_EVERY_S)
 
-    def look(self) -> Reading | None:
+    def look(self) -> ClockReading | None:
         """Both clocks; None if the readings were too far apart."""
         reading, last = self.read(), self._last
         if reading.slack_ns > MAX_SLACK_NS:
@@ -147,13 +147,13 @@ class Clock:
 
     # -- pings ---------------------------------------------------------------------------------
 
-    async def ping(self, line: Line) -> None:
-        """Ping over `line` until cancelled."""
+    async def ping(self, connection: Connection) -> None:
+        """Ping over `connection` until cancelled."""
         backoff = Backoff(self.roll)
         while True:
             began = time.monotonic()
             try:
-                await self._live(line.clock())
+                await self._live(connection.clock())
             except FrdError as error:
                 self._complain(str(error))
             except Exception as error:
@@ -224,7 +224,7 @@ async def _ending(call: StreamCall) -> ServiceUnavailable:
         return ServiceUnavailable("the stream ended")
 
 
-def _step_ns(last: Reading, reading: Reading) -> int:
+def _step_ns(last: ClockReading, reading: ClockReading) -> int:
     """By how much the wall clock left the raw one since `last`, beyond any slew; 0 when it did
     not."""
     moved = (reading.real_ns - last.real_ns) - (reading.raw_ns - last.raw_ns)

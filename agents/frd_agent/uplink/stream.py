@@ -38,9 +38,9 @@ from frd.wire import (
     decode_service,
     encode_agent,
 )
-from frd_agent.counters import Stats
+from frd_agent.counters import Counters
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.endpoint import Line, Service, advice
+from frd_agent.uplink.endpoint import Connection, Endpoint, advice
 from frd_agent.uplink.outbox import Outbox
 
 BACKOFF_S: Final = 0.5
@@ -76,17 +76,17 @@ class Backoff:
 
 @dataclass(slots=True)
 class Stream:
-    service: Service
+    service: Endpoint
     hello: Callable[[], Hello]
     dispatch: Dispatch
     outbox: Outbox
-    stats: Stats
+    stats: Counters
     on_request: Callable[[Request], None]
     """Must not block; answers come back through `answer`."""
     stamp: Callable[[AgentEvent], AgentEvent]
     """The last touch to what is about to be sent."""
-    side_task: Callable[[Line], Coroutine[None, None, None]]
-    """Runs on the line of every stream that is welcome, and is cancelled with it."""
+    side_task: Callable[[Connection], Coroutine[None, None, None]]
+    """Runs on the connection of every stream that is welcome, and is cancelled with it."""
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
@@ -119,8 +119,8 @@ class Stream:
         """There may be something to say."""
         self._wake.set()
 
-    def redial(self, service: Service) -> None:
-        """Go on on another line."""
+    def redial(self, service: Endpoint) -> None:
+        """Connect again, to another endpoint or with other credentials."""
         self.service = service
         self._hang_up = True
         self._wake.set()
@@ -144,12 +144,12 @@ class Stream:
 
     async def _live(self) -> None:
         self._hang_up = False
-        async with self.service.connect() as line:
-            call = line.stream()
+        async with self.service.connect() as connection:
+            call = connection.stream()
             side: asyncio.Task[None] | None = None
             try:
                 await self._handshake(call)
-                side = asyncio.create_task(self.side_task(line))
+                side = asyncio.create_task(self.side_task(connection))
                 reader = asyncio.create_task(self._read(call))
                 writer = asyncio.create_task(self._write(call))
                 done, pending = await asyncio.wait(

@@ -10,7 +10,7 @@ from frd.model import MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKi
 from frd_agent.memory.host import cgroup
 from frd_agent.memory.host import processes as host
 from frd_agent.memory.host.cgroup import Cgroup
-from frd_agent.memory.host.processes import Host
+from frd_agent.memory.host.processes import ProcessMemory
 from frd_agent.memory.target import Part, Reading, Target
 
 _CGROUP_S: Final = 0.5
@@ -37,7 +37,7 @@ class NodeMemory:
 
     def __init__(
         self,
-        processes: Host,
+        processes: ProcessMemory,
         find: Callable[[int], Cgroup | None] = cgroup.find,
         machine_bytes: int | None = None,
     ) -> None:

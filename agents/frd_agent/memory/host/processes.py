@@ -48,7 +48,7 @@ class _Child:
     """Bytes that it has in common with its parent."""
 
 
-class Host:
+class ProcessMemory:
     """Of all ranks of one node. Lives on one thread."""
 
     def __init__(self, proc: Path = PROC) -> None:
