@@ -1,10 +1,10 @@
-"""All that the engine holds about one attempt of one job, and the only way to change it.
+"""All that the engine knows about one attempt of one job, and the only way to change it.
 
 Observations come in as columns with engine handles and aligned times; they are checked first and
 applied whole or not at all. Each of them merges (maximum, count, replace by rank), so batches of
-different ranks may come in any order and a replay changes nothing. Questions go out as plain
-arrays (`stalls`), as an immutable `Snapshot` for the analysis of first causes, and as a view for
-metrics. What a stall means, whose fault it is and when to tell people is decided elsewhere.
+different ranks may come in any order and a replay changes nothing. Answers go out as plain arrays
+(`stalls`), as an immutable `Snapshot` for the detectors, and as a view for metrics. What a stall
+means, which rank causes it and when it becomes a finding is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Attempt:
     def start_over(self, world_size: int) -> None:
         """The job runs again under the same name: nothing is kept of the ranks of its last run.
 
-        Handles stay good, for streams that told of that run may still be open.
+        Handles stay valid, because streams of the last run may still be open.
         """
         self.world_size = world_size
         self._ranks.clear()
@@ -353,7 +353,7 @@ class Attempt:
     def take_contradictions(self) -> list[ClockHint]:
         """Those that cannot be if clocks are as good as they are said to be, since the last call.
 
-        Apart from `take_clock_hints`: who mends clocks and who tells people look at their own pace.
+        Separate from `take_clock_hints`: clocks and findings read them at different times.
         """
         return _taken(self._collectives.contradictions)
 

@@ -12,8 +12,8 @@ EPOCH = 1_800_000_000 * S
 def test_a_looser_word_does_not_take_a_tighter_one_back() -> None:
     """A peer bounds the offset to 100 us, a second later to 50 ms: the first still says more."""
     seen = PeerBounds()
-    seen.tell("a", 1, EPOCH, -100_000, 100_000)
-    seen.tell("a", 1, EPOCH + S, -50_000_000, 50_000_000)
+    seen.add("a", 1, EPOCH, -100_000, 100_000)
+    seen.add("a", 1, EPOCH + S, -50_000_000, 50_000_000)
     grown = S * GROWTH_PPM // 1_000_000 + 1  # rounded up
     assert seen.interval(EPOCH + S) == (-100_000 - grown, 100_000 + grown)
 
@@ -21,8 +21,8 @@ def test_a_looser_word_does_not_take_a_tighter_one_back() -> None:
 def test_a_word_that_has_grown_old_gives_way() -> None:
     """Half a minute on, clocks may have drifted by more than the newer, looser word leaves open."""
     seen = PeerBounds()
-    seen.tell("a", 1, EPOCH, None, 100_000)
-    seen.tell("a", 1, EPOCH + 30 * S, None, 5_000_000)
+    seen.add("a", 1, EPOCH, None, 100_000)
+    seen.add("a", 1, EPOCH + 30 * S, None, 5_000_000)
     assert seen.interval(EPOCH + 30 * S) == (-FAR_NS, 5_000_001)
     assert seen.interval(EPOCH + 31 * S + FRESH_NS) == (-FAR_NS, FAR_NS)
 
@@ -32,7 +32,7 @@ def test_the_oldest_of_too_many_peers_is_forgotten() -> None:
     seen = PeerBounds()
     for peer in range(MOST_PEERS):
         high = 1_000 if peer < 2 else 90_000
-        seen.tell(f"node{peer}", 100, EPOCH, None, high)
+        seen.add(f"node{peer}", 100, EPOCH, None, high)
     assert seen.interval(EPOCH)[1] == 1_001
-    seen.tell("another", 100, EPOCH, None, 90_000)
+    seen.add("another", 100, EPOCH, None, 90_000)
     assert seen.interval(EPOCH)[1] == 90_001

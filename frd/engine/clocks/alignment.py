@@ -1,10 +1,10 @@
-"""What is known of one node's clock at one moment, as a value: node times in, aligned times out.
+"""What is known of one node's clock at one time, as a value: node times in, aligned times out.
 
 The past of a node's real clock is a list of knots: moments at which its offset (aligned time minus
 node time) was known to lie in an interval. From a knot on, an offset cannot leave its interval
 faster than clocks drift and slew, so every time between knots has its interval, and every time
 after the last one, unless a clock stepped since. A step of a clock, the node's or the service's,
-starts a new segment of knots; of the times between two segments' knots nothing is claimed. When a
+starts a new segment of knots; nothing is claimed of the times between two segments' knots. When a
 clock steps back it shows the same times twice: such a time is taken for the later one, unless that
 is far in the future, and its interval covers both.
 
@@ -53,8 +53,8 @@ class Segment(NamedTuple):
     def interval(self, node_ns: int, *, is_current: bool) -> tuple[int, int] | None:
         """Bounds of the offset at a time of this segment; None: nothing bounds it.
 
-        Between two knots a step may hide that is too small to be told from slew, so either knot
-        may be the one that holds.
+        Between two knots a step may hide that is too small to differ from slew, so either knot may
+        be the one that holds.
         """
         i = bisect_right(self.knots, node_ns, key=_at)
         if not self.sure or not i or (node_ns > self.knots[-1][0] and not is_current):
@@ -93,8 +93,8 @@ class Alignment(NamedTuple):
         return self._line(self.now_ns - self.line_ns)
 
     def is_better_than(self, other: Alignment) -> bool:
-        """What `other` has aligned may be aligned anew: as much is known now, and of the same
-        clock. When that was set, its times of before and after cannot be told apart."""
+        """What `other` has aligned may be aligned again: as much is known now, and of the same
+        clock. After that clock was set, its times from before and after look the same."""
         if self.state is not ClockState.SYNCHRONIZED is other.state:
             return False
         starts = [one.segments[-1].start_ns for one in (self, other) if one.segments]
@@ -122,10 +122,10 @@ class Alignment(NamedTuple):
         offset: Int64s = ((times - self.at_ns) * self.rate).astype(np.int64)
         offset += self.line_ns
         unknown = node_ns == 0
-        beside = (times < self.line_from_ns) | (times > self.line_to_ns)
-        if beside.any():
-            beside &= ~unknown
-            offset[beside] = self._beside(times[beside])
+        off_line = (times < self.line_from_ns) | (times > self.line_to_ns)
+        if off_line.any():
+            off_line &= ~unknown
+            offset[off_line] = self._off_line(times[off_line])
         aligned: Int64s = times + offset
         aligned[unknown] = 0
         return aligned
@@ -138,8 +138,8 @@ class Alignment(NamedTuple):
     def _line(self, node_ns: int) -> int:
         return self.line_ns + int((node_ns - self.at_ns) * self.rate)
 
-    def _beside(self, node_ns: Int64s) -> Int64s:
-        """Offsets at times beside the line, by the newest segment that each may belong to."""
+    def _off_line(self, node_ns: Int64s) -> Int64s:
+        """Offsets at times off the line, by the newest segment that each may belong to."""
         offset = np.full(len(node_ns), self.line_ns)
         reach = -FAR_NS
         for segment in self.segments:

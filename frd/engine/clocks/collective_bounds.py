@@ -1,15 +1,14 @@
-"""What collectives say of a clock: nobody can leave one before everybody has entered.
+"""Bounds of a clock's offset from collectives: no rank leaves one before all ranks have entered.
 
-Where every output depends on every input, the last member to join came before any member was done.
-If the times of two nodes tell otherwise by more than their clocks may be off, one of the clocks is
-wrong; if they tell it by less, the offsets are bounded. Such bounds rest on another node's word. So
-they never narrow the interval that a node's own exchanges prove, they only move the estimate within
-it; and one peer alone is not believed where there are others who could say the same, because then a
-node that lies would move the clocks of honest ones. Of two nodes that contradict each other nobody
-can tell which one is wrong.
+Where every output depends on every input, the last member joined before any member was done. If the
+times of two nodes contradict this by more than their uncertainties, one of the clocks is wrong;
+otherwise they bound the offsets. Such bounds rest on the report of another node. They therefore
+never narrow the interval that a node's own exchanges prove, they only move the estimate within it;
+and one peer alone counts only if no other peer could report the same, so that a node with wrong
+times does not move the clocks of the others.
 
-Collectives bound loosely (their ends are seen by polling), so these bounds seldom matter; what
-counts is the contradiction.
+Collectives bound loosely (their ends are found by polling), so these bounds seldom matter; a
+contradiction does.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ class PeerBounds:
 
     def __init__(self) -> None:
         self._low: dict[str, tuple[int, int]] = {}
-        """Aligned time and offset, likewise `_high`."""
+        """Aligned time and offset, as in `_high`."""
         self._high: dict[str, tuple[int, int]] = {}
         self._needed = 1
 
     def __bool__(self) -> bool:
         return bool(self._low or self._high)
 
-    def tell(self, peer: str, peers: int, at: int, low: int | None, high: int | None) -> None:
-        """`peer`, one of `peers` nodes that could, bounds the offset at an aligned time."""
+    def add(self, peer: str, peers: int, at: int, low: int | None, high: int | None) -> None:
+        """`peer`, one of `peers` possible nodes, bounds the offset at an aligned time."""
         self._needed = min(2, max(peers, 1))
         if low is not None:
-            _tell(self._low, peer, at, -low)
+            _keep_tighter(self._low, peer, at, -low)
         if high is not None:
-            _tell(self._high, peer, at, high)
+            _keep_tighter(self._high, peer, at, high)
 
     def interval(self, at: int) -> tuple[int, int]:
         """Bounds of the offset that enough peers agree on; far apart without any."""
@@ -56,7 +55,7 @@ class PeerBounds:
         return sorted(_grown(bound, at) for bound in side.values())[self._needed - 1]
 
 
-def _tell(side: dict[str, tuple[int, int]], peer: str, at: int, high: int) -> None:
+def _keep_tighter(side: dict[str, tuple[int, int]], peer: str, at: int, high: int) -> None:
     known = side.pop(peer, None)
     if known is not None and _grown(known, at) < high:
         at, high = known

@@ -1,22 +1,22 @@
 """One node's clock against the service's, from exchanges of four timestamps.
 
-Exchanges bound the offset between the two raw clocks, which nobody steps or slews: it was at most
-``t2 - t1`` when the ping was sent and at least ``t3 - t4`` when the pong came. Later it can have
-moved by 100 ppm of the time passed, however the drift has changed. That is the interval, and it
-rests on nothing else; of all exchanges only one binds on each side. The estimate inside it is the
-bisector of two hulls over the last two minutes (`hull`), much better than the interval's middle
-because real drift hardly changes.
+Exchanges bound the offset between the two raw clocks, which are neither stepped nor slewed: it was
+at most ``t2 - t1`` when the ping was sent and at least ``t3 - t4`` when the pong arrived. Later it
+can have moved by 100 ppm of the time passed, however the drift has changed. That is the interval,
+and it rests on nothing else; of all exchanges only one binds on each side. The estimate inside it
+is the bisector of two convex hulls over the last two minutes (`feasible_line`), much better than
+the interval's middle because real drift hardly changes.
 
-Tables of readings (`realtime`) lead from the node's real clock to its raw one, and from the
-service's raw clock to the time that the engine lives on. After a step on either side nothing is
-claimed, and nothing older believed, until an exchange has begun since: a host that slept shows the
-same signs as one whose clock was set. Bounds that exclude each other without a step (a machine was
-paused, a node lies) drop all that was learned; the newest exchange starts anew, and needs others
-that agree with it.
+Tables of readings (`realtime_table`) lead from the node's real clock to its raw one, and from the
+service's raw clock to aligned time. After a step on either side nothing is claimed, and nothing
+older is used, until an exchange has begun since: a host that slept shows the same signs as one
+whose clock was set. Bounds that exclude each other without a step (a machine was paused, a node
+reports wrong times) drop all that was learned; the newest exchange is the new start, and needs
+others that agree with it.
 
-What no table can know is what happened since its last reading: for such times the interval holds
-unless a clock was stepped or stopped just then. Every agent session has a clock of its own, so that
-nothing one tells moves another's. Memory is bounded, and bounds are integers, rounded outward.
+No table shows what happened since its last reading: for such times the interval holds unless a
+clock was stepped or stopped just then. Every agent session has a separate clock, so one session
+never moves the clock of another. Memory is bounded, and bounds are integers, rounded outward.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from frd.model import AlignedNs, Int64s, NodeNs, NodeRawNs, ServiceRawNs
 __all__ = ["MOST_READINGS", "Exchange", "NodeClock", "Refusal", "ServiceTable"]
 
 ONE_WAY_NS: Final = 60_000_000_000
-"""Without exchanges the fastest message of the last one to two such windows counts."""
+"""Without exchanges, the fastest message of the last one to two such windows counts."""
 SILENT_NS: Final = 120_000_000_000
-"""A clock that was not heard of for so long is unsynchronized."""
+"""A clock without an exchange for this long is unsynchronized."""
 MOST_READINGS: Final = 64
 """Of one message."""
 AGREE: Final = 2
-"""So many exchanges must agree with the one that contradicted those before."""
+"""Exchanges that must agree with one that contradicted those before."""
 START_OVER: Final = 8
-"""After so many refusals in a row the clock forgets what it compared with."""
+"""Refusals in a row after which the clock drops what it compared with."""
 _LINE_NS: Final = 10_000_000_000
-"""So far back an alignment's line reaches."""
+"""How far back an alignment's line reaches."""
 _FLOORS_NS: Final = 5
-"""Clocks tell whole nanoseconds; five readings make an offset."""
+"""Clocks show whole nanoseconds; an offset is made of five readings."""
 
 ServiceTable: TypeAlias = RealtimeTable[ServiceRawNs, AlignedNs]
 """The service's own readings: when its raw clock showed this, aligned time was that."""
@@ -72,9 +72,9 @@ class OffsetEstimate(NamedTuple):
     offset_ns: int
     """Service minus node, then."""
     half_ns: int
-    """The offset is off by so much at most."""
+    """Largest error of the offset."""
     rate: float
-    """How fast it grows, in ns per ns."""
+    """Growth of the offset, in ns per ns."""
     drift: float
     """Of the service's raw clock against the node's."""
 
@@ -103,9 +103,9 @@ class NodeClock:
         self._knot_raw = 0
         """Node raw time of the newest knot."""
         self._service_steps = 0
-        self._witnesses = PeerBounds()
+        self._peer_bounds = PeerBounds()
         self._newest: OffsetEstimate | None = None
-        """That rests on exchanges."""
+        """The newest estimate that rests on exchanges."""
 
     # -- what comes in -------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class NodeClock:
         self.contradictions += 1
         self._agreed = 0
         self._corridor = None
-        self._witnesses = PeerBounds()
+        self._peer_bounds = PeerBounds()
         if self._history is not None:
             self._history.distrust(self._node.last_real)
 
@@ -206,10 +206,10 @@ class NodeClock:
         least_ns: int | None = None,
         most_ns: int | None = None,
     ) -> bool:
-        """What a collective with the node `peer`, one of `peers` others, says of this clock.
+        """A bound on this clock from a collective with the node `peer`, one of `peers` others.
 
-        The aligned times of this node around `at` must be truly between `least_ns` and `most_ns`
-        later than they were told. False when enough peers say what cannot be: all that was learned
+        The true aligned times of this node around `at` are between `least_ns` and `most_ns` later
+        than the ones in use. False when enough peers contradict the interval: all that was learned
         is dropped.
         """
         newest = self._newest
@@ -217,14 +217,14 @@ class NodeClock:
             return True
         later = at - newest.offset_ns - newest.at_ns
         offset = newest.offset_ns + int(later * newest.rate)
-        self._witnesses.tell(
+        self._peer_bounds.add(
             peer,
             peers,
             at,
             None if least_ns is None else offset + least_ns,
             None if most_ns is None else offset + most_ns,
         )
-        low, high = self._witnesses.interval(at)
+        low, high = self._peer_bounds.interval(at)
         spare = 2 * newest.half_ns + abs(later) * GROWTH_PPM // 1_000_000
         if low <= offset + spare and offset - spare <= high:
             return True
@@ -251,7 +251,7 @@ class NodeClock:
         at_ns, offset_ns = raw + node_ahead, offset - node_ahead + ahead
         if not -FAR_NS < offset_ns < FAR_NS:
             offset_ns = min(max(offset_ns, -FAR_NS), FAR_NS)
-        if self._witnesses:
+        if self._peer_bounds:
             offset_ns, half = self._clamped(at_ns, offset_ns, half)
         if not reason and raw >= self._knot_raw:
             history.add((at_ns, offset_ns, half))
@@ -268,7 +268,7 @@ class NodeClock:
         return newest
 
     def alignment(self, now: ServiceRawNs, table: ServiceTable) -> Alignment:
-        """What is known now, as something to align with and to keep."""
+        """What is known now, as a value to align with and to keep."""
         reason, now_ns, at_ns, offset_ns, _, rate, drift = self.newest(now, table)
         last, history = self._last, self._history
         line: tuple[int, int] = (-FAR_NS, FAR_NS)
@@ -302,7 +302,7 @@ class NodeClock:
         return OffsetEstimate("no exchange yet", now_ns, now_ns - offset_ns, offset_ns, 0, 0.0, 0.0)
 
     def _reason(self, last: Exchange, now: ServiceRawNs, service_stepped_at: int) -> str:
-        """Why nothing can be claimed; empty when something can."""
+        """Why the clock is unsynchronized; empty when it is not."""
         if self._agreed < AGREE:
             return "contradiction"
         if self._is_stale(last, service_stepped_at):
@@ -316,8 +316,8 @@ class NodeClock:
         return x.t1 < self._node.stepped_at or x.t2 < service_stepped_at
 
     def _clamped(self, node_ns: int, offset: int, half: int) -> tuple[int, int]:
-        """Into what the witnesses permit, as far as the interval does; that stays as it is."""
-        low, high = self._witnesses.interval(node_ns + offset)
+        """Into the peers' bounds as far as the interval permits, which itself stays as it is."""
+        low, high = self._peer_bounds.interval(node_ns + offset)
         moved = min(max(offset, low), high)
         moved = min(max(moved, offset - half), offset + half)
         return moved, half + abs(moved - offset)

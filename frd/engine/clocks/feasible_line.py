@@ -1,6 +1,6 @@
 """The line between two clouds of points: where a clock's offset lies if its drift is constant.
 
-Every exchange bounds the offset from above and from below; how loosely depends on its luck with the
+Every exchange bounds the offset from above and from below; how loosely depends on the
 network and on how busy both hosts are. Of the exchanges of a few seconds, a batch, only the best
 upper and the best lower point count. Over a window of two minutes these are two clouds, and the
 estimate is the line in the middle of the widest corridor between their hulls: the bisector of the
@@ -9,10 +9,10 @@ support vector machine.)
 
 Slope and height come from different batches. A batch that was much luckier than the others (the
 burst at connect) would bend the line, and so would an unlucky one, often on one side only; so the
-slope is that of typical batches. At this slope the luckiest points of all tell the height.
+slope is that of typical batches. At this slope the luckiest points of all give the height.
 
-What is told here is an estimate, in floats relative to the first point. It says little when the
-drift changes, and its caller must not rest a bound on it.
+The result is an estimate, in floats relative to the first point. It is poor when the drift changes,
+so no bound may rest on it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final, TypeAlias
 BATCH_NS: Final = 10_000_000_000
 MOST_BATCHES: Final = 12
 _FEW: Final = 4
-"""With fewer batches than this every better point counts at once."""
+"""With fewer batches than this every better point counts immediately."""
 _TYPICAL: Final = 1.5
 """Batches are typical whose luck is within this factor of the median."""
 _FIT_EVERY: Final = 4
-"""After so many batches the oldest are let go of, though no new point cuts into the corridor."""
+"""After this many batches the line is fitted again, even if no new point cuts into the corridor."""
 
 Point: TypeAlias = tuple[int, int]
 PointPair: TypeAlias = tuple[Point, Point]
@@ -57,7 +57,7 @@ class FeasibleLine:
         self._x, self._y = x, upper
         self._steepest = steepest
         self._upper: Point = (0, 0)
-        """The best of the current batch; likewise `_lower`."""
+        """The best of the current batch, as is `_lower`."""
         self._lower: Point = (0, lower - upper)
         self._end = BATCH_NS
         self._uppers: deque[Point] = deque(maxlen=MOST_BATCHES)
@@ -110,7 +110,7 @@ class FeasibleLine:
         return y_upper - slope * x_upper < self._top or y_lower - slope * x_lower > self._bottom
 
     def _fit(self) -> None:
-        """Lay the corridor anew; when the drift has changed, between younger points only."""
+        """Fit the corridor again; when the drift has changed, between younger points only."""
         self._fitted = 0
         batches = [
             *zip(self._uppers, self._lowers, strict=True),

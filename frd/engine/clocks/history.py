@@ -1,8 +1,8 @@
 """The past of one node's real clock, as segments of knots in bounded memory.
 
 Knots come about once a second and are thinned as they age: the older, the wider apart. Steps end
-segments. Nobody saw a step happen, only the readings around it; so a segment reaches as far as the
-clock could have got before the step, and the next one begins where it could have landed.
+segments. Only the readings around a step are known; so a segment reaches as far as the clock could
+have got before the step, and the next one begins where it could have landed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST_SEGMENTS: Final = 8
 MOST_KNOTS: Final = 24
 """Of one segment."""
 _FRESH_KNOTS: Final = 8
-"""Of these none is forgotten."""
+"""The newest ones, which are all kept."""
 _AHEAD_NS: Final = 60_000_000_000
 """How far beyond its last knot the current segment may reach: alignments are used for a while."""
 

@@ -2,9 +2,9 @@
 
 The raw clock only counts; the real one is slewed (by a little) and stepped. Two readings in a row
 that differ by more than slewing explains have a step between them; a smaller one may hide there.
-Nobody saw the moment: between two readings either of them may hold, so the interval covers both,
-each widened with the distance from it. Beyond the last reading it widens with the distance from
-that; a step that no reading has shown yet is beyond what a table can know.
+The time of the step is unknown: between two readings either of them may hold, so the interval
+covers both, each widened with the distance from it. Beyond the last reading it widens with the
+distance from that; a step that no reading has shown yet cannot be known.
 
 The same table serves a node (its readings come with its pings) and the service (which reads its
 own two clocks). All arithmetic is in integers: nanoseconds since the epoch have no room in a float.
@@ -20,7 +20,7 @@ SLEW_PPM: Final = 601
 """At most, of a real clock against the raw one of the same host: the kernel slews by at most 500,
 and corrects the drift of the raw clock besides."""
 CALM_NS: Final = 100_000
-"""What is less may be a step or not: it is within what slewing does between two readings."""
+"""A smaller difference may be a step or not: slewing explains it."""
 _MOST_RATE: Final = SLEW_PPM / 1e6
 _RATE_OVER_NS: Final = 8_000_000_000
 _RATE_EVERY_NS: Final = 4_000_000_000

@@ -1,7 +1,7 @@
-"""Times as the clock of one node tells them, and what can be said of their order.
+"""Times with the uncertainty of the clock that measured them, and their order.
 
-One moment is before another only when it is so beyond all that both clocks may be off; times of
-one clock need no such margin. Whatever is left is a tie, which is an answer.
+One time is before another only if the difference exceeds the uncertainty of both clocks; times of
+one clock need no such margin. Everything else is a tie.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from frd.model import AlignedNs, Int32s, Int64s
 
 UNKNOWN_NS = 2**62 - 1
-"""The uncertainty of a clock of which nothing is known; two of them add up without overflow."""
+"""The uncertainty of an unknown clock; the sum of two does not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class UncertainTime:
     at: AlignedNs
     node: int
-    """Whose clock says so: a number that moments of one clock have in common."""
+    """A number that times of one clock have in common."""
     uncertainty_ns: int | None
     """None when nothing bounds it."""
 
@@ -28,7 +28,7 @@ class UncertainTime:
         return None if self.uncertainty_ns is None else self.uncertainty_ns / 1e9
 
     def margin_ns(self, other: UncertainTime) -> int | None:
-        """How far apart the two must be to have an order; None when they have none."""
+        """How far apart the two must be to have an order; None: they have none."""
         if self.node == other.node:
             return 0
         if self.uncertainty_ns is None or other.uncertainty_ns is None:
@@ -36,14 +36,14 @@ class UncertainTime:
         return self.uncertainty_ns + other.uncertainty_ns
 
     def is_before(self, other: UncertainTime, least_ns: int = 0) -> bool:
-        """By more than `least_ns`, for sure."""
+        """Certainly earlier, by more than `least_ns`."""
         margin_ns = self.margin_ns(other)
         return margin_ns is not None and other.at - self.at > margin_ns + least_ns
 
 
 @dataclass(frozen=True, slots=True)
 class RankClocks:
-    """How well the clocks of ranks are known: arrays parallel to the ranks of a picture."""
+    """How well the clocks of ranks are known: arrays parallel to the ranks of a snapshot."""
 
     node: Int32s
     """Ranks of one number share one clock."""
@@ -56,7 +56,7 @@ class RankClocks:
 
 
 def ties(moments: Sequence[UncertainTime], least_ns: int = 0) -> list[bool]:
-    """Which of them have no order with some other; to have one they are `least_ns` apart."""
+    """Which of them have no order with another; for an order they must be `least_ns` apart."""
     return [
         any(
             not one.is_before(other, least_ns) and not other.is_before(one, least_ns)

@@ -96,9 +96,9 @@ def clock_hints(closed: RetiredCollectives, telling: Bools, ranks: RankTable) ->
     slack = slack[row]
     early, late = closed.first_done[row], closed.last_rank[row]
     mine, theirs = ranks.uncertainty_ns[early], ranks.uncertainty_ns[late]
-    tells = (ranks.session[early] != ranks.session[late]) & (np.maximum(mine, theirs) < UNKNOWN_NS)
-    tells &= slack < np.abs(np.where(tells, mine, 0) - np.where(tells, theirs, 0))
-    at = np.flatnonzero(tells)
+    bounds = (ranks.session[early] != ranks.session[late]) & (np.maximum(mine, theirs) < UNKNOWN_NS)
+    bounds &= slack < np.abs(np.where(bounds, mine, 0) - np.where(bounds, theirs, 0))
+    at = np.flatnonzero(bounds)
     if not len(at):
         return []
     at = at[np.argsort(slack[at], kind="stable")]

@@ -25,7 +25,7 @@ MOST_FACTS_PER_GROUP: Final = 4
 MOST_RANKS: Final = 65_536
 """Remembered over all facts."""
 RETENTION_NS: Final = 10_000_000_000
-"""How long a fact outlives its collective, so that a mismatch that completed is still told."""
+"""How long a fact outlives its collective, so that a mismatch that completed is still reported."""
 
 Classes: TypeAlias = list[tuple[Signature, tuple[int, ...]]]
 
@@ -128,13 +128,13 @@ class Mismatches:
     ) -> list[MismatchFact]:
         """All that is remembered, by group and seq."""
         return [
-            _told(group, seq, fact, groups, pairs, signatures)
+            _joined_fact(group, seq, fact, groups, pairs, signatures)
             for group, known in sorted(self._groups.items())
             for seq, fact in sorted(known.facts.items())
         ]
 
 
-def _told(
+def _joined_fact(
     group: int,
     seq: int,
     fact: _Disagreement,
@@ -144,14 +144,14 @@ def _told(
 ) -> MismatchFact:
     rows = groups.rows(group)
     joined = np.sort(pairs.rank[rows][pairs.joined_row[rows] >= seq])
-    told = np.full(len(joined), fact.first, np.int64)
+    handles = np.full(len(joined), fact.first, np.int64)
     for rank, handle in fact.other.items():
-        told[np.searchsorted(joined, rank)] = handle
+        handles[np.searchsorted(joined, rank)] = handle
     return fact_of(
         group,
         seq,
         joined.tolist(),
-        told.tolist(),
+        handles.tolist(),
         signatures.match_class,
         signatures.known,
         group_size=len(groups.infos[group].ranks),
@@ -170,7 +170,7 @@ def fact_of(
     group_size: int,
     surplus: int,
 ) -> MismatchFact:
-    """What those who joined passed: `handles` are indexes into `known`, by rank.
+    """What the ranks that joined passed: `handles` are indexes into `known`, by rank.
 
     `group_size` is 0 when unknown, `surplus` what an all_to_all put in beyond what it took out.
     """
@@ -190,13 +190,13 @@ def _by_class(
 ) -> Classes:
     """Largest first; of each class the signature that most of its ranks passed."""
     by_class: dict[int, list[int]] = {}
-    told: dict[int, Counter[int]] = {}
+    counts: dict[int, Counter[int]] = {}
     for rank, handle in zip(ranks, handles, strict=True):
         of = match_class.item(handle)
         by_class.setdefault(of, []).append(rank)
-        told.setdefault(of, Counter())[handle] += 1
+        counts.setdefault(of, Counter())[handle] += 1
     return [
-        (known[told[of].most_common(1)[0][0]], tuple(members))
+        (known[counts[of].most_common(1)[0][0]], tuple(members))
         for of, members in sorted(by_class.items(), key=lambda item: (-len(item[1]), item[1][0]))
     ]
 

@@ -1,4 +1,4 @@
-"""Open collectives as accumulators: what is known of a (group, seq), whoever told it.
+"""Open collectives as accumulators: what is known of a (group, seq) from all ranks.
 
 Each group owns a power-of-two chunk of shared slot columns; seq s lives in slot ``s mod capacity``
 of its chunk, so finding a slot is arithmetic on whole columns. A slot holds only what merges
@@ -53,15 +53,15 @@ class Accumulators(GrowingColumns):
     last_rank: Int32s
     """Who that was; of several at the same time, any."""
     second_created: Int64s
-    """The latest of all others than `last_rank`, 0 for nobody."""
+    """The latest of all others than `last_rank`, 0 for none."""
     other_created: Int64s
-    """The latest of all whose clock is not that of `last_rank`, 0 for nobody."""
+    """The latest of all whose clock is not that of `last_rank`, 0 for none."""
     first_completed: Int64s
-    """`NEVER` when no member's backend tells."""
+    """`NEVER` when no member's backend reports it."""
     first_done: Int32s
     """The rank that this was."""
     last_completed: Int64s
-    """0 when no member's backend tells."""
+    """0 when no member's backend reports it."""
     balance: Int64s
     """Elements that the members put in beyond those they take out (all_to_all)."""
 
@@ -91,7 +91,7 @@ class SeqWindows(GrowingColumns):
     done: Int64s
     """Everything up to here was retired or evicted; what comes of it later is too late."""
     freed_at: Int64s
-    """When the last of these was over, 0 when nobody told."""
+    """When the last of these was over, 0 when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class RetiredCollectives:
     first_done: Int32s
     last_completed: Int64s
     freed_at: Int64s
-    """When the group's collective before it was over, 0 when nobody told."""
+    """When the group's collective before it was over, 0 when unknown."""
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -236,10 +236,10 @@ class OpenCollectives:
         return other
 
     def _arrive(self, slot: Int64s, created: Int64s, rank: int, nodes: Int32s) -> None:
-        """Who is last, and who would be without that rank, and without its node.
+        """Update the last rank, the latest of the others, and the latest on other nodes.
 
-        Whichever of the old last and the new one came first is no longer last, but may be the
-        latest of the rest.
+        The earlier of the old last and the new arrival is not the last one, but may be the latest
+        of the rest.
         """
         s = self.slots
         last = s.last_created.take(slot)

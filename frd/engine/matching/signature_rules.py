@@ -5,7 +5,7 @@ does not care what lay in the receivers' tensors, an all_to_all may be uneven. W
 the signature's *match class*; two members disagree exactly when their classes differ. The rules
 follow PyTorch's own analyzer, with its gaps closed: the ``_base``, ``_coalesced``, ``_oop`` and
 ``_tensor`` names are covered, sizes are compared as element counts (a reshaped tensor is the same
-to every backend), lists of shards may be uneven, and an op that nobody has heard of must simply be
+to every backend), lists of shards may be uneven, and an unknown op must simply be
 equal.
 
 All of this is done once per signature. Per entry the engine compares two integers.
@@ -43,9 +43,9 @@ class Rule(Enum):
     OUTPUT = auto()
     """Those of the outputs: only the root has inputs that mean something, or each has its own."""
     TOTAL_INPUT = auto()
-    """Total elements and dtypes of the inputs: every member gets a share of its own size."""
+    """Total elements and dtypes of the inputs: members may get shares of different sizes."""
     TOTAL_OUTPUT = auto()
-    """Total elements and dtypes of the outputs: every member gives a share of its own size."""
+    """Total elements and dtypes of the outputs: members may give shares of different sizes."""
     BALANCE = auto()
     """Dtypes; over all members, as many elements go in as come out."""
     EXACT = auto()
@@ -106,7 +106,7 @@ _SCATTERS: Final = frozenset(
 )
 
 _SYNCHRONIZING: Final = ("allreduce", "allgather", "reducescatter", "alltoall", "barrier")
-"""Ops that nobody can complete before every member has joined, by the start of their names."""
+"""Ops that no rank can complete before every member has joined, by the start of their names."""
 _STRICT: Final = frozenset(
     op
     for op, of in _RULES.items()

@@ -71,7 +71,7 @@ class LongWait(NamedTuple):
     def of_numbers(cls, start: int, end: int, length: int) -> LongWait:
         """
         Raises:
-            ValueError: no clock tells such times.
+            ValueError: no clock shows such times.
         """
         if max(map(abs, (start, end, length))) > _FAR:
             raise ValueError("times beyond 64 bits")

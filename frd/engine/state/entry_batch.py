@@ -1,8 +1,8 @@
-"""A batch of transitions put in order: rows of one rank, cut into runs of one pair each.
+"""A batch of transitions in order: rows of one rank, split into runs of one pair each.
 
-Within a run the seqs must rise; that one check is what makes everything after it a plain column
-operation (no slot is hit twice by one batch) and a replay recognizable by a single number, the
-highest seq seen before. Knows the flags and nothing of what becomes of the rows.
+Within a run the seqs must rise. This one check makes everything after it a plain column operation
+(no accumulator is hit twice by one batch) and a replay recognizable by a single number, the highest
+seq seen before.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PairRuns:
 
 
 class EntryBatch:
-    """The rows of one message, and which of them say what.
+    """The rows of one message, by what they report.
 
     Raises:
         WireError: when a row is of no member of its group (pair -1).
@@ -106,8 +106,8 @@ class EntryBatch:
         return self._order[carries[self._order]]
 
     def joined(self) -> PairRuns | None:
-        """The runs of rows that join something, told before or not; None when there are none."""
-        return None if is_empty(self.joins) else self._cut(self.joins)
+        """The runs of rows that join an op, new or not; None without such rows."""
+        return None if is_empty(self.joins) else self._split(self.joins)
 
     def news(self, places: Places, seen: Int64s, *, replay: bool) -> PairRuns | None:
         """The runs of rows that go beyond what was `seen` (by pair); None when there are none.
@@ -118,7 +118,7 @@ class EntryBatch:
         """
         if is_empty(places):
             return None
-        found = self._cut(places)
+        found = self._split(places)
         marks = seen[found.pair]
         behind = found.first <= marks
         if not behind.any():
@@ -135,8 +135,8 @@ class EntryBatch:
             return None
         return _runs(self._pair, self._seq, np.arange(len(self._seq))[places][fresh])
 
-    def _cut(self, places: Places) -> PairRuns:
-        """The usual batch joins and completes in every row: cut it once."""
+    def _split(self, places: Places) -> PairRuns:
+        """The usual batch joins and completes in every row: split it once."""
         if places is not self._all:
             return _runs(self._pair, self._seq, places)
         if self._whole is None:
@@ -145,13 +145,13 @@ class EntryBatch:
 
     def repeated(self, *news: PairRuns | None) -> int:
         """How many rows join or complete something, but nothing that is among the news."""
-        told = np.zeros(len(self._seq), np.bool_)
-        told[self.joins] = True
-        told[self.completes] = True
+        repeated = np.zeros(len(self._seq), np.bool_)
+        repeated[self.joins] = True
+        repeated[self.completes] = True
         for found in news:
             if found is not None:
-                told[found.places] = False
-        return int(told.sum())
+                repeated[found.places] = False
+        return int(repeated.sum())
 
 
 def _by_pair(pair: Int32s) -> npt.NDArray[np.intp] | None:

@@ -1,8 +1,8 @@
-"""What first-cause analysis looks at: where every rank of one attempt stands at one moment.
+"""One attempt at one time: how far every rank has come. The input of all detectors.
 
-The live engine cuts a picture from its tables, offline analysis builds one from dump files, and
-`frd.engine.hangs.diagnosis` cannot tell which. Plain arrays, so that a picture of 16,384 ranks
-costs milliseconds; nothing in it changes afterwards.
+The live engine takes a snapshot of its tables, offline analysis builds one from dump files; for the
+detectors both are the same. Plain arrays, so that a snapshot of 16,384 ranks costs milliseconds;
+nothing in it changes afterwards.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class GroupSnapshot:
     ops: Callable[[int], str] = field(default=lambda seq: "")
     """The op of a seq of this group, empty when unknown."""
     hidden: Bools | None = None
-    """Members that may have come further than their marks say (a dump file may have lost all it
-    knew of a group): their absence proves nothing. None for nobody."""
+    """Members that may be further than their watermarks say (a dump file may have lost its entries
+    of a group): their absence proves nothing. None: no member."""
     forgotten: Bools | None = None
-    """Members of whom nobody can tell whether they are over with what they were in: the agent that
-    told of it is gone, and so are the entries. They wait in nothing. None for nobody."""
+    """Members whose open op may be over: the agent session that reported it is gone, and so are the
+    entries. They wait in nothing. None: no member."""
     moved_at: Int64s | None = None
-    """Aligned ns by which the member had come as far as `started` and `completed` say; 0, or None
-    for all, when nobody kept track."""
+    """Aligned ns by which the member had reached `started` and `completed`; 0, or None for all,
+    when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class MismatchFact:
     classes: Sequence[tuple[Signature, tuple[int, ...]]]
     """Each distinct signature with the ranks that passed it."""
     detail: str
-    """What differs, for people: ``input sizes [[4]] and [[8]]``."""
+    """What differs: ``input sizes [[4]] and [[8]]``."""
     complete: bool
     """Every expected member has joined, so that a majority means something."""
     group_size: int = 0
@@ -104,12 +104,12 @@ class Snapshot:
     rank: Int32s
     """Ranks that were ever declared; others of the world are unknown."""
     as_of: Int64s
-    """Aligned ns up to which all is known of the rank; 0 before its first word."""
+    """Aligned ns up to which all is known of the rank; 0 before its first report."""
     state: Sequence[RankState]
     state_since: Int64s
     """Aligned ns of the last change of `state`; 0 when unknown."""
     detail: Sequence[str]
-    """The agent's words on `state`."""
+    """The agent's description of `state`."""
     connected: Bools
     """The stream of the rank's agent is up (always true offline)."""
     gap: Bools
@@ -119,15 +119,15 @@ class Snapshot:
     channels: ChannelSnapshot
     mismatches: Sequence[MismatchFact] = ()
     clocks: RankClocks | None = None
-    """None when all times are of one clock, or of clocks that nobody doubts."""
+    """None when all times are of one clock, or of clocks without uncertainty."""
     moved_at: Int64s | None = None
     """Aligned ns at which a watermark of the rank last advanced, 0 when it never did; None when
-    nobody kept track (a dump file tells no history)."""
+    unknown (a dump file has no history)."""
     exits: Mapping[int, ExitInfo] = field(default_factory=dict)
-    """How processes that are gone ended, by rank, as far as their agents can tell."""
+    """How processes that are gone ended, by rank, as far as their agents know."""
 
     def moment(self, rank: int, at: AlignedNs) -> UncertainTime:
-        """A time as the clock of `rank` tells it; of one nobody knows, nothing bounds it."""
+        """A time of the clock of `rank`; without bounds when the rank is unknown."""
         if self.clocks is None:
             return UncertainTime(at, 0, 0)
         row = int(np.searchsorted(self.rank, rank))
@@ -137,14 +137,14 @@ class Snapshot:
 
 
 class Stuck(NamedTuple):
-    """One collective, or one rank in a P2P op, that does not go on."""
+    """One collective, or one rank in a P2P op, that is stuck."""
 
     group: int
     """Index into `Snapshot.groups`."""
     seq: int
     """`UNKNOWN_SEQ` for a P2P op."""
     rank: int = -1
-    """Who waits in a P2P op, which no number tells from others; -1 for a collective."""
+    """The rank that waits in a P2P op, which has no number; -1 for a collective."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What the tables of an attempt look like to those who judge: stalls, and parts of a picture.
+"""Stalls, and the parts of a `Snapshot`, from the tables of an attempt.
 
 Pure functions from tables to fresh arrays. `stalls` runs at every tick over every pair and must
-stay cheap: one contiguous pass drops all that is young, and what is left is usually nothing.
+stay cheap: one contiguous pass drops all recent waits, and usually nothing is left.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from frd.engine.state.tables import EXITED, LIVE, STATES, GroupTable, PairTable,
 from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
-_RESTS_NS: Final = 2_000_000_000
-"""By then all members of a group have told how far they came: what moves is not looked at."""
+_RESTING_NS: Final = 2_000_000_000
+"""By then all members of a group have reported: only watermarks that rest this long are checked."""
 
-_NOTHING_STANDS: Final = StallTable(
+_NO_STALLS: Final = StallTable(
     np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64)
 )
 EndsEarly: TypeAlias = Callable[[Int32s, Int64s], Bools]
-"""Of groups and seqs: whether a member may complete the op before all have come to it."""
+"""Of groups and seqs: whether a member may complete the op before all members have joined it."""
 
 
 def stalls(
@@ -39,17 +39,17 @@ def stalls(
     """Waiting that the ranks' own telemetry confirms to be longer than their group's threshold.
 
     `latest` is the enqueue time of the youngest op that any threshold could call late. A rank that
-    is gone waits no more. The wait counts from the enqueue of the op, or from the last moment at
+    is gone does not wait. The wait counts from the enqueue of the op, or from the last time at
     which the op before it was not complete, if that is later: a program that runs far ahead of
-    its device is not stalled. Nor is one whose agent tells what cannot be; `ends_early` says which
-    collectives of groups a member may complete before all have come.
+    its device is not stalled. Nor is a rank with impossible watermarks; `ends_early` says which
+    collectives a member may complete before all members have joined.
     """
     n = pairs.count
     old = (pairs.enqueued[:n] > pairs.completed[:n]) & (pairs.head[:n] <= latest)
     row = np.flatnonzero(old)
     row = row[pairs.head[row] > 0]
     if not len(row) and not channels.are_waiting(latest):
-        return _NOTHING_STANDS
+        return _NO_STALLS
     since = np.maximum(pairs.head[row], pairs.idle_until[row])
     stuck = np.flatnonzero(_confirmed(ranks, groups, pairs.rank[row], pairs.group[row], since))
     if len(stuck):
@@ -76,8 +76,8 @@ def _confirmed(
 def _limits(
     ranks: RankTable, groups: GroupTable, pairs: PairTable, row: Int64s, ends_early: EndsEarly
 ) -> Int64s:
-    """What each may have completed at most: nothing that another member, who has told of a later
-    time, has not come to."""
+    """The highest seq that each can have completed: none that another member, whose report is of a
+    later time, has not joined."""
     group, done = pairs.group[row], completed(groups, pairs, row)
     layout = pairs.layout()
     come = pairs.enqueued[layout.order]
@@ -89,25 +89,25 @@ def _limits(
     limit = np.full(len(row), _FAR, np.int64)
     for mine in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
         members = groups.rows(int(group[mine[0]]))
-        limit[mine] = _least_told(ranks, pairs, members, pairs.done_at[row[mine]])
+        limit[mine] = _least_joined(ranks, pairs, members, pairs.done_at[row[mine]])
     return limit
 
 
-def _least_told(
+def _least_joined(
     ranks: RankTable, pairs: PairTable, members: slice | list[int], after: Int64s
 ) -> Int64s:
-    """The least that members have come to who have told of a time after each of these."""
+    """The lowest seq joined by the members whose reports are of a time after each of these."""
     rank, come = pairs.rank[members], pairs.enqueued[members]
-    told = ranks.knows(rank) & (come > UNKNOWN_SEQ)
-    told[told] = pairs.last_session[members][told] == ranks.session[rank[told]]
-    as_of, come = ranks.as_of[rank[told]], come[told]
+    known = ranks.knows(rank) & (come > UNKNOWN_SEQ)
+    known[known] = pairs.last_session[members][known] == ranks.session[rank[known]]
+    as_of, come = ranks.as_of[rank[known]], come[known]
     order = np.argsort(-as_of, kind="stable")
     least = np.minimum.accumulate(np.concatenate(([_FAR], come[order])))
     return least[np.searchsorted(-as_of[order], -after)]
 
 
 def completed(groups: GroupTable, pairs: PairTable, row: Int64s) -> Int64s:
-    """Completed watermarks; a rank in its first collective has completed the one before it."""
+    """Completed watermarks; a rank in its first collective counts as done with the one before."""
     marks = pairs.completed[row]
     first = groups.first_seq[pairs.group[row]]
     return np.where((marks < 0) & (first <= pairs.enqueued[row]), first - 1, marks)
@@ -150,8 +150,8 @@ def ranks(table: RankTable) -> RankColumns:
 def _unheard(
     table: GroupTable, pairs: PairTable, order: Int64s, done: Int64s, ends_early: EndsEarly
 ) -> Bools:
-    """Members of whom nothing is known where others are done with what takes all: they came, too,
-    before anybody could tell."""
+    """Members without any report, where others have completed an op that takes all members: these
+    members joined it before an agent could report it."""
     group = pairs.group[order]
     none = pairs.enqueued[order] == UNKNOWN_SEQ
     some = np.zeros(table.count, np.bool_)
@@ -173,13 +173,13 @@ def groups(
     ends_early: EndsEarly,
     now: AlignedNs,
 ) -> list[GroupSnapshot]:
-    """One picture per group, its place in the list being the group's handle. Who tells of more than
-    can be is not believed to have come further than it can have."""
+    """One snapshot per group, by group handle. Watermarks that are impossible are cut to the
+    highest possible seq."""
     layout = pairs.layout()
     order = layout.order
     members, enqueued, started = pairs.rank[order], pairs.enqueued[order], pairs.started[order]
     done, head, moved = completed(table, pairs, order), pairs.head[order], pairs.moved_at[order]
-    rests = np.flatnonzero(pairs.done_at[order] < now - _RESTS_NS)
+    rests = np.flatnonzero(pairs.done_at[order] < now - _RESTING_NS)
     rests = rests[ranks.knows(members[rests])]
     rests = rests[ranks.state[members[rests]] == LIVE]  # a timeout completes what never was
     limit = _limits(ranks, table, pairs, order[rests], ends_early)

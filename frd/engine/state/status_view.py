@@ -81,7 +81,7 @@ def _progress(
 ) -> tuple[Int64s, Int64s, Int64s]:
     """By group: highest enqueued, lowest completed, and how many are open between.
 
-    A member that no agent has told of leaves the lowest completed seq unknown, but opens nothing.
+    A member without any report leaves the lowest completed seq unknown, but opens nothing.
     """
     highest, lowest = np.full((2, table.count), -1, np.int64)
     open_count = np.zeros(table.count, np.int64)

@@ -1,9 +1,9 @@
 """The tables of one attempt: ranks, groups, and pairs (one row per group and member).
 
-Columns are plain numpy arrays that double when they are full, so that every question the engine
-asks often ("who is late", "lowest completed of each group") is one pass over one array. Handles
-are rows: a rank's handle is its global rank, groups and pairs count up from 0 in the order in which
-they were declared. The tables hold numbers, whatever they mean, and enforce no limits.
+Columns are plain numpy arrays that double when they are full, so that every frequent question of
+the engine ("which pairs wait", "lowest completed of each group") is one pass over one array.
+Handles are rows: a rank's handle is its global rank, groups and pairs count up from 0 in the order
+in which they were declared. The tables hold numbers, whatever they mean, and enforce no limits.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class GroupTable(GrowingColumns):
     size: Int32s
     """0 when the membership is unknown."""
     first_seq: Int64s
-    """Lowest seq that any entry told of: in a fresh group 0 or 1, by backend."""
+    """Lowest seq of all entries: in a fresh group 0 or 1, by backend."""
     matched: Int64s
     threshold_ns: Int64s
 
