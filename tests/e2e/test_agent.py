@@ -28,7 +28,7 @@ from frd.wire import (
 )
 from frd_agent.uplink.node_clock import BURST
 from tests.world.collector import Collector, agent, play, serving, until
-from tests.world.daemons import free_port
+from tests.world.daemons import free_port, run_program
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)
@@ -249,13 +249,7 @@ async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
 )
 def test_a_start_that_cannot_be_is_one_line(flags: list[str], code: int, said: str) -> None:
     """A bad address, a missing file: one line that names it, and no traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "frd_agent", "run", *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_program([sys.executable, "-m", "frd_agent", "run", *flags])
     assert done.returncode == code
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("frd: error: ")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
+from tests.world.daemons import run_program
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
@@ -20,14 +21,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 def demo(
     *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "frd", "demo", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=80,
-        check=False,
-        env=environment,
-    )
+    return run_program([sys.executable, "-m", "frd", "demo", *arguments], env=environment)
 
 
 @pytest.fixture
@@ -75,7 +69,7 @@ def check(name: str, folder: Path, *arguments: str) -> str:
         assert finding["victims"] == list(truth.victims)
         assert (finding["state"] == "closed") == SCENARIOS[name].recovers
     assert list(folder.glob("frd-demo-*")) == []
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    listing = run_program(["ps", "-eo", "args"], check=True)
     assert str(folder) not in listing.stdout
     return result.stderr
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import frd, watched
+from tests.world.daemons import finding_with, frd, run_program, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -21,12 +19,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
     """Dump a hanging job with one frozen rank; kill it all; fetch the finding's own dump."""
     with watched(SCENARIOS["missing_rank"], 4, 3.0) as (stage, client):
-        deadline = time.monotonic() + 50
-        found = None
-        while time.monotonic() < deadline and not (found and "dump" in found):
-            time.sleep(0.3)
-            found = next(iter(client.get("/api/v1/findings")["findings"]), None)
-        assert found is not None
+        found = finding_with(client, "dump")
         stage.ranks[3].send_signal(signal.SIGSTOP)
 
         now = tmp_path / "now"
@@ -43,13 +36,10 @@ def test_dump_now_and_after_the_job_is_gone(tmp_path: Path) -> None:
         assert again.returncode == 1
         assert "exists" in again.stderr
 
-        read = subprocess.run(
+        read = run_program(
             [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
             + ["--allow-incomplete-ranks", str(now / stage.job)],
-            capture_output=True,
-            text=True,
             env=os.environ | {"LOGLEVEL": "INFO"},
-            check=False,
         )
         assert read.returncode == 0, read.stderr
         assert "all_reduce" in read.stdout + read.stderr

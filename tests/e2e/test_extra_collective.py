@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import examples
-from tests.world.daemons import watched
+from tests.world.daemons import finding_with, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
@@ -23,12 +21,7 @@ def test_the_line_of_the_extra_call_is_told() -> None:
     )
     extra = Scenario("extra", "a collective more", script, lambda world: None)
     with watched(extra, 2, 2.0) as (_, client):
-        deadline = time.monotonic() + 60
-        found = None
-        while time.monotonic() < deadline and not (found and "witness" in found):
-            time.sleep(0.3)
-            found = next(iter(client.get("/api/v1/findings")["findings"]), None)
-        assert found is not None
+        found = finding_with(client, "witness")
         assert [s["rank"] for s in found["suspects"]] == [1]
         assert found["collective"]["missing_ranks"] == [1]
         assert found["collective"]["seq"] == 21

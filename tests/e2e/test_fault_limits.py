@@ -26,6 +26,7 @@ from frd.store.journal import segments
 from frd.wire import Declare, GroupDecl, SignatureDecl
 from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import Daemon, World, blamed, until
+from tests.world.daemons import run_program
 from tests.world.streams import Service, peer
 
 pytestmark = pytest.mark.timeout(180)
@@ -68,7 +69,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "frd-test", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    done = run_program(mount)
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
     yield folder

@@ -8,7 +8,6 @@ collective that a rank recorded is accounted for.
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ import pytest
 
 from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import World, blamed, until
+from tests.world.daemons import run_program
 from tests.world.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(180)
@@ -164,7 +164,7 @@ def test_a_clock_that_is_set_back(begin: Callable[..., Scene], tmp_path: Path) -
     # Not below the wrapper itself, which would be what is killed.
     asked = ["faketime", "-f", "+0s", "printenv", "LD_PRELOAD"]
     environment = {
-        "LD_PRELOAD": subprocess.run(asked, capture_output=True, text=True, check=True).stdout[:-1],
+        "LD_PRELOAD": run_program(asked, check=True).stdout[:-1],
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",

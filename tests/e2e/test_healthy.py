@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frd.cli.commands.demo.scenarios import Scenario
-from tests.world.daemons import watched
+from tests.world.daemons import until, watched
 
 SECONDS = float(os.environ.get("FRD_HEALTHY_SECONDS", "50"))
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(SECONDS + 90)]
@@ -21,10 +21,11 @@ def test_uneven_job_with_a_pause_has_no_finding() -> None:
     script = str(Path(__file__).parent / "jobs" / "uneven.py")
     scenario = Scenario("uneven", "nothing is wrong", script, lambda world: None)
     with watched(scenario, 4, 10.0, ["--seconds", str(SECONDS)]) as (stage, client):
-        deadline = time.monotonic() + SECONDS + 60
-        while any(rank.poll() is None for rank in stage.ranks):
-            assert time.monotonic() < deadline, stage.log("rank0")
-            time.sleep(0.5)
+        until(
+            lambda: all(rank.poll() is not None for rank in stage.ranks),
+            lambda: stage.log("rank0"),
+            SECONDS + 60,
+        )
         time.sleep(2)
         assert [rank.returncode for rank in stage.ranks] == [0, 0, 0, 0]
         assert client.get("/api/v1/findings")["findings"] == []

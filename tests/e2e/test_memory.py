@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from frd.cli import FINDINGS_PRESENT
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage, watch
-from tests.world.daemons import watched
+from tests.world.daemons import run_program, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.alone, pytest.mark.timeout(120)]
 WITHIN_S = 80.0
@@ -45,7 +44,7 @@ def crossed_at(stage: Stage) -> float:
 
 def replayed(journal: Path) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "frd", "replay", str(journal), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program(command)
     assert done.returncode == FINDINGS_PRESENT, done.stderr
     findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
     return findings

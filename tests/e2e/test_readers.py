@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from frd.flight.trace import Trace
 from frd.offline.load import reader_pool
 from frd.offline.load.folder import load_trace
 from frd.offline.load.reader_pool import read_all
+from tests.world.daemons import run_program
 from tests.world.dump_files import as_json, as_torch, document, entry
 
 RANKS = 12
@@ -148,9 +148,7 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
         "reader_pool.SMALL_BYTES = -1\n"
         f"print(json.dumps([len(of) for of in load_trace({str(tmp_path)!r}).ranks.values()]))\n"
     )
-    run = subprocess.run(
-        [sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=60
-    )
+    run = run_program([sys.executable, str(script)], check=True)
     assert json.loads(run.stdout) == [100 + rank for rank in range(RANKS)]
     assert run.stderr == ""
 

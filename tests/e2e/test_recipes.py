@@ -9,16 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import watched
+from tests.world.daemons import finding_with, run_program, until, watched
 from tests.world.streams import serve_command
 from tests.world.telemetry_files import event
 from tests.world.telemetry_files import write as write_telemetry
@@ -96,7 +94,7 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
     with watched(SCENARIOS["missing_rank"], 4, 3.0, job=False) as (stage, client):
         typed |= {"FRD_HTTP": client.address, "FRD_RUN_DIR": str(stage.run_dir)}
         stage.start_job()
-        finding = with_dump(client)
+        finding = finding_with(client, "dump")["id"]
         for line in script("frd findings --watch").splitlines():
             code, said = run(line.replace("ID", finding), typed, folder)
             expected = FINDINGS if line.startswith("frd findings ID") else 0
@@ -109,18 +107,6 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
         code, said = run(line.replace("analyze dumps", f"analyze dumps/{stage.job}"), typed, folder)
         assert code == (0 if "--memory" in line else FINDINGS), f"{line}: {said}"
     assert (folder / "t.pftrace").stat().st_size > 0
-
-
-def with_dump(client: Client) -> str:
-    """The id of the finding, once it has its dump."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for finding in client.get("/api/v1/findings?state=open")["findings"]:
-            if finding.get("dump"):
-                found: str = finding["id"]
-                return found
-        time.sleep(0.2)
-    pytest.fail("no finding with a dump came")
 
 
 # -- Slurm -------------------------------------------------------------------------------------
@@ -174,10 +160,7 @@ def test_a_slurm_job_brings_its_agents_along(typed: dict[str, str], tmp_path: Pa
 def test_a_slurm_job_that_is_cancelled_says_goodbye(typed: dict[str, str], tmp_path: Path) -> None:
     """Slurm signals the batch shell: it ends with its agents, long before the job would have."""
     with slurm(typed, tmp_path, HOLD="600") as process:
-        deadline = time.monotonic() + 30
-        while not (tmp_path / "started").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until((tmp_path / "started").exists)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 143
 
@@ -201,11 +184,5 @@ def test_systemd_takes_the_units(typed: dict[str, str], unit: Path, tmp_path: Pa
     installed = tmp_path / unit.name.replace("@", "@root")
     text = text.replace("/opt/frd/bin", typed["PATH"].partition(":")[0])
     installed.write_text(re.sub(r"^User=.*$", "User=root", text, flags=re.M))
-    checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(installed)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    checked = run_program(["systemd-analyze", "verify", "--man=no", str(installed)])
     assert (checked.returncode, checked.stderr) == (0, "")

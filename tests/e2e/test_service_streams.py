@@ -36,7 +36,7 @@ from frd.wire import (
     ResponsePart,
     encode_agent,
 )
-from tests.world.daemons import until
+from tests.world.daemons import run_program, until
 from tests.world.streams import (
     WORLD,
     Peer,
@@ -281,14 +281,7 @@ async def test_sigterm_ends_it_cleanly(serve: Callable[..., Service]) -> None:
 
 
 def failure(data_dir: Path, *flags: str, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        serve_command(data_dir, *flags),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    done = run_program(serve_command(data_dir, *flags), env={**os.environ, **environment})
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr
     return done.returncode, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Stage
 from frd.forms import finding_from_json
-from tests.world.daemons import watched
+from tests.world.daemons import until, watched
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
@@ -46,13 +45,13 @@ def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> Non
 
 def closed(client: Client, stage: Stage) -> list[Mapping[str, Any]]:
     """The findings when the job has come to rest and all of them are closed again."""
-    deadline = time.monotonic() + 150
-    while time.monotonic() < deadline:
+
+    def all_closed() -> list[Mapping[str, Any]]:
         findings: list[Mapping[str, Any]] = client.get("/api/v1/findings")["findings"]
-        if len(findings) >= 2 and all(f["state"] == "closed" for f in findings):
-            return findings
-        time.sleep(0.5)
-    raise AssertionError(f"{findings}: {stage.log('rank0')}")
+        are_over = len(findings) >= 2 and all(f["state"] == "closed" for f in findings)
+        return findings if are_over else []
+
+    return until(all_closed, lambda: stage.log("rank0"), 150)
 
 
 def lost_s(came: np.ndarray[Any, Any], rank: int, finding: Mapping[str, Any]) -> float:

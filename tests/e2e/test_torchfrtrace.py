@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from frd.flight import load_dump, write_pickle
+from tests.world.daemons import run_program
 
 pytestmark = pytest.mark.torch
 
@@ -33,12 +34,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def torchfrtrace(folder: Path, *options: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), *options],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    done = run_program(
+        [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), *options]
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from frd.cli.client import Client
+from tests.world.daemons import run_program
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -82,13 +83,7 @@ def test_one_does_not_outlive_the_other(tmp_path: Path, victim: str) -> None:
 def test_a_service_that_cannot_start(tmp_path: Path) -> None:
     """The service's own line says why, and the command fails."""
     (tmp_path / "bad.toml").write_text("[policy]\nstall_after_s = 0\n")
-    run = subprocess.run(
-        [sys.executable, "-m", "frd", "up", "--config", str(tmp_path / "bad.toml")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    run = run_program([sys.executable, "-m", "frd", "up", "--config", str(tmp_path / "bad.toml")])
     assert run.returncode == 1
     assert "policy.stall_after_s" in run.stderr
     assert "up: the service did not start" in run.stderr

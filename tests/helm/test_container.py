@@ -21,6 +21,7 @@ import pytest
 
 import frd
 from tests.helm.chart import ROOT, containers, render
+from tests.world.daemons import run_program
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
@@ -156,14 +157,7 @@ def test_what_the_build_installs_runs(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(dependencies)}
     for program, said in (("frd", f"frd {frd.__version__}"), ("frd-agent", "Usage: frd-agent")):
         option = "--version" if program == "frd" else "--help"
-        done = subprocess.run(
-            [str(inside / program), option],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_program([str(inside / program), option], env=env, cwd=tmp_path)
         assert done.stdout.startswith(said), done.stderr
     pages = sorted(path.name for path in (tmp_path / "venv").rglob("frd/runbooks/*"))
     assert pages == sorted(path.name for path in (ROOT / "docs/runbooks").iterdir())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 
 from tests.helm.chart import CHART, Object, Rendered, render
+from tests.world.daemons import run_program
 
 RULES = sorted((CHART / "rules").glob("*.yaml"))
 
@@ -113,7 +113,7 @@ def test_prometheus_takes_the_rendered_rules(values: dict[str, Any], tmp_path: P
     spec = render(values).one("PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

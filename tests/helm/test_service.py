@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from frd import config
 from frd.cli import BLIND, cli
 from frd.config import NotifyTarget
 from tests.helm.chart import Object, Rendered, recipe, render
+from tests.world.daemons import run_program, until
 
 FRD = Path(sys.executable).parent / "frd"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -202,11 +202,8 @@ def test_the_sidecar_gets_in(running: Running, tmp_path: Path) -> None:
     agent = [str(FRD.with_name(command[0])), command[1], *options]
     with subprocess.Popen(agent, stderr=subprocess.PIPE, text=True) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not is_connected(metrics):
-                assert process.poll() is None, process.communicate()[1]
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until(lambda: process.poll() is not None or is_connected(metrics), within_s=60)
+            assert process.poll() is None, process.communicate()[1]
         finally:
             process.terminate()
             process.communicate()
@@ -227,13 +224,8 @@ def test_commands_work_in_the_pod(running: Running) -> None:
         variable["name"]: variable["value"].replace("/etc/frd", f"{running.root}/etc/frd")
         for variable in container(running.rendered)["env"]
     }
-    done = subprocess.run(
-        [str(FRD), "findings", "--json"],
-        env=os.environ | env | {"FRD_HTTP": running.http},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    done = run_program(
+        [str(FRD), "findings", "--json"], env=os.environ | env | {"FRD_HTTP": running.http}
     )
     said = json.loads(done.stdout)
     assert said["findings"] == [], done.stderr
@@ -249,13 +241,9 @@ def test_the_hook_pod_says_ready(running: Running) -> None:
     assert env["URL"] == "https://frd.frd.svc:9374/-/ready"
     assert env["SSL_CERT_FILE"] == "/etc/frd/ca.crt"
     url = f"https://localhost:{running.http.rpartition(':')[2]}/-/ready"
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, *hook["command"][1:]],
         env=os.environ | {"URL": url, "SSL_CERT_FILE": str(running.ca)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "frd is ready\n"), done.stderr
 

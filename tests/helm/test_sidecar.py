@@ -24,6 +24,7 @@ from tests.helm.chart import (
     recipe,
     render,
 )
+from tests.world.daemons import run_program
 
 EXAMPLES = sorted((ROOT / "examples/kubernetes").glob("*.yaml"))
 PACKAGE = ROOT / "agents/frd_agent"
@@ -152,11 +153,9 @@ def test_the_copied_tap_starts(tmp_path: Path) -> None:
         (folder / "__init__.py").write_text("")
     code = "import torch.distributed, threading; print([t.name for t in threading.enumerate()])"
     paths = [str(shared / "tap/_site"), str(tmp_path)]
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "FRD_RUN_DIR": str(shared / "run")},
-        capture_output=True,
-        text=True,
         check=True,
     )
     assert "frd-tap" in done.stdout

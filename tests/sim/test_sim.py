@@ -6,7 +6,6 @@ The first worlds live in `tests/frozen`, thousands more in `make sim SEEDS=10000
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.sim.run import command, live
 from tests.sim.scenario import draw
+from tests.world.daemons import run_program
 
 ROOT = Path(__file__).parents[2]
 REGRESSIONS: dict[int, str] = {
@@ -62,12 +62,10 @@ def test_a_seed_is_a_run_byte_for_byte() -> None:
     """Another process, with another hash seed, hears and says exactly the same."""
     program = "from tests.sim.run import live; print(live(7).digest)"
     digests = {
-        subprocess.run(
+        run_program(
             [sys.executable, "-c", program],
-            cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
+            cwd=ROOT,
             check=True,
         ).stdout
         for hash_seed in ("1", "2")

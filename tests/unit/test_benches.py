@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.world.daemons import run_program
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -49,12 +50,10 @@ def test_benches_start_from_the_root(installed: Path) -> None:
         str(file) for file in sorted((ROOT / "bench").glob("*.py")) if "--json" in file.read_text()
     ]
     assert len(benches) >= 8
-    told = subprocess.run(
+    told = run_program(
         [sys.executable, "-c", PROGRAM, str(ROOT), *benches],
-        cwd=ROOT,
         env={"PYTHONPATH": str(installed)},
+        cwd=ROOT,
         check=True,
-        capture_output=True,
-        text=True,
     ).stdout
     assert json.loads(told.splitlines()[-1]) == {}

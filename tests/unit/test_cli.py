@@ -21,6 +21,7 @@ from frd.cli import FAILED, USAGE, run
 from frd.cli.client import Client
 from frd.cli.options import service_options
 from frd.errors import FrdError, ServiceUnavailable
+from tests.world.daemons import run_program
 from tests.world.http_service import (
     FINDING,
     Service,
@@ -140,9 +141,7 @@ def test_help_does_not_import_the_commands() -> None:
         "print([m for m in ('rich', 'numpy', 'pydantic', 'grpc', 'frd.cli.commands.status')"
         " if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_program([sys.executable, "-c", script], check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 

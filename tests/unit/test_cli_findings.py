@@ -17,6 +17,7 @@ import pytest
 
 from frd.cli import BLIND, FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.cli.screens.watching import watching_text
+from tests.world.daemons import run_program
 from tests.world.http_service import (
     BLIND_NOW,
     ENDED,
@@ -220,12 +221,7 @@ def test_a_terminal_shows_the_newest_last(service: Service) -> None:
     os.close(terminal)
     assert text.index("ab12") < text.index("cd34")
     assert "\x1b[1;31m" in text
-    piped = subprocess.run(
-        [sys.executable, "-m", "frd", "findings", "--http", service.address],
-        capture_output=True,
-        check=False,
-        text=True,
-    ).stdout
+    piped = run_program([sys.executable, "-m", "frd", "findings", "--http", service.address]).stdout
     assert piped.index("cd34") < piped.index("ab12")
     assert "\x1b" not in piped
 

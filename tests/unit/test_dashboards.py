@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from scripts.dashboards.__main__ import FOLDER, generated, stale
+from tests.world.daemons import run_program
 from tests.world.prometheus import LOCAL, ROOT
 
 DASHBOARDS = {name: json.loads(text) for name, text in generated().items()}
@@ -181,7 +181,7 @@ def test_tables_show_severity_age_and_the_fullest_gpu(tmp_path: Path) -> None:
     told = {"interval": "10s", "input_series": SERIES, "promql_expr_test": expected}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [told]}))
     command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

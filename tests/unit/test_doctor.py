@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from frd_agent.launch import checks
 from frd_agent.launch.checks import State
+from tests.world.daemons import run_program
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_a_run_directory_that_cannot_be_used(torch: Path, tmp_path: Path) -> Non
 def test_the_check_of_exec_runs_nothing(torch: Path, tmp_path: Path) -> None:
     """One line a check, exit code 1 because no agent watches; the command itself is not run."""
     touched = tmp_path / "touched"
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(tmp_path / "run"), "--check"]
         + ["--", sys.executable, "-c", f"open({str(touched)!r}, 'w')"],
-        env=os.environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=os.environ,
+    )
     assert done.returncode == 1, done.stderr
     lines = dict(line[9:].split(": ", 1) for line in done.stdout.splitlines())
     assert list(lines)[:2] == ["tap", "tap version"]
@@ -92,9 +92,7 @@ def test_the_check_of_exec_runs_nothing(torch: Path, tmp_path: Path) -> None:
 
 def test_nothing_to_run_is_wrong_usage() -> None:
     """exec without a command, and without --check."""
-    done = subprocess.run(
-        [sys.executable, "-m", "frd_agent", "exec"], capture_output=True, text=True, check=False
-    )
+    done = run_program([sys.executable, "-m", "frd_agent", "exec"])
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 

@@ -18,6 +18,7 @@ from frd.model import AlignedNs
 from frd.store import journal as module
 from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
 from tests.journals import execute, size
+from tests.world.daemons import run_program
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 SETTINGS = b'{"policy": {}}'
@@ -345,7 +346,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    done = run_program(mount)
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
     yield folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from frd_agent.memory.gpu.gpus import Gpus, PidSpace, owners
 from frd_agent.memory.gpu.nvml import RETRY_S, Look, Nvml
 from frd_agent.memory.target import NO_SAMPLE, Part, Target
 from tests.world import nvml
-from tests.world.daemons import until
+from tests.world.daemons import run_program, until
 from tests.world.nvml import (
     DRIVER_NOT_LOADED,
     GIB,
@@ -229,13 +228,7 @@ def test_a_machine_without_a_driver_gets_one_line(tmp_path: Path) -> None:
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has an NVIDIA driver")
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", NO_DRIVER],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_program([sys.executable, "-c", NO_DRIVER], env=environment, check=True)
     assert done.stdout.splitlines() == [
         "NVIDIA driver: NVML Shared Library Not Found: host memory only"
     ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.world.daemons import run_program
 from tests.world.prometheus import ROOT, documented
 
 RULES = sorted((ROOT / "helm/frd/rules").glob("*.yaml"))
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_program(command)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -16,6 +16,7 @@ from frd.errors import FrdError
 from frd_agent import tap
 from frd_agent.exec import environment, exec_command
 from frd_agent.launch.run_lock import Holder, RunLock
+from tests.world.daemons import run_program
 
 PACKAGE = Path(frd_agent.__file__).parent
 SITE = PACKAGE / "_site"
@@ -26,9 +27,7 @@ def python(code: str, *path: Path, executable: str = sys.executable) -> str:
     """What an interpreter prints that has `path` in PYTHONPATH."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     env |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        [executable, "-c", code], env=env, capture_output=True, text=True, timeout=30, check=False
-    )
+    done = run_program([executable, "-c", code], env=env)
     return done.stdout + done.stderr
 
 
@@ -70,10 +69,7 @@ def isolated(code: str, fake_torch: Path, run_dir: str | None, *options: str) ->
     start = f"import sys; sys.path[:0] = [{str(PACKAGE.parent)!r}, {str(fake_torch)!r}]\n"
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "FRD_"))}
     env |= {"PYTHONPATH": "/opt/mine"} | ({"FRD_RUN_DIR": run_dir} if run_dir else {})
-    done = subprocess.run(
-        [sys.executable, *options, "-c", start + INSTALLED + code],
-        env=env, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+    done = run_program([sys.executable, *options, "-c", start + INSTALLED + code], env=env)
     return done.stdout + done.stderr
 
 
@@ -95,10 +91,9 @@ def test_half_an_installation_is_no_error(fake_torch: Path) -> None:
     code = f"import os, sys; sys.path.insert(0, {str(fake_torch)!r}); sys.path_hooks.clear()\n"
     code += "sys.path_importer_cache.clear(); sys.meta_path.clear()\n"
     env = os.environ | {"FRD_RUN_DIR": "/run/x"}
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code + INSTALLED + "print('on')"],
-        env=env, capture_output=True, text=True, timeout=30, check=True,
-    )  # fmt: skip
+    done = run_program(
+        [sys.executable, "-S", "-c", code + INSTALLED + "print('on')"], env=env, check=True
+    )
     assert (done.stdout, done.stderr) == ("on\n", "")
 
 
@@ -254,11 +249,8 @@ def test_a_command_that_is_none(tmp_path: Path) -> None:
     """The error names it; nothing was started."""
     with pytest.raises(FrdError, match=r"exec: no command"):
         exec_command([])
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", EXEC, "/no/such/program"],
         env=os.environ | {"FRD_RUN_DIR": str(tmp_path / "run")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert "FrdError: exec: '/no/such/program': No such file" in done.stderr

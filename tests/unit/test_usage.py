@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from frd.cli import USAGE, run
 from frd_agent.cli import run_cli
+from tests.world.daemons import run_program
 
 BIN = Path(sys.executable).parent
 
@@ -75,9 +75,7 @@ def test_bash_completes_commands_and_options() -> None:
         complete_it frd-agent ex
     """
     environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [bash, "-c", script], capture_output=True, check=False, text=True, env=environment
-    )
+    done = run_program([bash, "-c", script], env=environment)
     said = [line.strip() for line in done.stdout.splitlines()]
     assert said == ["status", "--since", "close", "bash zsh fish", "exec"], done.stderr
 

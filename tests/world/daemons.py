@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
@@ -61,18 +62,34 @@ def watched(
         yield stage, Client(addresses.http)
 
 
+def run_program(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end, and keep what was written."""
+    return subprocess.run(
+        command, env=env, cwd=cwd, check=check, capture_output=True, text=True, timeout=120
+    )
+
+
 def frd(
     *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "frd", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=env,
-    )
+    return run_program([sys.executable, "-m", "frd", *map(str, arguments)], env=env)
+
+
+def finding_with(client: Client, key: str, within_s: float = 60.0) -> dict[str, Any]:
+    """The first finding that has something to say under this key."""
+
+    def found() -> dict[str, Any] | None:
+        findings = client.get("/api/v1/findings?state=open")["findings"]
+        return next((finding for finding in findings if finding.get(key)), None)
+
+    return until(found, f"a finding with {key}", within_s)
 
 
 def free_port() -> int:

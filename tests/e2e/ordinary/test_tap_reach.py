@@ -23,7 +23,7 @@ from frd_agent.launch import commands
 from frd_agent.launch.run_lock import Holder, RunLock, holder
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.ranks import tap_files
-from tests.world.daemons import free_port, until, watched
+from tests.world.daemons import free_port, run_program, until, watched
 
 JOBS = Path(__file__).parents[1] / "jobs"
 AGENT = [sys.executable, "-m", "frd_agent"]
@@ -142,9 +142,7 @@ def test_an_agent_in_another_directory_is_named(tmp_path: Path) -> None:
 
         def start(run_dir: Path) -> str:
             env = environ(run_dir, XDG_RUNTIME_DIR=str(session))
-            done = subprocess.run(
-                [*AGENT, "exec", "--", "true"], env=env, capture_output=True, text=True, check=True
-            )
+            done = run_program([*AGENT, "exec", "--", "true"], env=env, check=True)
             return done.stderr
 
         assert start(session / "frd") == ""
@@ -172,10 +170,9 @@ def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
         stage.run_dir.mkdir(mode=0o700, exist_ok=True)
         until(hears, "the agent's clock")
         until(lambda: holder(stage.run_dir))
-        well = subprocess.run(
-            [*doctor, "--http", client.address, "--json", "--", sys.executable, "train.py"],
-            env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        well = run_program(
+            [*doctor, "--http", client.address, "--json", "--", sys.executable, "train.py"], env=env
+        )
         found = {check["name"]: check for check in json.loads(well.stdout)["checks"]}
         assert [name for name, check in found.items() if check["state"] == "failed"] == []
         assert well.returncode == 0
@@ -186,11 +183,10 @@ def test_the_doctor_finds_what_is_broken(tmp_path: Path) -> None:
         assert stage.agent is not None
         stage.agent.kill()
         stage.agent.wait()
-        broken = subprocess.run(
+        broken = run_program(
             [*doctor, "--http", f"127.0.0.1:{free_port()}", "--", "bash", "run.sh"],
             env=env | {"TORCH_FR_BUFFER_SIZE": "0", "PATH": f"{Path(sys.executable).parent}:/bin"},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        )
     assert broken.returncode == 1
     state = {line[9:].partition(":")[0]: line[:9].strip() for line in broken.stdout.splitlines()}
     assert state["command"] == "warning"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from frd_agent.launch.run_lock import holder
-from tests.world.daemons import free_port, until
+from tests.world.daemons import free_port, run_program, until
 
 
 @contextmanager
@@ -46,12 +46,8 @@ def test_a_second_agent_on_a_node(tmp_path: Path) -> None:
         assert "--metrics HOST:PORT" in said
         assert "`frd serve`" in said  # what to do about a service that is not reachable
         assert "failed to connect to all addresses" not in said
-        third = subprocess.run(
-            [sys.executable, "-m", "frd_agent", "run", "--run-dir", str(one), *service],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        third = run_program(
+            [sys.executable, "-m", "frd_agent", "run", "--run-dir", str(one), *service]
         )
         assert third.returncode == 1
         last = third.stderr.strip().splitlines()[-1]

@@ -20,7 +20,7 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.errors import FrdError
 from tests.world import daemons
-from tests.world.daemons import watched
+from tests.world.daemons import run_program, watched
 
 STEADY = str(Path(__file__).parents[1] / "jobs" / "steady.py")
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -68,7 +68,7 @@ def moves(client: Client, job: str, ranks: list[subprocess.Popen[bytes]]) -> boo
 
 def said(stage: Stage, client: Client, command: str) -> str:
     asked = [sys.executable, "-m", "frd", command, "--http", client.address]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    return run_program(asked).stdout
 
 
 def test_two_jobs_of_one_name_beside_one_that_hangs(tmp_path: Path) -> None:
