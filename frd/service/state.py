@@ -8,16 +8,21 @@ of the app: it knows no engine, no stream and no database.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
-from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind
+from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
 from frd.service.findings.dismissal import Dismissal
 from frd.service.ingest.job_runs import JobWarning
 from frd.store.findings import Place
 from frd.views import AttemptView, StatusView
+
+UNWATCHED: Final = "unwatched"
+RANK_STATES: Final = (*(state.value for state in RankState), UNWATCHED)
+"""What a rank is shown as."""
+_OVER: Final = (RankState.EXITED, RankState.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,28 @@ class ServiceState:
 
     def open_findings(self) -> list[Finding]:
         return [f for f in self.status_view.findings if f.state is FindingState.OPEN]
+
+
+def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, AlignedNs]:
+    """Ranks that run as far as is known, without an agent that reports, and since when.
+
+    The engine keeps the state that an agent reported last, which is evidence. People and metrics
+    must not take it for the present: a rank that was live when its agent ended is `unwatched`.
+    """
+    watched: set[int] = set()
+    heard: dict[int, AlignedNs] = {}
+    for node in nodes:
+        ranks = node.ranks.get(view.key, ())
+        if node.reporting:
+            watched.update(ranks)
+        else:
+            at = node.last_message_at
+            heard.update((rank, max(heard.get(rank, at), at)) for rank in ranks)
+    return {
+        rank.info.rank: max(heard.get(rank.info.rank, AlignedNs(0)), rank.as_of)
+        for rank in view.ranks
+        if rank.info.rank not in watched and rank.status.state not in _OVER
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from frd.model import (
 )
 from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.ingest.streams import RankOwners
-from frd.service.state import NodeView
-from frd.service.unwatched import unwatched
+from frd.service.state import NodeView, unwatched
 from frd.wire import (
     PROTOCOL,
     AgentEvent,

@@ -7,11 +7,11 @@ checks of the service are here.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
+from prometheus_client.parser import text_string_to_metric_families
 
 from frd import __version__
 from frd.cli.client import Client
@@ -68,12 +68,13 @@ def _service(client: Client, node: str) -> Iterator[Check]:
     """`node`: of the agent that watches here; empty: there is none."""
     try:
         watching = client.get("/api/v1/jobs")["watching"]
-        metrics = client.text("/metrics")
-    except (FrdError, KeyError, TypeError) as error:
+        metrics = _samples(client.text("/metrics"))
+    except (FrdError, KeyError, TypeError, ValueError) as error:
         yield Check("service, HTTP", State.FAILED, str(error).removeprefix("service: "))
         return
-    yield _version(client, metrics)
-    if node and not (watching["agents"] and _value(metrics, "frd_clock_steps_total", node)):
+    versions = [label for name, label in metrics if name == "frd_build_info"]
+    yield _version(client, versions[0] if versions else "unknown")
+    if node and not (watching["agents"] and ("frd_clock_steps_total", node) in metrics):
         yield Check(
             "service hears the agent",
             State.FAILED,
@@ -82,14 +83,22 @@ def _service(client: Client, node: str) -> Iterator[Check]:
         )
     elif node:
         yield Check("service hears the agent", State.OK, f"{node} is connected")
-        yield _clock(metrics, node)
+        yield _clock(node, metrics.get(("frd_clock_uncertainty_seconds", node)))
     for text in watching["blind"]:
         yield Check("blind", State.WARNING, text)
 
 
-def _version(client: Client, metrics: str) -> Check:
-    found = re.search(r'^frd_build_info\{version="([^"]*)"\}', metrics, re.MULTILINE)
-    theirs = found[1] if found else "unknown"
+def _samples(metrics: str) -> Mapping[tuple[str, str], float]:
+    """By name and the value of the only label, of the metrics that have one label."""
+    return {
+        (sample.name, next(iter(sample.labels.values()))): sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if len(sample.labels) == 1
+    }
+
+
+def _version(client: Client, theirs: str) -> Check:
     if theirs == __version__:
         return Check("service, HTTP", State.OK, f"{client.address}, version {theirs}")
     return Check(
@@ -99,20 +108,12 @@ def _version(client: Client, metrics: str) -> Check:
     )
 
 
-def _clock(metrics: str, node: str) -> Check:
-    value = _value(metrics, "frd_clock_uncertainty_seconds", node)
-    if value is None:
+def _clock(node: str, uncertainty_s: float | None) -> Check:
+    if uncertainty_s is None:
         return Check(
             "clock",
             State.WARNING,
             f"{node}: not known to the service yet: look again in a few seconds; if it stays so, "
             "the network between them delays every message",
         )
-    return Check("clock", State.OK, f"{node}: known within ±{float(value) * 1e3:.3g} ms")
-
-
-def _value(metrics: str, name: str, node: str) -> str | None:
-    """The value of a sample with the one label `node`."""
-    quoted = node.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    found = re.search(rf'^{name}\{{node="{re.escape(quoted)}"\}} (\S+)', metrics, re.MULTILINE)
-    return found[1] if found else None
+    return Check("clock", State.OK, f"{node}: known within ±{uncertainty_s * 1e3:.3g} ms")

@@ -20,7 +20,7 @@ import grpc
 
 from frd.config import TlsFiles
 from frd.errors import ConfigError
-from frd.service.access.file_stamp import stamp
+from frd.service.access.grants import stamp
 
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 

@@ -20,7 +20,6 @@ from typing import Final
 from urllib.parse import unquote
 
 from frd.errors import ConfigError
-from frd.service.access.file_stamp import stamp
 
 MIN_TOKEN_CHARS: Final = 16
 _MAX_FILE_BYTES: Final = 1024 * 1024
@@ -60,6 +59,15 @@ class Grant:
 
 
 EVERYTHING: Final = Grant(frozenset(Role))
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """Differs after the file was written or replaced; empty if the file cannot be read."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 class Tokens:

@@ -15,8 +15,7 @@ from frd.model import AlignedNs, Finding
 from frd.service.clocks.view import clock_json
 from frd.service.http.memory_json import memory_json
 from frd.service.http.watching_json import watching_json
-from frd.service.state import NodeView, ServiceState
-from frd.service.unwatched import UNWATCHED, unwatched
+from frd.service.state import UNWATCHED, NodeView, ServiceState, unwatched
 from frd.views import AttemptView, GroupView, RankView
 
 Json: TypeAlias = dict[str, Any]

@@ -26,8 +26,7 @@ from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
-from frd.service.state import NodeView, ServiceState
-from frd.service.unwatched import RANK_STATES, UNWATCHED, unwatched
+from frd.service.state import RANK_STATES, UNWATCHED, NodeView, ServiceState, unwatched
 from frd.views import AttemptView, GroupView, Histogram
 from frd.wire import REASONS
 

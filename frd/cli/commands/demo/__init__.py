@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from frd.cli.commands.demo.run import Outcome, Scene, play
@@ -16,6 +15,7 @@ from frd.cli.commands.demo.scenarios import DEFAULT_RANKS, SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.cli.options import json_option, print_json
 from frd.cli.screens.finding_panel import finding_panel
+from frd.cli.screens.job_tables import ranks_table
 from frd.cli.screens.memory import memory_table
 from frd.errors import FrdError
 from frd.usage import examples
@@ -24,7 +24,6 @@ _NEXT = (
     "next: `frd up` here, and in another terminal "
     "`frd-agent exec -- torchrun --nproc-per-node 2 train.py`"
 )
-_STATE_STYLE = {"live": "green", "silent": "yellow", "exited": "red", "finished": "dim"}
 
 
 @click.command(
@@ -118,18 +117,7 @@ def _watch_plain(notes: Console, scenes: Iterator[Scene | Outcome]) -> Outcome:
 def _picture(title: str, scene: Scene, *, of_memory: bool) -> RenderableType:
     parts: list[RenderableType] = [Text.from_markup(title)]
     if scene.job is not None:
-        table = Table(expand=False)
-        for column in ("rank", "state", "waiting in", "for"):
-            table.add_column(column, justify="right" if column in ("rank", "for") else "left")
-        for rank in scene.job["ranks"]:
-            state = rank["state"]
-            table.add_row(
-                str(rank["rank"]),
-                Text(state, style=_STATE_STYLE.get(state, "")),
-                Text(rank["waiting_in"]),
-                f"{rank['waiting_s']:.1f} s" if rank["waiting_in"] else "",
-            )
-        parts.append(table)
+        parts.append(ranks_table(scene.job["ranks"], {}))
         if of_memory:
             parts.append(memory_table(scene.job["memory"]))
     parts += [finding_panel(finding) for finding in scene.findings]
