@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +128,15 @@ class FileColumns:
     def __len__(self) -> int:
         return len(self.duration_ms)
 
+    def rows(self, narrow: Sequence[Int32s] | None = None) -> dict[str, Any]:
+        """The columns of a `RankTrace` by name; `narrow` in place of the own ones."""
+        indexes = self.narrow if narrow is None else narrow
+        blocks = ((WIDE, self.wide), (NARROW, indexes), (TINY, self.tiny))
+        found: dict[str, Any] = {"duration_ms": self.duration_ms}
+        for names, block in blocks:
+            found |= zip(names, block, strict=True)
+        return found
+
 
 def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     """The entries of a parsed dump."""
@@ -175,6 +184,7 @@ def _indexes(
     groups: dict[tuple[str, str], int] = {}
     names: dict[str, tuple[Name, int]] = {}
     signatures: dict[Hashable, int] = {}
+    threads: dict[tuple[str, str], int] = {}
     rows = []
     for e in entries:
         if (group := groups.get(e.process_group)) is None:
@@ -185,7 +195,9 @@ def _indexes(
         shape = (named[1], e.input_sizes, e.output_sizes, e.input_dtypes, e.output_dtypes)
         if (signature := signatures.get(shape)) is None:
             signature = signatures[shape] = into.signature(named[0], e)
-        stack, thread = into.stack(e.frames), into.thread(e.thread_name, e.thread_id)
+        if (thread := threads.get((e.thread_name, e.thread_id))) is None:
+            thread = threads[e.thread_name, e.thread_id] = into.thread(e.thread_name, e.thread_id)
+        stack = into.stack(e.frames)
         rows.append((group, named[1], signature, stack, thread, named[0].is_p2p_kind))
     columns = np.array(rows, np.int32).reshape(-1, len(NARROW) + 1).T
     return np.ascontiguousarray(columns[:-1]), columns[-1].astype(np.bool_)

@@ -30,10 +30,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight.columns import NARROW, TINY, WIDE, Bools, FileColumns
+from frd.flight.columns import Bools
 from frd.flight.names import Name, coalesced, judges
 from frd.flight.trace import COMPLETED, STARTED, RankTrace
-from frd.model import UNKNOWN_SEQ, Int32s, Int64s, Signature, UInt8s
+from frd.model import UNKNOWN_SEQ, Int32s, Int64s, Signature
 
 _COUNTS_SEQS: Final = frozenset({"nccl"})
 _COUNTS_OPS: Final = frozenset({"gloo"})
@@ -63,49 +63,6 @@ class NameFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """Entries of one recorder in recording order. The columns are those of `RankTrace`."""
-
-    record_id: Int64s
-    group: Int32s
-    pg_id: Int64s
-    seq: Int64s
-    p2p_seq: Int64s
-    op_id: Int64s
-    is_p2p: UInt8s
-    name: Int32s
-    signature: Int32s
-    state: UInt8s
-    retired: UInt8s
-    created_ns: Int64s
-    started_ns: Int64s
-    completed_ns: Int64s
-
-    def __len__(self) -> int:
-        return len(self.seq)
-
-    @classmethod
-    def of_trace(cls, trace: RankTrace) -> Entries:
-        return cls(*(getattr(trace, name) for name in cls.__slots__))
-
-    @classmethod
-    def of_file(cls, columns: FileColumns) -> Entries:
-        blocks = ((WIDE, columns.wide), (NARROW, columns.narrow), (TINY, columns.tiny))
-        rows = {
-            name: row for names, block in blocks for name, row in zip(names, block, strict=True)
-        }
-        return cls(*(rows[name] for name in cls.__slots__))
-
-    def take(self, rows: Int64s | Bools) -> Entries:
-        return Entries(*(getattr(self, name)[rows] for name in Entries.__slots__))
-
-    def then(self, other: Entries) -> Entries:
-        """These entries and the `other` ones."""
-        columns = ((getattr(self, name), getattr(other, name)) for name in Entries.__slots__)
-        return Entries(*(np.concatenate(both) for both in columns))
-
-
-@dataclass(frozen=True, slots=True)
 class States:
     """The states of some entries."""
 
@@ -116,14 +73,14 @@ class States:
         return States(self.started[rows], self.done[rows])
 
 
-def states(entries: Entries, rows: Int64s | slice, facts: NameFacts) -> States:
+def states(entries: RankTrace, rows: Int64s | slice, facts: NameFacts) -> States:
     state = entries.state[rows]
     started = (state >= STARTED) & (entries.started_ns[rows] > 0)
     retired = (entries.retired[rows] != 0) & ~facts.judges[entries.name[rows]]
     return States(started, (state == COMPLETED) | retired)
 
 
-def given_up(entries: Entries, facts: NameFacts) -> Bools:
+def given_up(entries: RankTrace, facts: NameFacts) -> Bools:
     """Which entries timed out or were aborted."""
     retired: Bools = (entries.retired != 0) & facts.judges[entries.name]
     retired &= entries.state != COMPLETED
@@ -193,7 +150,7 @@ def _no_calls() -> Calls:
 NO_CALLS: Final = _no_calls()
 
 
-def calls_of(entries: Entries, rows: Int64s, pair: Int32s, state: States, cut: Bools) -> Calls:
+def calls_of(entries: RankTrace, rows: Int64s, pair: Int32s, state: States, cut: Bools) -> Calls:
     """Each of `rows` as a call of its own; they are sorted by pair.
 
     `cut`: entries of the same call may be missing before this row.
@@ -305,7 +262,7 @@ NEVER: Final = np.int64(np.iinfo(np.int64).max)
 
 
 def p2p_in_flight(
-    entries: Entries, rows: Int64s, pair: Int32s, done: Bools, facts: NameFacts
+    entries: RankTrace, rows: Int64s, pair: Int32s, done: Bools, facts: NameFacts
 ) -> Bools:
     """Which of the P2P `rows` are sends and receives in flight; a row that closes a batch is not.
 
@@ -324,7 +281,7 @@ def p2p_in_flight(
     return found
 
 
-def _closed_by_batch(entries: Entries, rows: Int64s, is_op: Bools, done: Bools) -> Bools:
+def _closed_by_batch(entries: RankTrace, rows: Int64s, is_op: Bools, done: Bools) -> Bools:
     """Ops of a batch whose last entry is done."""
     if not (ends := ~is_op & done).any():
         return np.zeros(len(rows), np.bool_)

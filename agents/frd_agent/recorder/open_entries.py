@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +17,16 @@ import numpy.typing as npt
 from frd.flight import Dump, Entry, Name, Status, judges
 from frd.flight import progress as columnar
 from frd.flight.columns import Dictionaries, columns_of
-from frd.flight.progress import NO_CALL, Calls, Entries, NameFacts
-from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s, Signature
+from frd.flight.progress import NO_CALL, Calls, NameFacts
+from frd.flight.trace import RankTrace
+from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.progress import Open, Progress
 from frd_agent.recorder.rows import MAX_SEQ, Row
 
 _JOINED, _STARTED = int(Flags.JOINED), int(Flags.STARTED)
 _COMPLETED, _FAILED = int(Flags.COMPLETED), int(Flags.FAILED)
 _ANY_SOURCE: Final = -1
-
-
-class Names(Protocol):
-    """Gives indexes to groups and signatures."""
-
-    def group(self, name: str, desc: str, backend: str, generation: int) -> int: ...
-
-    def members(self, group: int) -> Sequence[int]:
-        """Global ranks by group-local rank; empty when unknown."""
-
-    def signature(self, signature: Signature) -> int: ...
 
 
 class OpenEntries:
@@ -108,7 +99,7 @@ class OpenEntries:
         self,
         fresh: Sequence[Entry],
         progress_of: Callable[[Entry], Progress | None],
-        names: Names,
+        names: Naming,
         *,
         may_lack: bool,
     ) -> list[Row]:
@@ -141,10 +132,12 @@ class _Reading:
         self.known = known
         self.entries = [*(one.entry for one in known), *fresh]
         into = Dictionaries()
-        self.table = Entries.of_file(columns_of(Dump("", "", entries=tuple(self.entries)), into))
-        self.signatures = into.signatures.items
-        self.facts = NameFacts.of(into.names.items)
-        self.names = into.names.items
+        columns = columns_of(Dump("", "", entries=tuple(self.entries)), into)
+        self.table = RankTrace(
+            rank=0, source="", version="", info=None, clock_offset_ns=None, **columns.rows()
+        )
+        self.signatures, self.names = into.signatures.items, into.names.items
+        self.facts = NameFacts.of(self.names)
         self.progresses: list[Progress] = list(dict.fromkeys(one.progress for one in known))
         """By pair."""
         self.pair = self._pairs(progress_of)
@@ -154,7 +147,7 @@ class _Reading:
         self.in_order = np.array([judges(one.backend) for one in self.progresses], np.bool_)
 
     def _pairs(self, progress_of: Callable[[Entry], Progress | None]) -> Int32s:
-        number = {progress: at for at, progress in enumerate(self.progresses)}
+        number: dict[Progress | None, int] = {one: at for at, one in enumerate(self.progresses)}
         of = [number[one.progress] for one in self.known]
         columns = (self.table.pg_id, self.table.group, self.table.name)
         numbers: dict[tuple[int, ...], int] = {}
@@ -162,44 +155,44 @@ class _Reading:
             if key not in numbers:
                 progress = progress_of(self.entries[len(of)])
                 if progress is not None and progress not in number:
-                    number[progress] = len(number)
+                    number[progress] = len(self.progresses)
                     self.progresses.append(progress)
-                numbers[key] = -1 if progress is None else number[progress]
+                numbers[key] = number.get(progress, -1)
             of.append(numbers[key])
         return np.array(of, np.int32)
 
-    # -- sends and receives --------------------------------------------------------------------
-
-    def sends(self, names: Names) -> dict[int, Open]:
-        """Those in flight, and open ends of batches, by row."""
-        table, facts, k = self.table, self.facts, len(self.known)
-        at = np.flatnonzero((table.is_p2p != 0) & (self.pair >= 0))
+    def sends(self, names: Naming) -> dict[int, Open]:
+        """Sends and receives in flight, and open ends of batches, by row."""
+        at = np.flatnonzero((self.table.is_p2p != 0) & (self.pair >= 0))
         if not len(at):
             return {}
         for number in np.unique(self.pair[at]).tolist():
             self.progresses[number].has_p2p = True
-        done = self.state.done[at]
-        flies = columnar.p2p_in_flight(table, at, self.pair[at], done, facts)
-        ends = ~facts.is_p2p[table.name[at]] & ~done
-        kept: dict[int, Open] = {}
-        for row, is_op in zip(at[flies | ends].tolist(), flies[flies | ends].tolist(), strict=True):
-            if row < k:
-                if is_op or self.known[row].in_ring:
-                    kept[row] = self.known[row]
+        done, name = self.state.done[at], self.table.name[at]
+        flies = columnar.p2p_in_flight(self.table, at, self.pair[at], done, self.facts)
+        kept = {}
+        for row in at[~self.facts.is_p2p[name] & ~done].tolist():
+            one = self.known[row] if row < len(self.known) else self._new(row)
+            if one.in_ring:
+                kept[row] = one
+        for row in at[flies].tolist():
+            if row < len(self.known):
+                kept[row] = self.known[row]
                 continue
-            entry, progress = self.entries[row], self.progresses[self.pair[row]]
-            one = Open(entry, progress, entry.time_created_ns)
-            if is_op:
-                name = self.names[table.name[row]]
-                one.is_send = name.op.endswith("send")
-                one.peer = _peer(name, names.members(progress.group))
-            if one.peer is not None or not is_op:
+            one, name = self._new(row), self.names[self.table.name[row]]
+            one.is_send = name.op.endswith("send")
+            one.peer = _peer(name, names.members(one.progress.group))
+            if one.peer is not None:
                 kept[row] = one
         return kept
 
+    def _new(self, row: int) -> Open:
+        entry = self.entries[row]
+        return Open(entry, self.progresses[self.pair[row]], entry.time_created_ns)
+
     # -- collectives ---------------------------------------------------------------------------
 
-    def calls(self, names: Names, *, may_lack: bool) -> tuple[list[Row], dict[int, Open]]:
+    def calls(self, names: Naming, *, may_lack: bool) -> tuple[list[Row], dict[int, Open]]:
         """Rows of what changed, and the calls that are not over, by row."""
         calls = self._calls(names, may_lack=may_lack)
         if not len(calls):
@@ -234,7 +227,7 @@ class _Reading:
             kept[int(calls.first_row[at])] = one
         return np.stack((*columns, *times), axis=1)[shown].tolist(), kept
 
-    def _calls(self, names: Names, *, may_lack: bool) -> Calls:
+    def _calls(self, names: Naming, *, may_lack: bool) -> Calls:
         """With the dictionary's signatures, and what is known of those that were open before."""
         table, k = self.table, len(self.known)
         rows = np.flatnonzero((table.is_p2p == 0) & (self.pair >= 0) & (table.seq < MAX_SEQ))

@@ -21,7 +21,8 @@ from typing import Final, TypeAlias
 from frd.flight import Dump, Entry, Status, parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import ChannelColumns
-from frd_agent.recorder.open_entries import Names, OpenEntries
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.open_entries import OpenEntries
 from frd_agent.recorder.progress import Progress
 from frd_agent.recorder.resets import Resets
 from frd_agent.recorder.rows import Row, channel_columns
@@ -123,7 +124,7 @@ class Ring:
             if not progress.closed and gone(name):
                 self._open.close(progress)
 
-    def apply(self, dump: Dump, taken_at_ns: int, names: Names) -> Diff:
+    def apply(self, dump: Dump, taken_at_ns: int, names: Naming) -> Diff:
         """`taken_at_ns`: the node's time just before the rank was asked for this dump."""
         entries = dump.entries
         self.taken_at_ns = taken_at_ns
@@ -247,7 +248,9 @@ class Ring:
 
     # -- groups --------------------------------------------------------------------------------
 
-    def _progress_of(self, entry: Entry, names: Names, replaced: list[Progress]) -> Progress | None:
+    def _progress_of(
+        self, entry: Entry, names: Naming, replaced: list[Progress]
+    ) -> Progress | None:
         """Of the group of an entry; None for a group of the past. The group that had its name
         before is added to `replaced`."""
         key = _key(entry)

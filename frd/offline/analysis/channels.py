@@ -13,7 +13,7 @@ import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
 from frd.flight import Name
-from frd.flight.progress import Entries, NameFacts, p2p_in_flight
+from frd.flight.progress import NameFacts, p2p_in_flight
 from frd.offline.analysis.rows import Rows
 
 _ANY_SOURCE = -1
@@ -27,7 +27,7 @@ def channels_of(rows: Rows, offset_ns: Mapping[int, int]) -> ChannelSnapshot:
         if not one.is_p2p.any():
             continue
         at = np.flatnonzero(one.is_p2p)
-        entries, done = Entries.of_trace(one.trace), one.done[at]
+        entries, done = one.trace, one.done[at]
         is_open = p2p_in_flight(entries, one.current[at], one.series[at], done, facts)
         for row in at[is_open].tolist():
             of = int(one.series[row])

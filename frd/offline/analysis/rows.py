@@ -16,7 +16,7 @@ import numpy as np
 
 from frd.engine.state.snapshot import Bools
 from frd.flight import progress
-from frd.flight.progress import Calls, Entries, NameFacts, States
+from frd.flight.progress import Calls, NameFacts, States
 from frd.flight.trace import RankTrace, Trace
 from frd.model import GroupInfo, Int32s, Int64s, Signature
 
@@ -163,7 +163,7 @@ def _current(trace: RankTrace, series: Int32s, facts: NameFacts) -> RankRows:
     of_now = progress.latest_groups(trace.pg_id[first:], series[first:])
     if not of_now.all():
         current = current[of_now]
-    state = progress.states(Entries.of_trace(trace), current, facts)
+    state = progress.states(trace, current, facts)
     ids = trace.record_id[first:]
     began_before = len(ids) > 0 and int(ids[0]) > 0
     holes = progress.has_holes(ids)
@@ -205,7 +205,7 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
         order = np.argsort(pair, kind="stable")
         order = order[np.searchsorted(pair[order], 0) :]  # without groups that the rank is not in
         at = at[order]
-        entries, row, state = Entries.of_trace(one.trace), one.current[at], one.state.take(at)
+        entries, row, state = one.trace, one.current[at], one.state.take(at)
         cut = (at == 0) & _may_lack_parts(one)
         parts.append(progress.calls_of(entries, row, pair[order], state, cut))
     signatures = list(trace.signatures)

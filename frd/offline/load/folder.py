@@ -13,12 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from frd.errors import DumpError
-from frd.flight.columns import NARROW, TINY, WIDE, Dictionaries
+from frd.flight.columns import NARROW, Dictionaries
 from frd.flight.trace import RankTrace, Trace
 from frd.model import Activity, GroupInfo, Int32s
 from frd.offline.load.discovery import Found, discover, written_ns
@@ -96,10 +95,6 @@ class _Join:
         if self._replica_size is not None:
             first = rank // self._replica_size * self._replica_size
         narrow = lookup.translate(columns.narrow, first, self._replica_size)
-        blocks = ((WIDE, columns.wide), (NARROW, narrow), (TINY, columns.tiny))
-        rows: dict[str, Any] = {
-            name: row for names, block in blocks for name, row in zip(names, block, strict=True)
-        }
         self._ranks[rank] = RankTrace(
             rank=rank,
             source=source,
@@ -108,10 +103,9 @@ class _Join:
             clock_offset_ns=metadata.clock_offset_ns,
             clock_uncertainty_ns=metadata.clock_uncertainty_ns,
             status=columns.status,
-            duration_ms=columns.duration_ms,
             dumped_from_ns=metadata.dumped_from_ns,
             dumped_until_ns=metadata.dumped_until_ns or written_ns(self._found.files[rank]),
-            **rows,
+            **columns.rows(narrow),
         )
 
     def trace(self) -> Trace:

@@ -12,7 +12,7 @@ import numpy as np
 
 from frd.engine.state.snapshot import Bools
 from frd.flight import Name, progress
-from frd.flight.progress import Entries, NameFacts
+from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
 from frd.model import Int64s
 
@@ -25,7 +25,7 @@ NO_LANE: Final = -1
 
 def ended(trace: RankTrace, names: Sequence[Name]) -> Bools:
     """Which ops completed: some recorders say so, others only retire what they are done with."""
-    return progress.states(Entries.of_trace(trace), slice(None), NameFacts.of(names)).done
+    return progress.states(trace, slice(None), NameFacts.of(names)).done
 
 
 def ends(trace: RankTrace, names: Sequence[Name]) -> Int64s:
