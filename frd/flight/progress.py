@@ -133,9 +133,6 @@ class Calls:
     def __len__(self) -> int:
         return len(self.seq)
 
-    def take(self, rows: Int64s | Bools) -> Calls:
-        return Calls(*(getattr(self, name)[rows] for name in Calls.__slots__))
-
     @classmethod
     def concatenated(cls, parts: Sequence[Calls]) -> Calls:
         columns = ([getattr(one, name) for one in parts] for name in cls.__slots__)
