@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.engine.state.snapshot import Bools
-from frd.engine.state.tables import GrowingColumns
+from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Int32s, Int64s
 
 FIRST_CAPACITY: Final = 16
@@ -30,67 +30,41 @@ _EMPTY: Final = -1
 class Accumulators(GrowingColumns):
     """The accumulators of all groups."""
 
-    _fill = {  # noqa: RUF012  see tables.Ranks
-        "seq": (np.int64, _EMPTY),
-        "signature": (np.int32, 0),
-        "joined": (np.int32, 0),
-        "first_created": (np.int64, NEVER),
-        "last_created": (np.int64, 0),
-        "last_rank": (np.int32, 0),
-        "second_created": (np.int64, 0),
-        "other_created": (np.int64, 0),
-        "first_completed": (np.int64, NEVER),
-        "first_done": (np.int32, 0),
-        "last_completed": (np.int64, 0),
-        "balance": (np.int64, 0),
-    }
-    seq: Int64s
-    signature: Int32s
+    seq: Int64s = column(np.int64, _EMPTY)
+    signature: Int32s = column(np.int32)
     """The first one seen; others are compared with it."""
-    joined: Int32s
-    first_created: Int64s
-    last_created: Int64s
-    last_rank: Int32s
+    joined: Int32s = column(np.int32)
+    first_created: Int64s = column(np.int64, NEVER)
+    last_created: Int64s = column(np.int64)
+    last_rank: Int32s = column(np.int32)
     """Who that was; of several at the same time, any."""
-    second_created: Int64s
+    second_created: Int64s = column(np.int64)
     """The latest of all others than `last_rank`, 0 for none."""
-    other_created: Int64s
+    other_created: Int64s = column(np.int64)
     """The latest of all whose clock is not that of `last_rank`, 0 for none."""
-    first_completed: Int64s
+    first_completed: Int64s = column(np.int64, NEVER)
     """`NEVER` when no member's backend reports it."""
-    first_done: Int32s
+    first_done: Int32s = column(np.int32)
     """The rank that this was."""
-    last_completed: Int64s
+    last_completed: Int64s = column(np.int64)
     """0 when no member's backend reports it."""
-    balance: Int64s
+    balance: Int64s = column(np.int64)
     """Elements that the members put in beyond those they take out (all_to_all)."""
-
-    def clear(self, slot: Int64s) -> None:
-        for name, (_, fill) in self._fill.items():
-            getattr(self, name)[slot] = fill
 
 
 class SeqWindows(GrowingColumns):
     """Where each group's chunk lies, and which seqs it covers."""
 
-    _fill = {  # noqa: RUF012  see tables.Ranks
-        "base": (np.int64, 0),
-        "capacity": (np.int64, 0),
-        "low": (np.int64, 0),
-        "high": (np.int64, 0),
-        "done": (np.int64, -1),
-        "freed_at": (np.int64, 0),
-    }
-    base: Int64s
-    capacity: Int64s
+    base: Int64s = column(np.int64)
+    capacity: Int64s = column(np.int64)
     """0 before the first entry, and when there was no room for a chunk."""
-    low: Int64s
+    low: Int64s = column(np.int64)
     """Lowest seq that may be open."""
-    high: Int64s
+    high: Int64s = column(np.int64)
     """One beyond the highest; equal to `low` when nothing was ever open."""
-    done: Int64s
+    done: Int64s = column(np.int64, -1)
     """Everything up to here was retired or evicted; what comes of it later is too late."""
-    freed_at: Int64s
+    freed_at: Int64s = column(np.int64)
     """When the last of these was over, 0 when unknown."""
 
 
@@ -124,6 +98,9 @@ class RetiredCollectives:
         """The rows of all parts."""
         names = [column.name for column in fields(cls)]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+_RETIRED: Final = [c.name for c in fields(RetiredCollectives) if hasattr(Accumulators, c.name)]
 
 
 class OpenCollectives:
@@ -199,7 +176,7 @@ class OpenCollectives:
         for name in self.slots._fill:
             column = getattr(self.slots, name)
             column[target] = column[source]
-        self.slots.clear(source)
+        self.slots.clear_rows(source)
 
     # -- the accumulators --------------------------------------------------------------------
 
@@ -286,21 +263,11 @@ class OpenCollectives:
         slot, of = slot[held], of[held]
         over = s.first_completed[slot]
         closed = RetiredCollectives(
-            group[of].astype(np.int32),
-            seq[held],
-            s.signature[slot],
-            s.joined[slot],
-            s.first_created[slot],
-            s.last_created[slot],
-            s.last_rank[slot],
-            s.second_created[slot],
-            s.other_created[slot],
-            over,
-            s.first_done[slot],
-            s.last_completed[slot],
-            self._freed(group, of, over),
+            group=group[of].astype(np.int32),
+            freed_at=self._freed(group, of, over),
+            **{name: getattr(s, name)[slot] for name in _RETIRED},
         )
-        s.clear(slot)
+        s.clear_rows(slot)
         self.open -= len(slot)
         return closed
 

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from frd.engine.state.snapshot import Bools
+from frd.engine.state.tables import GrowingColumns, column
 from frd.errors import WireError
 from frd.model import Int32s, Int64s, Signature
 
@@ -266,10 +267,22 @@ def _total(sizes: Sizes) -> int:
     return sum(_counts(sizes))
 
 
-class Signatures:
+class Signatures(GrowingColumns):
     """The signatures of one attempt by handle, with what the engine asks of each as columns."""
 
+    match_class: Int32s = column(np.int32)
+    op: Int32s = column(np.int32)
+    """Op index of each signature."""
+    balance: Int64s = column(np.int64)
+    balanced: Bools = column(np.bool_)
+    """Whether the totals over all members must add up to nothing."""
+    synchronizing: Bools = column(np.bool_)
+    """See `is_synchronizing`."""
+    strict: Bools = column(np.bool_)
+    """See `is_strict`."""
+
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
         self._handles: dict[Signature, int] = {}
         self._classes: dict[Hashable, int] = {}
@@ -277,17 +290,7 @@ class Signatures:
         self.known: list[Signature] = []
         self.ops: list[str] = []
         """Op names by op index."""
-        self.match_class: Int32s = np.empty(0, np.int32)
-        self.op: Int32s = np.empty(0, np.int32)
-        """Op index of each signature."""
-        self.balance: Int64s = np.empty(0, np.int64)
-        self.balanced: Bools = np.empty(0, np.bool_)
-        """Those whose totals over all members must add up to nothing."""
         self.any_balanced = False
-        self.synchronizing: Bools = np.empty(0, np.bool_)
-        """See `is_synchronizing`."""
-        self.strict: Bools = np.empty(0, np.bool_)
-        """See `is_strict`."""
 
     def handle(self, signature: Signature) -> int:
         """Get or create.
@@ -301,8 +304,7 @@ class Signatures:
         handle = len(self.known)
         if handle >= self.limit:
             raise WireError("signatures", "limit", f"{self.limit}: raise policy.max_signatures")
-        if handle >= len(self.op):
-            self._grow(max(64, 2 * handle))
+        self.reserve(handle + 1)
         self._handles[signature] = handle
         self.known.append(signature)
         self.match_class[handle] = self._classes.setdefault(
@@ -322,8 +324,3 @@ class Signatures:
             self._op_index[name] = len(self.ops)
             self.ops.append(name)
         return self._op_index[name]
-
-    def _grow(self, size: int) -> None:
-        for name in ("match_class", "op", "balance", "balanced", "synchronizing", "strict"):
-            column = getattr(self, name)
-            setattr(self, name, np.append(column, np.zeros(size - len(column), column.dtype)))

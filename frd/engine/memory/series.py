@@ -26,7 +26,7 @@ from frd.engine.memory.baseline import BIN_NS, MOST, SECOND, Bins
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Bools
-from frd.engine.state.tables import GrowingColumns
+from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Float64s, Int32s, Int64s, SeriesKind
 
 _SLACK: Final = 0.5
@@ -60,113 +60,68 @@ _IDENTITY: Final = frozenset({"rank", "kind", "pool", "container", "on_host", "s
 class Series(GrowingColumns):
     """One row a series. Times are aligned nanoseconds, 0 for never; sizes are bytes."""
 
-    _fill = {  # noqa: RUF012  see tables.Ranks
-        "rank": (np.int32, -1),
-        "kind": (np.int8, 0),
-        "pool": (np.int32, -1),
-        "container": (np.int32, -1),
-        "on_host": (np.bool_, 0),
-        "shared": (np.bool_, 0),
-        "watched": (np.bool_, 0),
-        "capacity": (np.int64, 0),
-        "visible": (np.int64, 0),
-        "first": (np.int64, 0),
-        "begin": (np.int64, 0),
-        "end": (np.int64, 0),
-        "gap": (np.int64, 0),
-        "value": (np.int64, -1),
-        "top": (np.int64, -1),
-        "known": (np.bool_, 0),
-        "low": (np.int64, 0),
-        "high": (np.int64, 0),
-        "slack": (np.int64, 0),
-        "dip": (np.int64, BIN_NS),
-        "bin_begin": (np.int64, 0),
-        "bin_low": (np.int64, MOST),
-        "bin_high": (np.int64, -1),
-        "bin_count": (np.int32, 0),
-        "bin_odd": (np.bool_, 0),
-        "below": (np.int64, 0),
-        "rising": (np.bool_, 0),
-        "lo": (np.int64, 0),
-        "hi": (np.int64, 0),
-        "twice": (np.int64, 0),
-        "up_at": (np.int64, 0),
-        "peak": (np.int64, 0),
-        "mark": (np.int64, 0),
-        "mark_at": (np.int64, 0),
-        "t1": (np.int64, 0),
-        "v1": (np.int64, 0),
-        "t2": (np.int64, 0),
-        "v2": (np.int64, 0),
-        "t3": (np.int64, 0),
-        "v3": (np.int64, 0),
-        "rate": (np.float64, 0),
-        "hot": (np.int64, 0),
-        "incident": (np.int32, 0),
-    }
-    rank: Int32s
-    kind: npt.NDArray[np.int8]
+    rank: Int32s = column(np.int32, -1)
+    kind: npt.NDArray[np.int8] = column(np.int8)
     """Place in `KINDS`."""
-    pool: Int32s
+    pool: Int32s = column(np.int32, -1)
     """Series of one device, or of one node's host memory, have the same."""
-    container: Int32s
+    container: Int32s = column(np.int32, -1)
     """The row that tells how much of the capacity is used by all; its own where none does."""
-    on_host: Bools
-    shared: Bools
-    watched: Bools
+    on_host: Bools = column(np.bool_)
+    shared: Bools = column(np.bool_)
+    watched: Bools = column(np.bool_)
     """Its rises count; others only say whose memory it is."""
-    capacity: Int64s
-    visible: Int64s
+    capacity: Int64s = column(np.int64)
+    visible: Int64s = column(np.int64)
     """A rise by less says nothing."""
-    first: Int64s
+    first: Int64s = column(np.int64)
     """Begin of the first sample."""
-    begin: Int64s
-    end: Int64s
-    gap: Int64s
+    begin: Int64s = column(np.int64)
+    end: Int64s = column(np.int64)
+    gap: Int64s = column(np.int64)
     """Between samples, lately."""
-    value: Int64s
-    top: Int64s
+    value: Int64s = column(np.int64, -1)
+    top: Int64s = column(np.int64, -1)
     """The highest of the last batch."""
-    known: Bools
+    known: Bools = column(np.bool_)
     """There were enough samples for what follows."""
-    low: Int64s
-    high: Int64s
-    slack: Int64s
-    dip: Int64s
+    low: Int64s = column(np.int64)
+    high: Int64s = column(np.int64)
+    slack: Int64s = column(np.int64)
+    dip: Int64s = column(np.int64, BIN_NS)
     """It stays below the middle for so long anyhow."""
-    bin_begin: Int64s
-    bin_low: Int64s
-    bin_high: Int64s
-    bin_count: Int32s
-    bin_odd: Bools
+    bin_begin: Int64s = column(np.int64)
+    bin_low: Int64s = column(np.int64, MOST)
+    bin_high: Int64s = column(np.int64, -1)
+    bin_count: Int32s = column(np.int32)
+    bin_odd: Bools = column(np.bool_)
     """It was above the band meanwhile."""
-    below: Int64s
+    below: Int64s = column(np.int64)
     """Begin of the last sample within the band."""
-    rising: Bools
-    lo: Int64s
-    hi: Int64s
+    rising: Bools = column(np.bool_)
+    lo: Int64s = column(np.int64)
+    hi: Int64s = column(np.int64)
     """End of the first sample beyond the band."""
-    twice: Int64s
+    twice: Int64s = column(np.int64)
     """End of the first sample beyond the band and its height again; 0 not yet."""
-    up_at: Int64s
+    up_at: Int64s = column(np.int64)
     """End of the last sample that was not a dip."""
-    peak: Int64s
-    mark: Int64s
-    mark_at: Int64s
+    peak: Int64s = column(np.int64)
+    mark: Int64s = column(np.int64)
+    mark_at: Int64s = column(np.int64)
     """When it last grew by enough to say that it grows."""
-    t1: Int64s
-    v1: Int64s
+    t1: Int64s = column(np.int64)
+    v1: Int64s = column(np.int64)
     """The peak as it was a little while ago, and twice and three times as long ago."""
-    t2: Int64s
-    v2: Int64s
-    t3: Int64s
-    v3: Int64s
-    rate: Float64s
+    t2: Int64s = column(np.int64)
+    v2: Int64s = column(np.int64)
+    t3: Int64s = column(np.int64)
+    v3: Int64s = column(np.int64)
+    rate: Float64s = column(np.float64)
     """Bytes a second, lately and steadily; a jump has none."""
-    hot: Int64s
+    hot: Int64s = column(np.int64)
     """Since when the rise is worth a finding."""
-    incident: Int32s
+    incident: Int32s = column(np.int32)
     """Number of the incident that the rise belongs to; 0 none."""
 
     def __init__(self, policy: Policy) -> None:
@@ -193,9 +148,7 @@ class Series(GrowingColumns):
     def forget(self, row: Int64s) -> None:
         """Nothing has been seen of these yet; who they are stays."""
         self.revision += 1
-        for name, (_, fill) in self._fill.items():
-            if name not in _IDENTITY:
-                getattr(self, name)[row] = fill
+        self.clear_rows(row, keep=_IDENTITY)
         self.bins.forget(row)
         self.trend.forget(row)
 

@@ -9,8 +9,9 @@ in which they were declared. The tables hold numbers, whatever they mean, and en
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,23 @@ LIVE, SILENT, EXITED, FINISHED = range(4)
 """`STATES` as the numbers that the state column holds."""
 
 
-class GrowingColumns:
-    """Equally long arrays that grow together; a subclass names them in `_fill`."""
+class _Column(NamedTuple):
+    dtype: type[np.generic]
+    fill: int
 
-    _fill: dict[str, tuple[type[np.generic], int]]
+
+def column(dtype: type[np.generic], fill: int = 0) -> Any:
+    """A column of a `GrowingColumns`, and what its new rows hold."""
+    return _Column(dtype, fill)
+
+
+class GrowingColumns:
+    """Equally long arrays that grow together; a subclass declares each with `column`."""
+
+    _fill: ClassVar[dict[str, _Column]]
+
+    def __init_subclass__(cls) -> None:
+        cls._fill = {name: c for name, c in vars(cls).items() if isinstance(c, _Column)}
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,6 +68,12 @@ class GrowingColumns:
                 setattr(self, name, grown)
         self.count = max(self.count, count)
 
+    def clear_rows(self, rows: Any, *, keep: Collection[str] = ()) -> None:
+        """Give these rows the fill values, in all columns but `keep`."""
+        for name, (_, fill) in self._fill.items():
+            if name not in keep:
+                getattr(self, name)[rows] = fill
+
     def _capacity(self) -> int:
         return len(getattr(self, next(iter(self._fill))))
 
@@ -61,35 +81,22 @@ class GrowingColumns:
 class RankTable(GrowingColumns):
     """One row per global rank up to the highest one declared."""
 
-    _fill = {  # noqa: RUF012  read-only; ClassVar would hide it from the base
-        "declared": (np.bool_, 0),
-        "as_of": (np.int64, 0),
-        "moved_at": (np.int64, 0),
-        "gap_at": (np.int64, -1),
-        "state": (np.uint8, LIVE),
-        "state_since": (np.int64, 0),
-        "connected": (np.bool_, 0),
-        "session": (np.int32, -1),
-        "as_of_session": (np.int32, -1),
-        "uncertainty_ns": (np.int64, UNKNOWN_NS),
-        "clock_since": (np.int64, 0),
-    }
-    declared: Bools
-    as_of: Int64s
-    moved_at: Int64s
+    declared: Bools = column(np.bool_)
+    as_of: Int64s = column(np.int64)
+    moved_at: Int64s = column(np.int64)
     """When a watermark of the rank last advanced."""
-    gap_at: Int64s
+    gap_at: Int64s = column(np.int64, -1)
     """When the last loss of rows was reported; in effect until `as_of` has passed it."""
-    state: UInt8s
-    state_since: Int64s
-    connected: Bools
-    session: Int32s
+    state: UInt8s = column(np.uint8, LIVE)
+    state_since: Int64s = column(np.int64)
+    connected: Bools = column(np.bool_)
+    session: Int32s = column(np.int32, -1)
     """Number of the rank's agent session, whose ranks share one clock; -1 until it is known."""
-    as_of_session: Int32s
+    as_of_session: Int32s = column(np.int32, -1)
     """The session that reported `as_of` last."""
-    uncertainty_ns: Int64s
+    uncertainty_ns: Int64s = column(np.int64, UNKNOWN_NS)
     """How far aligned times of the rank may be off; `UNKNOWN_NS` while unsynchronized."""
-    clock_since: Int64s
+    clock_since: Int64s = column(np.int64)
     """Times that the rank reported before this were aligned with an offset that is now known to be
     wrong."""
 
@@ -106,8 +113,7 @@ class RankTable(GrowingColumns):
         self.reserve(info.rank + 1)
         self.infos[info.rank] = info
         self.statuses.pop(info.rank, None)
-        for name, (_, fill) in self._fill.items():
-            getattr(self, name)[info.rank] = fill
+        self.clear_rows(info.rank)
         self.declared[info.rank] = True
         self.clock_revision += 1
         self._sorted = None
@@ -127,8 +133,7 @@ class RankTable(GrowingColumns):
 
     def clear(self) -> None:
         """As if none had ever been declared; the rows stay."""
-        for name, (_, fill) in self._fill.items():
-            getattr(self, name)[:] = fill
+        self.clear_rows(slice(None))
         self.infos, self.statuses, self._sorted = {}, {}, None
         self.clock_revision += 1
 
@@ -147,18 +152,12 @@ class RankTable(GrowingColumns):
 class GroupTable(GrowingColumns):
     """One row per process group."""
 
-    _fill = {  # noqa: RUF012  see Ranks
-        "size": (np.int32, 0),
-        "first_seq": (np.int64, np.iinfo(np.int64).max),
-        "matched": (np.int64, 0),
-        "threshold_ns": (np.int64, 0),
-    }
-    size: Int32s
+    size: Int32s = column(np.int32)
     """0 when the membership is unknown."""
-    first_seq: Int64s
+    first_seq: Int64s = column(np.int64, np.iinfo(np.int64).max)
     """Lowest seq of all entries: in a fresh group 0 or 1, by backend."""
-    matched: Int64s
-    threshold_ns: Int64s
+    matched: Int64s = column(np.int64)
+    threshold_ns: Int64s = column(np.int64)
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,46 +213,30 @@ class PairsByGroup:
 class PairTable(GrowingColumns):
     """One row per (group, member): watermarks, and how far the member's rows have come."""
 
-    _fill = {  # noqa: RUF012  see Ranks
-        "group": (np.int32, 0),
-        "rank": (np.int32, 0),
-        "enqueued": (np.int64, UNKNOWN_SEQ),
-        "started": (np.int64, UNKNOWN_SEQ),
-        "completed": (np.int64, UNKNOWN_SEQ),
-        "head": (np.int64, 0),
-        "head_node": (np.int64, 0),
-        "idle_until": (np.int64, 0),
-        "moved_at": (np.int64, 0),
-        "done_at": (np.int64, 0),
-        "row_session": (np.int32, -1),
-        "last_session": (np.int32, -1),
-        "joined_row": (np.int64, UNKNOWN_SEQ),
-        "completed_row": (np.int64, UNKNOWN_SEQ),
-    }
-    group: Int32s
-    rank: Int32s
-    enqueued: Int64s
-    started: Int64s
-    completed: Int64s
-    head: Int64s
+    group: Int32s = column(np.int32)
+    rank: Int32s = column(np.int32)
+    enqueued: Int64s = column(np.int64, UNKNOWN_SEQ)
+    started: Int64s = column(np.int64, UNKNOWN_SEQ)
+    completed: Int64s = column(np.int64, UNKNOWN_SEQ)
+    head: Int64s = column(np.int64)
     """Aligned ns at which the oldest outstanding collective was enqueued; 0 for none, or when that
     collective may be over: the agent session that reported it is gone."""
-    head_node: Int64s
+    head_node: Int64s = column(np.int64)
     """The same on the node's clock, 0 when `head` is not aligned again."""
-    idle_until: Int64s
+    idle_until: Int64s = column(np.int64)
     """A time at which the collective before the head was not complete: the head's wait counts from
     here at the earliest, even if the program enqueued it before."""
-    moved_at: Int64s
+    moved_at: Int64s = column(np.int64)
     """When `started` or `completed` last rose."""
-    done_at: Int64s
+    done_at: Int64s = column(np.int64)
     """When `completed` last rose."""
-    row_session: Int32s
+    row_session: Int32s = column(np.int32, -1)
     """The agent session that reports rows of it, if it is not the first one."""
-    last_session: Int32s
+    last_session: Int32s = column(np.int32, -1)
     """The agent session that reported anything of it last."""
-    joined_row: Int64s
+    joined_row: Int64s = column(np.int64, UNKNOWN_SEQ)
     """Highest seq whose joined row was applied: what makes a replay harmless."""
-    completed_row: Int64s
+    completed_row: Int64s = column(np.int64, UNKNOWN_SEQ)
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,16 +254,12 @@ class PairTable(GrowingColumns):
     def reset(self, rank: int) -> Int64s:
         """Forget what is known of a rank in all of its groups; returns the rows."""
         rows = np.flatnonzero(self.rank[: self.count] == rank)
-        for name, (_, fill) in self._fill.items():
-            if name not in ("group", "rank"):
-                getattr(self, name)[rows] = fill
+        self.clear_rows(rows, keep=("group", "rank"))
         return rows
 
     def reset_all(self) -> None:
         """Forget what is known of every rank; the rows stay."""
-        for name, (_, fill) in self._fill.items():
-            if name not in ("group", "rank"):
-                getattr(self, name)[: self.count] = fill
+        self.clear_rows(slice(None), keep=("group", "rank"))
 
     def layout(self) -> PairsByGroup:
         if self._layout is None:
