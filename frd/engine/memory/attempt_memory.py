@@ -1,11 +1,11 @@
 """The memory of one attempt: series come in as columns, verdicts come out.
 
-Feed it in the order of time and call `advance` a few times a second (when data of the past is fed
-at once: after each second of it). A verdict rests on the past alone, and is never taken back. Of a
-short record, a shorter `policy.memory_warmup_s` than that of a live job may be right.
+Feed it in the order of time and call `advance` a few times a second (with recorded data: after each
+second of it). A verdict rests on the past alone and is never withdrawn. For a short record, a
+shorter `policy.memory_warmup_s` than that of a live job may be right.
 
-What is usual of a series, and when it rises, is `frd.engine.memory.series`' business; who rose
-first `frd.engine.memory.onset`'s; incidents and leaks have modules of their own.
+`frd.engine.memory.series` decides what is usual of a series and when it rises,
+`frd.engine.memory.onset` which rank rose first.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from frd.engine.memory.baseline import BIN_NS, SECOND
 from frd.engine.memory.inbox import Inbox
+from frd.engine.memory.incident import Failure
 from frd.engine.memory.incidents import MemoryIncidents
 from frd.engine.memory.leaks import MemoryLeaks
-from frd.engine.memory.rise import Failure
 from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
@@ -36,12 +36,12 @@ from frd.views import MemoryView
 
 _RECENT: Final = 16
 _AHEAD_NS: Final = 10 * SECOND
-"""What happens later than this after now is of a clock that was set. Were it believed, all that
-comes until then would be old."""
+"""A sample further in the future comes from a clock that was set. If it were accepted, all samples
+until then would count as old."""
 
 
 class Memory:
-    """All memory series of one attempt. Handles are ints, and good for ever."""
+    """All memory series of one attempt. Handles are ints and stay valid."""
 
     def __init__(self, policy: Policy) -> None:
         self._limit = policy.max_memory_series
@@ -58,7 +58,7 @@ class Memory:
         self._incidents = MemoryIncidents(self._series, self._devices, numbers, policy)
         self._leaks = MemoryLeaks(self._series, self._devices, numbers, policy)
         self._order: Int64s = np.zeros(0, np.int64)
-        """By rank; with `_ordered` what a view needs of each series."""
+        """Rows sorted by rank; with `_ordered`, what a view needs of each series."""
         self._ordered: tuple[SeriesInfo, ...] = ()
 
     def adopt(self, policy: Policy) -> None:
@@ -69,10 +69,10 @@ class Memory:
         self._leaks.adopt(policy)
 
     def series(self, info: SeriesInfo, *, node: str = "", source: str = "") -> int:
-        """The handle of a series; what is known of it stays, until its rank is forgotten.
+        """The handle of a series; what is known of it stays until its rank is forgotten.
 
-        `node` says which ranks share host memory, `source` tells two processes under one rank
-        apart. -1 when there are more than `policy.max_memory_series`: its samples are ignored.
+        `node` says which ranks share host memory, `source` distinguishes two processes of one rank.
+        -1 if there are more than `policy.max_memory_series`: the samples are ignored.
         """
         handle = self._handles.get((info, source))
         if handle is None:
@@ -99,7 +99,7 @@ class Memory:
         kinds = {KINDS[series.kind[other]]: other for other in near}
         whole = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
         series.container[near] = near if whole is None else whole
-        # Tensors come and go within what the allocator holds: where that is known, it counts.
+        # Tensors come and go within what the allocator holds; if that is known, it counts.
         tensors = series.kind[near] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
         series.watched[near] = ~tensors | (len(kinds) == 1)
 
@@ -114,10 +114,10 @@ class Memory:
     ) -> int:
         """Samples of S series of one node at T moments; returns how many were refused.
 
-        `series` and `capacity` are (S,), `values` is (S, T), -1 for no sample. `begin` and `end`
-        are (T,), aligned and widened by what the clock leaves open: a value was read between its
-        two. Refused are values that are negative or absurd, and moments that do not rise or are of
-        the future. It only checks and keeps; `advance` looks at the samples of all nodes together.
+        `series` and `capacity` are (S,), `values` is (S, T) in bytes, -1 for no sample. `begin` and
+        `end` are (T,) aligned ns, widened by the uncertainty of the clock: a value was read between
+        the two. Refused are values that are negative or absurd, and moments that do not rise or lie
+        in the future. `advance` evaluates the samples of all nodes together.
         """
         row = series.astype(np.int64)
         if not values.size:
@@ -137,9 +137,9 @@ class Memory:
     def observe_table(
         self, series: Int32s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
     ) -> int:
-        """The same at once of series of many nodes, each with moments of its own: (S, T) are
-        `begin` and `end` too, of no more than two seconds. Times go on where no sample is, and do
-        not fall."""
+        """The same for series of many nodes in one call, each with its own moments: `begin` and
+        `end` are (S, T) too, and span at most two seconds. Times never fall, also where there is
+        no sample."""
         known = series >= 0
         if not known.any():
             return 0
@@ -153,7 +153,7 @@ class Memory:
             self._incidents.fail(Failure(event, at, uncertainty_ns, now))
 
     def forget(self, rank: int | None = None) -> None:
-        """The rank (None: every rank) is another process now. Handles stay good."""
+        """The rank (None: every rank) is another process now. Handles stay valid."""
         self._inbox.flush()
         n = self._series.count
         all_rows = np.arange(n)
@@ -163,7 +163,7 @@ class Memory:
             self._inbox.forget(row)
 
     def advance(self, now: AlignedNs) -> list[MemoryVerdict]:
-        """What became of incidents since the last call."""
+        """The verdicts that are new since the last call."""
         self._inbox.flush()
         return self._incidents.update(now) + self._leaks.update(now)
 
@@ -183,5 +183,5 @@ class Memory:
 
     @property
     def evicted(self) -> dict[str, int]:
-        """Things dropped to stay within limits, by what."""
+        """What was dropped to stay within limits, by kind."""
         return {"memory_series": self._turned_away}

@@ -19,29 +19,29 @@ SECOND: Final = 1_000_000_000
 BIN_NS: Final = 2 * SECOND
 _BINS: Final = 36
 _NEWEST: Final = 4
-"""Bins that are too young to say what is usual, as are those of the warm-up,"""
+"""Bins too young to count as usual, like those of the warm-up,"""
 _ENOUGH: Final = 4
-"""once there are so many others."""
+"""once there are this many others."""
 _FEW_SAMPLES: Final = 5
-"""Less says nothing of what is usual."""
+"""Fewer samples do not show what is usual."""
 MOST: Final = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What the bins of some series say; one row a series of which they say anything."""
+    """What the bins of some series show; one row for each series with enough bins."""
 
     row: Int64s
     low: Int64s
     high: Int64s
     bins: Int64s
-    """How many say so."""
+    """How many bins were used."""
     away: Int64s
-    """In how many in a row it stayed in the lower half, at most."""
+    """The most bins in a row in which it stayed in the lower half."""
 
 
 class Bins:
-    """A ring of complete bins a series."""
+    """A ring buffer of complete bins for each series."""
 
     def __init__(self) -> None:
         self._begin: Int64s = np.zeros((0, _BINS), np.int64)
@@ -79,16 +79,16 @@ class Bins:
         self._usual[row, place] = usual
 
     def accept(self, row: Int64s, since: Int64s) -> None:
-        """What these have done since then is usual too."""
+        """What these series did since then counts as usual too."""
         self._usual[row] |= self._begin[row] >= since[:, None]
 
     def only(self, row: Int64s, since: Int64s) -> None:
-        """Nothing else is."""
+        """Only what these series did since then counts as usual."""
         newest = np.arange(_BINS) == self._newest[row, None]
         self._usual[row] = newest | (self._begin[row] >= since[:, None])
 
     def usual(self, row: Int64s, grown_up: Int64s) -> Usual:
-        """What is usual of these, which were warm at the times `grown_up`."""
+        """What is usual of these series, whose warm-up ended at the times `grown_up`."""
         usual = self._usual[row] & (self._samples[row] > 0)
         usual = _prefer(usual & (self._begin[row] >= grown_up[:, None]), usual)
         age = (self._newest[row, None] - np.arange(_BINS)) % _BINS
@@ -111,7 +111,7 @@ class Bins:
 
 
 def _prefer(better: Bools, usual: Bools) -> Bools:
-    """By row, the better ones if there are enough of them."""
+    """By row: `better` if it has enough bins, else `usual`."""
     return np.where((better.sum(axis=1) >= _ENOUGH)[:, None], better, usual)
 
 

@@ -25,7 +25,7 @@ _highest = np.maximum.reduce
 _lowest = np.minimum.reduce
 """Ufuncs themselves: most batches are small, and methods of arrays cost more than the work."""
 _MOST_WAITING: Final = 4_000_000
-"""Values that wait at most; then they are applied although nobody asked."""
+"""When more values wait, they are applied immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class Inbox:
             capacity = np.maximum(capacity, 0)
             least = -1
         if least < 0:
-            told = (values >= 0).any(axis=1)
-            row, capacity, values = row[told], capacity[told], values[told]
+            has = (values >= 0).any(axis=1)
+            row, capacity, values = row[has], capacity[has], values[has]
             if not len(row):
                 return refused
         self._newest[row] = begin[-1]
@@ -91,8 +91,8 @@ class Inbox:
     ) -> int:
         """Samples of S series, each with T moments of its own within two seconds: all (S, T).
 
-        For who has the samples of many nodes at hand; they are applied at once. A place without a
-        sample holds -1, and times that do not fall. Returns how many are refused.
+        For recorded samples of many nodes; they are applied immediately. A place without a sample
+        holds -1; times never fall. Returns how many are refused.
         """
         self._reserve()
         self.flush()
@@ -103,9 +103,9 @@ class Inbox:
         refused = int(bad.sum())
         if refused:
             values = np.where(bad, -1, values)
-        if values.min() < 0 and not (told := (values >= 0).any(axis=1)).all():
-            row, capacity = row[told], capacity[told]
-            begin, end, values = begin[told], end[told], values[told]
+        if values.min() < 0 and not (has := (values >= 0).any(axis=1)).all():
+            row, capacity = row[has], capacity[has]
+            begin, end, values = begin[has], end[has], values[has]
         if len(row):
             self._newest[row] = begin[:, -1]
             self._series.apply(row, np.maximum(capacity, 0), begin, end, values)
@@ -122,8 +122,8 @@ class Inbox:
                 stop = int(begin.searchsorted(begin[start] + BIN_NS))
             piece, of, most = values[:, start:stop], row, capacity
             if int(_lowest(piece, axis=None)) < 0:
-                told = (piece >= 0).any(axis=1)
-                piece, of, most = piece[told], row[told], capacity[told]
+                has = (piece >= 0).any(axis=1)
+                piece, of, most = piece[has], row[has], capacity[has]
             if len(of):
                 turn = int(_highest(self._turn.take(row)))
                 self._turn[row] = turn + 1

@@ -1,26 +1,39 @@
-"""One incident of memory: who is in it, how sure that is, and what is new of it.
+"""One incident of memory: its ranks, how far each has risen, and how sure that is.
 
-The lists only grow, but for `unknown`, whose ranks tell sooner or later. So nobody who was named is
-taken back, and every version of a verdict says at least what the one before it said.
+The lists of ranks only grow, except `unknown`: a rank leaves it when its samples arrive. A rank
+that was named stays named, and every version of a verdict says at least what the previous one said.
+
+The figures of a rise are read from the columns at the moment of a verdict. Whose memory it is
+follows from the series of the rank that rose along: the allocator's, the process's beyond it, or
+the device's beyond both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from frd.engine.memory.baseline import BIN_NS, SECOND
-from frd.engine.memory.series import Series
-from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
+from frd.engine.memory.series import KINDS, Series
+from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
 from frd.engine.state.snapshot import Bools
-from frd.model import AlignedNs, Change, Confidence, Int64s, Kind
+from frd.model import (
+    AlignedNs,
+    Change,
+    Confidence,
+    Int64s,
+    Kind,
+    MemoryEvent,
+    SeriesKind,
+)
 
 _SOON_NS: Final = SECOND * 3 // 10
 """Samples of different ranks are taken at different times."""
 _SILENT_NS: Final = 60 * SECOND
-"""Who has not told for so long is not waited for."""
+"""A rank without samples for this long is not waited for."""
 
 
 @dataclass(slots=True)
@@ -31,9 +44,9 @@ class Incident:
     leak: bool
     common: bool
     first: dict[int, int]
-    """Ranks that may have been the first, and the series that speaks for each; -1 for none."""
+    """Ranks that may have risen first, each with the row of its series; -1 for none."""
     rises: dict[int, MemoryRise]
-    """Of some of them, as they were when they were named."""
+    """Of some of these ranks, as they were when they were named."""
     limit: int
     """By when the first of them had begun to rise."""
     last: int
@@ -42,11 +55,11 @@ class Incident:
     victims: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     sure: bool = False
-    """Nobody can have risen before without being seen by now."""
+    """No rank can have risen earlier without being seen by now."""
     herd: bool = False
-    """(Nearly) all ranks rose soon after: what made the first one rise may have made them, too."""
+    """(Nearly) all ranks rose soon after, perhaps for the same reason as the first one."""
     keep_until: int = 0
-    told: MemoryVerdict | None = None
+    reported: MemoryVerdict | None = None
 
     @property
     def confidence(self) -> Confidence:
@@ -56,11 +69,11 @@ class Incident:
         sure = seen and self.sure and not self.herd and not self.unknown
         return Confidence.HIGH if sure else Confidence.MEDIUM
 
-    def tell(self, now: AlignedNs, reason: str = "") -> list[MemoryVerdict]:
-        """What is new of it since this was called last; it is over for `reason`."""
+    def report(self, now: AlignedNs, reason: str = "") -> list[MemoryVerdict]:
+        """A verdict if something is new since the last call; with `reason` the incident is over."""
         verdict = MemoryVerdict(
             number=self.number,
-            change=Change.UPDATED if self.told is not None else Change.OPENED,
+            change=Change.UPDATED if self.reported is not None else Change.OPENED,
             kind=self.kind,
             on_host=self.on_host,
             leak=self.leak,
@@ -76,14 +89,17 @@ class Incident:
         )
         if reason:
             verdict = replace(verdict, change=Change.CLOSED, close_reason=reason)
-        elif self.told is not None and replace(self.told, change=Change.UPDATED, at=now) == verdict:
+        elif (
+            self.reported is not None
+            and replace(self.reported, change=Change.UPDATED, at=now) == verdict
+        ):
             return []
-        self.told = verdict
+        self.reported = verdict
         return [verdict]
 
 
-class Heard:
-    """Up to when each rank has told, and since when; one row a rank."""
+class Coverage:
+    """From when and up to when there are samples of each rank; one row a rank."""
 
     def __init__(self, series: Series, on_host: bool) -> None:
         n = series.count
@@ -102,11 +118,99 @@ class Heard:
             self.first = np.minimum.reduceat(self.first, start)
             self.newest = np.maximum.reduceat(self.newest, start)
 
-    def all_have_told(self, upto: int) -> bool:
-        """Those that still tell."""
+    def is_complete(self, upto: int) -> bool:
+        """There are samples up to then of all ranks that still send any."""
         still = self.newest >= upto - _SILENT_NS
         return bool((self.newest[still] >= upto - _SOON_NS).all())
 
     def saw(self, limit: int) -> Bools:
-        """It had told for long enough before, and has told since."""
+        """There are samples of the rank for long enough before, and since."""
         return (self.newest >= limit) & (self.first + BIN_NS <= limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An allocation that failed, or a kill for want of memory, at an aligned time."""
+
+    event: MemoryEvent
+    at: AlignedNs
+    uncertainty_ns: int
+    reported_at: AlignedNs
+
+    @property
+    def on_host(self) -> bool:
+        return not self.event.device
+
+
+def rise_of(
+    series: Series,
+    row: int,
+    onset: tuple[int, int],
+    device: str,
+    failures: Iterable[Failure],
+) -> MemoryRise:
+    """What a series shows of its rank's rise."""
+    one = np.array([row])
+    knows = bool(series.capacity_of(one)[0] > 0)
+    begun = int(series.lo[row] + series.hi[row]) // 2
+    known = list(failures)
+    return MemoryRise(
+        rank=int(series.rank[row]),
+        kind=KINDS[series.kind[row]],
+        device=device,
+        onset=(AlignedNs(onset[0]), AlignedNs(onset[1])),
+        risen_bytes=int(series.peak[row] - series.high[row]),
+        took_s=float(series.end[row] - begun) / SECOND,
+        bytes_per_s=float(series.rate[row]),
+        headroom_bytes=int(series.headroom(one)[0]) if knows else -1,
+        attribution=attribution(series, row),
+        requested_bytes=max((one.event.requested_bytes for one in known), default=0),
+        out_of_memory=bool(known),
+    )
+
+
+def failed(rank: int, onset: tuple[int, int], failures: Iterable[Failure]) -> MemoryRise:
+    """The rank ran out of memory, and no series shows a rise."""
+    known = list(failures)
+    of = known[0].event
+    on_host = not of.device
+    return MemoryRise(
+        rank=rank,
+        kind=SeriesKind.HOST_USED if on_host else SeriesKind.DEVICE_USED,
+        device=of.device,
+        onset=(AlignedNs(onset[0]), AlignedNs(onset[1])),
+        risen_bytes=0,
+        took_s=0.0,
+        bytes_per_s=0.0,
+        headroom_bytes=-1,
+        attribution=Attribution.HOST if on_host else Attribution.ALLOCATOR,
+        requested_bytes=max(one.event.requested_bytes for one in known),
+        out_of_memory=True,
+    )
+
+
+def attribution(series: Series, row: int) -> Attribution:
+    """Whose memory it is that this series shows."""
+    n = series.count
+    near = (series.rank[:n] == series.rank[row]) & (series.pool[:n] == series.pool[row])
+    mine = np.flatnonzero(near & (series.value[:n] >= 0))
+    kinds = [KINDS[kind] for kind in series.kind[mine]]
+    risen = dict(zip(kinds, series.risen(mine).tolist(), strict=True))
+    half = int(series.risen(np.array([row]))[0]) / 2
+    match KINDS[series.kind[row]]:
+        case SeriesKind.HOST_USED:
+            return Attribution.HOST
+        case SeriesKind.CGROUP_USED:
+            return Attribution.CGROUP
+        case SeriesKind.TORCH_RESERVED | SeriesKind.TORCH_ALLOCATED:
+            return Attribution.ALLOCATOR
+        case of:
+            torch = risen.get(SeriesKind.TORCH_RESERVED, risen.get(SeriesKind.TORCH_ALLOCATED))
+            process = risen.get(SeriesKind.PROCESS_USED)
+            if torch is not None and torch >= half:
+                return Attribution.ALLOCATOR
+            if of is SeriesKind.PROCESS_USED or (process is not None and process >= half):
+                return Attribution.PROCESS if torch is None else Attribution.DRIVER
+            if process is not None:
+                return Attribution.OTHER
+            return Attribution.UNKNOWN if torch is None else Attribution.OUTSIDE

@@ -1,9 +1,9 @@
-"""Incidents of memory in one attempt: when one opens, whom it names, when it is over.
+"""Incidents of memory in one attempt: when one opens, which ranks it names, when it is over.
 
-A rise that is worth a finding opens an incident once all ranks have told of the time in which it
-began, or have had half a second to. Whoever is named then stays named: later data may show that
-another rose as early, which makes a tie of it, or later, which makes a victim; it takes nobody
-back. Ranks whose samples are missing over the onset are kept as unknown until they tell.
+A rise that is worth a finding opens an incident once there are samples of all ranks for the time in
+which it began, or half a second later. A rank that is named then stays named: later data may show
+that another rank rose as early, which makes a tie, or later, which makes it a victim. Ranks whose
+samples are missing over the onset stay unknown until their samples arrive.
 
 An allocation that fails opens an incident of its own kind, in which the rises before it are the
 first causes; it takes over from an open one that had foreseen it.
@@ -19,24 +19,23 @@ import numpy as np
 
 from frd.engine.memory import onset as causes
 from frd.engine.memory.baseline import SECOND
-from frd.engine.memory.incident import Heard, Incident
+from frd.engine.memory.incident import Coverage, Failure, Incident, failed, rise_of
 from frd.engine.memory.onset import Rises
-from frd.engine.memory.rise import Failure, failed, rise_of
 from frd.engine.memory.series import Series
 from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, Int64s, Kind
 
 WAIT_NS: Final = SECOND // 2
-"""How long the ranks have to tell what they did at the time of an onset."""
+"""How long samples of other ranks for the time of an onset are waited for."""
 _TELL_NS: Final = 2 * SECOND
-"""A rank that has told of this much after the onset, and does not rise, did not rise."""
+"""A rank with samples for this long after the onset that does not rise did not rise."""
 _SURE_NS: Final = 5 * SECOND
-"""A rise that is hidden in what its rank does anyhow has shown itself after this."""
+"""After this, a rise that is hidden in what its rank usually does is visible."""
 _HERD_NS: Final = 5 * SECOND
 """A phase of the program (an evaluation, the first step) begins on all ranks within this."""
 _HIDES: Final = 16
-"""What a rank does anyhow can hide a rise if it is more than this part of the rise that counts."""
+"""What a rank usually does can hide a rise if it is more than this part of the rise."""
 _STEADY: Final = 3
 """A rise whose rate is within this factor of its mean, and which is slow, is a leak."""
 
@@ -54,13 +53,13 @@ class MemoryIncidents:
         self.adopt(policy)
         self._open: dict[int, Incident] = {}
         self._waiting: dict[tuple[bool, int], AlignedNs] = {}
-        """Since when the rise of a rank has waited for what the others tell."""
+        """Since when the rise of a rank has waited for samples of other ranks."""
         self._failures: list[Failure] = []
 
     def adopt(self, policy: Policy) -> None:
         self._calm_at = -1
-        """The revision of the series at which they were looked at, and nothing came of it or is
-        awaited: until they change, nothing will."""
+        """The revision of the series at the last look, if nothing rises or is awaited: until the
+        series change, there is nothing new."""
         self._policy = policy
         self._link_ns = round(policy.memory_link_s * SECOND)
 
@@ -68,7 +67,7 @@ class MemoryIncidents:
         self._failures.append(failure)
 
     def update(self, now: AlignedNs) -> list[MemoryVerdict]:
-        """What has become of incidents; looks at nothing while nothing rises or fails."""
+        """The verdicts that are new; costs nothing while nothing rises or fails."""
         series = self._series
         if not (self._open or self._failures):
             rising = series.rising[: series.count]
@@ -85,7 +84,7 @@ class MemoryIncidents:
             reason = self._over(incident, now)
             if reason:
                 del self._open[incident.number]
-            out += incident.tell(now, reason)
+            out += incident.report(now, reason)
         is_calm = not (out or self._open or self._failures or self._waiting)
         self._calm_at = series.revision if is_calm else -1
         return out
@@ -105,26 +104,26 @@ class MemoryIncidents:
         while len(places):
             trigger = int(places[of.hi[places].argmin()])
             since = self._waiting.setdefault((on_host, int(of.rank[trigger])), now)
-            heard = Heard(self._series, on_host)
-            if now - since < WAIT_NS and not heard.all_have_told(
+            covered = Coverage(self._series, on_host)
+            if now - since < WAIT_NS and not covered.is_complete(
                 int(self._series.hot[of.row[trigger]])
             ):
                 break
-            self._name(of, trigger, heard, on_host, Kind.MEMORY_SPIKE, {})
+            self._name(of, trigger, covered, on_host, Kind.MEMORY_SPIKE, {})
             places = places[of.incident[places] == 0]
 
     def _name(
         self,
         of: Rises,
         trigger: int,
-        heard: Heard,
+        covered: Coverage,
         on_host: bool,
         kind: Kind,
         failures: dict[int, list[Failure]],
     ) -> Incident:
-        """A new incident, which the rise at `trigger` has made one."""
+        """A new incident, opened by the rise at `trigger`."""
         limit = int(of.hi[trigger])
-        alive = heard.rank[heard.newest >= limit - self._link_ns]
+        alive = covered.rank[covered.newest >= limit - self._link_ns]
         ranks = len(np.union1d(alive, of.rank[trigger]))
         cause = causes.first_cause(of, trigger, ranks, self._policy)
         limit = int(of.hi[cause.first].min())
@@ -142,10 +141,12 @@ class MemoryIncidents:
         )
         self._add(incident, of, cause.first[np.argsort(of.hi[cause.first])], failures)
         self._add_victims(incident, of, cause.later)
-        silent = np.intersect1d(alive, heard.rank[~heard.saw(limit)])
+        silent = np.intersect1d(alive, covered.rank[~covered.saw(limit)])
         incident.unknown = {*silent.tolist(), *of.rank[cause.doubtful].tolist()} - incident.victims
         lead = int(of.risen[cause.first].min())
-        incident.sure = heard.highest_band * _HIDES <= lead or heard.all_have_told(limit + _SURE_NS)
+        incident.sure = covered.highest_band * _HIDES <= lead or covered.is_complete(
+            limit + _SURE_NS
+        )
         incident.leak = kind is Kind.MEMORY_SPIKE and all(
             map(self._is_leak, incident.rises.values())
         )
@@ -194,26 +195,26 @@ class MemoryIncidents:
     # -- what comes later --------------------------------------------------------------------
 
     def _follow(self, incident: Incident, of: Rises) -> None:
-        """Who rises too, and what those tell of whom nothing was known."""
+        """Which other ranks rise, and what new samples show of unknown ranks."""
         free = (of.incident == 0) & of.visible & (of.lo <= incident.last + self._link_ns)
         early = of.lo <= incident.limit
         lead = max((rise.risen_bytes for rise in incident.rises.values()), default=0)
         matters = causes.matters(of, lead) & (of.hi >= incident.limit - self._link_ns)
         self._add(incident, of, np.flatnonzero(free & early & matters), {})
         self._add_victims(incident, of, np.flatnonzero(free & ~early))
-        heard = Heard(self._series, incident.on_host)
+        covered = Coverage(self._series, incident.on_host)
         soon = of.rank[(of.incident == incident.number) & (of.lo <= incident.limit + _HERD_NS)]
-        alive = np.count_nonzero(heard.newest >= incident.limit - self._link_ns)
+        alive = np.count_nonzero(covered.newest >= incident.limit - self._link_ns)
         incident.herd |= bool(len(soon) > 2 and len(soon) >= causes.NEARLY_ALL * alive)
         if not incident.sure:
             doubtful = (of.incident == 0) & early & of.fresh & ~of.young
             incident.unknown.update(of.rank[doubtful].tolist())
-            incident.sure = heard.all_have_told(incident.limit + _SURE_NS)
+            incident.sure = covered.is_complete(incident.limit + _SURE_NS)
         if incident.unknown:
-            told = heard.rank[
-                heard.saw(incident.limit) & (heard.newest >= incident.limit + _TELL_NS)
+            seen = covered.rank[
+                covered.saw(incident.limit) & (covered.newest >= incident.limit + _TELL_NS)
             ]
-            incident.unknown &= {*of.rank[early].tolist()} | (incident.unknown - set(told.tolist()))
+            incident.unknown &= {*of.rank[early].tolist()} | (incident.unknown - set(seen.tolist()))
             incident.unknown -= set(incident.first)
 
     def _over(self, incident: Incident, now: AlignedNs) -> str:
@@ -234,11 +235,11 @@ class MemoryIncidents:
     # -- failures ----------------------------------------------------------------------------
 
     def _fail(self, of: Rises, on_host: bool, now: AlignedNs) -> list[MemoryVerdict]:
-        """Allocations that failed, or kills, that have waited for those of other ranks."""
+        """Failed allocations, or kills, after a short wait for those of other ranks."""
         ripe: list[Failure] = []
         early: list[Failure] = []
         for one in self._failures:
-            is_ripe = one.on_host == on_host and now - one.told_at >= WAIT_NS
+            is_ripe = one.on_host == on_host and now - one.reported_at >= WAIT_NS
             (ripe if is_ripe else early).append(one)
         if not ripe:
             return []
@@ -265,8 +266,8 @@ class MemoryIncidents:
             )
             both, places = causes.with_failures(of, rank, lo, hi, size)
             trigger = int(places[both.hi[places].argmin()])
-            heard = Heard(self._series, on_host)
-            incident = self._name(both, trigger, heard, on_host, Kind.OOM, by_rank)
+            covered = Coverage(self._series, on_host)
+            incident = self._name(both, trigger, covered, on_host, Kind.OOM, by_rank)
         for rank_, failures in by_rank.items():
             self._ran_out(incident, rank_, failures)
         incident.last = max(incident.last, at)
@@ -274,15 +275,15 @@ class MemoryIncidents:
         return out
 
     def _take_over(self, spike: Incident, now: AlignedNs) -> tuple[Incident, list[MemoryVerdict]]:
-        """What an open incident had foreseen has happened."""
+        """Memory that was rising has run out: the spike becomes an OOM."""
         del self._open[spike.number]
-        incident = replace(spike, number=next(self._numbers), kind=Kind.OOM, told=None)
+        incident = replace(spike, number=next(self._numbers), kind=Kind.OOM, reported=None)
         self._open[incident.number] = incident
         series = self._series
         series.incident[: series.count][series.incident[: series.count] == spike.number] = (
             incident.number
         )
-        return incident, spike.tell(now, "memory ran out")
+        return incident, spike.report(now, "memory ran out")
 
     def _ran_out(self, incident: Incident, rank: int, failures: list[Failure]) -> None:
         incident.failed.add(rank)

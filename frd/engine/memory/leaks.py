@@ -1,8 +1,8 @@
 """Leaks: ranks whose memory rises slowly and steadily, long before it is short.
 
-A leak is nobody else's fault, so there is no first one: every rank that leaks is named, unless
-(nearly) all do, which is the program's doing and no rank's. A trend is believed when it has been
-seen twice, a stretch of the window apart, so that ranks that leak together are told together.
+One rank's leak does not cause another's, so every rank that leaks is named, unless (nearly) all
+leak: then the cause is the program and not a rank. A trend counts when it has been seen twice, a
+stretch of the window apart, so that ranks that leak together are reported together.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.incident import Incident
-from frd.engine.memory.rise import attribution
+from frd.engine.memory.incident import Incident, attribution
 from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, Int64s, Kind
 
 _NEARLY_ALL: Final = 0.8
-_BELIEVED: Final = 2
-"""How often in a row a trend must be seen, or missed, to count."""
+_CONFIRMED: Final = 2
+"""How often in a row a trend must be seen, or not be seen, to count."""
 
 
 class MemoryLeaks:
@@ -35,8 +34,8 @@ class MemoryLeaks:
         self._numbers = numbers
         self._policy = policy
         self._seen: dict[int, int] = {}
-        """How often in a row the trend of a row was that of a leak; -1 where that was believed and
-        it was none when it was last looked at."""
+        """How often in a row the trend of a series was a leak; -1 for a leak that the last look did
+        not confirm."""
         self._open: dict[bool, Incident] = {}
 
     def adopt(self, policy: Policy) -> None:
@@ -58,22 +57,24 @@ class MemoryLeaks:
         rates = dict(zip(row.tolist(), rate.tolist(), strict=True))
         out: list[MemoryVerdict] = []
         for on_host in (False, True):
-            out += self._tell(on_host, rates, now)
+            out += self._report(on_host, rates, now)
         return out
 
     def _count(self, row: int, is_leak: bool) -> None:
         known = self._seen.get(row, 0)
         if is_leak:
             self._seen[row] = max(known, 0) + 1
-        elif known >= _BELIEVED:
+        elif known >= _CONFIRMED:
             self._seen[row] = -1
         else:
             self._seen.pop(row, None)
 
-    def _tell(self, on_host: bool, rates: dict[int, float], now: AlignedNs) -> list[MemoryVerdict]:
+    def _report(
+        self, on_host: bool, rates: dict[int, float], now: AlignedNs
+    ) -> list[MemoryVerdict]:
         series = self._series
         mine = [row for row in sorted(self._seen) if bool(series.on_host[row]) == on_host]
-        sure = [row for row in mine if self._seen[row] >= _BELIEVED]
+        sure = [row for row in mine if self._seen[row] >= _CONFIRMED]
         incident = self._open.get(on_host)
         if incident is None:
             if not sure:
@@ -81,14 +82,14 @@ class MemoryLeaks:
             incident = self._open[on_host] = self._new(on_host, mine)
         elif not any(row in self._seen for row in incident.first.values()):
             del self._open[on_host]
-            return incident.tell(now, "memory no longer rises")
+            return incident.report(now, "memory no longer rises")
         for row in _own(series, sure):
             rank = int(series.rank[row])
             if row in rates and rank not in incident.first:
                 incident.first[rank] = row
                 if len(incident.rises) < self._policy.max_suspects:
                     incident.rises[rank] = self._rise(row, rates[row])
-        return incident.tell(now)
+        return incident.report(now)
 
     def _new(self, on_host: bool, rows: list[int]) -> Incident:
         series = self._series

@@ -1,12 +1,12 @@
 """Whose memory rose first: a pure question about intervals.
 
-Each rank that rises does so since an *onset*, an interval of aligned time in which its rise began.
-One is before another only when the whole interval is. So the first causes are those before which
-nobody else is: a single rank when it leads by more than clocks and samples leave open, or a *tie*.
-When the intervals of (nearly) all ranks hang together, something happened to all of them, such as a
-step that takes more, and nobody is the culprit.
+The *onset* of a rise is the interval of aligned time in which it began. One onset is before another
+only if the whole interval is. The first causes are the ranks before which there is no other: one
+rank if it leads by more than the uncertainty of clocks and samples, else a *tie*. If the intervals
+of (nearly) all ranks overlap, something happened to all of them, such as a step that needs more
+memory, and no rank is the cause.
 
-How far each has risen since is no matter: the first may well be the one that rises least.
+How far a rank has risen does not matter: the first may be the one that rises least.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEARLY_ALL: Final = 0.8
 _COMPARABLE: Final = 0.2
 """A rise of this part of another's matters as much,"""
 _URGENT: Final = 10
-"""and so does a smaller one that goes on, to exhaustion within this many times the horizon."""
+"""and so does a smaller one that will exhaust memory within this many times the horizon."""
 _GOES_ON_NS: Final = 2 * SECOND
 """It has grown within this long, after it began;"""
 _BEGINS_NS: Final = SECOND // 2
@@ -66,11 +66,11 @@ class Cause:
     later: Int64s
     common: bool
     doubtful: Int64s
-    """Early enough to be the first, but too small yet to tell whether they matter."""
+    """Early enough to be first, but still too small to know whether they matter."""
 
 
 def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
-    """What rises now. Of the series of one rank the earliest speaks for it."""
+    """What rises now. The earliest series of a rank counts."""
     n = series.count
     row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == on_host))
     lo, hi = series.onset(row)
@@ -105,10 +105,10 @@ def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
 
 
 def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
-    """All but the rises of whole devices and cgroups that the rise of one process explains.
+    """False for rises of whole devices and cgroups that the rise of one process explains.
 
-    It does when it began before theirs were worth a finding: others in there may have made some
-    noise before.
+    It explains them if it began before they were worth a finding: other processes may have caused
+    small changes before.
     """
     shared, pool = series.shared[row], series.pool[row]
     if not shared.any() or shared.all():
@@ -118,8 +118,8 @@ def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
     most, begun = np.zeros(pools, np.int64), np.full(pools, np.iinfo(np.int64).max)
     np.maximum.at(most, pool[~shared], risen[~shared])
     np.minimum.at(begun, pool[~shared], lo[~shared])
-    told = np.where(series.hot[row] > 0, series.hot[row], series.end[row])
-    return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= told))
+    reported = np.where(series.hot[row] > 0, series.hot[row], series.end[row])
+    return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= reported))
 
 
 def _by_rank(reduce: np.ufunc, of: np.ndarray, start: Int64s) -> np.ndarray:
@@ -129,10 +129,10 @@ def _by_rank(reduce: np.ufunc, of: np.ndarray, start: Int64s) -> np.ndarray:
 def with_failures(
     of: Rises, rank: Int32s, lo: Int64s, hi: Int64s, requested: Int64s
 ) -> tuple[Rises, Int64s]:
-    """The same with ranks whose allocations failed, and the places of these.
+    """The rises with ranks whose allocations failed, and the places of these ranks.
 
-    Where the rank was seen to rise before, that is when it began; what it did while it was warming
-    up is not, for then all ranks rise.
+    If samples show that the rank rose before, that is its onset; a rise during warm-up is not,
+    because all ranks rise then.
     """
     seen = np.flatnonzero(np.isin(of.rank, rank) & of.visible & ~of.young)
     bare = ~np.isin(rank, of.rank[seen])
@@ -161,14 +161,14 @@ def linked(of: Rises, to: int, policy: Policy) -> Int64s:
 
 
 def matters(of: Rises, lead: int) -> Bools:
-    """Those that may be the cause of what a rise of `lead` bytes has made an incident."""
+    """Rises that may be the cause of an incident that a rise of `lead` bytes opened."""
     return of.visible & ~of.young & (of.hot | of.urgent | (of.risen >= _COMPARABLE * lead))
 
 
 def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
-    """Who began it, of an incident that the rise at `trigger` has made one.
+    """The first ranks of an incident that the rise at `trigger` opened.
 
-    `ranks` is how many ranks are watched at all.
+    `ranks` is how many ranks are watched.
     """
     near = linked(of, trigger, policy)
     near = near[(of.incident[near] == 0) | (near == trigger)]
@@ -190,7 +190,7 @@ def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
 
 
 def _together(of: Rises, places: Int64s, limit: int) -> Int64s:
-    """Those whose onsets hang together with the first: overlaps of overlaps count."""
+    """Rises whose onsets overlap with the first, directly or through others."""
     ordered = places[np.argsort(of.lo[places], kind="stable")]
     reach = np.maximum.accumulate(np.maximum(of.hi[ordered], limit))
     apart = of.lo[ordered][1:] > reach[:-1]

@@ -1,18 +1,18 @@
 """Memory series as columns: what is usual of each, and which of them rise above it.
 
-Thousands of series have ten samples a second each, so nothing here is done for one series. A batch
-is screened in whole columns: a series that stays within its *band* costs a few comparisons, and
-only those that leave it are followed sample by sample.
+There are thousands of series with ten samples a second each, so all work is done in whole columns.
+A series that stays within its *band* costs a few comparisons; only series that leave it are
+followed sample by sample.
 
-The band of a series ends at its usual highest level (`frd.engine.memory.baseline`) and some slack,
-a share of how much the series moves anyhow, so that the saw-tooth of training steps, and samples
+The band of a series ends at its usual highest level (`frd.engine.memory.baseline`) plus some slack,
+a share of how much the series usually moves, so that the saw-tooth of training steps, and samples
 that hit its peak by chance, stay inside.
 
 A series *rises* from the moment it leaves its band until it has fallen back for longer than it
-usually dips, or has stood still for so long that the new level is its usual one. When the rise
-began is an interval: not before the last sample within the band, less what a gentle slope needs to
-get through it, which is measured on the next stretch of the same height; and not after the first
-sample beyond it. Everything needs only the past, so what has been told of a rise stays true.
+usually dips, or has stood still for so long that the new level is its usual one. The onset of the
+rise is an interval: not before the last sample within the band, less the time that a gentle slope
+needs to cross the band, which is measured on the next stretch of the same height; and not after the
+first sample beyond it. Only the past is used, so what was reported about a rise stays true.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Float64s, Int32s, Int64s, SeriesKind
 
 _SLACK: Final = 0.5
-"""Share of what a series moves anyhow,"""
+"""Share of what a series usually moves,"""
 _SLACK_BINS: Final = 1
-"""and so much more while few bins tell how much that is."""
+"""and this much more while there are few bins to judge by."""
 _SLACK_OF_MIN: Final = 64
 """The least slack, as a part of the least rise: what drivers and interpreters do by themselves."""
 _LONGEST_DIP_NS: Final = 10 * SECOND
@@ -51,7 +51,7 @@ _GROWTH_PARTS: Final = 8
 KINDS: Final = tuple(SeriesKind)
 HOST_KINDS: Final = frozenset({SeriesKind.HOST_USED, SeriesKind.CGROUP_USED})
 SHARED_KINDS: Final = frozenset({SeriesKind.DEVICE_USED, SeriesKind.CGROUP_USED})
-"""Of all who use the device or the cgroup; the other kinds are of one process."""
+"""Of all processes on the device or in the cgroup; the other kinds are of one process."""
 
 
 _IDENTITY: Final = frozenset({"rank", "kind", "pool", "container", "on_host", "shared", "watched"})
@@ -66,11 +66,11 @@ class Series(GrowingColumns):
     pool: Int32s = column(np.int32, -1)
     """Series of one device, or of one node's host memory, have the same."""
     container: Int32s = column(np.int32, -1)
-    """The row that tells how much of the capacity is used by all; its own where none does."""
+    """The row that shows how much of the capacity is used by all processes; else its own row."""
     on_host: Bools = column(np.bool_)
     shared: Bools = column(np.bool_)
     watched: Bools = column(np.bool_)
-    """Its rises count; others only say whose memory it is."""
+    """Its rises count; other series only show whose memory it is."""
     capacity: Int64s = column(np.int64)
     visible: Int64s = column(np.int64)
     """A rise by less says nothing."""
@@ -89,7 +89,7 @@ class Series(GrowingColumns):
     high: Int64s = column(np.int64)
     slack: Int64s = column(np.int64)
     dip: Int64s = column(np.int64, BIN_NS)
-    """It stays below the middle for so long anyhow."""
+    """How long it usually stays below the middle."""
     bin_begin: Int64s = column(np.int64)
     bin_low: Int64s = column(np.int64, MOST)
     bin_high: Int64s = column(np.int64, -1)
@@ -146,7 +146,7 @@ class Series(GrowingColumns):
             self.trend.reserve(len(self.rank))
 
     def forget(self, row: Int64s) -> None:
-        """Nothing has been seen of these yet; who they are stays."""
+        """Drop all samples of these rows; the series stay declared."""
         self.revision += 1
         self.clear_rows(row, keep=_IDENTITY)
         self.bins.forget(row)
@@ -294,7 +294,7 @@ class Series(GrowingColumns):
             self.settle(settled)
 
     def is_young(self, row: Int64s) -> Bools:
-        """It warms up, or began to rise while it did and has not had time to stop."""
+        """True during warm-up, and for a rise that began then and has not had time to stop."""
         warmup_ns = round(self._policy.memory_warmup_s * SECOND)
         age = self.begin[row] - self.first[row]
         return (age < warmup_ns) | (self._began_young(row) & (age < 2 * warmup_ns))
@@ -309,7 +309,7 @@ class Series(GrowingColumns):
         return risen
 
     def headroom(self, row: Int64s) -> Int64s:
-        """What is left of the capacity, whoever uses the rest."""
+        """What is left of the capacity, whichever process uses the rest."""
         used = np.maximum(self.top[self.container[row]], self.top[row])
         return np.maximum(self.capacity_of(row) - used, 0)
 
@@ -327,7 +327,7 @@ class Series(GrowingColumns):
         return lo - _GENTLE * slow, hi
 
     def band_height(self, row: Int64s) -> Int64s:
-        """How far each may rise before anybody sees it."""
+        """How far each may rise before the rise is seen."""
         height: Int64s = self.high[row] + self.slack[row] - self.low[row]
         return height
 
@@ -354,7 +354,7 @@ class Series(GrowingColumns):
             self._learn(calm)
 
     def _learn(self, row: Int64s) -> None:
-        """The band, from the bins; it stays as it is where no bin tells."""
+        """Compute the band from the bins; without bins it stays."""
         warmup_ns = round(self._policy.memory_warmup_s * SECOND)
         usual = self.bins.usual(row, self.first[row] + warmup_ns)
         row, moves = usual.row, usual.high - usual.low

@@ -1,9 +1,9 @@
 """Slow trends of memory series: leaks.
 
-A leak hides in what a series does anyhow: a saw-tooth of gigabytes with a floor that creeps up by
-megabytes. So only floors count: the lowest value of each of sixteen stretches of time that make up
-a window. They leak when a straight line describes them well and the second half of the window has
-not risen much less than the first, for caches and fragments fill up and then stop.
+A leak hides in what a series usually does: a saw-tooth of gigabytes with a floor that rises by
+megabytes. So only floors count: the lowest value of each of the sixteen stretches of a window. They
+leak if a straight line fits them well and the second half of the window has not risen much less
+than the first, because caches and fragments fill up and then stop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST: Final = np.iinfo(np.int64).max
 
 
 class Trend:
-    """A ring of floors a series."""
+    """A ring buffer of floors for each series."""
 
     def __init__(self, window_s: float) -> None:
         self._stretch_ns = round(window_s * 1e9 / FLOORS)
@@ -58,7 +58,7 @@ class Trend:
         self._low[row] = np.minimum(self._low[row], low)
 
     def take_news(self) -> Int64s:
-        """The rows that have another floor since the last call, and all that a window needs."""
+        """The rows with a new floor since the last call and a full window."""
         row = np.flatnonzero(self._news)
         if len(row):
             self._news[row] = False
@@ -70,7 +70,7 @@ class Trend:
         return self._begin[row] - FLOORS * self._stretch_ns
 
     def measure(self, row: Int64s) -> tuple[Float64s, Bools]:
-        """Bytes a second of each, and whether that is a leak's trend."""
+        """Bytes per second of each row, and whether that is the trend of a leak."""
         place = (self._count[row, None] + np.arange(FLOORS)) % FLOORS
         floors = np.take_along_axis(self._floors[row], place, axis=1).astype(np.float64)
         x = np.arange(FLOORS) - (FLOORS - 1) / 2

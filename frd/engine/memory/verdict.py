@@ -1,7 +1,6 @@
-"""What the engine says of an incident of memory: whose rose first, how far, whose memory it is.
+"""What the engine says of an incident of memory: which rank rose first, how far, whose memory.
 
-Values only, so that those who make findings or print reports of them need not know how rises are
-found (`frd.engine.memory`).
+Values only, so that code that makes findings or prints reports need not know how rises are found.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ class Attribution(StrEnum):
     DRIVER = "NCCL or the driver"
     """The process's, beyond what torch's allocator holds."""
     PROCESS = "the rank's process"
-    """How much of it is torch's is not known."""
+    """How much of it belongs to torch is unknown."""
     OTHER = "another process"
     OUTSIDE = "NCCL, the driver or another process"
-    """Not torch's; what the rank's process uses is not known."""
+    """Not torch's; what the rank's process uses is unknown."""
     UNKNOWN = "unknown"
     """Only the sum over the device is known."""
     HOST = "host memory of the rank"
@@ -46,15 +45,15 @@ class MemoryRise:
     bytes_per_s: float
     """Lately; 0 when it stands still."""
     headroom_bytes: int
-    """What is left of the capacity, whoever else uses it; -1 unknown."""
+    """What is left of the capacity, whichever process uses it; -1 unknown."""
     attribution: Attribution
     requested_bytes: int = 0
-    """Of the request that failed; 0 when none did, or unknown."""
+    """Size of the request that failed; 0 if none did, or unknown."""
     out_of_memory: bool = False
 
     @property
     def exhausted_in_s(self) -> float | None:
-        """None when it does not rise, or nobody knows the capacity."""
+        """None if it does not rise, or the capacity is unknown."""
         if self.bytes_per_s <= 0 or self.headroom_bytes < 0:
             return None
         return self.headroom_bytes / self.bytes_per_s
@@ -64,7 +63,7 @@ class MemoryRise:
 class MemoryVerdict:
     """An incident, as it opens, changes or closes. A newer version carries the same number.
 
-    Who is in `ranks` stays in it: later data may add ranks that were `unknown`, and victims.
+    A rank in `ranks` stays there: later data may add ranks that were `unknown`, and victims.
     """
 
     number: int
@@ -77,20 +76,20 @@ class MemoryVerdict:
     leak: bool
     """A slow, steady rise over a long time."""
     common: bool
-    """(Nearly) all ranks rose together: none of `ranks` is a culprit."""
+    """(Nearly) all ranks rose together: none of `ranks` is the cause."""
     ranks: tuple[int, ...]
-    """Those of which each may have been the first, sorted; one when it is certain."""
+    """Ranks that may each have been first, sorted; one rank if it is certain."""
     first: tuple[MemoryRise, ...]
-    """Their rises, as many as a finding lists, those who were named first before all others."""
+    """Their rises, as many as a finding lists; the ranks that were named first come first."""
     unknown: tuple[int, ...]
-    """Ranks that may have risen as early, but nobody saw: their samples are missing or late."""
+    """Ranks that may have risen as early: their samples are missing or late."""
     victims: tuple[int, ...]
     """Ranks that rose, or ran out of memory, later."""
     failed: tuple[int, ...]
-    """Ranks whose allocations failed, or who were killed for want of memory."""
+    """Ranks whose allocations failed, or that were killed because memory ran out."""
     confidence: Confidence
     since: AlignedNs
-    """By when the first of them had begun to rise."""
+    """By when the first rank had begun to rise."""
     at: AlignedNs
-    """When this was said."""
+    """When the verdict was given."""
     close_reason: str = ""
