@@ -18,7 +18,7 @@ from typing import Any, Final
 from frd import __version__
 from frd.cli.screens.finding_panel import ranks_text
 from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
-from frd.engine.findings import text as summary
+from frd.engine.findings.text import ranks
 from frd.forms import REASONS, finding_json
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis
@@ -152,7 +152,7 @@ def _finding_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         waited = f", waiting for {of['waiting_s']:.1f} s or more" if of["waiting_s"] >= 0.05 else ""
         yield "collective", f"{of['op'] or 'collective'}{number} on {of['group']}{size}{waited}"
         if of["missing_ranks"]:
-            yield "not joined by", summary.ranks(of["missing_ranks"])
+            yield "not joined by", ranks(of["missing_ranks"])
     if (witness := finding.get("witness")) is not None:
         yield "witness", f"rank {witness['rank']} waits at {witness['stack'][0]}"
     if len(held_up := finding.get("groups_held_up", ())) > 1:

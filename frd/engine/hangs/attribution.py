@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from frd.engine.clocks.uncertain_time import UncertainTime
-from frd.engine.findings import text as summary
+from frd.engine.findings import text
 from frd.engine.hangs import disagreements
 from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
 from frd.engine.hangs.ops_in_flight import Instance
@@ -73,7 +73,7 @@ def op_of(graph: Graph, instance: Instance) -> str:
 
 def describe(graph: Graph, instance: Instance) -> str:
     label = graph.snapshot.groups[instance.group].info.label
-    return summary.collective(op_of(graph, instance), instance.seq, label)
+    return text.collective(op_of(graph, instance), instance.seq, label)
 
 
 def _end(rank: int) -> str:
@@ -97,7 +97,7 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         proven = proven and not graph.waits.has_forgotten(rank)
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
     if graph.snapshot.detail[row]:
-        words.append(summary.clean(graph.snapshot.detail[row]))
+        words.append(text.clean(graph.snapshot.detail[row]))
     return Blame(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
 
 
@@ -105,7 +105,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
     """High on the agent's positive evidence; a recorder that merely does not answer is not, and a
     rank that blames a peer in its last words is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.waits.row(rank)
-    detail = summary.clean(snapshot.detail[row])
+    detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
     at = f" at {utc_text(since)}" if since > 0 else ""
     confidence, reason = Confidence.HIGH, Reason.EXITED
@@ -153,14 +153,14 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
     if ending is Ending.ALONE:
         reason = Reason.IN_COLLECTIVE_ALONE
         stuck, ahead = graph.stuck_inside(those, those.done_at), those.done
-        words = f"still inside {what}, which {summary.ranks(ahead.tolist())} completed"
+        words = f"still inside {what}, which {text.ranks(ahead.tolist())} completed"
     else:
         reason = Reason.DEVICE_STUCK
         stuck = graph.stuck_devices(those)
         ahead = those.inside[those.started]
         words = (
             f"joined {what}, but its device has not started it; the device of "
-            f"{summary.ranks(ahead.tolist())} has"
+            f"{text.ranks(ahead.tolist())} has"
         )
     witnesses = graph.agents_of(ahead)
     blames = []
@@ -255,7 +255,7 @@ def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
 
 def _without_number(graph: Graph, instance: Instance) -> str:
     label = graph.snapshot.groups[instance.group].info.label
-    return summary.collective(op_of(graph, instance), -1, label)
+    return text.collective(op_of(graph, instance), -1, label)
 
 
 def lowered(blames: Sequence[Blame]) -> list[Blame]:
@@ -278,7 +278,7 @@ def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: boo
     if not held_up:
         return ""
     instance = held_up[0].instance
-    label = summary.clean(graph.snapshot.groups[instance.group].info.label)
+    label = text.clean(graph.snapshot.groups[instance.group].info.label)
     if instance.is_p2p:
         way = "recv" if rank == instance.dst else "send"
         other = instance.peer_of(rank)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from frd.engine.findings import text as summary
+from frd.engine.findings import text
 from frd.engine.matching import signature_rules
 from frd.engine.state.snapshot import MismatchFact
 from frd.model import Signature
@@ -46,15 +46,17 @@ def of_mismatch(fact: MismatchFact, label: str, *, completed: bool) -> str:
     usual, *odd = fact.classes
     words = _Words(fact, label)
     if not odd:
-        what = summary.collective(usual[0].op, fact.seq, label)
-        return _ended(f"sizes in {what} contradict each other: {fact.detail}", completed)
-    told = [f"{summary.ranks(ranks)} {words.did(one)}" for one, ranks in odd[:_MOST]]
+        what = text.collective(usual[0].op, fact.seq, label)
+        return _with_result(
+            f"sizes in {what} contradict each other: {fact.detail}", completed=completed
+        )
+    told = [f"{text.ranks(ranks)} {words.did(one)}" for one, ranks in odd[:_MOST]]
     if len(odd) > _MOST:
         told.append(f"{sum(len(ranks) for _, ranks in odd[_MOST:])} more did something else")
-    mine = f"{summary.ranks(usual[1])} {words.did(usual[0])}"
+    mine = f"{text.ranks(usual[1])} {words.did(usual[0])}"
     if has_majority(fact):
-        return _ended(f"{' and '.join(told)} where {mine}{words.where}", completed)
-    return _ended(f"{', '.join([mine, *told])}{words.where}", completed)
+        return _with_result(f"{' and '.join(told)} where {mine}{words.where}", completed)
+    return _with_result(f"{', '.join([mine, *told])}{words.where}", completed)
 
 
 def of_rank(fact: MismatchFact, rank: int, label: str, *, completed: bool) -> str:
@@ -62,14 +64,14 @@ def of_rank(fact: MismatchFact, rank: int, label: str, *, completed: bool) -> st
     words = _Words(fact, label)
     signature, ranks = next((one, ranks) for one, ranks in fact.classes if rank in ranks)
     others = [(one, theirs) for one, theirs in fact.classes if theirs != ranks]
-    told = f"passed {summary.clean(signature.op)}; {fact.detail}"
+    told = f"passed {text.clean(signature.op)}; {fact.detail}"
     if others:
         other, theirs = others[0]
-        told = f"{words.did(signature)} where {summary.ranks(theirs)} {words.did(other)}"
+        told = f"{words.did(signature)} where {text.ranks(theirs)} {words.did(other)}"
         told += words.where
         if wrong := signature_rules.self_contradiction(signature, fact.group_size):
             told += f"; {wrong}"
-    return _ended(told, completed) + (f"; {GLOO}" if _of_gloo(fact) else "")
+    return _with_result(told, completed) + (f"; {GLOO}" if _of_gloo(fact) else "")
 
 
 def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> str:
@@ -77,10 +79,10 @@ def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> 
 
     `heads` tells which ranks are in what, the usual one last.
     """
-    told = [f"{summary.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
+    told = [f"{text.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
     if not has_usual:
         return ", ".join(told)
-    odd = [f"{summary.ranks(ranks)} went into {what}" for what, ranks in heads[:-1]]
+    odd = [f"{text.ranks(ranks)} went into {what}" for what, ranks in heads[:-1]]
     return f"{' and '.join(odd)} while {told[-1]}"
 
 
@@ -88,9 +90,9 @@ def _is(ranks: Sequence[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def _ended(text: str, completed: bool) -> str:
-    text = summary.clean(text, _MOST_CHARS)
-    return f"{text}; {WRONG_RESULT}" if completed else text
+def _with_result(sentence: str, completed: bool) -> str:
+    sentence = text.clean(sentence, _MOST_CHARS)
+    return f"{sentence}; {WRONG_RESULT}" if completed else sentence
 
 
 def _of_gloo(fact: MismatchFact) -> bool:
@@ -109,8 +111,8 @@ class _Words:
         self._by_op = len({one.op for one in signatures}) > 1
         self._by_backend = not self._by_op and len({one.backend for one in signatures}) > 1
         self._differ = signature_rules.differing(signatures)
-        number = f"#{fact.seq} on {summary.clean(label)}"
-        what = summary.collective(self._usual.op, fact.seq, label)
+        number = f"#{fact.seq} on {text.clean(label)}"
+        what = text.collective(self._usual.op, fact.seq, label)
         self.where = f" ({number})" if self._by_op else f" to {what}"
         if self._by_backend:
             self.where = f" for {what}"
@@ -120,9 +122,9 @@ class _Words:
             passed = ""
             if one.op == self._usual.op and one != self._usual:
                 passed = f" with {_values(one, signature_rules.differing([one, self._usual]))}"
-            return f"called {summary.clean(one.op)}{passed}"
+            return f"called {text.clean(one.op)}{passed}"
         if self._by_backend:
-            return f"used {summary.clean(one.backend)}"
+            return f"used {text.clean(one.backend)}"
         return f"passed {_values(one, self._differ)}"
 
 
@@ -142,7 +144,7 @@ def _values(one: Signature, differ: Sequence[str]) -> str:
             parts.append(("outputs of " if side == "output" else "") + " of ".join(words))
     if len(parts) == 2 and parts[1] == f"outputs of {parts[0]}":
         parts.pop()
-    return summary.clean(" and ".join(parts)) or signature_rules.shapes_text(one.input_sizes)
+    return text.clean(" and ".join(parts)) or signature_rules.shapes_text(one.input_sizes)
 
 
 def _dtype(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from frd.engine.findings import text as summary
+from frd.engine.findings import text
 from frd.engine.hangs.ops_in_flight import Op, Waits
 from frd.engine.state.snapshot import Snapshot
 from frd.flight.trace import RankTrace, Trace
@@ -232,7 +232,7 @@ def _summary(
     trace: Trace, findings: Sequence[Finding], unproven: Sequence[str], missing: Sequence[int]
 ) -> str:
     """The first finding speaks for all, for the others are younger."""
-    without = f"; no dump of {summary.ranks(missing)}" if missing else ""
+    without = f"; no dump of {text.ranks(missing)}" if missing else ""
     if not trace.ranks:
         return "there are no dumps"
     if not any(len(one) or one.status for one in trace.ranks.values()):
@@ -263,7 +263,7 @@ def _groups(trace: Trace, collectives: Collectives) -> list[GroupReport]:
         GroupReport(
             index=at,
             info=info,
-            label=summary.clean(info.label),
+            label=text.clean(info.label),
             size=len(info.ranks),
             first_seq=int(first[at]) if last[at] >= 0 else -1,
             last_seq=int(last[at]),
@@ -303,9 +303,9 @@ def _what(snapshot: Snapshot, head: Op) -> str:
     of = head.instance
     group = snapshot.groups[of.group]
     if not of.is_p2p:
-        return summary.collective(group.ops(of.seq), of.seq, group.info.label)
+        return text.collective(group.ops(of.seq), of.seq, group.info.label)
     ends = (str(end) if end >= 0 else "?" for end in (of.src, of.dst))
-    return summary.collective(f"send {'->'.join(ends)}", of.seq, group.info.label)
+    return text.collective(f"send {'->'.join(ends)}", of.seq, group.info.label)
 
 
 def _missing_fields(trace: RankTrace) -> tuple[str, ...]:

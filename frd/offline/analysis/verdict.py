@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.findings import builder
-from frd.engine.findings import text as summary
+from frd.engine.findings import builder, text
 from frd.engine.hangs.claims import collective_of
 from frd.engine.hangs.diagnosis import Verdict, find
 from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot, StallTable
@@ -198,15 +197,15 @@ def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Verdict, waiting: Wa
     named = sorted(_named(verdict))
     waiters = sorted({*verdict.waiting, *verdict.victims}.difference(named)) or verdict.waiting
     about = collective_of(snapshot, verdict)
-    what = summary.collective(about.op, about.seq, about.group)
+    what = text.collective(about.op, about.seq, about.group)
     lasted = _lasted_text(waiting)
     if named:
-        kept = f"{summary.ranks(named)} had kept {summary.ranks(waiters)} waiting for {lasted}"
+        kept = f"{text.ranks(named)} had kept {text.ranks(waiters)} waiting for {lasted}"
     else:
-        kept = f"{summary.ranks(waiters)} had waited for {lasted}"
+        kept = f"{text.ranks(waiters)} had waited for {lasted}"
     stands = {rank: rows.trace.standing.get(rank) for rank in named[:_PLACES]}
     places = (
-        f"rank {rank} was at {summary.place(one.stack[0], ' in ')}"
+        f"rank {rank} was at {text.place(one.stack[0], ' in ')}"
         + (f", {one.doing}" if one.doing else "")
         for rank, one in stands.items()
         if one is not None and one.stack
@@ -288,8 +287,8 @@ def contradicted(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding
     for domain in clocks.domains:
         if not domain.off_by_ns:
             continue
-        node = summary.clean(domain.name)
-        whose = "" if node == summary.ranks(domain.ranks) else f" ({summary.ranks(domain.ranks)})"
+        node = text.clean(domain.name)
+        whose = "" if node == text.ranks(domain.ranks) else f" ({text.ranks(domain.ranks)})"
         yield Finding(
             id=builder.finding_id(key, Kind.CLOCK_UNSYNCHRONIZED, domain.name, now),
             kind=Kind.CLOCK_UNSYNCHRONIZED,

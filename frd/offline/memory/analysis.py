@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from frd.engine.attempt import Attempt
-from frd.engine.findings import text as summary
+from frd.engine.findings import text
 from frd.engine.findings.claim import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.memory.detector import MemoryDetector
@@ -285,13 +285,13 @@ def _notes_of(job: MemoryJob, lanes: Sequence[Lane]) -> Iterator[str]:
     """What is odd about the ranks of a job."""
     few = [rank for rank, usage in job.ranks.items() if usage.samples < 2]
     if few:
-        yield f"{job.job}: {summary.ranks(few)}: fewer than two samples: not judged"
+        yield f"{job.job}: {text.ranks(few)}: fewer than two samples: not judged"
     parallel = sorted({lane.stream.rank for lane in lanes if lane.source})
     if parallel:
-        yield f"{job.job}: {summary.ranks(parallel)}: several processes together: judged separately"
+        yield f"{job.job}: {text.ranks(parallel)}: several processes together: judged separately"
     after = [rank for rank, usage in job.ranks.items() if len(usage.processes) > 1]
     if again := sorted(set(after) - set(parallel)):
-        yield f"{job.job}: {summary.ranks(again)}: another process took over: judged from there on"
+        yield f"{job.job}: {text.ranks(again)}: another process took over: judged from there on"
     if job.world_size and max(job.ranks) >= job.world_size:
         yield f"{job.job}: rank {max(job.ranks)} in a world of {job.world_size}: there are more"
 
@@ -309,7 +309,7 @@ def _clocks(jobs: Sequence[MemoryJob], uncertainty_s: float) -> str:
 def _summary(findings: Sequence[Finding], jobs: Sequence[MemoryJob]) -> str:
     """The first finding speaks for all: the others are younger, or over."""
     absent = [rank for job in jobs for rank in job.missing_ranks]
-    without = f"; no samples of {summary.ranks(absent)}" if absent and len(jobs) == 1 else ""
+    without = f"; no samples of {text.ranks(absent)}" if absent and len(jobs) == 1 else ""
     if not findings:
         return f"the samples show no memory fault{without}"
     more = f" ({len(findings) - 1} more below)" if len(findings) > 1 else ""
