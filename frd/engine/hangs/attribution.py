@@ -28,14 +28,14 @@ _STOPPED = ("stopped", "zombie", "state t", "state z")
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """One suspect and what speaks against it."""
+    """One suspect and the evidence against it."""
 
     rank: int
     reason: Reason
     confidence: Confidence
     evidence: str
     began: UncertainTime
-    """As far as the snapshot tells, on the clock of whoever tells it."""
+    """As far as the snapshot shows, on the clock of the rank that reported it."""
 
     @property
     def onset(self) -> AlignedNs:
@@ -81,8 +81,8 @@ def _end(rank: int) -> str:
 
 
 def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Blame:
-    """High when the rank is provably in no collective, and was absent for long, not just now: one
-    that was in something else all that time may have come out of it a moment ago."""
+    """High if the rank is provably in no collective and has been absent for long: a rank that was
+    in another op may have left it a moment ago."""
     began = _onset(graph, held_up)
     words = [_last_joined(graph, rank, held_up, fresh=True)]
     row = graph.waits.row(rank)
@@ -102,8 +102,8 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
-    """High on the agent's positive evidence; a recorder that merely does not answer is not, and a
-    rank that blames a peer in its last words is hardly the first cause."""
+    """High if the agent has positive evidence. A recorder that does not answer is none, and a rank
+    whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.waits.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
@@ -127,7 +127,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
 
 
 def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]:
-    """An agent that was there and is not any more is a weak claim; any other doubt is none."""
+    """An agent that stopped reporting is weak evidence; any other doubt is none."""
     match doubt.why:
         case Why.DISCONNECTED:
             confidence = Confidence.MEDIUM
@@ -146,8 +146,8 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
 
 
 def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame]:
-    """High for a minority: when most are left behind, what they share may be at fault. And on the
-    word of more than another agent, or of their own: one alone may tell what is not."""
+    """Confidence is HIGH only if the stuck ranks are a minority, and the ranks that are ahead are
+    reported by two agents or by the stuck rank's own agent. A single other agent may be wrong."""
     those = graph.waits.attendance(instance)
     what = describe(graph, instance)
     if ending is Ending.ALONE:
@@ -175,8 +175,8 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
 
 
 def _circle(graph: Graph, root: Root) -> list[Blame]:
-    """Each rank with its own order: what it is in, and what it keeps others waiting in. Those who
-    do as most do are less likely to be wrong."""
+    """Each rank with its own order: the op it is in, and the ops in which others wait for it. Ranks
+    that do what most ranks do are less likely to be wrong."""
     waits = sorted(
         (n for n in root.nodes if isinstance(n, Wait)), key=lambda w: (w.instance, w.rank)
     )
@@ -206,12 +206,12 @@ def _circle(graph: Graph, root: Root) -> list[Blame]:
 
 
 def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
-    """All but the largest class, when that is a true majority of all members; else everybody."""
+    """All ranks outside the largest class, if that is a true majority of all members; else all."""
     majority = disagreements.has_majority(fact)
     began = graph.onset(Wait(Instance(fact.group, fact.seq)))
     confidence = Confidence.HIGH if majority and fact.complete else Confidence.MEDIUM
     named = fact.classes[1:] if majority else fact.classes
-    if len(fact.classes) == 1:  # their sums do not add up, and nothing tells whose is wrong
+    if len(fact.classes) == 1:  # their sums do not add up, and it is unknown whose is wrong
         confidence, named = Confidence.LOW, fact.classes
     label = graph.snapshot.groups[fact.group].info.label
     completed = has_completed(graph, fact)
@@ -236,7 +236,7 @@ def has_completed(graph: Graph, fact: MismatchFact) -> bool:
 
 
 def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
-    """One sentence on who did what, for ranks that do not agree; empty where none do."""
+    """One sentence on what each rank did, for ranks that disagree; empty for others."""
     if root.ending is Ending.MISMATCH and fact is not None:
         label = graph.snapshot.groups[fact.group].info.label
         completed = has_completed(graph, fact)
@@ -249,8 +249,8 @@ def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
             members.setdefault(head.instance, []).append(node.rank)
     heads = sorted(members.items(), key=lambda item: (len(item[1]), item[1]))
     most = max(map(len, members.values()), default=0)
-    told = [(_without_number(graph, instance), ranks) for instance, ranks in heads]
-    return disagreements.of_order(told, has_usual=2 * most > sum(map(len, members.values())))
+    named = [(_without_number(graph, instance), ranks) for instance, ranks in heads]
+    return disagreements.of_order(named, has_usual=2 * most > sum(map(len, members.values())))
 
 
 def _without_number(graph: Graph, instance: Instance) -> str:
@@ -274,7 +274,7 @@ def _onset(graph: Graph, held_up: Sequence[Wait]) -> UncertainTime:
 
 
 def _last_joined(graph: Graph, rank: int, held_up: Sequence[Wait], *, fresh: bool) -> str:
-    """How far the rank came in what waits for it the longest, as far as that is known."""
+    """How far the rank came in the group that has waited for it longest, as far as known."""
     if not held_up:
         return ""
     instance = held_up[0].instance

@@ -30,10 +30,10 @@ _FOREMOST = (
     frozenset({Ending.DOUBT}),
     frozenset({Ending.NOBODY}),
 )
-"""Of all that an incident ends in, the first of these sets that has any is told."""
+"""Of all endings of an incident, those in the first of these sets that matches are reported."""
 
 _ON_ITS_WAY = frozenset({Ending.ALONE, Ending.DEVICE, Ending.NOBODY})
-"""Ends that also look like this for a moment when somebody came late, and all is well again."""
+"""Endings that also show for a moment when a late rank joins and all is well again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Verdict:
 
     kind: Kind
     reason: Reason | None
-    """Of the whole incident, where there is no suspect to carry it."""
+    """The reason of the whole incident if there is no suspect."""
     instance: Instance
     """What it is about: the oldest stalled op that waits directly for a suspect, a collective
     where there is one."""
@@ -54,12 +54,12 @@ class Verdict:
     stalled: tuple[Stuck, ...]
     """All that is stalled in the incident, oldest first."""
     suspects: tuple[Blame, ...]
-    """By onset; empty when nobody can be named."""
+    """Sorted by onset; empty if no rank can be named."""
     victims: tuple[int, ...]
     unknown: tuple[int, ...]
-    """Ranks that are waited for, and of which nothing can be claimed."""
+    """Ranks that are waited for and about which nothing can be claimed."""
     disagreement: str = ""
-    """A sentence on who did what, where ranks do not agree."""
+    """A sentence on what each rank did, if ranks disagree."""
 
 
 def find(
@@ -73,7 +73,7 @@ def find(
 
     `threshold_s` gives the stall threshold of a group by its index: what is young beside it is
     moving, not stuck. Telemetry older than `late_s` proves no absence. All mismatches of the
-    snapshot count; leave out those that are not to be told yet.
+    snapshot count; leave out those that are not to be reported yet.
     """
     facts = _first_facts(snapshot.mismatches)
     graph = Graph(Waits(snapshot), Rules(threshold_s, late_s, facts.keys()))
@@ -98,7 +98,7 @@ def _first_facts(mismatches: Sequence[MismatchFact]) -> dict[Instance, MismatchF
 
 
 def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
-    """What the stalled ranks wait in, each with its ranks. The gone wait for nobody."""
+    """What the stalled ranks wait in, each with its ranks. Ranks that are gone do not wait."""
     starts: dict[Wait, set[int]] = {}
     for instance, started, ranks in graph.waits.by_head(stalled):
         alive = {rank for rank in ranks.tolist() if not graph.is_gone(rank)}
@@ -115,7 +115,7 @@ def _judge(
     stalled: StallTable,
     starts: Mapping[Wait, set[int]],
 ) -> Verdict | None:
-    """None when all that the incident ends in is too young to be told."""
+    """None if all endings of the incident are too young to be reported."""
     roots = _foremost(graph, incident)
     if not roots:
         return None
@@ -145,7 +145,7 @@ def _judge(
 
 
 def _op(graph: Graph, instance: Instance, facts: Mapping[Instance, MismatchFact]) -> str:
-    """Where members do not agree, what most of them called, whoever was seen first."""
+    """If members disagree, the op that most of them called, whichever was seen first."""
     fact = facts.get(instance)
     return op_of(graph, instance) if fact is None else fact.classes[0][0].op
 
@@ -163,8 +163,8 @@ def _foremost(graph: Graph, incident: Incident) -> list[Root]:
         or all(graph.is_ripe(node) for node in root.nodes if isinstance(node, Wait))
     ]
     for endings in _FOREMOST:
-        if told := [root for root in ripe if root.ending in endings]:
-            return told
+        if foremost := [root for root in ripe if root.ending in endings]:
+            return foremost
     return []
 
 
@@ -176,7 +176,7 @@ def _kind(roots: Sequence[Root]) -> Kind:
 
 
 def _held_up(graph: Graph, incident: Incident) -> dict[Node, list[Wait]]:
-    """For each node the waits that lead straight to it, the most telling first."""
+    """For each node the waits that lead directly to it, the most informative first."""
     waits = [node for node in incident.nodes if isinstance(node, Wait)]
     waits.sort(key=lambda wait: _order(graph, wait))
     found: dict[Node, list[Wait]] = {}
@@ -192,7 +192,7 @@ def _suspects(
     held_up: Mapping[Node, list[Wait]],
     facts: Mapping[Instance, MismatchFact],
 ) -> list[Blame]:
-    """By onset. A rank that several roots name is told once, by its earliest onset."""
+    """Sorted by onset. A rank that several roots name is listed once, with its earliest onset."""
     blames: list[Blame] = []
     for root in roots:
         node = root.nodes[0]
@@ -205,7 +205,7 @@ def _suspects(
 
 
 def _waiting_anywhere(graph: Graph, incident: Incident) -> set[int]:
-    """Everybody inside anything that the incident goes through."""
+    """All ranks inside any op that the incident passes through."""
     ranks: set[int] = set()
     for node in incident.nodes:
         if isinstance(node, Wait):
@@ -214,7 +214,7 @@ def _waiting_anywhere(graph: Graph, incident: Incident) -> set[int]:
 
 
 def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Who waits in it and who is missing, sorted."""
+    """The ranks that wait in it and the ranks that are missing, sorted."""
     if wait.instance.is_p2p:
         peer = wait.instance.peer_of(wait.rank)
         came = graph.waits.is_paired(wait.instance, wait.rank)
@@ -239,7 +239,7 @@ def _about(
     held_up: Mapping[Node, list[Wait]],
     stalled: set[Stuck],
 ) -> Wait:
-    """The first stalled op that waits directly for a root; else the first that does."""
+    """The first stalled op that waits directly for a root; else the first op that does."""
     direct = [
         wait
         for root in roots
@@ -251,7 +251,7 @@ def _about(
 
 
 def _order(graph: Graph, wait: Wait) -> tuple[bool, int, Instance, bool, int]:
-    """Collectives first, which tell how far a rank came; the oldest of them."""
+    """Collectives first, because their seq shows how far a rank came; the oldest of them."""
     return wait.instance.is_p2p, graph.since(wait), wait.instance, wait.started, wait.rank
 
 

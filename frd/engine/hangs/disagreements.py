@@ -1,7 +1,7 @@
-"""Sentences on ranks that disagree: who called what, whichever of them was seen first.
+"""Sentences on ranks that disagree: which rank called what, whichever of them was seen first.
 
-With a majority the odd ones come first ("rank 2 called broadcast where ranks 0-1 called
-all_reduce"), without one all sides are listed. Only what differs is told.
+With a majority the other ranks come first ("rank 2 called broadcast where ranks 0-1 called
+all_reduce"), without one all sides are listed. Only what differs is mentioned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frd.engine.state.snapshot import MismatchFact
 from frd.model import Signature
 
 _MOST: Final = 3
-"""Odd classes that one sentence tells of."""
+"""Odd classes that one sentence mentions."""
 _MOST_CHARS: Final = 600
 WRONG_RESULT: Final = "it completed, so its result is wrong"
 GLOO: Final = "Gloo records reduce_scatter as all_reduce"
@@ -33,7 +33,7 @@ _DTYPES: Final = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
-"""What recorders call the types that people know by torch's names."""
+"""Names of types in recorders, and torch's names for them."""
 
 
 def has_majority(fact: MismatchFact) -> bool:
@@ -77,7 +77,7 @@ def of_rank(fact: MismatchFact, rank: int, label: str, *, completed: bool) -> st
 def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> str:
     """``rank 3 went into all_reduce on dp while ranks 0-2 are in all_to_all on ep``.
 
-    `heads` tells which ranks are in what, the usual one last.
+    `heads` lists which ranks are in what, the usual op last.
     """
     told = [f"{text.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
     if not has_usual:
@@ -96,14 +96,14 @@ def _with_result(sentence: str, completed: bool) -> str:
 
 
 def _of_gloo(fact: MismatchFact) -> bool:
-    """Whether what a recorder calls it leaves open what it was."""
+    """Gloo's name for the op does not say which op it was."""
     return len({one.op for one, _ in fact.classes}) > 1 and any(
         one.backend == "gloo" and one.op == "all_reduce" for one, _ in fact.classes
     )
 
 
 class _Words:
-    """What each class did, in words that tell no more than what differs."""
+    """What each class did, in words that mention only what differs."""
 
     def __init__(self, fact: MismatchFact, label: str) -> None:
         self._usual = fact.classes[0][0]

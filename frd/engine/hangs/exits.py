@@ -3,7 +3,7 @@
 A job that dies leaves a mess of exits. One process is killed, raises or simply returns; its peers
 raise because their connection broke; the launcher terminates the rest. Why a process left says more
 about the first cause than when it did, because agents may see an end late. What follows from all of
-them together is `frd.engine.hangs.lost_ranks`' business.
+them together is decided in `frd.engine.hangs.lost_ranks`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INTERRUPTED = re.compile(r"\b(?:KeyboardInterrupt|SystemExit|SignalException)\b
 _OF_A_PEER = re.compile(
     r"connection|\bpeer\b|\bremote\b|\bsocket\b|broken pipe|timed? ?out|\babort", re.IGNORECASE
 )
-"""What exceptions say when it was somebody else who went away."""
+"""What exceptions say if a peer went away."""
 _WORKER_STOPPED = re.compile(r"killed by signal: (?:Terminated|Interrupt)")
 """A data loader's worker got the SIGTERM or SIGINT that was meant for the whole job."""
 _ASKS: Final = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
@@ -43,13 +43,13 @@ class Manner(IntEnum):
     """It returned, called exit, raised an exception of its own, crashed, or got SIGKILL, which no
     launcher sends before SIGTERM."""
     SILENT = 1
-    """It is gone without a word: killed, probably."""
+    """It is gone without an exit record: killed, probably."""
     ABORTED = 2
     """SIGABRT: its own fault, or its watchdog's answer to a peer's."""
     REACTED = 3
     """It raised an exception that blames a peer."""
     ASKED = 4
-    """Ctrl-C, SIGTERM, SIGHUP: somebody wanted it to stop."""
+    """Ctrl-C, SIGTERM, SIGHUP: a person or the launcher wanted it to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class Exit:
     seen: UncertainTime
     how: ExitInfo
     manner: Manner
-    told: bool = False
-    """All that it did is known, to its end."""
+    is_known_to_end: bool = False
+    """Everything that it did is known, to its end."""
     deserted: bool = False
-    """Its peers joined a collective that it never came to, as far as it is known to its end."""
+    """Its peers joined a collective that it never joined, as far as it is known to its end."""
 
     @property
     def at(self) -> AlignedNs:
@@ -85,15 +85,15 @@ class Exit:
 
     @property
     def is_interrupt(self) -> bool:
-        """By Ctrl-C, which no launcher sends of its own accord."""
+        """By Ctrl-C, which no launcher sends by itself."""
         return self.manner is Manner.ASKED and (
             self.how.kind is ExitKind.INTERRUPT or self.how.signal == signal.SIGINT
         )
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What ends that have one reason have in common. The text of an exception may carry
-        numbers, and whoever is gone without a word may have been killed."""
+        """What exits for the same reason have in common. The text of an exception may contain
+        numbers, and a rank without an exit record may have been killed."""
         how = self.how
         if self.manner is Manner.SILENT or how.signal == signal.SIGKILL:
             return ("killed",)
@@ -115,7 +115,7 @@ def manner_of(how: ExitInfo) -> Manner:
 
 
 def how_it_ended(snapshot: Snapshot, row: int) -> ExitInfo:
-    """What the agent sent; of an agent that sends no more than a text, what that says."""
+    """What the agent sent; an agent of version 0.1 sends only a text."""
     known = snapshot.exits.get(int(snapshot.rank[row]))
     if known is not None:
         return known
@@ -132,25 +132,25 @@ def how_it_ended(snapshot: Snapshot, row: int) -> ExitInfo:
 def exits(snapshot: Snapshot) -> list[Exit]:
     """All ranks of the attempt that are gone, earliest first."""
     gone = (RankState.EXITED, RankState.FINISHED)
-    told = _told(snapshot)
-    deserters = _deserters(snapshot, told)
+    known = _known_to_end(snapshot)
+    deserters = _deserters(snapshot, known)
     found = []
     for row, rank in enumerate(snapshot.rank.tolist()):
         if snapshot.state[row] in gone:
             how = how_it_ended(snapshot, row)
             at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
-            found.append(Exit(rank, at, how, manner_of(how), rank in told, rank in deserters))
+            found.append(Exit(rank, at, how, manner_of(how), rank in known, rank in deserters))
     return sorted(found, key=lambda one: (one.at, one.rank))
 
 
 def bad_exits(snapshot: Snapshot) -> list[Exit]:
-    """Those of `exits` that need an explanation."""
+    """The `exits` that need an explanation."""
     return [one for one in exits(snapshot) if one.is_bad]
 
 
-def _told(snapshot: Snapshot) -> set[int]:
-    """Ranks that finished, and of which all is known that they did. Agents of version 0.1 do not
-    tell how far a rank came at its end."""
+def _known_to_end(snapshot: Snapshot) -> set[int]:
+    """Ranks that finished and are known to their end. Agents of version 0.1 do not report how far
+    a rank came at its end."""
     return {
         rank
         for row, rank in enumerate(snapshot.rank.tolist())
@@ -161,9 +161,9 @@ def _told(snapshot: Snapshot) -> set[int]:
     }
 
 
-def _deserters(snapshot: Snapshot, told: set[int]) -> set[int]:
-    """Those of them that have not joined what their peers joined."""
-    if not told:
+def _deserters(snapshot: Snapshot, known: set[int]) -> set[int]:
+    """Ranks of `known` that have not joined what their peers joined."""
+    if not known:
         return set()
     found: set[int] = set()
     for group in snapshot.groups:
@@ -171,5 +171,5 @@ def _deserters(snapshot: Snapshot, told: set[int]) -> set[int]:
         behind &= group.enqueued > UNKNOWN_SEQ
         if group.hidden is not None:
             behind &= ~group.hidden
-        found.update(told.intersection(group.members[behind].tolist()))
+        found.update(known.intersection(group.members[behind].tolist()))
     return found

@@ -1,10 +1,10 @@
-"""How an attempt ends: which rank began it, and when nobody did.
+"""Which rank was lost first when processes of an attempt end, if any was.
 
-The first cause is the first rank that left for a reason of its own before anybody was asked to
-stop. A rank that reacted to a peer is never the cause while anything else is known. And neither a
-stop of the whole job nor an end that most ranks share is a lost rank: a lost rank is one of few.
-Times of exit are known only as well as an agent can see them, so within a window the manner of an
-exit (`frd.engine.hangs.exits`) decides and not the order.
+The first cause is the first rank that exited for its own reason before any rank was asked to stop.
+A rank that reacted to a peer is never the cause while there is another explanation. Neither a stop
+of the whole job nor an end that most ranks share is a lost rank: a lost rank is one of few. Agents
+see exits late, so within a window the manner of an exit (`frd.engine.hangs.exits`) decides, not the
+order.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ STOP_TAKES_S: Final = 60.0
 and a rank that saves a checkpoint may take all of it."""
 
 _STOPS: Final = 16
-"""So many of the earliest requests to stop are compared with other exits: clocks may disagree."""
+"""How many of the earliest requests to stop are compared with other exits: clocks may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A lost rank, or several when they have no order; nobody when each that left blames a peer."""
+    """A lost rank, or several without an order; none if each rank that exited blames a peer."""
 
     exits: tuple[Exit, ...]
     confidence: Confidence
 
 
 def judged_after_s(policy: Policy) -> float:
-    """How long after an exit it is known for good whether a rank was lost."""
+    """How long after an exit it is certain whether a rank was lost."""
     return policy.loss_grace_s + SEEN_LATE_NS / 1e9
 
 
 def first_lost(snapshot: Snapshot, policy: Policy, *, final: bool = False) -> Loss | None:
-    """Who was lost, if anybody was and it is not too early to tell. `final`: there is nothing to
-    wait for, because another attempt of the job has begun."""
+    """The lost ranks; None if there are none, or it is too early to judge. `final`: there is
+    nothing to wait for, because another attempt of the job has begun."""
     gone = exits(snapshot)
     bad = [one for one in gone if one.is_bad]
     if not bad:
@@ -151,7 +151,7 @@ def _blame_a_peer(
     """Each that left blames a peer. Where the job was done, as a rank shows that finished and had
     joined all that the others did, they only lost each other while leaving."""
     finished = [one for one in gone if not one.is_bad]
-    if finished and all(one.told for one in finished):
+    if finished and all(one.is_known_to_end for one in finished):
         return None
     if finished or 2 * len(bad) > len(snapshot.rank):
         return Loss((), Confidence.LOW)

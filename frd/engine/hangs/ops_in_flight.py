@@ -1,7 +1,7 @@
-"""What a snapshot says about waiting: each rank's oldest op, and who attends a collective.
+"""What a snapshot says about waiting: each rank's oldest op, and which ranks joined a collective.
 
-Facts only. Which of them count as evidence against somebody is `frd.engine.hangs.wait_graph`'s
-business, and nothing here knows about thresholds, telemetry or blame. All members of all groups are
+Facts only. `frd.engine.hangs.wait_graph` decides which of them count as evidence; nothing here
+knows about thresholds, telemetry or causes. All members of all groups are
 laid out in flat arrays once, so that 16,384 ranks that wait in a few hundred collectives cost a few
 numpy calls and a few hundred Python objects, not 16,384.
 """
@@ -18,8 +18,8 @@ import numpy.typing as npt
 from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot
 from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s
 
-_UNTOLD = np.int64(np.iinfo(np.int64).max)
-"""Sort key of an op in flight whose age nobody told: any op of known age is taken for older."""
+_UNKNOWN_AGE = np.int64(np.iinfo(np.int64).max)
+"""Sort key of an op in flight of unknown age: any op of known age counts as older."""
 
 
 class Instance(NamedTuple):
@@ -60,7 +60,7 @@ class Attendance:
     absent: Int32s
     """Never joined, as far as is known."""
     hidden: Int32s
-    """Those of `absent` who may have come: nothing is known of them in this group, or no more."""
+    """Members of `absent` that may have joined: nothing is known of them in this group."""
     behind: Int32s
     """Joined, but are still inside an earlier collective of the same group."""
     inside: Int32s
@@ -72,7 +72,7 @@ class Attendance:
     started: Bools
     """Over `inside`: the member's device has started it."""
     timed: Bools
-    """Over `inside`: the member's recorder tells starts at all."""
+    """Over `inside`: the member's recorder records starts."""
     any_started: bool
     """Some member's device started (or finished) it."""
     first_since: AlignedNs
@@ -129,7 +129,7 @@ class Waits:
         rank = np.concatenate([self._rank[pairs], channels.rank[flying].astype(np.int64)])
         since = np.concatenate([self._since[pairs], channels.since[flying]])
         source = np.concatenate([pairs, flying + len(self._rank)])
-        order = np.lexsort((source, np.where(since > 0, since, _UNTOLD), rank))
+        order = np.lexsort((source, np.where(since > 0, since, _UNKNOWN_AGE), rank))
         self._op_source = source[order]
         self._op_since = since[order]
         self._op_rank, self._op_first = np.unique(rank[order], return_index=True)
@@ -208,7 +208,7 @@ class Waits:
         joined = came & ~lost
         inside = joined & (completed + 1 == seq)
         known = np.flatnonzero(inside & (since > 0))
-        told = since[known]
+        joined_at = since[known]
         moved_at, begun = self._moved_at[rows], started >= seq
         return Attendance(
             absent=rank[absent],
@@ -220,9 +220,9 @@ class Waits:
             started=begun[inside],
             timed=self._timed[rows][inside],
             any_started=bool(np.any(begun)),
-            first_since=AlignedNs(int(told.min()) if len(told) else 0),
-            first=int(rank[known[told.argmin()]]) if len(told) else -1,
-            last_since=AlignedNs(int(told.max()) if len(told) else 0),
+            first_since=AlignedNs(int(joined_at.min()) if len(known) else 0),
+            first=int(rank[known[joined_at.argmin()]]) if len(known) else -1,
+            last_since=AlignedNs(int(joined_at.max()) if len(known) else 0),
             started_at=_first_of(moved_at[begun]),
             done_at=_first_of(moved_at[done]),
         )
@@ -244,7 +244,7 @@ class Waits:
         return int(self._enqueued[int(self._first[group]) + at])
 
     def has_forgotten(self, rank: int) -> bool:
-        """Nobody can tell whether the rank is over with something that it was in."""
+        """It is unknown whether the rank has completed an op that it was in."""
         return rank in self._forgetting
 
     def row(self, rank: int) -> int:

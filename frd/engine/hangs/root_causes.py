@@ -15,7 +15,7 @@ from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Member, Node, Wait
 DEFINITE = frozenset(
     {Ending.MISMATCH, Ending.ALONE, Ending.DEVICE, Ending.GONE, Ending.IDLE, Ending.ORDER}
 )
-"""Ends that name a cause; the others say that somebody moves or that too little is known."""
+"""Endings that name a cause; the others say that a rank moves, or that too little is known."""
 _UNNAMED = frozenset({Ending.DOUBT, Ending.NOBODY})
 """Ends that name no rank."""
 
@@ -75,9 +75,9 @@ def _is_sink(graph: Graph, part: Sequence[Node]) -> bool:
 
 
 def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
-    """A circle of collectives never ends, whatever ranks of whom nothing is known do, and whatever
-    else never completes: everybody has to come to a collective, and none of them can. Unless one of
-    them is held up by a younger op."""
+    """True for a circle of collectives that can never complete, whatever unknown ranks do: all
+    members have to join a collective, and none of them can. Not if a younger op delays one of
+    them."""
     if len(part) == 1 or any(isinstance(n, Wait) and n.instance.is_p2p for n in part):
         return False
     if not _ends_unnamed(graph, _reach(graph, part)):
@@ -119,7 +119,7 @@ def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
 
 
 def _reach(graph: Graph, starts: Iterable[Node], but: Collection[Node] = ()) -> set[Node]:
-    """All nodes that `starts` lead to without going through those of `but`."""
+    """All nodes that `starts` lead to without passing through `but`."""
     seen: set[Node] = set(but)
     todo = list(starts)
     while todo:

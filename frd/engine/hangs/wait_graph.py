@@ -1,4 +1,4 @@
-"""Who waits for whom: the wait-for graph and the rules that give it edges.
+"""Which rank waits for which: the wait-for graph and the rules that give it edges.
 
 A rank that is stuck waits in its *head*, its oldest op in flight. All ranks with the same head
 wait alike, so the graph has one `Wait` node for them, which leads to the `Member`s that hold it
@@ -28,7 +28,7 @@ GONE_STATES = frozenset({RankState.EXITED, RankState.FINISHED, RankState.SILENT}
 """States in which an agent has positive evidence that the rank does not take part any more."""
 
 _NOTICED_NS = 1_000_000_000
-"""Recorders tell of an end when they notice it: by then those of all members should have."""
+"""How late recorders may notice that a collective completed."""
 _MOVED_LATELY_S = 2.0
 """A rank in no op must be seen to rest for this long: two reports of its agent."""
 
@@ -81,7 +81,7 @@ Node: TypeAlias = Wait | Member | Doubt
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the rules need to know beside the snapshot."""
+    """What the rules need in addition to the snapshot."""
 
     threshold_s: Callable[[int], float]
     """The stall threshold of a group, by its index."""
@@ -101,7 +101,7 @@ class Graph:
     endings: dict[Node, Ending] = field(default_factory=dict)
     """Of every node without edges."""
     _held_up: dict[Wait, bool] = field(default_factory=dict)
-    """Whether a wait is for somebody who provably has not come."""
+    """Whether a wait is for a rank that provably has not joined."""
     _gone: frozenset[int] = field(init=False)
     _finished_at: dict[int, int] = field(init=False)
     """Of ranks that finished cleanly."""
@@ -197,7 +197,7 @@ class Graph:
     def _expand_joined(
         self, unstarted: Int32s, those: Attendance
     ) -> tuple[tuple[Node, ...], Ending | None]:
-        """Everybody has come, and waits in nothing else."""
+        """All members have joined, and wait in nothing else."""
         if not those.any_started or not len(unstarted):
             return (), Ending.NOBODY
         if self.stuck_devices(those):
@@ -205,14 +205,14 @@ class Graph:
         return tuple(Doubt(int(rank), Why.UNPROVEN) for rank in unstarted), None
 
     def _outlasting(self, wait: Wait, targets: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Who finished cleanly holds up only those who tell that they waited on for a stall's time:
-        when a job ends, its ranks go one by one, and the last are still seen waiting."""
+        """A rank that finished cleanly delays only ranks that waited for a stall threshold after
+        it: when a job ends, its ranks exit one by one, and the last are still seen waiting."""
         if not any(target.rank in self._finished_at for target in targets):
             return targets
         instance = wait.instance
         inside = [wait.rank] if instance.is_p2p else self.waits.attendance(instance).inside
-        told = self.snapshot.as_of[np.isin(self.snapshot.rank, inside)].max(initial=0)
-        latest = told - self.rules.threshold_s(instance.group) * 1e9
+        as_of = self.snapshot.as_of[np.isin(self.snapshot.rank, inside)].max(initial=0)
+        latest = as_of - self.rules.threshold_s(instance.group) * 1e9
         return tuple(
             Doubt(target.rank, Why.UNPROVEN)
             if self._finished_at.get(target.rank, latest) > latest
@@ -221,9 +221,9 @@ class Graph:
         )
 
     def _hung_before(self, wait: Wait, those: Attendance, silent: Sequence[Member | Doubt]) -> bool:
-        """They went when it should long have been completed, and somebody else holds it up, whose
-        device did not start it or is at something older: a hang is there before the watchdogs that
-        end its ranks."""
+        """True if the op was already overdue when these ranks exited and another live rank delays
+        it: one whose device did not start it, or that is still in an older op. The exit is then a
+        consequence of the hang, such as a watchdog's abort."""
         ripe_at, started = self._ripe_at(wait), set(those.inside[those.started].tolist())
         if those.last_since <= 0 or any(
             isinstance(n, Doubt) or self._gone_at(n.rank) <= ripe_at for n in silent
@@ -234,8 +234,8 @@ class Graph:
         return started.issuperset(n.rank for n in silent) and bool(self.stuck_devices(those))
 
     def _hung_with(self, rank: int, head: Op) -> bool:
-        """It went when it had long been waiting for others, and doing nothing else, and they have
-        not come yet: they are why anybody waits for it."""
+        """True if the rank exited after it had waited long for ranks that have still not joined,
+        and did nothing else: these ranks are the cause of the waits for it."""
         gone_at, moved_at = self._gone_at(rank), self.moved_at(rank)
         if moved_at >= gone_at:  # heard of afterwards: when it moved is not known
             moved_at = 0
@@ -250,7 +250,7 @@ class Graph:
         return self._held_up[wait]
 
     def _silent_inside(self, those: Attendance) -> list[Member | Doubt]:
-        """Who is in it and provably gone; else who is not heard of while others are."""
+        """Members inside that are provably gone; else those that do not report while others do."""
         gone = [rank for rank in those.inside.tolist() if self.is_gone(rank)]
         if gone:
             return [Member(rank) for rank in gone]
@@ -258,22 +258,22 @@ class Graph:
         return [*doubts] if len(doubts) < len(those.inside) else []
 
     def _is_left(self, collective: Instance, those: Attendance) -> bool:
-        """Its inside was left behind: somebody completed what only all together can; or, of
-        other ops, everybody but one did."""
+        """Its members inside were left behind: a member completed an op that only all members can
+        complete together; or, for other ops, all members but one did."""
         if not len(those.done) or not np.any(those.heads):
             return False
         op = self.snapshot.groups[collective.group].ops(collective.seq)
         return is_synchronizing(op) or len(those.inside) == 1
 
     def stuck_inside(self, those: Attendance, since: AlignedNs) -> tuple[int, ...]:
-        """Who of a collective's inside waits in nothing older and is known to be there still, well
-        after others had come further: see `_left`."""
+        """Members inside a collective that wait in nothing older and are known to be there still,
+        well after others had come further: see `_left`."""
         left = self._left(those.inside[those.heads], since)
         return tuple(n.rank for n in left if isinstance(n, Member) and not self.is_gone(n.rank))
 
     def stuck_devices(self, those: Attendance) -> tuple[int, ...]:
-        """Who of these has a device that starts nothing although it is next and others have. One
-        that has just come out of something else had no time to start it."""
+        """Members whose device has not started the op although it is next and other devices have.
+        Not a member that left another op a moment ago: its device had no time to start it."""
         if not those.any_started:
             return ()
         unstarted = set(those.inside[those.timed & ~those.started].tolist())
@@ -281,17 +281,17 @@ class Graph:
         return tuple(r for r in stuck if r in unstarted and not self._moved_lately(r))
 
     def _left(self, ranks: Int32s, since: AlignedNs) -> list[Node]:
-        """Ranks that are not as far as others were by `since`, as far as is known. Those whose own
-        telemetry is hardly younger than that may be there by now."""
+        """Ranks that are known not to be as far as others were by `since`. A rank whose telemetry
+        is hardly newer than `since` may be there by now: it becomes a doubt."""
         return [
             Doubt(node.rank, Why.UNPROVEN)
-            if isinstance(node, Member) and not self._is_told(node.rank, since + _NOTICED_NS)
+            if isinstance(node, Member) and not self._is_known_until(node.rank, since + _NOTICED_NS)
             else node
             for node in self._all_present(ranks)
         ]
 
     def younger_waits(self, rank: int) -> list[Wait]:
-        """What else a rank has in flight that somebody has not come to, or may not have."""
+        """Other ops of the rank in flight that a member has not joined, or may not have."""
         waits = [wait_of(rank, op) for op in self.waits.ops(rank)[1:]]
         return [wait for wait in waits if self._absent_from(wait)]
 
@@ -312,29 +312,31 @@ class Graph:
         return [self._opposite(wait, peer)]
 
     def _opposite(self, wait: Wait, peer: Node) -> Node:
-        """The other end of a channel, which holds `wait` up by where it stands. No number tells
-        whether it has still to come: if it has moved since the rank that waits was heard of, it may
-        have come, and both be beyond this by now."""
-        if isinstance(peer, Member) and not self._is_told(wait.rank, self.moved_at(peer.rank)):
+        """The other end of a channel, which delays `wait` by where it stands. P2P ops have no seq:
+        if the peer has moved since the last report of the waiting rank, it may have posted its
+        op, and both may be further by now."""
+        if isinstance(peer, Member) and not self._is_known_until(
+            wait.rank, self.moved_at(peer.rank)
+        ):
             return Doubt(peer.rank, Why.UNPROVEN)
         return peer
 
     # -- what is known of one rank -----------------------------------------------------------
 
     def absentee(self, rank: int, since: UncertainTime) -> Node:
-        """A rank that has not come to something where others wait since `since`."""
+        """A rank that has not joined an op in which others wait since `since`."""
         if not self.is_gone(rank) and self.why_unknown(rank) is None:
             row = self.waits.row(rank)
             if self.snapshot.gap[row]:
                 return Doubt(rank, Why.GAP)
             as_of = self.snapshot.moment(rank, AlignedNs(int(self.snapshot.as_of[row])))
-            # A clock that nobody bounds is taken at its word: a stall outlasts what it is off by.
+            # An unbounded clock is used as it is: a stall lasts longer than the clock is off.
             if as_of.at < since.at + (as_of.margin_ns(since) or 0):
                 return Doubt(rank, Why.UNPROVEN)
         return self.present(rank)
 
     def present(self, rank: int) -> Node:
-        """A rank that holds others up by where it stands."""
+        """A rank that delays others by where it stands."""
         why = None if self.is_gone(rank) else self.why_unknown(rank)
         return Member(rank) if why is None else Doubt(rank, why)
 
@@ -342,11 +344,11 @@ class Graph:
         return [self.present(int(rank)) for rank in ranks]
 
     def since(self, wait: Wait) -> AlignedNs:
-        """When the first of those who wait began to."""
+        """When the first waiting rank began to wait."""
         return self.onset(wait).at
 
     def onset(self, wait: Wait) -> UncertainTime:
-        """The same, and whose clock says so."""
+        """The same, with the uncertainty of the clock that measured it."""
         if wait.instance.is_p2p:
             ops = self.waits.ops(wait.rank)
             at = next(op.since for op in ops if op.instance == wait.instance)
@@ -373,7 +375,7 @@ class Graph:
         return last + round(self.rules.threshold_s(wait.instance.group) * 1e9)
 
     def agents_of(self, ranks: Iterable[int] | Int32s) -> set[int]:
-        """Numbers of the agents that tell of them; one where nobody keeps agents apart."""
+        """Numbers of the agents that report these ranks; one if agents are not distinguished."""
         clocks = self.snapshot.clocks
         return {int(clocks.node[self.waits.row(int(r))]) if clocks else -1 for r in ranks}
 
@@ -381,7 +383,7 @@ class Graph:
         return rank in self._gone
 
     def _gone_at(self, rank: int) -> int:
-        """0 when nobody told."""
+        """0 if unknown."""
         return int(self.snapshot.state_since[self.waits.row(rank)])
 
     def why_unknown(self, rank: int) -> Why | None:
@@ -395,8 +397,8 @@ class Graph:
             return Why.LATE
         return None
 
-    def _is_told(self, rank: int, until: int) -> bool:
-        """All is known of the rank up to then, whatever its clock may be off by."""
+    def _is_known_until(self, rank: int, until: int) -> bool:
+        """Everything is known of the rank up to then, even if its clock is off."""
         as_of = self.snapshot.moment(
             rank, AlignedNs(int(self.snapshot.as_of[self.waits.row(rank)]))
         )
@@ -407,12 +409,12 @@ class Graph:
         return age_ns < max(0.5, self.rules.threshold_s(group) / 4) * 1e9
 
     def moved_at(self, rank: int) -> int:
-        """When it was last seen to move, 0 when it never was or nobody kept track."""
+        """When a watermark of the rank last advanced; 0 if never, or unknown."""
         moved_at = self.snapshot.moved_at
         return 0 if moved_at is None else int(moved_at[self.waits.row(rank)])
 
     def _moved_lately(self, rank: int) -> bool:
-        """By its own telemetry, which tells nothing of the time since."""
+        """By its own telemetry, which shows nothing of the time since."""
         moved_at = self.moved_at(rank)
         as_of = int(self.snapshot.as_of[self.waits.row(rank)])
         return moved_at > 0 and as_of - moved_at < _MOVED_LATELY_S * 1e9

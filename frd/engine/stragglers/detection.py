@@ -1,21 +1,20 @@
 """Which ranks make their peers wait again and again: pure statistics over counted charges.
 
-Somebody is always last, so being last says nothing. The question is whether a rank is last more
-often than its peers, by a margin that chance does not explain: at each size of lateness its count
-is held against how often the group waited about as long for others, of which each member would have
-an equal share if they were alike (Chernoff's bound for the binomial). So a rank that is 200 ms late
-every now and then is seen beside another that is always 5 ms late. Waiting for several who come
-together counts, too, although none of them can be charged with it. To be a straggler a rank must
-also cost enough, be late in a sufficient share of the collectives, and in most parts of the window:
-a checkpoint, a first step or a bad minute is none. The same for the nodes of a group.
+One rank is always last, so being last means nothing. The question is whether a rank is last more
+often than its peers, by a margin that chance does not explain. At each size of lateness its count
+is compared with how often the group waited about as long for others; if the members were alike,
+each would have an equal share (Chernoff's bound for the binomial). So a rank that is 200 ms late
+now and then is found even if another is always 5 ms late. Waiting for several ranks that join
+together counts, too, although no single rank is charged with it. To be a straggler a rank must also
+cost enough, be late in a sufficient share of the collectives, and in most parts of the window: a
+checkpoint, a first step or a bad minute is no straggler. The same holds for the nodes of a group.
 
-A rank that waited elsewhere is late for it: *a late rank is held up when in another of its groups,
-one that does not hold everybody whom it keeps waiting, members waited for others at least half as
-often and half as long as it is late beyond its share*; what it would be late by chance needs no
-excuse. A group
-that holds them all excuses nobody, for those who waited together are not behind each other for it.
-Following that from group to group, as waiting is followed for stalls, the ends are the stragglers;
-on a circle all are.
+A rank that waited in another group is late because of that: *a late rank is held up if, in another
+of its groups that does not contain all ranks it keeps waiting, members waited for others at least
+half as often and half as long as it is late beyond its share*. Lateness that chance explains needs
+no excuse. A group that contains all these ranks excuses no rank, because ranks that waited together
+are not behind each other. Followed from group to group, as for stalls, this ends at the stragglers;
+on a circle all are stragglers.
 """
 
 from __future__ import annotations
@@ -35,29 +34,29 @@ from frd.engine.stragglers.lateness import BUCKETS, LEVELS, Table, Window
 from frd.model import Int32s, Int64s
 
 CHANCE_NATS: Final = 21.0
-"""Peers who are alike come to differ so much with a chance of e**-21, one in 10**9."""
+"""Peers that are alike differ this much with a chance of e**-21, one in 10**9."""
 MOST_BUCKETS: Final = BUCKETS * 2 // 3
 """A straggler is late in this many of them."""
 TIMES: Final = 3.0
 """A straggler is late this many times as often as its average peer."""
 _MOST_LATE: Final = 64
-"""Looked at more closely, those who cost most first."""
+"""How many are examined, starting with those that cost most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Who is where."""
+    """Which rank is in which group and on which node."""
 
     members: Callable[[int], Int32s]
     """The ranks of a group."""
     groups: Callable[[int], Int32s]
     """The groups of a rank."""
     is_dark: Callable[[int], bool]
-    """The agent of some member of a group is not heard of."""
+    """An agent of a member of the group does not report."""
     node: Int32s
     """By rank."""
     sends: Callable[[int], bool] = lambda rank: False
-    """A rank sends or receives, or may: nothing tells for how long it waits there."""
+    """A rank sends or receives, or may: how long it waits there is unknown."""
 
     def late_ones(self, group: int, culprit: int) -> Int32s:
         """The ranks that a culprit of this group is."""
@@ -75,15 +74,15 @@ class Late:
     group: int
     culprit: int
     level: int
-    """From here on its size of lateness is told from chance."""
+    """From this level on, chance does not explain its lateness."""
     count: int
     """Collectives in which it was late, of `judged`."""
     judged: int
     lost_ns: int
     beyond: tuple[float, float]
-    """Of count and lost_ns what an average peer does not have."""
+    """The part of count and lost_ns that an average peer does not have."""
     nats: float
-    """How little chance explains it."""
+    """-log of the chance that it is an ordinary peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def _lates(window: Window, roll: Roll, policy: Policy) -> list[Late]:
 
 
 def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) -> Late | None:
-    """At the least size at which all conditions hold; None when there is none."""
+    """At the smallest size at which all conditions hold; None if there is none."""
     ones = roll.late_ones(group, culprit)
     if culprit < 0 and not 1 < len(ones) < len(roll.members(group)):
         return None  # counted when these ranks had another clock: a new agent brings a new one
@@ -172,7 +171,7 @@ def _at_least(of: Table, column: Int64s) -> Int64s:
 
 
 def _chances(roll: Roll, group: int, culprit: int) -> tuple[float, ...]:
-    """How likely a charge is among peers who are alike, beside what could be in its place.
+    """How likely a charge is among peers that are alike, compared with what could take its place.
 
     Of a rank, that it comes last and no other does. Of a node, that the last two are of it and not
     the last one of another node; and that they are, and not the last one alone: a slow rank would
@@ -204,7 +203,7 @@ def _unlikely(k: int, of: int, chance: float) -> float:
 
 
 class _Others(NamedTuple):
-    """The members of a group who are late now and then, none of them more than chance has it."""
+    """Members of a group that are late now and then, each no more than chance explains."""
 
     group: int
 
@@ -231,15 +230,15 @@ def _ends(lates: Sequence[Late], window: Window, roll: Roll) -> set[_Cause]:
 
 
 def _same(late: Late, roll: Roll) -> tuple[int, ...]:
-    """The one who is late, and its node: who cannot excuse it."""
+    """The late culprit and its node, which cannot excuse it."""
     if late.culprit < 0:
         return (late.culprit,)
     return late.culprit, as_culprit(int(roll.node[late.culprit]))
 
 
 def _excuses(late: Late, window: Window, roll: Roll) -> list[int]:
-    """The groups in which others held up the one who is late, or may have: of a group with members
-    of whom nothing is heard nobody knows."""
+    """The groups in which others delayed the late culprit, or may have: in a group with members
+    that do not report it is unknown."""
     ones = roll.late_ones(late.group, late.culprit)
     kept_waiting = roll.members(late.group)
     found = []

@@ -1,9 +1,9 @@
 """Charges and waits, counted: by group, culprit and size, in buckets of time.
 
-Sizes are powers of two, so that a rank that is very late now and then is not lost beside one that
-is always a little late. A bucket is told of when no more of it is to be expected, so that a charge
-is never judged without those that may excuse it. What is kept does not grow with the number of
-collectives, but with the number of those who are late in them.
+Sizes are powers of two, so that a rank that is very late now and then is found even if another is
+always a little late. A bucket is reported when no more of it is expected, so that a charge is never
+judged without the charges that may excuse it. Memory grows with the number of late ranks, not with
+the number of collectives.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Counts:
         return lost
 
     def costly(self, least_ns: float) -> Int64s:
-        """(group, culprit) of those that lost so much."""
+        """(group, culprit) pairs that lost at least this much."""
         pair = self.key >> _LEVEL_BITS
         first = np.flatnonzero(np.diff(pair, prepend=-1))
         if not len(first):
@@ -110,7 +110,7 @@ class Table:
     lost_ns: Int64s
     bucket: Int64s
     fresh: Bools
-    """No window before this one has told of the bucket."""
+    """No earlier window contained the bucket."""
 
     def where(self, rows: Bools) -> Table:
         return Table(*(getattr(self, column.name)[rows] for column in fields(self)))
@@ -118,8 +118,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was counted in the last buckets. A big job has many who are late now and then: what it
-    costs to look at a window depends on those whom somebody asks about."""
+    """What was counted in the last buckets. In a big job many ranks are late now and then, so the
+    cost of a window depends on the culprits that are looked up."""
 
     seconds: float
     judged: Int64s
@@ -133,7 +133,7 @@ class Window:
         return self._table(self._charges, group)
 
     def waits(self, group: int) -> Table:
-        """What members waited on an average, by who came last."""
+        """How long members waited on average, by the last rank."""
         return self._table(self._waits, group)
 
     def _table(self, parts: Sequence[_Counts], group: int) -> Table:
@@ -150,7 +150,7 @@ class Window:
         )
 
     def costly(self, least_ns: float, most: int) -> list[tuple[int, int]]:
-        """(group, culprit) of those who cost at least so much, those who cost most first."""
+        """(group, culprit) pairs that cost at least this much, the most expensive first."""
         some = [part.costly(least_ns / len(self._charges)) for part in self._charges]
         pair = np.unique(np.concatenate(some))
         lost = sum((part.lost_by(pair) for part in self._charges), np.zeros(len(pair), np.int64))
@@ -178,7 +178,7 @@ class Lateness:
         self._settle_ns = round(settle_s * 1e9)
         self._buckets: dict[int, _Bucket] = {}
         self._next: int | None = None
-        """The first bucket that no window has told of."""
+        """The first bucket that no window has contained."""
 
     def clear(self) -> None:
         """Nothing was ever counted."""
@@ -190,7 +190,7 @@ class Lateness:
         return (now - self._settle_ns) // self._bucket_ns
 
     def is_ripe(self, now: AlignedNs) -> bool:
-        """There is a window that has not been told."""
+        """There is a window that has not been returned."""
         return self._next is not None and self._ripe(now) > self._next
 
     def observe(self, settled: Settled, ranks: RankTable, groups: int, now: AlignedNs) -> None:
@@ -229,7 +229,7 @@ class Lateness:
             bucket.waits.add(waits, waited == number)
 
     def window(self, now: AlignedNs) -> Window:
-        """The last buckets that are complete; what is fresh in them is told once."""
+        """The last complete buckets; each bucket is fresh in one window only."""
         end = self._ripe(now)
         fresh_from = end if self._next is None else min(self._next, end)
         self._next = end
