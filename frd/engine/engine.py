@@ -140,7 +140,7 @@ class Engine:
             del self._evaluations[key]
 
     def take_clock_hints(self) -> Iterator[tuple[Attempt, ClockHint]]:
-        """What collectives have told of clocks since the last call, by attempt."""
+        """Clock hints that collectives gave since the last call, by attempt."""
         for evaluation in self._evaluations.values():
             if evaluation.attempt is not None:
                 for hint in evaluation.attempt.take_clock_hints():
@@ -223,7 +223,7 @@ class Engine:
         return events
 
     def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> list[FindingEvent]:
-        """Close an open finding because somebody says so; nothing when it is not open.
+        """Close an open finding by hand; nothing happens if it is not open.
 
         The same incident opens no other finding while it lasts.
         """
@@ -244,7 +244,7 @@ class Engine:
         """Decide by another policy from now on, attempts that run included.
 
         What is open stays until the new policy closes it. Windows whose length changes (of
-        lateness, of leaks) begin anew; limits that shrink take nothing away that is there.
+        lateness, of leaks) start empty; limits that shrink remove nothing that exists.
         """
         self.policy = policy
         for evaluation in self._evaluations.values():

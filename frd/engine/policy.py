@@ -37,7 +37,7 @@ class Policy:
     straggler_min_lost_s: float = 1.0
     """and the group loses at least this much to it."""
     clock_unsynchronized_after_s: float = 60.0
-    """A node whose clock is unknown, or contradicts another's, for this long is told of."""
+    """A node whose clock is unknown, or contradicts another's, for this long is reported."""
     attempt_retention_s: float = 900.0
     """An attempt that is over (its ranks are gone, or a newer one runs) is forgotten after this
     long."""
@@ -60,7 +60,7 @@ class Policy:
     memory_leak_window_s: float = 600.0
     """A leak is a steady rise for this long."""
     memory_leak_horizon_s: float = 6 * 3600.0
-    """A leak that would take longer than this to exhaust the capacity is not told."""
+    """A leak that would take longer than this to exhaust the capacity is not reported."""
     max_attempts: int = 64
     max_ranks: int = 65_536
     """Per attempt."""

@@ -1,9 +1,9 @@
 """Texts for people: what a finding says at three in the morning.
 
 Every string that came from a job (group names, exceptions, stack frames) passes through `clean`,
-so that a finding's text is one line of printable UTF-8 whatever somebody called a group. Texts
-never carry numbers that change by themselves, but for the waiting time, so that a finding's
-evidence changes only when there is something new to say.
+so that a finding's text is one line of printable UTF-8, whatever a group is called. Texts contain
+no numbers that change by themselves, except the waiting time, so that a finding's evidence changes
+only when there is something new to say.
 """
 
 from __future__ import annotations
@@ -142,23 +142,23 @@ def _remark(suspect: Suspect) -> str:
 
 
 def _briefly(suspect: Suspect) -> str:
-    told = (Reason.CPU_STUCK, Reason.EXITED, Reason.UNREACHABLE)
-    return REASONS[suspect.reason] if suspect.reason in told else ""
+    brief = (Reason.CPU_STUCK, Reason.EXITED, Reason.UNREACHABLE)
+    return REASONS[suspect.reason] if suspect.reason in brief else ""
 
 
 def _clause(suspect: Suspect) -> str:
     """``which is saving a checkpoint (train.py:88 save)``"""
     where = _place_beyond(suspect)
-    told = suspect.doing + (f" ({where})" if where else "")
+    doing = suspect.doing + (f" ({where})" if where else "")
     if suspect.doing.startswith("the program"):
-        return f"where {told}"
-    return f"which {told}" if suspect.doing.startswith("waits ") else f"which is {told}"
+        return f"where {doing}"
+    return f"which {doing}" if suspect.doing.startswith("waits ") else f"which is {doing}"
 
 
 def _place_beyond(suspect: Suspect) -> str:
     """Where the main thread is, unless the phrase names a place that says more."""
-    is_told = ": " in suspect.doing or suspect.doing.startswith("the program")
-    return place(suspect.stack[0]) if suspect.stack and not is_told else ""
+    names_place = ": " in suspect.doing or suspect.doing.startswith("the program")
+    return place(suspect.stack[0]) if suspect.stack and not names_place else ""
 
 
 def _tie(suspects: Sequence[Suspect]) -> str:

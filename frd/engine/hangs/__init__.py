@@ -1,6 +1,7 @@
 """Hangs and lost ranks: from a snapshot to the first cause.
 
-`ops_in_flight` says what each rank waits in, `wait_graph` who waits for whom, `root_causes` where
-the graph ends, `diagnosis` which incident that is, `attribution` which rank, reason and
-confidence. `exits` and `lost_ranks` judge processes that ended.
+`ops_in_flight` says what each rank waits in, `wait_graph` which rank waits for which, `root_causes`
+where the graph ends, `diagnosis` which incident that is, `attribution` which rank, reason and
+confidence. `exits` and `lost_ranks` judge processes that ended. `claims` turns both into claims,
+and `detector` decides when to look.
 """

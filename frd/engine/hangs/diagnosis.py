@@ -28,11 +28,11 @@ _FOREMOST = (
     DEFINITE,
     frozenset({Ending.MOVING}),
     frozenset({Ending.DOUBT}),
-    frozenset({Ending.NOBODY}),
+    frozenset({Ending.NO_RANK}),
 )
 """Of all endings of an incident, those in the first of these sets that matches are reported."""
 
-_ON_ITS_WAY = frozenset({Ending.ALONE, Ending.DEVICE, Ending.NOBODY})
+_ON_ITS_WAY = frozenset({Ending.ALONE, Ending.DEVICE, Ending.NO_RANK})
 """Endings that also show for a moment when a late rank joins and all is well again."""
 
 
@@ -71,7 +71,7 @@ def find(
 ) -> list[Verdict]:
     """The incidents of a snapshot, oldest first.
 
-    `threshold_s` gives the stall threshold of a group by its index: what is young beside it is
+    `threshold_s` gives the stall threshold of a group by its index: what is younger is
     moving, not stuck. Telemetry older than `late_s` proves no absence. All mismatches of the
     snapshot count; leave out those that are not to be reported yet.
     """
@@ -130,7 +130,7 @@ def _judge(
     waiting, missing = _attendance(graph, about)
     return Verdict(
         kind=_kind(roots),
-        reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NOBODY else None,
+        reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NO_RANK else None,
         instance=about.instance,
         op=_op(graph, about.instance, facts),
         since=graph.since(about),

@@ -50,13 +50,13 @@ def of_mismatch(fact: MismatchFact, label: str, *, completed: bool) -> str:
         return _with_result(
             f"sizes in {what} contradict each other: {fact.detail}", completed=completed
         )
-    told = [f"{text.ranks(ranks)} {words.did(one)}" for one, ranks in odd[:_MOST]]
+    clauses = [f"{text.ranks(ranks)} {words.did(one)}" for one, ranks in odd[:_MOST]]
     if len(odd) > _MOST:
-        told.append(f"{sum(len(ranks) for _, ranks in odd[_MOST:])} more did something else")
+        clauses.append(f"{sum(len(ranks) for _, ranks in odd[_MOST:])} more did something else")
     mine = f"{text.ranks(usual[1])} {words.did(usual[0])}"
     if has_majority(fact):
-        return _with_result(f"{' and '.join(told)} where {mine}{words.where}", completed)
-    return _with_result(f"{', '.join([mine, *told])}{words.where}", completed)
+        return _with_result(f"{' and '.join(clauses)} where {mine}{words.where}", completed)
+    return _with_result(f"{', '.join([mine, *clauses])}{words.where}", completed)
 
 
 def of_rank(fact: MismatchFact, rank: int, label: str, *, completed: bool) -> str:
@@ -64,14 +64,14 @@ def of_rank(fact: MismatchFact, rank: int, label: str, *, completed: bool) -> st
     words = _Words(fact, label)
     signature, ranks = next((one, ranks) for one, ranks in fact.classes if rank in ranks)
     others = [(one, theirs) for one, theirs in fact.classes if theirs != ranks]
-    told = f"passed {text.clean(signature.op)}; {fact.detail}"
+    sentence = f"passed {text.clean(signature.op)}; {fact.detail}"
     if others:
         other, theirs = others[0]
-        told = f"{words.did(signature)} where {text.ranks(theirs)} {words.did(other)}"
-        told += words.where
+        sentence = f"{words.did(signature)} where {text.ranks(theirs)} {words.did(other)}"
+        sentence += words.where
         if wrong := signature_rules.self_contradiction(signature, fact.group_size):
-            told += f"; {wrong}"
-    return _with_result(told, completed) + (f"; {GLOO}" if _of_gloo(fact) else "")
+            sentence += f"; {wrong}"
+    return _with_result(sentence, completed) + (f"; {GLOO}" if _of_gloo(fact) else "")
 
 
 def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> str:
@@ -79,11 +79,11 @@ def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> 
 
     `heads` lists which ranks are in what, the usual op last.
     """
-    told = [f"{text.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
+    clauses = [f"{text.ranks(ranks)} {_is(ranks)} in {what}" for what, ranks in heads]
     if not has_usual:
-        return ", ".join(told)
+        return ", ".join(clauses)
     odd = [f"{text.ranks(ranks)} went into {what}" for what, ranks in heads[:-1]]
-    return f"{' and '.join(odd)} while {told[-1]}"
+    return f"{' and '.join(odd)} while {clauses[-1]}"
 
 
 def _is(ranks: Sequence[int]) -> str:

@@ -69,7 +69,7 @@ def first_lost(snapshot: Snapshot, policy: Policy, *, final: bool = False) -> Lo
     if stops:
         return _stopped(snapshot, gone, stops)
     if waited_s < judged_after_s(policy) and not is_over:
-        return None  # no agent has told of the peer that they blame yet
+        return None  # the peer that they blame is not reported yet
     return _blame_a_peer(snapshot, gone, bad, policy)
 
 
@@ -162,8 +162,8 @@ def _blame_a_peer(
 
 
 def _others_run_on(snapshot: Snapshot, first_at: AlignedNs, policy: Policy) -> bool:
-    """Some rank lives, and was heard of well after the first exit. An agent that is there would
-    have told of an end by and by, even if nothing shows what the rank does."""
+    """A rank lives, and reported well after the first exit. A connected agent counts after a
+    while, even if nothing shows what the rank does: it would have reported an exit by then."""
     since = AlignedNs(first_at + round(policy.loss_grace_s * 1e9))
     patience_s = judged_after_s(policy) + policy.telemetry_late_s
     trusted = snapshot.now - first_at >= patience_s * 1e9

@@ -16,7 +16,7 @@ DEFINITE = frozenset(
     {Ending.MISMATCH, Ending.ALONE, Ending.DEVICE, Ending.GONE, Ending.IDLE, Ending.ORDER}
 )
 """Endings that name a cause; the others say that a rank moves, or that too little is known."""
-_UNNAMED = frozenset({Ending.DOUBT, Ending.NOBODY})
+_UNNAMED = frozenset({Ending.DOUBT, Ending.NO_RANK})
 """Ends that name no rank."""
 
 

@@ -44,7 +44,7 @@ class Ending(Enum):
     ORDER = "ranks that wait for each other in a circle"
     MOVING = "a rank that makes progress elsewhere"
     DOUBT = "a rank of which nothing fresh is known"
-    NOBODY = "an op that all have joined and nobody completes"
+    NO_RANK = "an op that all members have joined and none completes"
 
 
 class Why(Enum):
@@ -165,7 +165,7 @@ class Graph:
         head = self.waits.head(peer)
         if self.is_gone(peer) or (head is not None and head.instance != wait.instance):
             return (self._opposite(wait, self.present(peer)),), None
-        return (), Ending.NOBODY
+        return (), Ending.NO_RANK
 
     def _expand_collective(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
         if wait.instance in self.rules.mismatched:
@@ -199,7 +199,7 @@ class Graph:
     ) -> tuple[tuple[Node, ...], Ending | None]:
         """All members have joined, and wait in nothing else."""
         if not those.any_started or not len(unstarted):
-            return (), Ending.NOBODY
+            return (), Ending.NO_RANK
         if self.stuck_devices(those):
             return (), Ending.DEVICE
         return tuple(Doubt(int(rank), Why.UNPROVEN) for rank in unstarted), None
@@ -359,7 +359,7 @@ class Graph:
     def is_ripe(self, wait: Wait) -> bool:
         """Its last comer came so long ago that the op should have completed since.
 
-        Before that, an op that somebody came late to is only on its way to be completed.
+        Before that, an op that a rank joined late is about to complete.
         """
         return self._ripe_at(wait) <= self.snapshot.now
 

@@ -209,7 +209,7 @@ class Lateness:
         waits: LostTime,
         now: AlignedNs,
     ) -> None:
-        """Collectives of the groups `judged`, whose last members came `at`, and what they tell.
+        """Collectives of the groups `judged`, whose last members joined `at`, with their charges.
 
         What comes too late for its own bucket is counted in the next one.
         """
