@@ -20,7 +20,8 @@ from bench.report import show
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.service.journal.replay import replay
-from frd.store.journal import RecordKind, read
+from frd.store.journal import read
+from frd.store.records import RecordKind
 
 _TIMES = 7
 

@@ -19,18 +19,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
-
-import msgspec
+from typing import Final, NamedTuple
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
+from frd.store.records import Record, RecordKind, batches, checksum, decode, encode
 
 SUFFIX: Final = ".sqlite3"
 OLD_SUFFIX: Final = ".frdj"
@@ -49,51 +45,13 @@ CREATE TABLE batches (
 """
 _INSERT: Final = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)"
 _SELECT: Final = "SELECT * FROM batches WHERE id > ? ORDER BY id LIMIT ?"
-_Row: TypeAlias = tuple[int, int, int, int, int, int, bytes]
 
 _PAGE_BYTES: Final = 16384
 _WAL_BYTES: Final = 4 * 1024 * 1024
 """Of the write-ahead log, when SQLite copies it into the database."""
-_ROW_BYTES: Final = 4 * 1024 * 1024
-MAX_ROW_BYTES: Final = 64 * 1024 * 1024
-"""Uncompressed. More than any row has; a row with more is damaged or forged."""
-_SMALL_BYTES: Final = 16 * 1024
-"""Payloads up to this size are compressed: agents send them every second, and most repeat the last.
-Larger ones are transitions, of which more may arrive in a second than one core can compress."""
-_ZLIB_LEVEL: Final = 1
 _RETRY_NS: Final = 10_000_000_000
 _SEGMENTS_PER_BOUND: Final = 8
 _READ_ROWS: Final = 16
-
-
-class RecordKind(IntEnum):
-    START = 1
-    """A service process began, or input was lost: nothing read before is live. Payload: settings,
-    JSON."""
-    OPENED = 2
-    """A stream was opened."""
-    MESSAGE = 3
-    """An accepted message of a stream, as received."""
-    CLOSED = 4
-    """A stream was closed."""
-    TICK = 5
-    """The engine advanced."""
-    ALIGNED = 6
-    """How the times of the stream's later messages are aligned."""
-    SETTINGS = 7
-    """The service applied other settings, JSON; streams stay open."""
-    DISMISSED = 8
-    """A user closed a finding. Payload: its id and the reason, JSON."""
-    LEARNED = 9
-    """All pauses of jobs that are known from here on. Payload: JSON lines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    kind: RecordKind
-    at: AlignedNs
-    stream: int
-    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +179,14 @@ class Journal:
     def _insert(
         self, db: sqlite3.Connection, records: Sequence[Record], *, is_preamble: bool
     ) -> None:
-        bodies = [(batch, *_encode(batch)) for batch in _batches(records)]
+        bodies = [(batch, *encode(batch)) for batch in batches(records)]
         added = sum(len(body) for *_, body in bodies)
         self._make_room(added)
         with _transaction(db):
             (last,) = db.execute("SELECT max(id) FROM batches").fetchone()
             for number, (batch, compressed, body) in enumerate(bodies, (last or 0) + 1):
                 key = (number, int(is_preamble), batch[0].at, batch[-1].at, int(compressed))
-                db.execute(_INSERT, (*key, _crc(key, body), body))
+                db.execute(_INSERT, (*key, checksum(key, body), body))
         self._added += added
 
     def _is_full(self, at: AlignedNs) -> bool:
@@ -402,7 +360,7 @@ def _segment(path: Path, warn: Callable[[str], None], *, skip_preamble: bool) ->
             # A few rows a query: a long read transaction would let the write-ahead log grow.
             while rows := db.execute(_SELECT, (last, _READ_ROWS)).fetchall():
                 for row in rows:
-                    records = _decode(row, last + 1, f"journal: {path}: row {last + 1}")
+                    records = decode(row, last + 1, f"journal: {path}: row {last + 1}")
                     if not (row[1] and skip_preamble):
                         yield from records
                     last += 1
@@ -424,66 +382,3 @@ def _is_journal(db: sqlite3.Connection, path: Path) -> bool:
     if version > _VERSION:
         raise StoreError(f"journal: {path}: a newer frd wrote it: replay it with that one")
     return bool(version)
-
-
-# -- rows --------------------------------------------------------------------------------------
-
-
-def _batches(records: Sequence[Record]) -> Iterator[list[Record]]:
-    """Consecutive records that are compressed, or that are not, of about `_ROW_BYTES` at most."""
-    for _, some in groupby(records, lambda record: len(record.payload) <= _SMALL_BYTES):
-        batch, size = [], 0
-        for record in some:
-            batch.append(record)
-            size += len(record.payload)
-            if size >= _ROW_BYTES:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
-
-
-def _encode(batch: Sequence[Record]) -> tuple[bool, bytes]:
-    """The body of a row, and whether it is compressed."""
-    data = msgspec.msgpack.encode([(r.kind, r.at, r.stream, r.payload) for r in batch])
-    if len(batch[0].payload) > _SMALL_BYTES:
-        return False, data
-    return True, zlib.compress(data, _ZLIB_LEVEL)
-
-
-def _decode(row: _Row, expected: int, where: str) -> list[Record]:
-    """
-    Raises:
-        StoreError: the row is damaged, or holds a kind of record that this release does not know.
-    """
-    *key, crc, body = row
-    try:
-        if key[0] != expected:
-            raise ValueError("it is missing")
-        if _crc(key, body) != crc:
-            raise ValueError("wrong checksum")
-        data = _decompressed(body) if key[-1] else body
-        batch = msgspec.msgpack.decode(data, type=list[tuple[int, int, int, bytes]])
-    except (TypeError, ValueError, zlib.error) as error:  # msgspec's errors are ValueErrors
-        raise StoreError(
-            f"{where} is damaged: {error}: only the records before it can be replayed"
-        ) from None
-    try:
-        return [Record(RecordKind(k), AlignedNs(at), stream, data) for k, at, stream, data in batch]
-    except ValueError as error:
-        raise StoreError(
-            f"{where}: {error}: a newer frd wrote it; replay it with that one"
-        ) from None
-
-
-def _decompressed(body: bytes) -> bytes:
-    """At most what a row may have: a forged file must not fill the memory."""
-    unpacker = zlib.decompressobj()
-    data = unpacker.decompress(body, MAX_ROW_BYTES)
-    if not unpacker.eof:
-        raise ValueError(f"cut off, or over {MAX_ROW_BYTES} bytes")
-    return data
-
-
-def _crc(key: Sequence[int], body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(repr([*key]).encode()))

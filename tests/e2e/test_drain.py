@@ -15,7 +15,8 @@ from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd.model import AlignedNs, AttemptKey, FindingState
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
-from frd.store.journal import RecordKind, read
+from frd.store.journal import read
+from frd.store.records import RecordKind
 from frd.wire import Part
 from tests.world import daemons, streams
 from tests.world.collector import Collector, agent, serving, until

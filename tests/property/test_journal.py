@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, read, segments
+from frd.store.records import Record, RecordKind
 
 BATCHES = st.lists(
     st.lists(

@@ -11,7 +11,8 @@ from frd.engine.findings.attachments import Evidence
 from frd.model import AlignedNs, Change, FindingState, Kind, RankState
 from frd.service.findings.dismissal import Dismissal
 from frd.service.journal.replay import replay
-from frd.store.journal import Record, RecordKind, read
+from frd.store.journal import read
+from frd.store.records import Record, RecordKind
 from tests.unit.test_replay import SECOND, START, incident, recorded
 from tests.world.evaluated import Evaluated
 from tests.world.job import Job

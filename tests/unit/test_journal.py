@@ -15,8 +15,8 @@ import pytest
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store import journal as module
-from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, read, segments
+from frd.store.records import Record, RecordKind, checksum
 from tests.journals import execute, size
 from tests.world.daemons import run_program
 
@@ -285,7 +285,7 @@ def test_damage_is_an_error_after_a_clean_prefix(tmp_path: Path, change: str, wh
 def forge(segment: Path, body: bytes) -> None:
     """The last row, with a checksum that fits."""
     row = execute(segment, "SELECT id, preamble, first_ns, last_ns, compressed FROM batches")[-1]
-    crc = module._crc(row, body)
+    crc = checksum(row, body)
     execute(segment, "UPDATE batches SET crc = ?, body = ? WHERE id = ?", crc, body, row[0])
 
 

@@ -23,7 +23,8 @@ from frd.service.journal.settings import Settings
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
-from frd.store.journal import JournalLimits, Record, RecordKind, read
+from frd.store.journal import JournalLimits, read
+from frd.store.records import Record, RecordKind
 from tests.unit.test_replay import incident, recorded
 from tests.world.job import START, Job
 

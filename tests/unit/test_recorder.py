@@ -10,7 +10,8 @@ import pytest
 from frd.model import AlignedNs, MemoryColumns, NodeNs, WatermarkColumns
 from frd.service.journal import writer
 from frd.service.journal.writer import JournalWriter
-from frd.store.journal import JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import JournalLimits, read, segments
+from frd.store.records import Record, RecordKind
 from frd.wire import PROTOCOL, Declare, Goodbye, Hello, Statuses, Watermarks, encode_agent
 
 HELLO = Hello(PROTOCOL, "0", "n", "b", "s", NodeNs(1))

@@ -30,7 +30,8 @@ from frd.service.clocks.agent_clocks import encode, guess
 from frd.service.findings.dismissal import Dismissal
 from frd.service.journal.replay import Replayed, replay
 from frd.service.journal.settings import Settings
-from frd.store.journal import Journal, JournalLimits, Record, RecordKind, read, segments
+from frd.store.journal import Journal, JournalLimits, read, segments
+from frd.store.records import Record, RecordKind
 from frd.wire import (
     PROTOCOL,
     AgentEvent,

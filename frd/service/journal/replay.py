@@ -22,7 +22,7 @@ from frd.service.ingest.streams import RankOwners
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.pauses import decode_pauses
 from frd.service.journal.settings import Settings
-from frd.store.journal import Record, RecordKind
+from frd.store.records import Record, RecordKind
 
 
 @dataclass(frozen=True, slots=True)

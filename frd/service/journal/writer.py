@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from frd.model import AlignedNs
-from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, Record, RecordKind, old_files
+from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, old_files
+from frd.store.records import Record, RecordKind
 from frd.wire import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.model import EntryColumns, Flags
-from frd.store.journal import RecordKind, read
+from frd.store.journal import read
+from frd.store.records import RecordKind
 from frd.wire import Declare, Decoder, Hello
 
 Seqs: TypeAlias = npt.NDArray[np.int64]

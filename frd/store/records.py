@@ -1,0 +1,115 @@
+"""Records of a journal, and the rows that hold them: batches, compressed, with a checksum."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+from typing import Final, TypeAlias
+
+import msgspec
+
+from frd.errors import StoreError
+from frd.model import AlignedNs
+
+Row: TypeAlias = tuple[int, int, int, int, int, int, bytes]
+"""Of the table `batches`: id, preamble, first_ns, last_ns, compressed, crc, body."""
+_ROW_BYTES: Final = 4 * 1024 * 1024
+MAX_ROW_BYTES: Final = 64 * 1024 * 1024
+"""Uncompressed. More than any row has; a row with more is damaged or forged."""
+_SMALL_BYTES: Final = 16 * 1024
+"""Payloads up to this size are compressed: agents send them every second, and most repeat the last.
+Larger ones are transitions, of which more may arrive in a second than one core can compress."""
+_ZLIB_LEVEL: Final = 1
+
+
+class RecordKind(IntEnum):
+    START = 1
+    """A service process began, or input was lost: nothing read before is live. Payload: settings,
+    JSON."""
+    OPENED = 2
+    """A stream was opened."""
+    MESSAGE = 3
+    """An accepted message of a stream, as received."""
+    CLOSED = 4
+    """A stream was closed."""
+    TICK = 5
+    """The engine advanced."""
+    ALIGNED = 6
+    """How the times of the stream's later messages are aligned."""
+    SETTINGS = 7
+    """The service applied other settings, JSON; streams stay open."""
+    DISMISSED = 8
+    """A user closed a finding. Payload: its id and the reason, JSON."""
+    LEARNED = 9
+    """All pauses of jobs that are known from here on. Payload: JSON lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: RecordKind
+    at: AlignedNs
+    stream: int
+    payload: bytes
+
+
+def batches(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """Consecutive records that are compressed, or that are not, of about `_ROW_BYTES` at most."""
+    for _, some in groupby(records, lambda record: len(record.payload) <= _SMALL_BYTES):
+        batch, size = [], 0
+        for record in some:
+            batch.append(record)
+            size += len(record.payload)
+            if size >= _ROW_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+
+def encode(batch: Sequence[Record]) -> tuple[bool, bytes]:
+    """The body of a row, and whether it is compressed."""
+    data = msgspec.msgpack.encode([(r.kind, r.at, r.stream, r.payload) for r in batch])
+    if len(batch[0].payload) > _SMALL_BYTES:
+        return False, data
+    return True, zlib.compress(data, _ZLIB_LEVEL)
+
+
+def decode(row: Row, expected: int, where: str) -> list[Record]:
+    """
+    Raises:
+        StoreError: the row is damaged, or holds a kind of record that this release does not know.
+    """
+    *key, crc, body = row
+    try:
+        if key[0] != expected:
+            raise ValueError("it is missing")
+        if checksum(key, body) != crc:
+            raise ValueError("wrong checksum")
+        data = _decompressed(body) if key[-1] else body
+        batch = msgspec.msgpack.decode(data, type=list[tuple[int, int, int, bytes]])
+    except (TypeError, ValueError, zlib.error) as error:  # msgspec's errors are ValueErrors
+        raise StoreError(
+            f"{where} is damaged: {error}: only the records before it can be replayed"
+        ) from None
+    try:
+        return [Record(RecordKind(k), AlignedNs(at), stream, data) for k, at, stream, data in batch]
+    except ValueError as error:
+        raise StoreError(
+            f"{where}: {error}: a newer frd wrote it; replay it with that one"
+        ) from None
+
+
+def _decompressed(body: bytes) -> bytes:
+    """At most what a row may have: a forged file must not fill the memory."""
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(body, MAX_ROW_BYTES)
+    if not unpacker.eof:
+        raise ValueError(f"cut off, or over {MAX_ROW_BYTES} bytes")
+    return data
+
+
+def checksum(key: Sequence[int], body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(repr([*key]).encode()))
