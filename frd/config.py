@@ -1,13 +1,12 @@
 """The service's configuration: defaults < TOML file < FRD_* environment < flags.
 
-Frozen dataclasses say which keys there are and what they default to; the pydantic models that
-check what people write are made from them, so that a key stands in one place. All mistakes are
-found here, at start, as one `ConfigError` that begins with the key's name; nothing after this
-module looks at a file, the environment or a flag again.
+Frozen dataclasses define the keys and their defaults. The pydantic models that validate the sources
+are generated from them, so each key is defined once. Every mistake is found at start and raised as
+one `ConfigError` that begins with the key's name; no other module reads a configuration file, the
+environment or a flag.
 
-The environment writes a key of a section with two underscores: ``FRD_POLICY__STALL_AFTER_S``.
-Other ``FRD_*`` variables (the tap's, the agent's, service links of Kubernetes) are not ours to
-judge and are left alone.
+In the environment, two underscores separate section and key: ``FRD_POLICY__STALL_AFTER_S``. Other
+``FRD_*`` variables (of the tap, the agent, Kubernetes' service links) are ignored.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ _ENV_DELIMITER = "__"
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What the data directory may hold; the oldest goes first."""
+    """Bounds of the data directory; the oldest items are deleted first."""
 
     journal_bytes: int = 256 * 1024 * 1024
-    """Accepted input, for `frd replay`."""
+    """Size of the journal, for `frd replay`."""
     journal_retention_s: float = 0.0
-    """It is forgotten after this long; 0: when there is no more room for it."""
+    """Age at which journal records are deleted; 0: only when the journal is full."""
     dump_count: int = 32
-    """Dumps, taken when an incident opened or on demand; at 0 an incident takes none."""
+    """Number of dumps, taken when a finding opens or on demand; with 0, findings take none."""
     dump_bytes: int = 1024 * 1024 * 1024
-    """All dumps together."""
+    """Size of all dumps together."""
     finding_retention_s: float = 30 * 86_400.0
-    """A closed finding is forgotten after this long."""
+    """Age at which a closed finding is deleted."""
     finding_count: int = 100_000
-    """Findings; those that are open are never forgotten."""
+    """Number of findings; open findings are never deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +58,34 @@ class TlsFiles:
     """The service's certificate chain, for gRPC and HTTP."""
     key_file: Path | None = None
     client_ca_file: Path | None = None
-    """Agents must show a certificate of these authorities."""
+    """Agents must present a certificate of these authorities."""
     http_client_ca_file: Path | None = None
-    """So must everybody who speaks HTTP; Kubernetes' probes, which have none, then fail."""
+    """HTTP clients must present one, too. Kubernetes' probes have none, and fail then."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthFiles:
-    """How peers say who they are beside certificates."""
+    """Authentication of peers without client certificates."""
 
     token_file: Path | None = None
-    """One bearer token a line, with what it may do; see docs/security.md. Read again when it
-    changes. Without one nobody is asked for a token."""
+    """One bearer token a line, with its permissions; see docs/security.md. Read again when it
+    changes. If not set, no token is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """What one peer may take, by address."""
+    """Limits of one peer address."""
 
     streams_per_peer: int = 4_096
-    """gRPC streams of one host at once; an agent has two."""
+    """Concurrent gRPC streams of one host; an agent has two."""
     http_connections_per_peer: int = 256
     stream_bytes_per_s: int = 64 * 1024 * 1024
-    """A stream that sends more is read more slowly, after a burst of twice as much."""
+    """A stream that sends more is throttled, after a burst of twice as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Where the service's log lines are cut off, and how they look (on stderr)."""
+    """Level and format of the service's log on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -97,13 +96,13 @@ NotifyEvent: TypeAlias = Literal["opened", "critical", "suspect", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class NotifyTarget:
-    """A webhook that is sent findings; see docs/configuration.md."""
+    """A webhook that receives findings; see docs/configuration.md."""
 
     name: str = ""
     """For metrics and the log; the position in the file when empty."""
     url: str = field(default="", repr=False)
-    """Where to POST. Whoever knows the URL of a chat's webhook can write there, so it is a secret:
-    it appears in no log, no error and no output."""
+    """Where to POST. The URL of a chat's webhook is a secret, because it alone permits writing: it
+    appears in no log, error or output."""
     url_file: Path | None = None
     """A file whose first line is the URL; read again for every message."""
     format: Literal["json", "slack"] = "json"
@@ -114,7 +113,7 @@ class NotifyTarget:
     runbook_url: str = ""
     """Where links to runbooks lead; the service's own HTTP address when empty."""
     timeout_s: float = 10.0
-    """For connecting, and for each wait for the receiver."""
+    """For connecting, and for each read and write."""
 
 
 _MAX_NOTIFY_TARGETS = 16
@@ -122,14 +121,14 @@ _MAX_NOTIFY_TARGETS = 16
 
 def _default_data_dir() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
-    # The XDG specification tells to ignore a relative path.
+    # The XDG specification requires to ignore a relative path.
     base = Path(state) if os.path.isabs(state) else Path.home() / ".local/state"
     return base / "frd"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All that `frd serve` needs to know before it starts."""
+    """The configuration of `frd serve`."""
 
     grpc: str = "127.0.0.1:9373"
     """Where agents connect."""
@@ -138,11 +137,11 @@ class Config:
     data_dir: Path = field(default_factory=_default_data_dir)
     """Findings, journal and dumps: ``$XDG_STATE_HOME/frd``, else ``~/.local/state/frd``."""
     expected_agents: Mapping[str, int] = field(default_factory=dict)
-    """How many agents a job should have, by job; a job not named here expects those it has seen."""
+    """Number of agents by job; of other jobs the service expects the agents that it has seen."""
     insecure: bool = False
-    """Listen beyond loopback without TLS or without asking who is there."""
+    """Listen beyond loopback without TLS or without authentication."""
     notify: tuple[NotifyTarget, ...] = ()
-    """Webhooks that are sent findings, each ``[[notify]]``; a single ``[notify]`` is one."""
+    """Webhooks, a ``[[notify]]`` each; a single ``[notify]`` is accepted."""
     policy: Policy = field(default_factory=Policy)
     tls: TlsFiles = field(default_factory=TlsFiles)
     auth: AuthFiles = field(default_factory=AuthFiles)
@@ -231,7 +230,7 @@ def changed_keys(old: Config, new: Config) -> list[str]:
 
 
 def needs_restart(key: str) -> bool:
-    """A running service cannot take up another value of it."""
+    """True if a running service cannot apply a new value."""
     return key.partition(".")[0] not in (
         *("policy", "store", "log"),
         *("expected_agents", "notify"),
@@ -246,7 +245,7 @@ def _value(config: Config, key: str) -> object:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the file, for those who check it before the service does: the chart's."""
+    """JSON Schema of the file, for the chart."""
     return cast("dict[str, Any]", _SETTINGS.model_json_schema())
 
 
@@ -298,7 +297,7 @@ def _near_keys(key: str) -> list[str]:
 
 
 def _checked(config: Config) -> Config:
-    """What no single key can tell."""
+    """Checks that involve several keys."""
     config = replace(
         config,
         grpc=_listening(config, "grpc", config.grpc, 9373),
@@ -346,7 +345,7 @@ def _check_tls(tls: TlsFiles) -> None:
 
 
 def _check_exposure(config: Config) -> None:
-    """Beyond loopback nothing is told or believed without TLS and knowing who is there."""
+    """An address beyond loopback requires TLS and authentication."""
     tls, token_file = config.tls, config.auth.token_file
     for key, ca_key in (("grpc", "client_ca_file"), ("http", "http_client_ca_file")):
         address = getattr(config, key)
@@ -363,7 +362,7 @@ def _check_exposure(config: Config) -> None:
 
 
 def _checked_targets(targets: tuple[NotifyTarget, ...]) -> tuple[NotifyTarget, ...]:
-    """With a name each."""
+    """Each with a name; unnamed targets get their position."""
     if len(targets) > _MAX_NOTIFY_TARGETS:
         raise ConfigError(f"notify: {len(targets)} targets: at most {_MAX_NOTIFY_TARGETS}")
     named = tuple(
@@ -459,7 +458,7 @@ class _Root(Settings):
 
 
 def _model(cls: type[Any], base: type[BaseModel], prefix: str = "") -> Any:
-    """The pydantic model that checks what people write for the dataclass `cls`.
+    """The pydantic model that validates the sources of the dataclass `cls`.
 
     Its own defaults are placeholders: only keys that were set are read back.
     """
