@@ -1,7 +1,7 @@
 """The agent's configuration: defaults < TOML file < FRD_AGENT_* environment < flags.
 
-Everything that can be wrong with it is found here, before anything starts, and said with the key's
-name. Nothing after this module looks at a file, the environment or a flag again.
+Every mistake is found here, before anything starts, and raised as an error that begins with the
+key's name. No other module reads a configuration file, the environment or a flag.
 """
 
 from __future__ import annotations
