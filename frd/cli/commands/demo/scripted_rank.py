@@ -205,9 +205,6 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):  # the agent was killed
             self.close_connection = True
 
-    def address_string(self) -> str:
-        return "local"
-
     def log_message(self, format: str, *args: object) -> None:
         """Stay quiet: the agent sends a request every second."""
 
