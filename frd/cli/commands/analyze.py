@@ -9,24 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import PATH, console, json_option, print_json, ranks_option
-from frd.cli.screens.html_page import page
-from frd.cli.screens.memory_verdict import memory_verdict
 from frd.cli.screens.progress import progress
-from frd.cli.screens.verdict import verdict
-from frd.offline.analysis.analyze import Analysis, analyze
-from frd.offline.load.job_choice import load_dumps
-from frd.offline.memory.analysis import CLOCK_UNCERTAINTY_S, load_memory
-from frd.offline.output import tables
-from frd.offline.output.export import check_export, check_new, export, export_timeline, write_new
-from frd.offline.output.selection import Selection, select
-from frd.offline.output.text_tables import LEGEND, collective_lines, entry_lines
 from frd.usage import examples, plain
+
+if TYPE_CHECKING:  # what analyzes is imported when it is needed: `--help` and completion are quick
+    from frd.offline.analysis.analyze import Analysis
+    from frd.offline.output.selection import Selection
 
 
 @click.command(
@@ -117,6 +112,11 @@ def command(
         return _analyze_memory(paths, clock_uncertainty, as_json)
     if clock_uncertainty is not None:
         raise click.UsageError("--clock-uncertainty: is about files of telemetry: add --memory")
+    from frd.offline.analysis.analyze import analyze
+    from frd.offline.load.job_choice import load_dumps
+    from frd.offline.output.export import check_export, check_new
+    from frd.offline.output.selection import select
+
     if transform_ft != (group_world_size is not None):
         raise click.UsageError("--transform-ft and --group-world-size: give both or neither")
     if (ranks or groups) and not (entries or collectives):
@@ -172,6 +172,9 @@ def _check_memory(paths: tuple[Path, ...]) -> None:
 
 
 def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as_json: bool) -> int:
+    from frd.cli.screens.memory_verdict import memory_verdict
+    from frd.offline.memory.analysis import CLOCK_UNCERTAINTY_S, load_memory
+
     reach_s = CLOCK_UNCERTAINTY_S if clock_uncertainty is None else clock_uncertainty
     with progress("reading telemetry (MiB)") as step:
         analysis = load_memory(
@@ -192,6 +195,8 @@ def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as
 
 
 def _json(chosen: Selection, entries: bool, collectives: bool) -> dict[str, object]:
+    from frd.offline.output import tables
+
     analysis = chosen.analysis
     out: dict[str, object] = analysis.to_json()
     if entries:
@@ -203,6 +208,8 @@ def _json(chosen: Selection, entries: bool, collectives: bool) -> dict[str, obje
 
 
 def _print_tables(chosen: Selection, entries: bool, collectives: bool, stacks: bool) -> None:
+    from frd.offline.output.text_tables import LEGEND, collective_lines, entry_lines
+
     if entries:
         _print_lines([LEGEND])
         for rank in chosen.without_dump:
@@ -225,17 +232,24 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def _print_verdict(analysis: Analysis, folders: Sequence[Path]) -> None:
+    from frd.cli.screens.verdict import verdict
+
     screen = console()
     for part in verdict(analysis, folders):
         screen.print(part)
 
 
 def _write_page(analysis: Analysis, folders: Sequence[Path], html: Path) -> None:
+    from frd.cli.screens.html_page import page
+    from frd.offline.output.export import write_new
+
     write_new(html, page(analysis, folders))
     click.echo(f"written: {html}: open it in any browser", err=True)
 
 
 def _write_files(analysis: Analysis, output: Path | None, timeline: Path | None) -> None:
+    from frd.offline.output.export import export, export_timeline
+
     if output is not None:
         export(analysis, output)
         click.echo(f"written: {output}", err=True)
