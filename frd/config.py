@@ -389,7 +389,7 @@ def checked_url(key: str, url: str) -> SplitResult:
     """The parts of a URL to POST to.
 
     Raises:
-        ConfigError: it is none. The message does not hold the URL, which is a secret.
+        ConfigError: not a URL. The message does not contain the URL, which is a secret.
     """
     try:
         parts = urlsplit(url)

@@ -38,7 +38,6 @@ PLAIN: Final = {
     "for want of": "because ... is missing",
     "all the same": "nevertheless, anyway",
     "(?:the|one's|his|its) word of": "reported by",
-    "so (?:does|do|has|is) (?:it|the)": "also",
     "likewise": "also, too",
     "stands": "is, is at",
     "lies": "is, is within",

@@ -16,7 +16,7 @@ from frd.model import GroupInfo
 
 INT64_MAX = 2**63 - 1
 MAX_TENSORS = 65_536
-"""Tensors in one entry (a coalesced op lists all of its own)."""
+"""Tensors in one entry (a coalesced op lists all its tensors)."""
 MAX_DIMENSIONS = 64
 MAX_FRAMES = 1_024
 

@@ -195,7 +195,7 @@ class DumpWriter:
             "taken_at": utc_text(self._now),
             **summary,
         }
-        # ASCII JSON: a job name that is no UTF-8 is still told truly.
+        # ASCII JSON: a job name that is not UTF-8 is kept exactly.
         text = json.dumps(document, indent=1).encode("ascii")
         self._reserve(len(text))
         try:

@@ -79,7 +79,7 @@ class FindingStore:
         self._write_lock = Lock()
         self._read_lock = Lock()
         # SQLite would have the umask decide who may read it, and its journal follows the file.
-        with contextlib.suppress(OSError):  # which SQLite tells better
+        with contextlib.suppress(OSError):  # SQLite's own error is better
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with self._clear_errors():
             self._writer = _connect(path)
@@ -130,8 +130,9 @@ class FindingStore:
         job: str | None = None,
         limit: int = 1000,
     ) -> list[Finding]:
-        """Oldest first, those behind `after` in that order: whoever goes on behind the last one
-        sees each finding once, however many there are. `since` and `until` are about opening."""
+        """Oldest first, those behind `after` in that order: a reader that continues after the last
+        one sees each finding once, however many there are. `since` and `until` are about opening.
+        """
         return self._select(
             "WHERE (opened_ns, id) > (?1, ?2) AND opened_ns >= ?3"
             " AND (?4 IS NULL OR opened_ns < ?4) AND (?5 IS NULL OR job = ?5)"

@@ -61,7 +61,7 @@ class RankContext:
 
 
 class Rank:
-    """A rank process. `number` is the dictionary's; a process that sets up all its groups anew
+    """A rank process. `number` is the dictionary's; a process that sets up all its groups again
     becomes another rank of another attempt, with another number."""
 
     def __init__(

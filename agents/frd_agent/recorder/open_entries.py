@@ -71,7 +71,7 @@ class OpenEntries:
             one.orphaned = True
 
     def forsake(self, pg_ids: Collection[int]) -> None:
-        """Forget the orphaned sends of groups: some op of each has ended, nobody knows which."""
+        """Forget the orphaned sends of groups: some op of each has ended, it is unknown which."""
         self.items = [
             one
             for one in self.items

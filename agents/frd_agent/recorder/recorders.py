@@ -1,6 +1,6 @@
 """The recorders of one rank: which it has, and what they say when asked.
 
-A rank may have several (NCCL's and Gloo's are apart), each a ring of its own, all behind one
+A rank may have several (NCCL's and Gloo's are apart), each with its own ring, all behind one
 socket. Reading them is the only thing here that waits. What is read is made into rows by the pure
 `transitions`; the dumps themselves are kept, because a rank that dies takes its rings with it.
 """
@@ -94,7 +94,7 @@ class Recorders:
     async def read(self, naming: Naming, timeout_s: float) -> Reading:
         """Raises:
         ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
-        HandlerFailed: it has no recorder, or says that it cannot tell.
+        HandlerFailed: it has no recorder, or reports an error.
         """
         async with self._reading:
             if not self.rings:

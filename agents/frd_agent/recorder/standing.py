@@ -1,4 +1,4 @@
-"""Where a rank stands: its recorders as last read, and the time up to which that is complete.
+"""Progress of a rank: its recorders as last read, and the time up to which that is complete.
 
 The absence of an op proves something only up to that time: the time at which the tap published its
 counters, if none of them has changed since the dump; otherwise the time of the dump. Counters that
@@ -105,7 +105,7 @@ def _has_rested(ring: Ring, counters: Mapping[int, Status]) -> bool:
     """Nothing has been enqueued or completed since the dump."""
     closed = {progress.pg_id for progress in ring.groups if progress.closed}
     alive = {progress.pg_id for progress in ring.groups if not progress.closed}
-    # A group without counters (torchcomms) may have entries that nobody has read.
+    # A group without counters (torchcomms) may have unread entries.
     return (
         ring.is_whole
         and alive <= counters.keys()

@@ -204,7 +204,7 @@ class Ring:
         return last - first + 1 > len(entries) or len(entries) < min(self.capacity, last + 1)
 
     def _lost(self, fresh: Sequence[Entry], *, reset: bool) -> int:
-        """Entries that nobody read; after a reset, collectives, by the seqs that came later."""
+        """Unread entries; after a reset, collectives, by the seqs that came later."""
         if not reset:
             skipped = fresh[0].record_id - self._last_id - 1 if fresh and self._last_id >= 0 else 0
             return max(skipped, 0)

@@ -67,7 +67,7 @@ class Step:
     name: str
     kind: Kind
     token: bytes
-    """The reference that stands for the key."""
+    """The memo reference of the key."""
     until: bytes = b""
     """Of trees: the next key's."""
 

@@ -2,7 +2,7 @@
 
 `analyze` asks the same wait-for engine and the same match rules as the live service does; what is
 said here is only how dump files become what that engine looks at. All answers are frozen values.
-Columns stay columns: a `Collective` is made when somebody asks for one.
+Columns stay columns: a `Collective` is made on request.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank's dump, and where it stands at its end."""
+    """One rank's dump, and the rank's state at its end."""
 
     rank: int
     source: str
     """The file."""
     version: str
     info: RankInfo | None
-    """Identity, where the folder tells it."""
+    """Identity, if the folder has it."""
     entries: int
     first_record_id: int
     """-1 when the dump has no entries."""
@@ -58,11 +58,11 @@ class RankReport:
     active_only: bool
     """The dump shows what was in flight and nothing else."""
     resets: int
-    """How often the recorder started anew within the dump; only what is after the last counts."""
+    """How often the recorder was reset within the dump; only what is after the last counts."""
     waiting_in: str
     """``all_reduce #7 on default_pg``: its oldest op in flight, empty when there is none."""
     missing_fields: tuple[str, ...] = ()
-    """Optional fields that no entry of this dump tells, e.g. ``frames``."""
+    """Optional fields that no entry of this dump has, e.g. ``frames``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class GroupReport:
     info: GroupInfo
     label: str
     size: int
-    """0 when no dump tells the membership."""
+    """0 if no dump has the membership."""
     first_seq: int
     """Lowest collective seq that any dump holds, -1 for none."""
     last_seq: int
@@ -91,7 +91,7 @@ class DumpReport:
 
     folder: str
     taken_by_ns: int
-    """When it had been taken, as far as it tells; 0 when unknown."""
+    """When it was taken; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def analyze(
     created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
     marks = marks_of(rows, created, clocks)
     found = matched(rows, marks, created)
-    latest = taken_of(rows, clocks).told_at
+    latest = taken_of(rows, clocks).known_at
     scene = judge(rows, marks, found, clocks, latest, stall_after_s=stall_after_s, earlier=earlier)
     findings = (*scene.findings, *contradicted(rows, clocks, latest))
     collectives = collectives_of(rows, marks, found)

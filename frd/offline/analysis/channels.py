@@ -54,6 +54,6 @@ def _peer(rows: Rows, series: int, name: Name) -> tuple[int, int]:
     is_send = name.op.endswith("send")
     local = name.dst if is_send else name.src
     ranks = rows.series[series].info.ranks
-    if local is None or local >= len(ranks) or not rows.series[series].is_told:
+    if local is None or local >= len(ranks) or not rows.series[series].is_known:
         return _ANY_SOURCE, 0
     return ranks[local], int(is_send)

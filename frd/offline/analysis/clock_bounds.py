@@ -1,10 +1,10 @@
-"""Bounds on the offsets of clocks, from collectives that nobody can complete alone.
+"""Bounds on the offsets of clocks, from collectives that no rank can complete alone.
 
 Of such an op every member's completion is later than every member's joining. With offsets o to add
 to a clock's own times, ``joined_i + o_i <= completed_j + o_j`` for all members i and j. Clocks of
 which something is known pass it on to those that share an op with them, a few rounds far; intervals
 only ever shrink. Where one would be empty, some clock is not what it says, or has stepped: the
-clocks that most others disagree with are left out, and the rest begin anew.
+clocks that most others disagree with are left out, and the rest start again.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Bounds:
     """How many were used."""
 
 
-def bound(told: Int64s, low: Int64s, high: Int64s, samples: Samples) -> Bounds:
+def bound(given: Int64s, low: Int64s, high: Int64s, samples: Samples) -> Bounds:
     """What collectives make of offsets within ``[low, high]``.
 
-    Where nobody is told to be within anything, offsets count from the clock of most samples, which
-    keeps the one that it is `told` to have.
+    If no offset is bounded, offsets count from the clock with the most samples, which
+    keeps its `given` offset.
     """
     clocks = len(low)
     off_by = np.zeros(clocks, np.int64)
@@ -78,7 +78,7 @@ def bound(told: Int64s, low: Int64s, high: Int64s, samples: Samples) -> Bounds:
         base = -1
         if len(used) and (lows == -FAR).all():
             base = int(np.bincount(used.clock).argmax())
-            lows[base] = highs[base] = told[base]
+            lows[base] = highs[base] = given[base]
         found = _settle(lows, highs, used)
         if not found.is_crossed.any():
             break
@@ -141,6 +141,6 @@ def _liars(found: _Settled, base: int) -> Bools:
     reached = (found.low > -FAR) | (found.high < FAR)
     liars = crossed.copy()
     if base >= 0 and 2 * crossed.sum() >= reached.sum():
-        # Most disagree with the one by which they are measured. Of two nobody knows which.
+        # Most disagree with the reference clock. Of two clocks it is unknown which is wrong.
         liars = reached if reached.sum() == 2 else np.arange(len(crossed)) == base
     return liars

@@ -1,11 +1,11 @@
 """One clock for a folder of dumps: what to add to each rank's times, and how far that may be off.
 
-Folders of `frd dump` tell both. A node that they do not tell of is compared with the others by what
-their collectives show: of an op that nobody can complete alone, no member completed before the last
+Folders of `frd dump` have both. A node without them is compared with the others by their
+collectives: of an op that no rank can complete alone, no member completed before the last
 one joined. That bounds a clock's offset from both sides; in `frd.offline.analysis.clock_bounds` the
 bounds travel from clocks that are known, or else from one that all others are measured by. Inside
 of its bounds a clock keeps its own time, for the clocks of a cluster are usually kept right;
-outside of them it is wrong, and the middle is taken. They also check what a folder tells: a clock
+outside of them it is wrong, and the middle is taken. They also check the folder's values: a clock
 that contradicts them is unsynchronized, and nothing follows from its times being before or after
 another's.
 
@@ -40,7 +40,7 @@ class Domain:
     """Ranks that share one clock."""
 
     name: str
-    """The node, or ``rank 7`` where no dump tells its node."""
+    """The node, or ``rank 7`` if its node is unknown."""
     ranks: tuple[int, ...]
     offset_ns: int
     """To add to its times."""
@@ -84,20 +84,22 @@ class Clocks:
 def clocks_of(rows: Rows) -> Clocks:
     members = _members({rank: one.trace for rank, one in rows.ranks.items()})
     taken_at = rows.trace.taken_at
-    told = [_told([rows.ranks[rank].trace for rank in ranks], taken_at) for _, ranks in members]
+    given = [
+        _given_clock([rows.ranks[rank].trace for rank in ranks], taken_at) for _, ranks in members
+    ]
     if len(members) < 2:
-        one = [Domain(name, ranks, told[0].offset_ns, 0) for name, ranks in members]
+        one = [Domain(name, ranks, given[0].offset_ns, 0) for name, ranks in members]
         return Clocks.of(one, "one node, one clock")
-    return _compared(members, told, _samples(rows, members))
+    return _compared(members, given, _samples(rows, members))
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a folder tells of a clock."""
+class _GivenClock:
+    """The clock of a rank as stored in the folder."""
 
     offset_ns: int = 0
     uncertainty_ns: int | None = None
-    is_told: bool = False
+    is_given: bool = False
 
 
 def _members(traces: Mapping[int, RankTrace]) -> list[tuple[str, tuple[int, ...]]]:
@@ -115,15 +117,15 @@ def _members(traces: Mapping[int, RankTrace]) -> list[tuple[str, tuple[int, ...]
     ]
 
 
-def _told(traces: Sequence[RankTrace], taken_at: AlignedNs | None) -> _Told:
-    """The most exact that the ranks of a node were told when the dumps were taken; before that the
+def _given_clock(traces: Sequence[RankTrace], taken_at: AlignedNs | None) -> _GivenClock:
+    """The most exact value that the ranks of a node had when the dumps were taken; before that the
     clock may have drifted."""
     known = [
-        _Told(trace.clock_offset_ns, trace.clock_uncertainty_ns, True)
+        _GivenClock(trace.clock_offset_ns, trace.clock_uncertainty_ns, True)
         for trace in traces
         if trace.clock_offset_ns is not None
     ]
-    best = min(known, key=lambda one: _or_far(one.uncertainty_ns), default=_Told())
+    best = min(known, key=lambda one: _or_far(one.uncertainty_ns), default=_GivenClock())
     if best.uncertainty_ns is None or taken_at is None:
         return best
     latest = max(int(trace.created_ns.max(initial=0)) for trace in traces) + best.offset_ns
@@ -136,11 +138,11 @@ def _or_far(uncertainty_ns: int | None) -> int:
 
 
 def _compared(
-    members: Sequence[tuple[str, tuple[int, ...]]], told: Sequence[_Told], samples: Samples
+    members: Sequence[tuple[str, tuple[int, ...]]], given: Sequence[_GivenClock], samples: Samples
 ) -> Clocks:
-    centre = np.array([one.offset_ns for one in told], np.int64)
-    known = np.array([one.uncertainty_ns is not None for one in told])
-    reach = np.array([_or_far(one.uncertainty_ns) for one in told], np.int64)
+    centre = np.array([one.offset_ns for one in given], np.int64)
+    known = np.array([one.uncertainty_ns is not None for one in given])
+    reach = np.array([_or_far(one.uncertainty_ns) for one in given], np.int64)
     low, high = np.where(known, centre - reach, -FAR), np.where(known, centre + reach, FAR)
     bounds = bound(centre, low, high, samples)
     inside = (bounds.low <= centre) & (centre <= bounds.high)
@@ -158,13 +160,15 @@ def _compared(
         )
         for at, (name, ranks) in enumerate(members)
     ]
-    return Clocks.of(domains, "; ".join(_sources(domains, told, bounds)))
+    return Clocks.of(domains, "; ".join(_sources(domains, given, bounds)))
 
 
-def _sources(domains: Sequence[Domain], told: Sequence[_Told], bounds: Bounds) -> Iterator[str]:
+def _sources(
+    domains: Sequence[Domain], given: Sequence[_GivenClock], bounds: Bounds
+) -> Iterator[str]:
     """For each way in which clocks are known how exact it is, and of how many."""
     ways: dict[str, list[int]] = {}
-    for one, what in zip(domains, told, strict=True):
+    for one, what in zip(domains, given, strict=True):
         if one.off_by_ns:
             way = "unsynchronized: contradicted by collectives"
         elif what.uncertainty_ns is not None:
@@ -172,7 +176,7 @@ def _sources(domains: Sequence[Domain], told: Sequence[_Told], bounds: Bounds) -
         elif one.uncertainty_ns is not None:
             noun = "collective" if bounds.collectives == 1 else "collectives"
             way = f"estimated from {bounds.collectives} {noun}"
-        elif what.is_told:
+        elif what.is_given:
             way = "given by the dump, without an uncertainty"
         else:
             way = "unsynchronized: no collective that completed at a known time"

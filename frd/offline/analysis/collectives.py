@@ -1,6 +1,6 @@
 """All collectives of a trace, as columns and as objects: the database of PyTorch's analyzer.
 
-The columns are there at once; a `Collective` with its rank sets is made when somebody asks for it.
+The columns are computed first; a `Collective` with its rank sets is made on request.
 P2P ops are no collectives: they pair by channel, see `frd.offline.analysis.channels`.
 """
 
@@ -59,11 +59,11 @@ class Collective:
     """Aligned."""
     last_created_ns: int
     frames: tuple[Frame, ...]
-    """Of the first member that tells any, innermost first."""
+    """Of the first member that has any, innermost first."""
 
     @property
     def pass_check(self) -> bool:
-        """No member is known to be missing from it, and those who joined it agree."""
+        """No member is known to be missing from it, and the ranks that joined it agree."""
         return not self.missing_ranks and not self.difference
 
 
@@ -80,7 +80,7 @@ class Collectives(Sequence[Collective]):
     signatures: Sequence[Signature]
     """Those of the trace, then those of coalesced collectives."""
     expected: Int32s
-    """Members of the group; where nobody tells them, those who ever showed up in it."""
+    """Members of the group; if unknown, the ranks that appear in it."""
     joined: Int32s
     """Members whose dumps hold it."""
     completed: Int32s
@@ -179,10 +179,10 @@ class Collectives(Sequence[Collective]):
             missing_ranks=tuple(missing.tolist()),
             unknown_ranks=tuple(unknown.tolist()),
             mismatched={
-                rank: signature_rules.difference(fact.classes[0][0], told)
-                if told is not fact.classes[0][0]
-                else signature_rules.difference(told, fact.classes[1][0])
-                for told, members in (wrong if len(fact.classes) > 1 else ())
+                rank: signature_rules.difference(fact.classes[0][0], signature)
+                if signature is not fact.classes[0][0]
+                else signature_rules.difference(signature, fact.classes[1][0])
+                for signature, members in (wrong if len(fact.classes) > 1 else ())
                 for rank in members
             },
             difference=fact.detail if self.mismatch[at] else "",

@@ -1,9 +1,9 @@
 """How long each op had been waiting when the dumps were taken.
 
-A dump shows a wait, and a healthy job waits all the time: only the length of a wait tells a hang
-from a checkpoint. Nothing in a dump says when it was taken, so every length is an interval. Its
-lower end is what the dumps prove; its upper end is what the folder allows, and is open when the
-folder does not tell.
+A dump shows a wait, and a healthy job waits all the time: only the length of a wait distinguishes a
+hang from a checkpoint. Nothing in a dump says when it was taken, so every length is an interval.
+Its lower end is what the dumps prove; its upper end is what the folder allows, and is open when the
+folder does not have it.
 
 - A dump is not older than its newest record, nor than the moment at which `frd dump` asked for it.
 - It is not younger than its file, nor than the answer that brought it.
@@ -14,9 +14,9 @@ folder does not tell.
 
 A wait is *young* when even its upper end is below the stall threshold. What rests on young waits
 alone is not proven. Without an upper end nothing is young: such dumps are those of a job that
-stopped, or nobody would have kept them. In between, torch may have taken the dumps when the op
-timed out. If the files are older than that, somebody took them of a job that ran, and how long the
-wait had lasted stays open.
+stopped, otherwise they would not have been kept. In between, torch may have taken the dumps when
+the op timed out. If the files are older than that, they were taken of a running job, and how long
+the wait had lasted stays open.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Taken:
         return found
 
     @property
-    def told_at(self) -> AlignedNs:
+    def known_at(self) -> AlignedNs:
         """The latest moment that any dump proves."""
         return AlignedNs(int(self.earliest.max(initial=0)))
 
@@ -105,7 +105,7 @@ def taken_of(rows: Rows, clocks: Clocks) -> Taken:
 
 
 def taken_by(trace: Trace) -> int:
-    """When the last dump of a trace had been taken, as far as it tells, on its node's clock."""
+    """When the last dump of a trace was taken, if known, on its node's clock."""
     return max((of.dumped_until_ns or _newest(of) for of in trace.ranks.values()), default=0)
 
 
@@ -227,7 +227,7 @@ def _shown_until(
 
 
 def _apart(rows: Rows, snapshot: Snapshot, stalls: StallTable, earlier: Sequence[Trace]) -> Int64s:
-    """How far the first dump that shows each wait lies before the one that is analyzed, in ns.
+    """Time from the first dump that shows each wait to the one that is analyzed, in ns.
 
     An op is the same when it has the same group, number and time of enqueue.
     """

@@ -29,7 +29,7 @@ def finding_of(
     rows: Rows, snapshot: Snapshot, verdict: Verdict, clocks: Clocks, *, is_open: bool = False
 ) -> Finding:
     """A verdict with the stack frames that entries and the folder know; `is_open` when the job may
-    have been healthy after all, so that nobody is named with high confidence."""
+    have been healthy after all, so that no rank is named with high confidence."""
     if is_open:
         verdict = replace(verdict, suspects=tuple(lowered(verdict.suspects)))
     claim = claim_of(snapshot, verdict, _POLICY)
@@ -69,14 +69,14 @@ def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Verdict) -> list[str]:
         for signature, ranks in classes
         if (dtypes := _dtypes(signature))
     ]
-    if len(set(map(_but_dtypes, (told for told, _ in classes)))) == 1 and len(dtypes) > 1:
+    if len(set(map(_but_dtypes, (signature for signature, _ in classes)))) == 1 and len(dtypes) > 1:
         notes.append(", ".join(dtypes))
     backend = rows.series[of].backend
     if classes and not verdict.waiting:
-        knows = judges(backend)  # Gloo's recorder tells an end, but not whether it was a good one
+        knows = judges(backend)  # Gloo's recorder has the end, but not whether it succeeded
         ended = "it completed, so" if knows else "no rank waits in it any more: unless it failed,"
         notes.append(f"{ended} its result is wrong")
-    if backend == _GLOO and any(told.op == "all_reduce" for told, _ in classes):
+    if backend == _GLOO and any(signature.op == "all_reduce" for signature, _ in classes):
         notes.append("Gloo records reduce_scatter as all_reduce, so it may have been either")
     return notes
 
@@ -98,20 +98,20 @@ def _with_onsets(
 ) -> tuple[Suspect, ...]:
     """Each with the time since when it is missed, and whether that orders it with the others.
 
-    Who is missed is known from those who wait, so it is the least exact clock of all that counts.
+    Absence is known from the waiting ranks, so the least exact of their clocks counts.
     """
     onset = {blame.rank: blame.onset for blame in verdict.suspects}
     involved = {suspect.rank for suspect in suspects} | {*verdict.waiting, *verdict.victims}
     bounds = [clocks.uncertainty_ns.get(rank) for rank in involved]
     known = [bound for bound in bounds if bound is not None]
     bound = max(known, default=0) if len(known) == len(bounds) else None
-    # Of one node or not: whose clock told of whom is not known, so each is a clock of its own.
+    # Even on one node it is not known whose clock it was, so each is a separate clock.
     moments = [UncertainTime(onset[suspect.rank], suspect.rank, bound) for suspect in suspects]
     return builder.timed(suspects, moments)
 
 
 def _as_entered(suspect: Suspect, stack: tuple[str, ...]) -> Suspect:
-    """Who is inside it is best told by the line that led there."""
+    """For a rank inside the op, the line that entered it is the best evidence."""
     if not stack or suspect.stack:
         return suspect
     words = f"{suspect.evidence}; entered it at {stack[0]}"
@@ -119,7 +119,7 @@ def _as_entered(suspect: Suspect, stack: tuple[str, ...]) -> Suspect:
 
 
 def _last_seen(rows: Rows, suspect: Suspect) -> Suspect:
-    """Where it stands now no entry tells, but where it was last is known."""
+    """No entry has its current line, but the line of its last op is known."""
     one = rows.ranks[suspect.rank]
     words = [suspect.evidence]
     confidence = suspect.confidence
@@ -148,7 +148,7 @@ def _sends_unseen(rows: Rows, one: RankRows) -> bool:
 
 
 def _witness(rows: Rows, of: int, seq: int, finding: Finding) -> Witness | None:
-    """The first of those who wait in the finding's collective of whom a dump tells the line."""
+    """The first waiting rank of the finding's collective whose line is in a dump."""
     waiting = finding.collective.waiting_ranks if finding.collective is not None else ()
     for rank in waiting:
         if rank in finding.victims and (stack := stack_of(rows, rank, of, seq)):

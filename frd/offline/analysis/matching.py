@@ -1,7 +1,7 @@
 """Which calls belong together, and which of those disagree: the engine's match rules on columns.
 
 Every collective that any dump holds is a row of `Matched`. Ranks are compared with those whose
-dumps show the call and with nobody else: a ring that no longer reaches back says nothing.
+dumps show the call, and with no other: a ring that was overwritten proves nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frd.offline.analysis.watermarks import Marks
 _SPARSE = 8
 """Seqs of a series are counted by position while they span at most this many a call."""
 _SIZES_OF_ALL_TO_ALL = (2, 4)
-"""Older dumps do not tell what an all_to_all takes and gives."""
+"""Older dumps lack the sizes of an all_to_all."""
 MOST_FACTS = 1_024
 
 
@@ -169,7 +169,7 @@ def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
 def facts_of(rows: Rows, found: Matched, marks: Marks) -> list[MismatchFact]:
     """The first disagreement of each series; what does not match after it is its consequence.
 
-    Sizes that break a rule although all passed the same count only where somebody is stuck.
+    Sizes that break a rule although all passed the same count only if a rank is stuck.
     """
     members = np.array([len(one.members) for one in rows.series], np.int32)
     stuck = found.completed < members[found.series] if len(found) else found.disagree

@@ -21,7 +21,7 @@ from frd.flight.trace import RankTrace, Trace
 from frd.model import GroupInfo, Int32s, Int64s, Signature
 
 _PARTS_HAVE_ENTRIES = (2, 7)
-"""From this version on each op of a coalesced collective has an entry of its own."""
+"""From this version on each op of a coalesced collective has its own entry."""
 _WHOLE_JOB = "default_pg"
 _FIRST_SEQ = 1
 """Backends count from 0 or 1."""
@@ -38,7 +38,7 @@ class Series:
     """The group's own; of a group with several backends, named like ``0/gloo``."""
     members: Int32s
     first_pair: int
-    is_told: bool
+    is_known: bool
     """The membership is known; otherwise the members are the ranks with entries."""
 
     @property
@@ -137,7 +137,7 @@ def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]])
                     GroupInfo(name, info.desc, ranks),
                     np.array(ranks, np.int32),
                     first_pair,
-                    is_told=bool(info.ranks) or info.desc == _WHOLE_JOB,
+                    is_known=bool(info.ranks) or info.desc == _WHOLE_JOB,
                 )
             )
             first_pair += len(ranks)

@@ -48,9 +48,9 @@ from frd.offline.analysis.watermarks import Marks
 _LAST_WORD_NS = 3_600_000_000_000
 """How long after the latest moment a dump still speaks: longer than any threshold."""
 _EXACT_S = 0.25
-"""An interval that is shorter is told as one number."""
+"""A shorter interval is shown as one number."""
 _PLACES = 3
-"""Ranks whose place is told beside a wait that is not proven."""
+"""Ranks whose line is shown with a wait that is not proven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Waiting:
     is_proven: bool
     """At least as long as the stall threshold."""
     is_before_timeout: bool = False
-    """The dumps were taken before the op could have timed out: not by torch, but by somebody who
+    """The dumps were taken before the op could have timed out: not by torch, but by a person who
     looked at a job that ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the engine looked at, for those who want to know more of it."""
+    """The engine's input, for further evidence."""
 
     snapshot: Snapshot
     findings: tuple[Finding, ...]
@@ -89,7 +89,7 @@ def judge(
     stall_after_s: float = STALL_AFTER_S,
     earlier: Sequence[Trace] = (),
 ) -> Scene:
-    """The findings of a trace, oldest first; `now` is the latest moment that it tells.
+    """The findings of a trace, oldest first; `now` is its latest time.
 
     `earlier` are older dumps of the same job.
     """
@@ -161,7 +161,7 @@ def _is_timeless(verdict: Verdict) -> bool:
 
 
 def _is_open(verdict: Verdict, waiting: Waiting) -> bool:
-    """A job that ran may be healthy, and nothing tells how long its ranks had waited."""
+    """A running job may be healthy, and the length of its waits is unknown."""
     return not _is_timeless(verdict) and not waiting.is_proven and waiting.is_before_timeout
 
 
@@ -207,7 +207,7 @@ def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Verdict, waiting: Wa
     places = (
         f"rank {rank} was at {text.place(one.stack[0], ' in ')}"
         + (f", {one.doing}" if one.doing else "")
-        for rank, one in stands.items()
+        for rank, one in activities.items()
         if one is not None and one.stack
     )
     words = [f"in {what}", *places]
@@ -264,8 +264,8 @@ def _ops(rows: Rows, found: Matched, series: int) -> Callable[[int], str]:
 
     def op(seq: int) -> str:
         at = first + int(np.searchsorted(found.seq[first:end], seq))
-        told = at < end and found.seq[at] == seq
-        return rows.signatures[int(found.signature[at])].op if told else ""
+        known = at < end and found.seq[at] == seq
+        return rows.signatures[int(found.signature[at])].op if known else ""
 
     return op
 

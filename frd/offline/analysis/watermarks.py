@@ -75,16 +75,16 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> Marks:
     since = np.zeros(len(rows.pair_rank), np.int64)
     waiting = np.flatnonzero(found.head != progress.NO_CALL)
     since[waiting] = created_ns[found.head[waiting]]
-    is_timed = _tell_starts(rows, found.started)
+    is_timed = _has_starts(rows, found.started)
     started = np.where(is_timed, np.maximum(found.started, found.completed), found.started)
     there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
     hidden = (found.first == NEVER) & there
     return Marks(found.enqueued, started, found.completed, since, found.first, hidden)
 
 
-def _tell_starts(rows: Rows, started: Int64s) -> Bools:
+def _has_starts(rows: Rows, started: Int64s) -> Bools:
     """Pairs of ranks whose recorder records starts: it has recorded one, or other ranks' recorders
-    have (timing is switched on for a job, not for a rank) and none of its own ops is over."""
+    have (timing is switched on for a job, not for a rank) and none of its ops has completed."""
     timed = np.unique(rows.pair_rank[started > UNKNOWN_SEQ])
     if len(timed):
         seen_over = rows.pair_rank[rows.calls.pair[rows.calls.done]]
@@ -123,14 +123,14 @@ def _of_status(rows: Rows, rank: int, one: RankRows, marks: Marks, numbered: set
     status = _by_series(rows, rank, one)
     for pair in rows.pairs_of[rank][marks.hidden[rows.pairs_of[rank]]].tolist():
         of = int(rows.pair_series[pair])
-        told = status.get(of)
-        if told is None:
+        counts = status.get(of)
+        if counts is None:
             marks.hidden[pair] = one.overran or one.has_holes or one.active_only
-        elif told.enqueued < 0:
+        elif counts.enqueued < 0:
             marks.hidden[pair] = False
         elif of not in numbered and judges(rows.series[of].backend or _usual_backend(rows)):
-            marks.enqueued[pair] = told.enqueued
-            marks.completed[pair] = told.enqueued if one.active_only else told.completed
+            marks.enqueued[pair] = counts.enqueued
+            marks.completed[pair] = counts.enqueued if one.active_only else counts.completed
             marks.hidden[pair] = False
 
 

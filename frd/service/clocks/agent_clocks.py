@@ -103,7 +103,7 @@ class AgentClock:
     """The clock of one agent session."""
 
     __slots__ = (
-        *("_claim_ns", "_newest", "_stream", "_tell"),
+        *("_claim_ns", "_newest", "_stream", "_use"),
         *("exchanged_at", "gone_at", "learned", "name", "read_at", "used"),
     )
 
@@ -123,20 +123,20 @@ class AgentClock:
             first.reason, first.now_ns, node_ns, first.line_ns, 0, 0.0, 0.0
         )
         self._stream = 0
-        self._tell: Callable[[Alignment], None] | None = None
+        self._use: Callable[[Alignment], None] | None = None
 
     @property
     def is_connected(self) -> bool:
         return self._stream > 0
 
-    def connected(self, stream: int, tell: Callable[[Alignment], None]) -> None:
-        """`tell` hears of all that comes into use while `stream` lasts."""
-        self._stream, self._tell = stream, tell
+    def connected(self, stream: int, use: Callable[[Alignment], None]) -> None:
+        """`use` gets every alignment that comes into use while `stream` lasts."""
+        self._stream, self._use = stream, use
         self.gone_at = AlignedNs(0)
 
     def disconnected(self, stream: int, now: AlignedNs) -> None:
         if stream == self._stream:  # else a newer stream of the session has taken its place
-            self._stream, self._tell = 0, None  # which would keep the stream and all its ranks
+            self._stream, self._use = 0, None  # which would keep the stream and all its ranks
             self.gone_at = now
 
     def is_older(self, now: AlignedNs, age_ns: int) -> bool:
@@ -153,8 +153,8 @@ class AgentClock:
             return
         self.used = self.learned.alignment(raw, table)
         self._claim_ns = claim_ns(self.used)
-        if self._tell is not None:
-            self._tell(self.used)
+        if self._use is not None:
+            self._use(self.used)
 
     def _serves(self, newest: OffsetEstimate) -> bool:
         """What is in use is still good enough: what is claimed of it holds, and is not much more
@@ -203,7 +203,7 @@ class AgentClocks:
         name: str,
         first: Alignment,
         stream: int,
-        tell: Callable[[Alignment], None],
+        use: Callable[[Alignment], None],
     ) -> AgentClock:
         """The clock of a session that has said hello on `stream`; see `AgentClock.connected`.
 
@@ -212,7 +212,7 @@ class AgentClocks:
         clock = self._clocks.get(key)
         if clock is None:
             clock = self._clocks[key] = AgentClock(name, first)
-        clock.connected(stream, tell)
+        clock.connected(stream, use)
         return clock
 
     def find(self, key: SessionKey) -> AgentClock | None:
@@ -223,14 +223,14 @@ class AgentClocks:
     def refuse(self, reason: str) -> None:
         self.refused[reason] += 1
 
-    def heard(self, clock: AgentClock, told: Watermarks, received_at: AlignedNs) -> None:
+    def heard(self, clock: AgentClock, marks: Watermarks, received_at: AlignedNs) -> None:
         """A message of the main stream: all that there is to go by without pings, and with them a
         reading of the node's clocks."""
         if not clock.exchanged_at:
-            clock.learned.one_way(told.sent_at_ns, received_at)
-        raw = told.sent_raw_ns
+            clock.learned.one_way(marks.sent_at_ns, received_at)
+        raw = marks.sent_raw_ns
         if raw is not None and raw > clock.read_at:
-            refusal = clock.learned.reading(raw, told.sent_at_ns, told.sent_slack_ns)
+            refusal = clock.learned.reading(raw, marks.sent_at_ns, marks.sent_slack_ns)
             self._taken(clock, raw, refusal)
         if raw is not None or not clock.exchanged_at:
             clock.conclude(self._read(), self._table)

@@ -3,7 +3,7 @@
 A job of 16,384 ranks has a hundred thousand series; a screen has room for some. Worst is whatever
 is nearest to its capacity if it goes on as it went lately, one series a rank, so that a rank whose
 device, process and allocator rise together takes one row and not four. What the ranks of a node
-share tells them apart from nobody, so a cgroup comes last.
+share is the same for each of them, so a cgroup comes last.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class Ingest:
         self._streams.refused[ABORTED] += 1
 
     async def _arrive(self, now_s: float) -> None:
-        """Wait for a turn. Who hangs up meanwhile keeps nobody waiting: or a host that does so
-        all the time would keep everybody else out."""
+        """Wait for a turn. A peer that hangs up meanwhile frees its place; otherwise a host that
+        does so all the time would exclude all others."""
         try:
             await asyncio.sleep(self._arrivals.take(1, now_s))
         except asyncio.CancelledError:

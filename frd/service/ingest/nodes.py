@@ -88,7 +88,7 @@ class Nodes:
 
     def _last_gone(self, boot_id: str, may_report: Callable[[str], bool]) -> SessionKey | None:
         """The session of that host which a new one most likely follows: none of a job that is not
-        the new one's to tell of."""
+        the new one may report."""
         gone = [
             key
             for key, node in self._nodes.items()

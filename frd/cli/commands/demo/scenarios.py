@@ -24,9 +24,9 @@ class Truth:
     suspects: tuple[int, ...]
     victims: tuple[int, ...]
     says: str = ""
-    """Words of the summary that tell more than the fields above."""
+    """Words that the summary must contain."""
     besides: tuple[str, ...] = ()
-    """Kinds of other findings that come of the same, and so name the same suspects."""
+    """Kinds of other findings with the same cause, and so the same suspects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _last(world: int) -> int:
 
 
 def _memory(kind: str, *besides: str) -> Callable[[int], Truth]:
-    """Of memory, whoever does not rise itself is no victim."""
+    """For memory, a rank whose own memory does not rise is no victim."""
 
     def truth(world: int) -> Truth:
         return Truth(kind, "memory", (_rank(2)(world),), (), "host memory", besides)

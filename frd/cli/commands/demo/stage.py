@@ -1,6 +1,6 @@
 """The demo's processes: a service, an agent and the ranks of one job, all on this machine.
 
-Everything lives below one temporary folder and in process groups of its own, so that leaving the
+Everything lives below one temporary folder and in separate process groups, so that leaving the
 stage, however it happens, leaves nothing behind.
 """
 
@@ -42,7 +42,7 @@ ANY_PORTS = Addresses("127.0.0.1:0", "127.0.0.1:0")
 
 
 def examples() -> Path:
-    """Folder of the example scripts: inside the package in a wheel, beside it in a checkout."""
+    """Folder of the example scripts: inside the package in a wheel, next to it in a checkout."""
     package = Path(frd.__file__).parent
     packed = package / "examples"
     return packed if packed.is_dir() else package.parent / "examples"
