@@ -1,4 +1,4 @@
-"""From the end of a chain of waiting to named ranks: reason, confidence and evidence.
+"""From the end of a chain of waits to suspects: reason, confidence and evidence.
 
 Confidence is high only when the evidence is fresh, complete and of the kind that leaves no other
 explanation; each function says what lowers it.
@@ -138,7 +138,7 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
         case _ as never:
             assert_never(never)
     as_of = int(graph.snapshot.as_of[graph.waits.row(doubt.rank)])
-    words = [f"{doubt.why.value}; last heard of at {utc_text(as_of)}"]
+    words = [f"{doubt.why.value}; last report at {utc_text(as_of)}"]
     words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
     began = _onset(graph, held_up)
     evidence = "; ".join(filter(None, words))

@@ -37,11 +37,11 @@ _ASKS: Final = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
 
 
 class Manner(IntEnum):
-    """Why a process left; the lower, the likelier it is the first cause."""
+    """Why a process ended; the lower, the likelier it is the first cause."""
 
     OWN = 0
-    """It returned, called exit, raised an exception of its own, crashed, or got SIGKILL, which no
-    launcher sends before SIGTERM."""
+    """It returned, called exit, raised an exception that blames no peer, crashed, or got SIGKILL,
+    which no launcher sends before SIGTERM."""
     SILENT = 1
     """It is gone without an exit record: killed, probably."""
     ABORTED = 2

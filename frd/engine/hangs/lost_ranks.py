@@ -107,7 +107,7 @@ def _first_cause(
     likely = [one for one in rare if one.manner is manner]
     first = [one for one in likely if not likely[0].seen.is_before(one.seen, TOGETHER_NS)]
     crashed = [one for one in first if one.how.kind is ExitKind.SIGNAL]
-    first = crashed or first  # a program may react to a peer with an exception of its own
+    first = crashed or first  # a program may react to a peer with its own exception
     if not (
         _others_run_on(snapshot, bad[0].at, policy) or _others_died(snapshot, bad, first, final)
     ):

@@ -1,12 +1,12 @@
 """Which rank waits for which: the wait-for graph and the rules that give it edges.
 
-A rank that is stuck waits in its *head*, its oldest op in flight. All ranks with the same head
-wait alike, so the graph has one `Wait` node for them, which leads to the `Member`s that hold it
-up, each of which leads to what it waits in itself. Chains that end anywhere but in another wait
-get an `Ending`, which says what can be claimed about it.
+A stuck rank waits in its *head*, its oldest op in flight. All ranks with the same head share one
+`Wait` node. The node has edges to the `Member`s that it waits for, and each member has an edge to
+the op in which it waits itself. The last node of a chain gets an `Ending`, which says what can be
+claimed about it.
 
-Absence is claimed only with proof: the member's own telemetry is fresh and complete, and says
-that it had not come although others were waiting. Anything less leads to a `Doubt` instead.
+Absence is claimed only with proof: the member's own telemetry is fresh and complete, and shows that
+it had not joined while others were waiting. Otherwise the edge leads to a `Doubt`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from frd.engine.state.snapshot import Snapshot
 from frd.model import AlignedNs, Int32s, RankState
 
 GONE_STATES = frozenset({RankState.EXITED, RankState.FINISHED, RankState.SILENT})
-"""States in which an agent has positive evidence that the rank does not take part any more."""
+"""States in which an agent has positive evidence that the rank no longer takes part."""
 
 _NOTICED_NS = 1_000_000_000
 """How late recorders may notice that a collective completed."""
 _MOVED_LATELY_S = 2.0
-"""A rank in no op must be seen to rest for this long: two reports of its agent."""
+"""A rank in no op must show no progress for this long: two reports of its agent."""
 
 
 class Ending(Enum):
-    """What a chain of waiting ends in."""
+    """The last node of a chain of waits."""
 
-    MISMATCH = "members that do not agree on what they are doing"
+    MISMATCH = "members whose signatures disagree"
     ALONE = "members still inside an op that a peer has completed"
     DEVICE = "members whose device never started what their peers' devices started"
     GONE = "a rank with positive evidence that its process exited or stopped"
@@ -76,7 +76,7 @@ class Doubt(NamedTuple):
 
 
 Node: TypeAlias = Wait | Member | Doubt
-"""Tuples, for a big job has tens of thousands; of different lengths, so that none are equal."""
+"""Tuples, because a big job has tens of thousands; of different lengths, so that none are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class Graph:
         """True if the rank exited after it had waited long for ranks that have still not joined,
         and did nothing else: these ranks are the cause of the waits for it."""
         gone_at, moved_at = self._gone_at(rank), self.moved_at(rank)
-        if moved_at >= gone_at:  # heard of afterwards: when it moved is not known
+        if moved_at >= gone_at:  # reported afterwards: the time of its last progress is unknown
             moved_at = 0
         since = max(head.since, moved_at)
         ripe_at = since + round(self.rules.threshold_s(head.instance.group) * 1e9)
@@ -357,7 +357,7 @@ class Graph:
         return self.snapshot.moment(those.first, those.first_since)
 
     def is_ripe(self, wait: Wait) -> bool:
-        """Its last comer came so long ago that the op should have completed since.
+        """True if the last rank joined so long ago that the op should have completed.
 
         Before that, an op that a rank joined late is about to complete.
         """
@@ -387,7 +387,7 @@ class Graph:
         return int(self.snapshot.state_since[self.waits.row(rank)])
 
     def why_unknown(self, rank: int) -> Why | None:
-        """Why the telemetry of a rank proves nothing just now; None when it does."""
+        """Why the telemetry of a rank proves nothing now; None if it does."""
         row = self.waits.row(rank)
         if row < 0 or self.snapshot.as_of[row] <= 0:
             return Why.NEVER_SEEN
