@@ -26,7 +26,7 @@ from frd.model import AlignedNs, Kind
 
 _LOOK_EVERY_NS: Final = 1_000_000_000
 _APART_NS: Final = 2_000_000_000
-"""Two contradictions closer than this may come of one step."""
+"""Two contradictions closer than this may result from one step."""
 _WHAT_TO_DO: Final = "check the time synchronization (chrony, PTP) there"
 
 _Ranks = tuple[int, ...]

@@ -46,7 +46,7 @@ class Policy:
     memory_warmup_s: float = 60.0
     """Memory that rises within this long after a rank's first sample is judged afterwards."""
     memory_min_rise_bytes: int = 64 * 1024 * 1024
-    """A rise of memory by less is none."""
+    """A smaller rise of memory is ignored."""
     memory_min_rise_share: float = 0.05
     """A rise that opens a finding takes this share of the capacity, or half of what was left,"""
     memory_high_share: float = 0.9
@@ -56,7 +56,7 @@ class Policy:
     memory_link_s: float = 60.0
     """Ranks whose memory begins to rise within this long after each other are one incident."""
     memory_settle_s: float = 300.0
-    """Memory that has risen and stands still for this long has found its level."""
+    """A rise whose level has not changed for this long has settled."""
     memory_leak_window_s: float = 600.0
     """A leak is a steady rise for this long."""
     memory_leak_horizon_s: float = 6 * 3600.0

@@ -1,4 +1,4 @@
-"""The line between two clouds of points: where a clock's offset lies if its drift is constant.
+"""The line between two clouds of points: the clock's offset if its drift is constant.
 
 Every exchange bounds the offset from above and from below; how loosely depends on the
 network and on how busy both hosts are. Of the exchanges of a few seconds, a batch, only the best
@@ -103,7 +103,7 @@ class FeasibleLine:
             self._fit()
 
     def _is_cut(self) -> bool:
-        """A point of this batch lies within the corridor."""
+        """A point of this batch is within the corridor."""
         x_upper, y_upper = self._upper
         x_lower, y_lower = self._lower
         slope = self.slope

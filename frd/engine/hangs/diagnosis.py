@@ -1,11 +1,11 @@
-"""First causes: what the wait-for graph of a snapshot ends in, one verdict per incident.
+"""First causes: one verdict per incident, from the ends of a snapshot's wait-for graph.
 
 Starts at the ranks whose wait is confirmed, follows the edges of `frd.engine.hangs.wait_graph` to
 the roots of `frd.engine.hangs.root_causes`, and `frd.engine.hangs.attribution` names the ranks
 there. Pure: a snapshot and thresholds in, verdicts out; the live engine and offline analysis ask
 the same way.
 
-It never invents a culprit: if only missing telemetry is left, no rank is named except the one that
+It never guesses: if only missing telemetry is left, no rank is named except the one that
 does not answer; if all ranks have joined and none completes, no rank at all.
 """
 

@@ -84,7 +84,7 @@ class Attendance:
     started_at: AlignedNs
     """By when the first member's device had started it, 0 when unknown or none did."""
     done_at: AlignedNs
-    """By when the first of `done` had completed it, likewise."""
+    """By when the first of `done` had completed it, 0 when unknown."""
 
 
 class Waits:

@@ -1,4 +1,4 @@
-"""Where the wait-for graph ends, and which confirmed waits lead there.
+"""Ends of the wait-for graph, and the confirmed waits that lead to them.
 
 A *root* is a strongly connected component without a way out. Roots that one confirmed wait leads
 to, or that concern the same rank or op, belong to one *incident*.

@@ -26,7 +26,7 @@ from frd.errors import WireError
 from frd.model import Int32s, Int64s, Signature
 
 MAX_OPS: Final = 64
-"""Op names that get a histogram of their own; they end as metric labels."""
+"""Op names with their own histogram; they become metric labels."""
 OTHER_OP: Final = "other"
 _MOST_SHAPES: Final = 8
 """Shown to people; ops that were coalesced have thousands."""
@@ -209,7 +209,7 @@ def difference(one: Signature, other: Signature) -> str:
         return f"op {_op(one, other)} and {_op(other, one)}"
     for what in (*_SIZES, *_DTYPES):
         if what in differing([one, other]):
-            return f"{what} {_told(one, what)} and {_told(other, what)}"
+            return f"{what} {_text(one, what)} and {_text(other, what)}"
     return f"shapes {shapes_text(one.input_sizes)} and {shapes_text(other.input_sizes)}"
 
 
@@ -236,7 +236,7 @@ def _of(one: Signature, what: str) -> Any:
     return getattr(one, what.replace(" ", "_"))
 
 
-def _told(one: Signature, what: str) -> str:
+def _text(one: Signature, what: str) -> str:
     return shapes_text(_of(one, what)) if what in _SIZES else ", ".join(_of(one, what))
 
 

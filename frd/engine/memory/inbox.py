@@ -1,4 +1,4 @@
-"""Batches of samples on their way into the series: checked at once, applied together.
+"""Batches of samples for the series: checked on arrival, applied together.
 
 Two thousand agents send a small batch each second. Checking one is all that is done when it comes;
 then those of all agents are stacked and applied in a few passes over long columns.
@@ -89,7 +89,7 @@ class Inbox:
     def put_table(
         self, row: Int64s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
     ) -> int:
-        """Samples of S series, each with T moments of its own within two seconds: all (S, T).
+        """Samples of S series, each with its own T times within two seconds: all (S, T).
 
         For recorded samples of many nodes; they are applied immediately. A place without a sample
         holds -1; times never fall. Returns how many are refused.

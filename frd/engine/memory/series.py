@@ -204,7 +204,7 @@ class Series(GrowingColumns):
             self.visible[row] = np.maximum(small, self._policy.memory_min_rise_bytes)
 
     def _follow(self, row: Int64s, begin: Int64s, end: Int64s, values: Int64s) -> None:
-        """Sample by sample, all of these series at once: where rises begin, go on and are over."""
+        """Sample by sample, all these series together: where rises begin, continue and end."""
         high, visible = self.high[row], self.visible[row]
         band = high + self.slack[row]
         twice_band = 2 * band - self.low[row]

@@ -43,7 +43,7 @@ class MemoryRise:
     took_s: float
     """Since the onset."""
     bytes_per_s: float
-    """Lately; 0 when it stands still."""
+    """Recent rate; 0 if it does not change."""
     headroom_bytes: int
     """What is left of the capacity, whichever process uses it; -1 unknown."""
     attribution: Attribution

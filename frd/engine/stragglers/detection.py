@@ -87,9 +87,9 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """One culprit with all groups that it keeps waiting, those that lose most first.
+    """One culprit with all groups that wait for it, largest loss first.
 
-    What it costs is what one group lost: what another lost is mostly the same time again.
+    Its cost is the loss of one group: the losses of others are mostly the same time.
     """
 
     culprit: int
@@ -105,7 +105,7 @@ class Straggler:
 class Judgement:
     stragglers: tuple[Straggler, ...]
     held_up: frozenset[int]
-    """Culprits that are late because others are."""
+    """Culprits that other ranks delay."""
 
 
 def judge(window: Window, roll: Roll, policy: Policy) -> Judgement:
@@ -175,7 +175,7 @@ def _chances(roll: Roll, group: int, culprit: int) -> tuple[float, ...]:
 
     Of a rank, that it comes last and no other does. Of a node, that the last two are of it and not
     the last one of another node; and that they are, and not the last one alone: a slow rank would
-    look like that, if whoever comes before it happens to share its node.
+    look like that, if the rank before it happens to share its node.
     """
     members = len(roll.members(group))
     if culprit >= 0:

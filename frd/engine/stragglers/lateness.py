@@ -1,4 +1,4 @@
-"""Charges and waits, counted: by group, culprit and size, in buckets of time.
+"""Counts charges and waits by group, culprit and size, in buckets of time.
 
 Sizes are powers of two, so that a rank that is very late now and then is found even if another is
 always a little late. A bucket is reported when no more of it is expected, so that a charge is never
