@@ -203,7 +203,7 @@ def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Verdict, waiting: Wa
         kept = f"{text.ranks(named)} had kept {text.ranks(waiters)} waiting for {lasted}"
     else:
         kept = f"{text.ranks(waiters)} had waited for {lasted}"
-    stands = {rank: rows.trace.standing.get(rank) for rank in named[:_PLACES]}
+    activities = {rank: rows.trace.standing.get(rank) for rank in named[:_PLACES]}
     places = (
         f"rank {rank} was at {text.place(one.stack[0], ' in ')}"
         + (f", {one.doing}" if one.doing else "")
