@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from frd.forms import finding_json, utc_text
@@ -141,15 +142,7 @@ def _exit(rank: RankView) -> Json | None:
     how = rank.status.exit
     if how is None:
         return None
-    return {
-        "kind": how.kind.value,
-        "signal": how.signal,
-        "status": how.status,
-        "exception": how.exception,
-        "where": how.where,
-        "note": how.note,
-        "at": utc_text(rank.status.at_ns),
-    }
+    return {**asdict(how), "kind": how.kind.value, "at": utc_text(rank.status.at_ns)}
 
 
 def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:
