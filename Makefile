@@ -59,13 +59,14 @@ lint: .venv/installed .venv-proto/installed
 	@$(BIN)/python -m scripts.words
 
 coverage: .venv/installed
-	@$(BIN)/pytest -n 2 --timeout 600 --cov --cov-report= tests/unit tests/property tests/sim
+	@$(BIN)/pytest -n 2 --timeout 600 --cov --cov-report= tests/unit tests/property tests/sim tests/frozen
 	@$(BIN)/python -m scripts.covered
 
 sim: .venv/installed
 	@$(BIN)/python -m tests.frozen
 	@FRD_ALL_SEEDS=1 $(BIN)/pytest -n 2 tests/property
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS)
+	@$(BIN)/python -m tests.sim --seed 1 --world 768
 
 soak: .venv/installed torch
 	@$(BIN)/pytest $(REAL) -n 3 --dist loadgroup -m "soak and not alone" --durations 10 tests/e2e

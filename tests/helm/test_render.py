@@ -297,7 +297,7 @@ def test_the_ingress_leads_to_http() -> None:
             for key, value in port.items()
         }.items()
     assert "https://frd.example" in rendered.notes
-    assert "your Ingress controller must call it so" in rendered.notes
+    assert "your Ingress controller must use HTTPS" in rendered.notes
 
 
 def test_the_notes_warn_of_an_ingress_that_is_open() -> None:

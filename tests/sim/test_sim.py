@@ -55,7 +55,7 @@ def test_a_large_job() -> None:
 
     Thousands take minutes: `python -m tests.sim --seed 1 --world 2048`.
     """
-    assert live(1, world=384).ranks == 384
+    assert live(1, world=192).ranks == 192
 
 
 def test_a_seed_is_a_run_byte_for_byte() -> None:
