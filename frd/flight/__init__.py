@@ -1,6 +1,9 @@
 """Flight Recorder dumps of every version and backend, in the terms of `frd.model`.
 
 Knows PyTorch's formats and nothing of ranks, clocks or findings: a dump does not say whose it is.
+
+Entry points: `parse` and `load_dump` (bytes to `Dump`), `columns` (a dump as columns), `progress`
+(what the columns say: states, collectives, watermarks, sends in flight; for agent and offline).
 """
 
 from frd.flight.decode import MAX_BYTES, parse

@@ -80,10 +80,10 @@ def states(entries: RankTrace, rows: Int64s | slice, facts: NameFacts) -> States
     return States(started, (state == COMPLETED) | retired)
 
 
-def given_up(entries: RankTrace, facts: NameFacts) -> Bools:
+def given_up(entries: RankTrace, rows: Int64s | Int32s, facts: NameFacts) -> Bools:
     """Which entries timed out or were aborted."""
-    retired: Bools = (entries.retired != 0) & facts.judges[entries.name]
-    retired &= entries.state != COMPLETED
+    retired: Bools = (entries.retired[rows] != 0) & facts.judges[entries.name[rows]]
+    retired &= entries.state[rows] != COMPLETED
     return retired
 
 

@@ -198,7 +198,7 @@ class _Reading:
         if not len(calls):
             return [], {}
         done, none = calls.done, np.zeros(len(calls), np.int64)
-        given_up = columnar.given_up(self.table, self.facts)[calls.last_row] & ~done
+        given_up = columnar.given_up(self.table, calls.last_row, self.facts) & ~done
         gone = ~self._with_known("in_ring", none == 0, calls)
         lost = given_up | (gone & (calls.last_row < len(self.known)))
         marks = columnar.watermarks(calls, self.in_order, lost)
