@@ -48,8 +48,8 @@ def hang(folder: Path) -> dict[str, float]:
             until(lambda: prometheus.query(f'ALERTS{{alertname="{ALERT}"}}'), "the alert", 120)
             fired_at = time.time()
             began_at = fired_at - waited_s(addresses.http, stage.job)
-            told_at, _ = until(lambda: webhook.notification(ALERT, "firing"), "the webhook", 60)
-    return {"firing_s": fired_at - began_at, "webhook_s": told_at - began_at}
+            notified_at, _ = until(lambda: webhook.notification(ALERT, "firing"), "the webhook", 60)
+    return {"firing_s": fired_at - began_at, "webhook_s": notified_at - began_at}
 
 
 def waited_s(http: str, job: str) -> float:

@@ -1,6 +1,6 @@
 """`frd analyze` and torchfrtrace on the same folder of dumps, in one run on one machine.
 
-Both are run as people run them, as programs of their own, the files warm in the page cache. Memory
+Both run as separate processes, as users run them, with the files in the page cache. Memory
 is the largest sum of resident memory over a program and all of its children, looked at every few
 milliseconds. The bare `pickle.load` of the same files says what reading them costs any program that
 unpickles, before it has looked at anything.

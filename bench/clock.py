@@ -1,7 +1,7 @@
-"""How far off the clocks of a job are told, how far off that is claimed to be, and what it costs.
+"""Error of the clock estimates of a job, the claimed bound, and the cost.
 
 On loopback: a real service and a real agent read the same clocks, so that the offset which the
-service tells should be 0. In simulated networks: 16 hosts whose clocks drift, pinged like real
+service reports should be 0. In simulated networks: 16 hosts whose clocks drift, pinged like real
 ones; the error of a pair of hosts is what comparing their ranks suffers. And the processor time of
 2,048 clocks in one service: what is learned from pings once a second, and all that the service does
 with clocks besides the network.
@@ -69,18 +69,20 @@ def pair() -> Iterator[str]:
         yield ready["http"]
 
 
-def told_offsets(http: str, seconds: float) -> tuple[list[float], list[float]]:
-    """Offset and uncertainty that the service tells, in µs, twice a second."""
+def reported_offsets(http: str, seconds: float) -> tuple[list[float], list[float]]:
+    """Offset and uncertainty that the service reports, in µs, twice a second."""
     offsets, bounds = [], []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(0.5)
         with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        told = {line.split("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "{" in line}
-        if "frd_clock_uncertainty_seconds" in told:
-            offsets.append(told["frd_clock_offset_seconds"] * 1e6)
-            bounds.append(told["frd_clock_uncertainty_seconds"] * 1e6)
+        samples = {
+            line.split("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "{" in line
+        }
+        if "frd_clock_uncertainty_seconds" in samples:
+            offsets.append(samples["frd_clock_offset_seconds"] * 1e6)
+            bounds.append(samples["frd_clock_uncertainty_seconds"] * 1e6)
     return offsets, bounds
 
 
@@ -93,12 +95,12 @@ def loopback(seconds: float) -> dict[str, float]:
     """Idle, and then with a busy loop on every core besides."""
     result: dict[str, float] = {}
     with pair() as http:
-        told_offsets(http, 10.0)
-        result |= _summary("loopback_idle", *told_offsets(http, seconds))
+        reported_offsets(http, 10.0)
+        result |= _summary("loopback_idle", *reported_offsets(http, seconds))
         burners = [multiprocessing.Process(target=spin, daemon=True) for _ in cores()]
         for burner in burners:
             burner.start()
-        result |= _summary("loopback_busy", *told_offsets(http, seconds))
+        result |= _summary("loopback_busy", *reported_offsets(http, seconds))
         for burner in burners:
             burner.kill()
     return result
@@ -229,12 +231,12 @@ def learning(seconds: int) -> float:
     """Seconds that one clock takes a second, with four readings and an exchange in it."""
     moment, spent = Moment(), 0.0
     table = ServiceTable(S // 4)
-    told = agents(moment, random.Random(1))
+    running = agents(moment, random.Random(1))
     for second in range(1, seconds):
         moment.at = second * S + MS
         table.read(moment.raw(), moment.now(), 200)
         work = []
-        for agent in told:
+        for agent in running:
             moments = [second * S - quarter * S // 4 for quarter in (3, 2, 1, 0)]
             rows = [(agent.node.raw(at), agent.node.real(at), 200) for at in moments]
             work.append((agent.clock, columns(rows), trip(agent, second * S - S // 2)))
@@ -255,13 +257,13 @@ def serving(seconds: int) -> float:
     nothing = np.empty(0, np.int64)
     marks: Any = WatermarkColumns(*[nothing] * 8)  # type: ignore[arg-type]
     every = round(pause_s(AGENTS))
-    told = []
+    connected = []
     for number, agent in enumerate(agents(moment, dice)):
         first = guess(NodeNs(agent.node.real(S)), AlignedNs(EPOCH + S))
-        told.append((agent, clocks.connected(("boot", str(number)), "node", first, 1, ignore)))
+        connected.append((agent, clocks.connected(("boot", str(number)), "node", first, 1, ignore)))
     for second in range(1, seconds):
         work = []
-        for number, (agent, clock) in enumerate(told):
+        for number, (agent, clock) in enumerate(connected):
             real, raw = NodeNs(agent.node.real(second * S)), NodeRawNs(agent.node.raw(second * S))
             pinged = second < 4 or (second + number) % every == 0
             ways = [trip(agent, second * S - (PAIR - i) * 10 * MS) for i in range(PAIR)]

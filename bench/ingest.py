@@ -169,7 +169,7 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def stream(address: str) -> Any:
-    """A stream on a connection of its own; what the service says is read and ignored."""
+    """A stream on its own connection; answers of the service are read and ignored."""
     options = [("grpc.use_local_subchannel_pool", 1), *CHANNEL_OPTIONS]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         call = open_stream(channel, wait_for_ready=True)
@@ -268,7 +268,7 @@ async def trickle(address: str, streams: int) -> None:
 
     async def agent(node: Node) -> None:
         nonlocal connected
-        await asyncio.sleep(node.number * CONNECT_EVERY_S)  # agents never come all at once
+        await asyncio.sleep(node.number * CONNECT_EVERY_S)  # agents do not connect together
         introduction = node.introduction()
         async with stream(address) as call:
             for message in introduction:

@@ -97,7 +97,7 @@ async def sample(address: str, streams: int) -> None:
 
     async def agent(number: int) -> None:
         nonlocal connected
-        await asyncio.sleep(number * CONNECT_EVERY_S)  # agents never come all at once
+        await asyncio.sleep(number * CONNECT_EVERY_S)  # agents do not connect together
         samples = Samples(number, streams)
         async with stream(address) as call:
             for message in samples.introduction():

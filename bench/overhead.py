@@ -2,7 +2,7 @@
 
 Two pairs of gloo ranks live side by side: one below `frd-agent exec`, watched by a running agent
 that reports to a running service, and one that has never heard of frd. They take turns of a few
-seconds, in changing order, and whoever is not on turn is stopped, frd's own processes with their
+seconds, in changing order, and the other pair is stopped, frd's own processes with their
 pair. Loss is taken between neighbouring turns, so slow drift of the machine cancels; every round
 starts new processes, so the luck of a process's memory layout averages out. On a machine that does
 other things as well, believe the CPU shares before the loss.
@@ -33,7 +33,7 @@ RANK = Path(__file__).with_name("overhead_rank.py")
 WORLD = 2
 STEP_S = 1 / 200
 SETTLE_S = 0.5
-"""After a pair is woken: the agent looks at once at whatever stood still for so long."""
+"""After a pair is resumed: the agent immediately polls ranks that stood still for so long."""
 
 
 class Pair:

@@ -1,4 +1,4 @@
-"""One rank of `overhead.py`: an ordinary torch script that works when it is told to.
+"""One rank of `overhead.py`: an ordinary torch script that works on request.
 
 A line on stdin is one order, a line of JSON on stdout the answer. Rank 0's clock ends a segment:
 the reduced tensor carries its word to all, so that every rank does the same number of steps.

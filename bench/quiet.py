@@ -1,4 +1,4 @@
-"""The hour of `bench/soak.py --quiet`: healthy jobs, the shipped alerts, and nobody to be paged.
+"""The hour of `bench/soak.py --quiet`: healthy jobs, the shipped alerts, and no critical alert.
 
 Three real training jobs of two Gloo ranks each, one agent, one service and the real Prometheus with
 the shipped rules, all as the documentation sets them up. The jobs do what jobs do: rank 0 saves

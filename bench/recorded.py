@@ -1,8 +1,8 @@
 """What `frd analyze --memory` takes for recorded samples: a file a rank, one job whose memory ends.
 
-Run as a program of its own on one core, files warm in the page cache, its start not counted; the
-fastest of a few runs, for the others tell of the machine. Each event is one sample of a rank; it
-has five counters, of which two become series.
+Runs as a separate process on one core, with the files in the page cache; its start is not counted.
+The fastest of a few runs counts, because the others measure the machine. Each event is one sample
+of a rank; it has five counters, of which two become series.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a bench tells its figures: one JSON object for programs, a line a figure for people."""
+"""Output of a bench: one JSON object for programs, or a line per figure for people."""
 
 from __future__ import annotations
 

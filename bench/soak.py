@@ -5,7 +5,7 @@ and has nothing wrong with it. Agents are killed and started again every few sec
 now and then in the first half; a quarter of the agents, and the service of the second half, live
 on so that growth of their memory can be seen. With ``--partition`` half of the agents are cut off
 for so long in the middle. What must hold: no rank is ever blamed, every row that a rank recorded is
-accounted for, memory does not grow, and all are told of again after a cut. Exit status 1 if not.
+accounted for, memory does not grow, and all are reported again after a cut. Exit status 1 if not.
 
 With ``--quiet`` something else, an hour of ordinary life: see `bench.quiet`.
 """
@@ -48,7 +48,7 @@ SETTLE_S: Final = 60.0
 """Of a process: what it takes in this time is not growth."""
 PATIENCE_S: Final = 180.0
 UNWRITTEN_S: Final = 12.0
-"""Rows are recorded, read by an agent within 7 s and told; what a service has not handed to the
+"""Rows are recorded, read by an agent within 7 s and sent; what a service has not handed to the
 system when it is killed, within the next tick, is not in its journal."""
 MOST_GROWTH: Final = 1024 * 1024
 """Bytes a minute."""
@@ -115,7 +115,7 @@ class Soak:
             if next_sample < now:
                 next_sample = now + SAMPLE_EVERY_S
                 self.watch.look(self.world)
-                self.tell()
+                self.report_progress()
             time.sleep(0.1)
 
     def kill_agent(self, now: float) -> None:
@@ -140,7 +140,7 @@ class Soak:
 
     def partition(self, seconds: float) -> dict[str, float]:
         """Half of the agents are cut off; gives how long until all is as it was: rows and
-        marks, and the lag, of which the metric tells the worst of its last seconds."""
+        marks, and the lag, of which the metric shows the largest of its last seconds."""
         assert self.proxy is not None
         self.all_reported()
         before = set(self.watch.findings)
@@ -148,7 +148,7 @@ class Soak:
         cut = time.monotonic()
         while time.monotonic() < cut + seconds:
             self.watch.look(self.world)
-            self.tell("cut")
+            self.report_progress("cut")
             time.sleep(1.0)
         reporting = self.world.metric("frd_agents_reporting")
         self.proxy.heal()
@@ -167,7 +167,7 @@ class Soak:
         }
 
     def all_reported(self) -> None:
-        """Every agent speaks, and what the ranks have done by now is told."""
+        """Every agent reports, and all rows of the ranks have been sent."""
         agents, steps = len(self.world.agents), self.training.steps
 
         def reported() -> bool:
@@ -175,7 +175,7 @@ class Soak:
 
         until(reported, "agents or rows are missing: see the logs", PATIENCE_S)
 
-    def tell(self, doing: str = "") -> None:
+    def report_progress(self, doing: str = "") -> None:
         if sys.stderr.isatty():
             passed = (time.monotonic() - self.watch.began) / 60
             kills = ", ".join(f"{n} {who}" for who, n in self.watch.kills.items())

@@ -24,7 +24,7 @@ def configure(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if form == "json" else _text_lines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Its start and stop are part of ours, and it warns of each request that is none: anybody can
+    # Its start and stop are part of ours, and it warns of each invalid request: any client can
     # send those.
     logging.getLogger("uvicorn").setLevel("ERROR")
 

@@ -30,7 +30,7 @@ def main() -> int:
     parts: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for name, file in files.items():
         parts[_part(name)].append(file["summary"])
-    short = [part for part, summaries in sorted(parts.items()) if not _told(part, summaries)]
+    short = [part for part, summaries in sorted(parts.items()) if not _is_covered(part, summaries)]
     for name, file in sorted(files.items()):
         if left := [*map(str, file["missing_lines"]), *_branches(file)]:
             print(f"  {name}: {', '.join(left)}")
@@ -55,7 +55,7 @@ def _measured() -> dict[str, dict[str, Any]]:
     return files
 
 
-def _told(part: str, summaries: Iterable[dict[str, Any]]) -> bool:
+def _is_covered(part: str, summaries: Iterable[dict[str, Any]]) -> bool:
     """Print the line of a part; whether enough of it was run."""
     total: defaultdict[str, int] = defaultdict(int)
     for summary in summaries:

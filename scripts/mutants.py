@@ -49,8 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     if ran.returncode:
         return ran.returncode
     command = [*mutmut, "results", "--all", "true"]
-    told = subprocess.run(command, cwd=WORK, check=True, capture_output=True, text=True).stdout
-    results = _RESULT.findall(told)
+    output = subprocess.run(command, cwd=WORK, check=True, capture_output=True, text=True).stdout
+    results = _RESULT.findall(output)
     for name, result in results:
         if result != "killed":
             print(f"{result:10} {name}")

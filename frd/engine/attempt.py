@@ -412,11 +412,11 @@ class Attempt:
 
     @property
     def disagrees(self) -> bool:
-        """There are mismatch facts; cheap, unlike telling them."""
+        """There are mismatch facts; cheap, unlike computing them."""
         return self._collectives.disagrees
 
     def snapshot(self, now: AlignedNs) -> Snapshot:
-        """Where every rank stands; nothing in it changes afterwards."""
+        """Progress of every rank; immutable."""
         self._collectives.settle(now)
         ops, ends_early = self._collectives.ops(), self._collectives.ends_early
         return Snapshot(

@@ -148,7 +148,7 @@ NO_CALLS: Final = _no_calls()
 
 
 def calls_of(entries: RankTrace, rows: Int64s, pair: Int32s, state: States, cut: Bools) -> Calls:
-    """Each of `rows` as a call of its own; they are sorted by pair.
+    """Each of `rows` as a separate call; they are sorted by pair.
 
     `cut`: entries of the same call may be missing before this row.
     """

@@ -7,7 +7,7 @@ opaque here: `frd.service.journal.replay` decodes it.
 
 A segment is a file, and not rows of one database, because the journal then stays within its bounds
 by deleting files: that costs nothing (SQLite would visit every page), works on a full disk, returns
-the space at once, and damage is confined to one segment.
+the space immediately, and damage is confined to one segment.
 
 Crash safety: each batch is a transaction in WAL mode. A killed process loses only what it had not
 passed to `append`. After a power loss the batches since the last checkpoint of the write-ahead log

@@ -101,7 +101,7 @@ def _clocks() -> list[Panel]:
     return [
         graph(
             "Uncertainty of clocks",
-            "Half the width of the interval in which a node's offset lies, the ten worst. Of two "
+            "Half the width of the interval of a node's offset, the ten worst. Of two "
             "events closer together than both uncertainties, frd does not say which came first.",
             {"{{node}}": "topk(10, frd_clock_uncertainty_seconds)"},
             width=8,

@@ -1,7 +1,7 @@
 """What frd's dashboards have in common: one look, one way to ask, one way to link.
 
 The panels themselves stand in `fleet`, `job` and `health`. Everything that Grafana would decide by
-itself and decide badly is decided here: units, what stands in place of nothing, how many series a
+itself and decide badly is decided here: units, the text for missing data, how many series a
 panel may draw (queries say ``topk`` and ``bottomk``), where the name of a job leads, and that every
 panel says what it means.
 """

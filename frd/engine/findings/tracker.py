@@ -6,29 +6,23 @@ findings of a kind live is a `Lifetime`; these are the rules in force:
 
 stall, order, mismatch
     Same incident: the claim names the same ranks, or shares what is stuck; findings merge. Opens:
-    at once if reports of different age cannot fake the reason, else after 1.5 s; not while an exit
-    of a named rank is being judged. Changes: to more or surer suspects that have lasted 1.5 s.
+    immediately if reports of different age cannot fake the reason, else after 1.5 s; not while an
+    exit of a named rank is being judged. Changes: to more or surer suspects that have lasted 1.5 s.
     Closes: unseen for `close_after_s`, unless a rank of it exited; merged; or succeeded by a
     finding about what waits now. After a restart it also needs a report of every rank that waited.
-    Critical: after `critical_after_s`.
-rank_lost
-    Same: as above, and what begins later is its consequence. Opens: when an exit is judged, unless
-    an open finding explains it; each exit once. Changes: only which ranks wait. Closes: with its
-    attempt; 60 s after a restart if no agent reports on the attempt. Critical: as above; after a
-    restart, once the exit is seen again.
-straggler
-    Same: the set of ranks. Opens: when a window shows it. Changes: with each window; an event once
-    a window's length. Closes: when it costs less than half of what opens one, is held up by others
-    or part of another; after a restart, when no window has shown it. Never critical.
-memory_spike, oom
-    Same: the number of the incident. Opens, changes and closes: when the memory's incidents do.
-    An oom is critical from the start.
-clock_unsynchronized
-    Same: the ranks of the nodes. Opens: when the detector claims it. Closes: at the first look
-    without it; after a restart, after twice `clock_unsynchronized_after_s`. Never critical.
-all
-    Expire when no look has shown them for `lost_close_after_s`. A finding that was closed by hand
-    stays known until its trouble is over, so that the same trouble opens no other finding.
+    Critical: after `critical_after_s`. rank_lost Same: as above, and what begins later is its
+    consequence. Opens: when an exit is judged, unless an open finding explains it; each exit once.
+    Changes: only which ranks wait. Closes: with its attempt; 60 s after a restart if no agent
+    reports on the attempt. Critical: as above; after a restart, once the exit is seen again.
+    straggler Same: the set of ranks. Opens: when a window shows it. Changes: with each window; an
+    event once a window's length. Closes: when it costs less than half of what opens one, is held up
+    by others or part of another; after a restart, when no window has shown it. Never critical.
+    memory_spike, oom Same: the number of the incident. Opens, changes and closes: when the memory's
+    incidents do. An oom is critical from the start. clock_unsynchronized Same: the ranks of the
+    nodes. Opens: when the detector claims it. Closes: at the first look without it; after a
+    restart, after twice `clock_unsynchronized_after_s`. Never critical. all Expire when no look has
+    shown them for `lost_close_after_s`. A finding that was closed by hand stays known until its
+    trouble is over, so that the same trouble opens no other finding.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
 
 
 def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
-    """High if the agent has positive evidence. A recorder that does not answer is none, and a rank
-    whose exception blames a peer is hardly the first cause."""
+    """High if the agent has positive evidence. A recorder that does not answer is not enough, and a
+    rank whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.waits.row(rank)
     detail = text.clean(snapshot.detail[row])
     since = AlignedNs(int(snapshot.state_since[row]))
@@ -127,7 +127,7 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
 
 
 def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]:
-    """An agent that stopped reporting is weak evidence; any other doubt is none."""
+    """An agent that stopped reporting is weak evidence; any other doubt is no evidence."""
     match doubt.why:
         case Why.DISCONNECTED:
             confidence = Confidence.MEDIUM

@@ -312,7 +312,7 @@ class Graph:
         return [self._opposite(wait, peer)]
 
     def _opposite(self, wait: Wait, peer: Node) -> Node:
-        """The other end of a channel, which delays `wait` by where it stands. P2P ops have no seq:
+        """The other end of a channel, for which `wait` waits. P2P ops have no seq:
         if the peer has moved since the last report of the waiting rank, it may have posted its
         op, and both may be further by now."""
         if isinstance(peer, Member) and not self._is_known_until(
@@ -336,7 +336,7 @@ class Graph:
         return self.present(rank)
 
     def present(self, rank: int) -> Node:
-        """A rank that delays others by where it stands."""
+        """A rank for which others wait."""
         why = None if self.is_gone(rank) else self.why_unknown(rank)
         return Member(rank) if why is None else Doubt(rank, why)
 

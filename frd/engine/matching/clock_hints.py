@@ -82,15 +82,17 @@ class ClockHint:
         return self.slack_ns + self.early_uncertainty_ns
 
 
-def clock_hints(closed: RetiredCollectives, telling: Bools, ranks: RankTable) -> list[ClockHint]:
-    """Bounds from the collectives that are `telling`: all members joined, and none could complete
-    before the last one.
+def clock_hints(
+    closed: RetiredCollectives, synchronized: Bools, ranks: RankTable
+) -> list[ClockHint]:
+    """Bounds from the collectives that are `synchronized`: all members joined, and none could
+    complete before the last one.
 
     Of two clocks only the tightest bound, and none that is looser than what is known already.
     """
     slack = closed.first_completed - closed.last_created
     known = ranks.uncertainty_ns[ranks.uncertainty_ns < UNKNOWN_NS]
-    row = np.flatnonzero(telling & (slack < known.max(initial=0)))
+    row = np.flatnonzero(synchronized & (slack < known.max(initial=0)))
     if not len(row):
         return []
     slack = slack[row]

@@ -53,7 +53,7 @@ class Accumulators(GrowingColumns):
 
 
 class SeqWindows(GrowingColumns):
-    """Where each group's chunk lies, and which seqs it covers."""
+    """Position of each group's chunk, and the seqs that it covers."""
 
     base: Int64s = column(np.int64)
     capacity: Int64s = column(np.int64)
@@ -63,7 +63,7 @@ class SeqWindows(GrowingColumns):
     high: Int64s = column(np.int64)
     """One beyond the highest; equal to `low` when nothing was ever open."""
     done: Int64s = column(np.int64, -1)
-    """Everything up to here was retired or evicted; what comes of it later is too late."""
+    """Everything up to here was retired or evicted; later rows of it are too late."""
     freed_at: Int64s = column(np.int64)
     """When the last of these was over, 0 when unknown."""
 

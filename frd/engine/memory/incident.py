@@ -130,7 +130,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An allocation that failed, or a kill for want of memory, at an aligned time."""
+    """An allocation that failed, or an out-of-memory kill, at an aligned time."""
 
     event: MemoryEvent
     at: AlignedNs

@@ -5,7 +5,7 @@ which it began, or half a second later. A rank that is named then stays named: l
 that another rank rose as early, which makes a tie, or later, which makes it a victim. Ranks whose
 samples are missing over the onset stay unknown until their samples arrive.
 
-An allocation that fails opens an incident of its own kind, in which the rises before it are the
+A failed allocation opens an incident of a separate kind, in which the rises before it are the
 first causes; it takes over from an open one that had foreseen it.
 """
 

@@ -125,7 +125,7 @@ def complete(pairs: PairTable, runs: PairRuns, as_of: int, now: AlignedNs) -> bo
 def join(pairs: PairTable, runs: PairRuns, created: Int64s) -> bool:
     """Raise `enqueued`, and find out when the oldest outstanding op was enqueued.
 
-    Where no row shows the exact time, an earlier time stands until the next watermark message.
+    Where no row shows the exact time, an earlier time is used until the next watermark message.
     """
     moved = False
     for pair, first, last, start, count in zip(

@@ -4,7 +4,7 @@ An honest dump is made of scalars, strings, lists, tuples, dicts and the memo. A
 bytes admits the opcodes of those and nothing else, so no import, no call and no state setter ever
 reaches the virtual machine; it also bounds memo indexes, because CPython allocates a memo of
 whatever size a single opcode names. Then the C unpickler does the work, with a `find_class` that
-raises all the same. The scan costs about as much as the load; a virtual machine in Python would
+raises anyway. The scan costs about as much as the load; a virtual machine in Python would
 cost ten times that.
 
 Strings that are no valid UTF-8 (a thread name that the kernel cut inside a character) get question

@@ -26,7 +26,7 @@ _TRIALS = 16
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Parallel columns, one row a completed call, in the time of its own clock."""
+    """Parallel columns, one row per completed call, in its own clock's time."""
 
     clock: Int64s
     collective: Int64s

@@ -1,6 +1,6 @@
 """A rank without torch: it writes a tap's files and answers like torch's worker server.
 
-It stands in for a real rank where torch is not installed, and in tests. Several may live in one
+It replaces a real rank if torch is not installed, and in tests. Several may live in one
 process. Nothing is communicated: the caller says when the rank enters and leaves a collective, and
 the recorder reports it as Gloo's Flight Recorder does (entries stay `scheduled`, `retired` says
 completed).
