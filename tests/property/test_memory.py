@@ -11,7 +11,7 @@ import pytest
 from frd.engine.memory import Memory
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
-from frd.model import Confidence, Float64s, Int32s, Int64s, SeriesInfo, SeriesKind
+from frd.model import Confidence, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, S, at
 from tests.world.seeds import seeds
 
@@ -191,11 +191,13 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> lis
             if first < stop:
                 part = slice(first, stop)
                 refused = memory.observe(
-                    feed.handles,
-                    np.full(len(feed.handles), CAPACITY),
-                    feed.begin[part],
-                    feed.end[part],
-                    feed.node.values[:, part],
+                    MemoryColumns(
+                        feed.handles,
+                        np.full(len(feed.handles), CAPACITY),
+                        feed.begin[part],
+                        feed.end[part],
+                        feed.node.values[:, part],
+                    ),
                     at(second),
                 )
                 assert refused == 0

@@ -16,6 +16,7 @@ from frd.model import (
     FindingState,
     Int64s,
     Kind,
+    MemoryColumns,
     RankInfo,
     RankState,
     SeriesInfo,
@@ -170,7 +171,9 @@ def leak_told_after_s(policy: Policy, other: Policy, at_s: int) -> int:
         values = ((40 + 0.02 * times) * GIB).astype(np.int64)[None]
         begin = EPOCH + np.round(times * SECOND).astype(np.int64)
         capacity = np.array([80 * GIB])
-        memory.observe(series, capacity, begin, begin + 1_000, values, at(second + 1))
+        memory.observe(
+            MemoryColumns(series, capacity, begin, begin + 1_000, values), at(second + 1)
+        )
         if memory.advance(at(second + 1)):
             return second
         if second == at_s:

@@ -15,6 +15,7 @@ from frd.model import (
     Confidence,
     Int64s,
     Kind,
+    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -515,11 +516,13 @@ def observe(
 ) -> int:
     """Samples of one series, within its first minute; how many were refused."""
     return memory.observe(
-        np.array([handle], np.int32),
-        np.array([capacity], np.int64),
-        begin.astype(np.int64),
-        begin.astype(np.int64) + S // 1000,
-        values.reshape(1, -1).astype(np.int64),
+        MemoryColumns(
+            np.array([handle], np.int32),
+            np.array([capacity], np.int64),
+            begin.astype(np.int64),
+            begin.astype(np.int64) + S // 1000,
+            values.reshape(1, -1).astype(np.int64),
+        ),
         at(60),
     )
 

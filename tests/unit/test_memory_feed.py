@@ -76,8 +76,8 @@ def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPat
     stream = declared(service.stream())
     seen: list[tuple[Int64s, Int64s]] = []
 
-    def observe(_: Memory, *columns: Int64s) -> int:
-        seen.append((columns[2], columns[3]))
+    def observe(_: Memory, columns: MemoryColumns, now: AlignedNs) -> int:
+        seen.append((columns.begin_ns, columns.end_ns))
         return 0
 
     monkeypatch.setattr(Memory, "observe", observe)

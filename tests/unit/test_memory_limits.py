@@ -6,7 +6,16 @@ import numpy as np
 
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
-from frd.model import Change, Int64s, Kind, MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo
+from frd.model import (
+    Change,
+    Int64s,
+    Kind,
+    MemoryColumns,
+    MemoryEvent,
+    MemoryEventKind,
+    NodeNs,
+    SeriesInfo,
+)
 from frd.model import SeriesKind as Series
 from tests.world.memory import EPOCH, GIB, Job, Row, S, at, level, play, plus, ramp
 
@@ -26,7 +35,7 @@ def observe(memory: Memory, handles: list[int], times: list[float], values: Int6
     begin = EPOCH + np.round(np.array(times) * S).astype(np.int64)
     capacity = np.full(len(handles), CAPACITY, np.int64)
     series = np.array(handles, np.int32)
-    return memory.observe(series, capacity, begin, begin + 1000, values, at(60))
+    return memory.observe(MemoryColumns(series, capacity, begin, begin + 1000, values), at(60))
 
 
 def out_of_memory(memory: Memory, rank: int, second: float, told: float) -> None:
@@ -75,7 +84,7 @@ def test_series_that_were_turned_away_do_not_hide_others() -> None:
     assert observe(memory, [-1, 0], [0.1], np.array([[5], [6]])) == 0
     none = np.array([-1], np.int32)
     table = np.full((1, 1), EPOCH + S)
-    assert memory.observe_table(none, np.array([CAPACITY]), table, table, table) == 0
+    assert memory.observe_table(MemoryColumns(none, np.array([CAPACITY]), table, table, table)) == 0
     memory.advance(at(1))
     assert memory.view().used.tolist() == [6]
 

@@ -8,7 +8,16 @@ import pytest
 from frd.engine.memory import Memory
 from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
-from frd.model import Change, Kind, MemoryEvent, MemoryEventKind, NodeNs, SeriesInfo, SeriesKind
+from frd.model import (
+    Change,
+    Kind,
+    MemoryColumns,
+    MemoryEvent,
+    MemoryEventKind,
+    NodeNs,
+    SeriesInfo,
+    SeriesKind,
+)
 from tests.world.memory import (
     EPOCH,
     GIB,
@@ -73,7 +82,9 @@ def test_moments_at_which_nobody_read_it_are_none_within_the_band() -> None:
         values = np.array([[GIB] * 10, sizes])
         capacity = np.full(2, 64 * GIB)
         read = begin + S // 1000
-        memory.observe(handles.astype(np.int32), capacity, begin, read, values, at(second))
+        memory.observe(
+            MemoryColumns(handles.astype(np.int32), capacity, begin, read, values), at(second)
+        )
         told += memory.advance(at(second + 1))
     (rise,) = only(told).first
     assert seconds(rise.onset[0]) <= 29.9
@@ -106,7 +117,9 @@ def test_nobody_knows_what_is_left_of_a_device_of_unknown_size() -> None:
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         values = np.full((1, 10), 2 * GIB + max(0, second - 20) * GIB)
         read = begin + S // 1000
-        memory.observe(handle, np.zeros(1, np.int64), begin, read, values, at(second))
+        memory.observe(
+            MemoryColumns(handle, np.zeros(1, np.int64), begin, read, values), at(second)
+        )
         told += memory.advance(at(second + 1))
     event = MemoryEvent(0, MemoryEventKind.OOM, NodeNs(0), "GPU-1", GIB)
     memory.event(event, at(29.9), S // 1000, at(30))

@@ -6,7 +6,7 @@ import numpy as np
 
 from frd.engine.memory import Memory
 from frd.engine.memory.verdict import MemoryVerdict
-from frd.model import Int64s
+from frd.model import Int64s, MemoryColumns
 from tests.world.memory import (
     GIB,
     MIB,
@@ -43,7 +43,7 @@ def by_table(job: Job) -> list[MemoryVerdict]:
     told: list[MemoryVerdict] = []
     for second in range(1, int(job.until) + 3):
         begin, end, values = _table(job, second)
-        assert memory.observe_table(rows, capacity, begin, end, values) == 0
+        assert memory.observe_table(MemoryColumns(rows, capacity, begin, end, values)) == 0
         told += memory.advance(at(second))
     return told
 
@@ -82,5 +82,7 @@ def test_a_table_refuses_what_cannot_be() -> None:
     begin = np.array([[10, 20, 20, 30, 40], [1, 2, 3, 4, 5]]) * S
     end = begin + np.array([[1, 1, 1, -1, 1], [1] * 5])
     values = np.array([[GIB, -7, GIB, GIB, 999 * GIB], [GIB] * 5])
-    assert memory.observe_table(rows, np.array([80 * GIB, 0]), begin, end, values) == 4
+    assert (
+        memory.observe_table(MemoryColumns(rows, np.array([80 * GIB, 0]), begin, end, values)) == 4
+    )
     assert memory.view().used.tolist() == [GIB]

@@ -23,6 +23,7 @@ from frd.model import (
     Flags,
     GroupInfo,
     Kind,
+    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -63,7 +64,8 @@ class Job:
                 values = curve(times).clip(0, 16 * GIB).astype(np.int64)
                 capacity = np.array([16 * GIB])
                 self.attempt.memory.observe(
-                    handle, capacity, begin, begin + S // 1000, values[None], at(self.second)
+                    MemoryColumns(handle, capacity, begin, begin + S // 1000, values[None]),
+                    at(self.second),
                 )
             for tick in range(4):
                 events += self.engine.advance(at(self.second + tick / 4))

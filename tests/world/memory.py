@@ -18,6 +18,7 @@ from frd.model import (
     AlignedNs,
     Float64s,
     Int64s,
+    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -170,11 +171,13 @@ class _Feed:
         self._done = stop
         if part.start < part.stop:
             refused = self._memory.observe(
-                self._series,
-                self._capacity,
-                self._begin[part],
-                self._end[part],
-                self._values[None, part],
+                MemoryColumns(
+                    self._series,
+                    self._capacity,
+                    self._begin[part],
+                    self._end[part],
+                    self._values[None, part],
+                ),
                 now,
             )
             assert refused == 0

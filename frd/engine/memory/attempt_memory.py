@@ -25,8 +25,8 @@ from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,
-    Int32s,
     Int64s,
+    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     SeriesInfo,
@@ -103,48 +103,37 @@ class Memory:
         tensors = series.kind[near] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
         series.watched[near] = ~tensors | (len(kinds) == 1)
 
-    def observe(
-        self,
-        series: Int32s,
-        capacity: Int64s,
-        begin: Int64s,
-        end: Int64s,
-        values: Int64s,
-        now: AlignedNs,
-    ) -> int:
+    def observe(self, columns: MemoryColumns, now: AlignedNs) -> int:
         """Samples of S series of one node at T moments; returns how many were refused.
 
-        `series` and `capacity` are (S,), `values` is (S, T) in bytes, -1 for no sample. `begin` and
-        `end` are (T,) aligned ns, widened by the uncertainty of the clock: a value was read between
-        the two. Refused are values that are negative or absurd, and moments that do not rise or lie
-        in the future. `advance` evaluates the samples of all nodes together.
+        `columns` has the engine's handles; its times are aligned and widened by the uncertainty of
+        the clock. Refused are values that are negative or absurd, and moments that do not rise or
+        are of the future. It only checks and keeps the samples; `advance` evaluates those of all
+        nodes together.
         """
-        row = series.astype(np.int64)
+        row, capacity = columns.series.astype(np.int64), columns.capacity
+        begin, end, values = columns.begin_ns, columns.end_ns, columns.values
         if not values.size:
             return 0
-        ahead = begin > now + _AHEAD_NS
-        if ahead.any():
+        refused = 0
+        if (ahead := begin > now + _AHEAD_NS).any():
             refused = int((values[:, ahead] != -1).sum())
-            kept = begin[~ahead], end[~ahead], values[:, ~ahead]
-            return refused + self.observe(series, capacity, *kept, now)
-        if row.min() < 0:
-            known = row >= 0
-            if not known.any():
-                return 0
+            begin, end, values = begin[~ahead], end[~ahead], values[:, ~ahead]
+        known = row >= 0
+        if not known.any() or not values.size:
+            return refused
+        if not known.all():
             row, capacity, values = row[known], capacity[known], values[known]
-        return self._inbox.put(row, capacity, begin, end, values)
+        return refused + self._inbox.put(row, capacity, begin, end, values)
 
-    def observe_table(
-        self, series: Int32s, capacity: Int64s, begin: Int64s, end: Int64s, values: Int64s
-    ) -> int:
-        """The same for series of many nodes in one call, each with its own moments: `begin` and
-        `end` are (S, T) too, and span at most two seconds. Times never fall, also where there is
-        no sample."""
-        known = series >= 0
+    def observe_table(self, columns: MemoryColumns) -> int:
+        """The same for series of many nodes, each with its own moments: `begin_ns` and `end_ns` are
+        (S, T) too, of no more than two seconds. Times go on where no sample is, and do not fall."""
+        row, known = columns.series.astype(np.int64), columns.series >= 0
         if not known.any():
             return 0
-        row = series[known].astype(np.int64)
-        return self._inbox.put_table(row, capacity[known], begin[known], end[known], values[known])
+        begin, end, values = columns.begin_ns[known], columns.end_ns[known], columns.values[known]
+        return self._inbox.put_table(row[known], columns.capacity[known], begin, end, values)
 
     def event(self, event: MemoryEvent, at: AlignedNs, uncertainty_ns: int, now: AlignedNs) -> None:
         """An allocation failed, the kernel killed, a device is lost: at most `uncertainty_ns`

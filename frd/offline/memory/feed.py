@@ -22,6 +22,7 @@ from frd.engine.state.snapshot import Bools
 from frd.model import (
     AlignedNs,
     Int64s,
+    MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
     NodeNs,
@@ -157,13 +158,14 @@ class Feed:
         # A lane with fewer samples than others repeats its last one.
         np.maximum.accumulate(begin, axis=1, out=begin)
         np.maximum.accumulate(end, axis=1, out=end)
-        self.refused += self._attempt.memory.observe_table(
-            self._series[lanes].ravel(),
-            np.repeat(self._capacity[lanes], _COLUMNS),
-            np.repeat(begin, _COLUMNS, axis=0),
-            np.repeat(end, _COLUMNS, axis=0),
-            values.transpose(0, 2, 1).reshape(-1, shape[1]),
+        columns = MemoryColumns(
+            series=self._series[lanes].ravel(),
+            capacity=np.repeat(self._capacity[lanes], _COLUMNS),
+            begin_ns=np.repeat(begin, _COLUMNS, axis=0),
+            end_ns=np.repeat(end, _COLUMNS, axis=0),
+            values=values.transpose(0, 2, 1).reshape(-1, shape[1]),
         )
+        self.refused += self._attempt.memory.observe_table(columns)
 
     def _declare(self, at: int, now: AlignedNs) -> None:
         """The series of a lane that begins: by column of `Recorded.values`, -1 for none."""

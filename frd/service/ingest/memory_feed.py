@@ -56,14 +56,14 @@ class MemoryFeed:
         if (attempt := self._attempts[int(batch.series[0])]) is None:
             return
         slack_ns = UNKNOWN_UNCERTAINTY_NS if uncertainty_ns is None else uncertainty_ns
-        self._refused += attempt.memory.observe(
-            self._handles.take(batch.series),
-            batch.capacity,
-            begin - slack_ns,
-            begin + (batch.end_ns - batch.begin_ns + slack_ns),
-            batch.values,
-            now,
+        columns = MemoryColumns(
+            series=self._handles.take(batch.series),
+            capacity=batch.capacity,
+            begin_ns=begin - slack_ns,
+            end_ns=begin + (batch.end_ns - batch.begin_ns + slack_ns),
+            values=batch.values,
         )
+        self._refused += attempt.memory.observe(columns, now)
 
     def take_refused(self) -> int:
         """Samples since the last call that cannot be true."""
