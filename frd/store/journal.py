@@ -166,12 +166,12 @@ class Journal:
             )
         log_bytes = min(_WAL_BYTES, self._limits.total_bytes // _SEGMENTS_PER_BOUND)
         os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        try:
+        with contextlib.ExitStack() as undo:  # a part of a preamble would be misread
+            undo.callback(_delete, self._path)
             db = _connect(self._path, log_bytes)
+            undo.callback(db.close)
             self._insert(db, preamble, is_preamble=is_repeated)
-        except BaseException:  # a part of a preamble would be misread
-            _delete(self._path)
-            raise
+            undo.pop_all()
         self._db = db
         self.error = ""
         return db

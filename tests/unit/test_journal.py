@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
@@ -130,6 +131,19 @@ def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
     assert target.dropped == 0
     assert [r for r in reading if r != HELLO] == [message(n, 5_000) for n in range(1, 60)]
     target.close()
+
+
+def test_segments_that_go_while_they_are_read(tmp_path: Path) -> None:
+    """The writer deletes what the reader has not reached: a warning, and the next preamble."""
+    target = journal(tmp_path, preamble=lambda: [HELLO])
+    write(target, (message(n) for n in range(30)))
+    target.close()
+    warnings: list[str] = []
+    reading = read(tmp_path, warnings.append)
+    next(reading)
+    segments(tmp_path)[1].unlink()
+    assert [record.kind for record in reading].count(RecordKind.START) == 1
+    assert len(warnings) == 1
 
 
 def test_oldest_segments_go_first(tmp_path: Path) -> None:
@@ -364,9 +378,17 @@ def test_full_disk_drops_and_recovers(disk: Path) -> None:
     target.append([message(2, 10_000), message(2, 10_000)])
     assert "free some space" in target.error
     assert target.dropped == 2
-    filler.unlink()
     write(target, [message(3)])
     assert target.dropped == 3, "not yet tried again"
+    open_files = len(os.listdir("/proc/self/fd"))
+    for second in (20, 40):
+        at = AlignedNs(NOW + second * 1_000_000_000)
+        write(target, [Record(RecordKind.MESSAGE, at, 7, b"lost")])
+        assert "free some space" in target.error
+    assert target.dropped == 5
+    assert len(segments(disk)) == 1, "a part of a preamble stays"
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    filler.unlink()
     later = Record(RecordKind.MESSAGE, AlignedNs(NOW + 60_000_000_000), 7, b"later")
     write(target, [later])
     assert target.error == ""
