@@ -1,6 +1,7 @@
 """What is known of one attempt: ranks, groups, watermarks and P2P ops in flight, as columns.
 
-Entry points: `tables` (the columns themselves), `snapshot` (an immutable view of one moment,
-which the detectors judge), `status_view` (the same for people). State knows nothing of hangs,
-stragglers or memory.
+Entry points: `tables` (the columns themselves), `entry_batch.EntryRows` and
+`watermarks.WatermarkRows` (what `Attempt.observe_*` takes), `snapshot` (an immutable view of one
+time, the detectors' input), `status_view` (the same for metrics and HTTP). State imports no
+matching and no detector.
 """
