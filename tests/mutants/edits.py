@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,41 +78,53 @@ class Without:
 Edit: TypeAlias = Swap | Without
 
 
-def plant(module: str, function: str, edit: Edit) -> None:
+def plant(package: str, function: str, edit: Edit) -> None:
     """
     Raises:
-        LookupError: the module has no such function, or nothing in it that the edit changes.
+        LookupError: the package has not exactly one such function, or nothing in it fits the edit.
     """
-    found = _find(importlib.import_module(module), function)
+    found = find(package, function)
     tree = ast.parse(textwrap.dedent(inspect.getsource(found)))
     if not edit.apply(tree):
-        raise LookupError(f"{module}.{function}: nothing in it is {edit}")
-    # Flags of the module (annotations) apply as in the original.
-    code = compile(
-        ast.fix_missing_locations(tree), "<mutant>", "exec", found.__code__.co_flags & (1 << 24)
-    )
+        raise LookupError(f"{package}: {function}: nothing in it is {edit}")
+    flags = found.__code__.co_flags & annotations.compiler_flag  # as in its module
+    code = compile(ast.fix_missing_locations(tree), "<mutant>", "exec", flags)
     found.__code__ = _inner(code, found.__name__)
 
 
-def _find(module: ModuleType, name: str) -> FunctionType:
-    """The function, method, class method or property of that name, wherever it is in the module."""
-    owners = [
-        module,
-        *(
-            c
-            for c in vars(module).values()
-            if inspect.isclass(c) and c.__module__ == module.__name__
-        ),
-    ]
-    found = [vars(owner)[name] for owner in owners if name in vars(owner)]
-    if len(found) != 1:
-        raise LookupError(f"{module.__name__}: {len(found)} functions are named {name}")
-    one: Any = found[0]
-    one = one.fget if isinstance(one, property) else getattr(one, "__func__", one)
-    one = inspect.unwrap(one)
+def find(package: str, function: str) -> FunctionType:
+    """A plain function, a method, a class method or a property, in any module of the package.
+
+    Modules may move within the package. `Class.name` is a method; `name` is a function of a module,
+    or, where there is none, a method of any class.
+    """
+    owner, _, name = function.rpartition(".")
+    found: dict[str, list[Any]] = {"function": [], "method": []}
+    for module in _modules(package):
+        own = [one for one in vars(module).values() if _is_of(one, module)]
+        classes = [one for one in own if inspect.isclass(one) and owner in ("", one.__name__)]
+        found["method"] += [vars(one)[name] for one in classes if name in vars(one)]
+        found["function"] += [one for one in own if one is vars(module).get(name) and not owner]
+    fitting = found["function"] or found["method"]
+    if len(fitting) != 1:
+        raise LookupError(f"{package}: {len(fitting)} functions are named {function}")
+    one = fitting[0]
+    made: Any = one.fget if isinstance(one, property) else getattr(one, "__func__", one)
+    one = inspect.unwrap(made)
     if not isinstance(one, FunctionType) or one.__closure__:
-        raise LookupError(f"{module.__name__}.{name}: is no plain function")
+        raise LookupError(f"{package}: {function}: is no plain function")
     return one
+
+
+def _modules(package: str) -> Iterator[ModuleType]:
+    module = importlib.import_module(package)
+    yield module
+    for at in pkgutil.walk_packages(getattr(module, "__path__", []), f"{package}."):
+        yield importlib.import_module(at.name)
+
+
+def _is_of(one: object, module: ModuleType) -> bool:
+    return getattr(one, "__module__", None) == module.__name__
 
 
 def _inner(code: CodeType, name: str) -> CodeType:

@@ -9,4 +9,4 @@ from tests.mutants.table import MUTANTS
 
 if number := os.environ.get("FRD_MUTANT"):
     mutant = MUTANTS[int(number)]
-    plant(mutant.module, mutant.function, mutant.edit)
+    plant(mutant.package, mutant.function, mutant.edit)

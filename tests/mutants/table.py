@@ -14,7 +14,7 @@ class Mutant:
     """`tests` are files of tests/unit, or with their folder, without `test_` and `.py`. One of them
     must fail."""
 
-    module: str
+    package: str
     function: str
     edit: Edit
     tests: str
@@ -22,59 +22,56 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        return f"{self.module.removeprefix('frd.')}.{self.function}"
+        return f"{self.package.removeprefix('frd.')}.{self.function}"
 
 
-_SIGNATURES: Final = "frd.engine.matching.signature_rules"
-_OPEN: Final = "frd.engine.matching.open_collectives"
-_ARRIVALS: Final = "frd.engine.matching.arrivals"
-_OPS: Final = "frd.engine.hangs.ops_in_flight"
-_GRAPH: Final = "frd.engine.hangs.wait_graph"
-_ATTRIBUTION: Final = "frd.engine.hangs.attribution"
-_STRAGGLERS: Final = "frd.engine.stragglers.detection"
-_BOUNDS: Final = "frd.engine.clocks.offset_bounds"
-_CAUSE: Final = "waits cause moment incident incidents_real"
+_MATCHING: Final = "frd.engine.matching"
+_HANGS: Final = "frd.engine.hangs"
+_STRAGGLERS: Final = "frd.engine.stragglers"
+_CLOCKS: Final = "frd.engine.clocks"
+_CAUSE: Final = "waits cause moment incident"
 _LATE: Final = "arrivals judge straggler"
 _MEMORY: Final = "memory_series memory_scenes memory memory_limits"
 
 MUTANTS: Final = (
     # -- matching ------------------------------------------------------------------------------
-    Mutant(_SIGNATURES, "balance", Swap(ast.Sub, ast.Add), "match",
+    Mutant(_MATCHING, "balance", Swap(ast.Sub, ast.Add), "match",
            "what an all_to_all outputs is added to its input instead of compared with it"),
-    Mutant(_SIGNATURES, "is_synchronizing", Swap("any", "all"), "match cause",
+    Mutant(_MATCHING, "is_synchronizing", Swap("any", "all"), "match cause",
            "a coalesced series is only as strict as its laxest part"),
-    Mutant(_OPEN, "_arrive", Swap("maximum", "minimum"), "ring tests/property/ring",
+    Mutant(_MATCHING, "_arrive", Swap("maximum", "minimum"), "ring tests/property/ring",
            "the second to last arrival is accumulated as a minimum"),
-    Mutant(_OPEN, "_span", Swap(ast.Add, ast.Sub), "ring attempt",
+    Mutant(_MATCHING, "_span", Swap(ast.Add, ast.Sub), "ring attempt",
            "a window ends before its last collective"),
-    Mutant(_OPEN, "take", Without("clear"), "ring attempt",
+    Mutant(_MATCHING, "OpenCollectives.take", Without("clear_rows"), "ring attempt",
            "a reused slot starts with the counts of the collective before"),
-    Mutant(_ARRIVALS, "of", Swap("maximum", "minimum"), "arrivals judge straggler clocks",
+    Mutant(_MATCHING, "GroupClocks.of", Swap("maximum", "minimum"),
+           "arrivals judge straggler clocks",
            "arrivals in a group are compared with the uncertainty of its best clock"),
-    Mutant(_ARRIVALS, "charges", Swap("maximum", "minimum"), _LATE,
+    Mutant(_STRAGGLERS, "charges", Swap("maximum", "minimum"), _LATE,
            "a rank is charged for time in which the previous collective still ran"),
-    Mutant(_ARRIVALS, "contradicts", Swap(ast.USub, ast.UAdd), "arrivals clocks",
+    Mutant(_MATCHING, "contradicts", Swap(ast.USub, ast.UAdd), "arrivals clocks",
            "clocks contradict each other while they are within their uncertainty"),
-    Mutant("frd.engine.matching.usual_waits", "united", Swap(ast.LtE, ast.Lt), "pauses attempt",
+    Mutant(_MATCHING, "united", Swap(ast.LtE, ast.Lt), "pauses attempt",
            "one wait that two agents report counts twice"),
     # -- hangs ---------------------------------------------------------------------------------
-    Mutant(_OPS, "_attend", Swap(ast.Add, ast.Sub), "waits cause",
+    Mutant(_HANGS, "_attend", Swap(ast.Add, ast.Sub), "waits cause",
            "a rank that completed the seq before is not inside this one"),
-    Mutant(_OPS, "_attend", Swap("argmin", "argmax"), _CAUSE,
+    Mutant(_HANGS, "_attend", Swap("argmin", "argmax"), _CAUSE,
            "the last rank to join is named as the first"),
-    Mutant(_GRAPH, "absentee", Swap(ast.Add, ast.Sub), _CAUSE,
+    Mutant(_HANGS, "absentee", Swap(ast.Add, ast.Sub), _CAUSE,
            "clock uncertainty speaks against a rank, not for it"),
-    Mutant(_GRAPH, "_is_left", Swap(ast.Or, ast.And), _CAUSE,
+    Mutant(_HANGS, "_is_left", Swap(ast.Or, ast.And), _CAUSE,
            "in an op that synchronizes only a single rank counts as left behind"),
-    Mutant(_GRAPH, "_ripe_at", Swap("last_since", "first_since"), _CAUSE,
+    Mutant(_HANGS, "_ripe_at", Swap("last_since", "first_since"), _CAUSE,
            "an op that a rank has only just joined is judged by its oldest member"),
-    Mutant("frd.engine.hangs.disagreements", "has_majority", Swap(ast.Gt, ast.GtE), _CAUSE,
+    Mutant(_HANGS, "has_majority", Swap(ast.Gt, ast.GtE), _CAUSE,
            "one half of the members is a majority over the other half"),
-    Mutant(_ATTRIBUTION, "_left_inside", Swap(ast.Gt, ast.GtE), _CAUSE,
+    Mutant(_HANGS, "_left_inside", Swap(ast.Gt, ast.GtE), _CAUSE,
            "one agent alone convicts a rank of another agent"),
-    Mutant(_ATTRIBUTION, "_gone", Swap("any", "all"), _CAUSE,
+    Mutant(_HANGS, "_gone", Swap("any", "all"), _CAUSE,
            "a process that is known to be stopped is reported as merely silent"),
-    Mutant("frd.engine.hangs.incidents", "_may_open", Swap("min", "max"), "incident attempts",
+    Mutant("frd.engine.findings", "_is_ripe", Swap("min", "max"), "incident tracker attempts",
            "a verdict that grows is never confirmed"),
     # -- stragglers ----------------------------------------------------------------------------
     Mutant(_STRAGGLERS, "_late", Swap("all", "any"), _LATE,
@@ -82,18 +79,18 @@ MUTANTS: Final = (
     Mutant(_STRAGGLERS, "_excuses", Swap(ast.NotEq, ast.Eq), _LATE,
            "a rank is excused by those that waited for it elsewhere"),
     # -- clocks --------------------------------------------------------------------------------
-    Mutant(_BOUNDS, "__init__", Swap(ast.Sub, ast.Add), "bounds clock",
+    Mutant(_CLOCKS, "OffsetBounds.__init__", Swap(ast.Sub, ast.Add), "bounds clock",
            "the first bound on an offset has the wrong sign"),
-    Mutant(_BOUNDS, "narrow", Swap(ast.LtE, ast.GtE), "bounds clock",
+    Mutant(_CLOCKS, "OffsetBounds.narrow", Swap(ast.LtE, ast.GtE), "bounds clock",
            "of two bounds the looser one is kept"),
-    Mutant("frd.engine.clocks.feasible_line", "_is_cut", Swap(ast.Or, ast.And), "hull clock",
+    Mutant(_CLOCKS, "_is_cut", Swap(ast.Or, ast.And), "hull clock",
            "a line stays although one of its sides excludes it"),
     # -- memory --------------------------------------------------------------------------------
-    Mutant("frd.engine.memory.baseline", "usual", Swap(ast.Sub, ast.Add), _MEMORY,
+    Mutant("frd.engine.memory", "Bins.usual", Swap(ast.Sub, ast.Add), _MEMORY,
            "the oldest samples are taken for the newest"),
-    Mutant("frd.engine.memory.trend", "add", Swap("minimum", "maximum"), _MEMORY,
+    Mutant("frd.engine.memory", "Trend.add", Swap("minimum", "maximum"), _MEMORY,
            "a leak is measured at the peaks of a series, not at its floor"),
-    Mutant("frd.engine.memory.onset", "first_cause", Swap("lo", "hi"), _MEMORY,
+    Mutant("frd.engine.memory", "first_cause", Swap("lo", "hi"), _MEMORY,
            "of ranks whose onsets overlap the first one seen is the culprit"),
     # -- what carries it -----------------------------------------------------------------------
     Mutant("frd.flight.decode", "_new_group", Swap("sorted", "list"),
@@ -101,7 +98,7 @@ MUTANTS: Final = (
            "members of a group are in the order of a set"),
     Mutant("frd.wire.columns", "check_below", Swap(ast.GtE, ast.Gt), "wire",
            "the first index that was not declared is accepted"),
-    Mutant("frd_agent.uplink.outbox", "ack", Swap(ast.LtE, ast.Lt), "outbox dispatch",
+    Mutant("frd_agent.uplink.outbox", "Outbox.ack", Swap(ast.LtE, ast.Lt), "outbox dispatch",
            "the last acknowledged row is sent again, or a row too many is forgotten"),
     Mutant("frd_agent.memory.samples", "rewind", Swap("reversed", "list"), "memory_samples",
            "samples that are sent again go backwards"),
