@@ -1,8 +1,8 @@
-"""The recorders of one rank: which it has, and what they say when asked.
+"""The recorders of one rank: finds them and reads them through the rank's worker server.
 
-A rank may have several (NCCL's and Gloo's are apart), each with its own ring, all behind one
-socket. Reading them is the only thing here that waits. What is read is made into rows by the pure
-`transitions`; the dumps themselves are kept, because a rank that dies takes its rings with it.
+A rank may have several recorders (NCCL's and Gloo's are separate), each with its own ring buffer,
+all behind one socket. `transitions` makes rows of each dump. The last dump of each recorder is
+kept, because the ring buffers are gone when the rank dies.
 """
 
 from __future__ import annotations
