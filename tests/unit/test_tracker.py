@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from frd.engine.engine import Engine
 from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import NEVER, Anchors, Claim, Known, Lifetime, Look, Standing
 from frd.engine.findings.tracker import Tracker
+from frd.engine.policy import Policy
 from frd.model import (
     Activity,
     AlignedNs,
     AttemptKey,
     Change,
     Confidence,
+    Finding,
     FindingEvent,
+    FindingState,
     Kind,
     Reason,
     Suspect,
@@ -196,3 +200,14 @@ def test_a_detector_sees_what_is_open_of_its_kinds() -> None:
     life.tracker.dismiss(opened.finding.id, at(2), "by hand")
     assert life.tracker.known(LIFE.kinds) == Known([opened.finding], set())
     assert life.tracker.known({Kind.OOM}).findings == []
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_finding_of_every_kind_survives_a_restart(kind: Kind) -> None:
+    """The engine restores it, shows it as open, and closes it when nothing new is seen for long."""
+    engine = Engine(Policy())
+    finding = Finding("id", kind, FindingState.OPEN, "job", 0, at(1))
+    engine.restore([finding], at(10))
+    assert [(f.id, f.kind) for f in engine.status_view(at(10)).findings] == [("id", kind)]
+    (closed,) = engine.advance(at(1000))
+    assert (closed.change, closed.finding.id) == (CLOSED, "id")
