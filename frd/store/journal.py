@@ -123,6 +123,8 @@ class Journal:
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
         """Continue with other settings, which are recorded, and within other limits."""
+        if limits != self._limits:  # which also bound a segment's write-ahead log
+            self._finish(at)
         self._settings = settings
         self._limits = limits
         self.append([Record(RecordKind.SETTINGS, at, 0, settings)])
