@@ -47,7 +47,7 @@ class Config(Settings):
     tls_cert_file: Path | None = None
     """Certificate to show to the service, PEM."""
     tls_key_file: Path | None = None
-    """Its key."""
+    """Client private key (PEM)."""
     token_file: Path | None = None
     """File whose first word is the bearer token sent to the service."""
     insecure: bool = False

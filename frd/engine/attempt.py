@@ -333,7 +333,7 @@ class Attempt:
 
     @property
     def has_agents(self) -> bool:
-        """Some agent that speaks for a rank is connected."""
+        """An agent that reports a rank is connected."""
         return bool(self._ranks.connected[: self._ranks.count].any())
 
     @property

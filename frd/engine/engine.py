@@ -116,7 +116,7 @@ class Engine:
                 self._pending += evaluation.supersede(now, reason)
 
     def _make_room(self, now: AlignedNs) -> None:
-        """Forget what is over, or what no agent speaks for, when there are too many attempts."""
+        """Forget attempts that have ended or have no agent, when there are too many attempts."""
         alive = [(k, one) for k, one in self._evaluations.items() if one.attempt is not None]
         if len(alive) < self.policy.max_attempts:
             return

@@ -256,7 +256,7 @@ def _order(graph: Graph, wait: Wait) -> tuple[bool, int, Instance, bool, int]:
 
 
 def _one_each(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Verdicts that name the same rank are one incident; the oldest speaks for them."""
+    """Verdicts that name the same rank are one incident; the oldest is kept."""
     kept: list[Verdict] = []
     for verdict in verdicts:
         named = {b.rank for b in verdict.suspects}

@@ -231,7 +231,7 @@ def _without_dump(trace: Trace) -> tuple[int, ...]:
 def _summary(
     trace: Trace, findings: Sequence[Finding], unproven: Sequence[str], missing: Sequence[int]
 ) -> str:
-    """The first finding speaks for all, for the others are younger."""
+    """The first finding is the summary, because the others are younger."""
     without = f"; no dump of {text.ranks(missing)}" if missing else ""
     if not trace.ranks:
         return "there are no dumps"

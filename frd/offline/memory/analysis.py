@@ -307,7 +307,7 @@ def _clocks(jobs: Sequence[MemoryJob], uncertainty_s: float) -> str:
 
 
 def _summary(findings: Sequence[Finding], jobs: Sequence[MemoryJob]) -> str:
-    """The first finding speaks for all: the others are younger, or over."""
+    """The first finding is the summary: the others are younger, or closed."""
     absent = [rank for job in jobs for rank in job.missing_ranks]
     without = f"; no samples of {text.ranks(absent)}" if absent and len(jobs) == 1 else ""
     if not findings:

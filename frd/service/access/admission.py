@@ -1,7 +1,7 @@
 """Admission of agent streams: identity of the peer, its rights, and limits on streams.
 
 Checked before the first message of a stream is read, so that an unknown peer costs almost nothing.
-A peer is a host, by its address: that is what a cluster can count on before anything is believed.
+A peer is a host, by its address: an address is known before authentication.
 """
 
 from __future__ import annotations

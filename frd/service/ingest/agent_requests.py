@@ -5,7 +5,7 @@ for every rank and wanted part exactly one last `Answer`, with data or with an e
 agent that answers, from the deadline, or from a stream that ends. Pieces are handed on as they
 come, so that a dump of 16,384 ranks never sits in memory whole.
 
-Answers come from agents and are believed in nothing but their bytes: an answer to a question that
+Answers come from agents and are not trusted: an answer to a request that
 was not asked of that stream is dropped.
 """
 

@@ -75,7 +75,7 @@ class Declarations:
         self._speaker = speaker
         self._memory = memory
         self.may_report: Callable[[str], bool] = lambda job: True
-        """Whether the peer may speak for a job."""
+        """Whether the peer may report a job."""
         self.session = ""
         """Of the agent process."""
         self.session_number = -1
