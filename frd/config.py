@@ -58,7 +58,7 @@ class TlsFiles:
     """The service's certificate chain, for gRPC and HTTP."""
     key_file: Path | None = None
     client_ca_file: Path | None = None
-    """Agents must present a certificate of these authorities."""
+    """Agents must present a certificate of this CA."""
     http_client_ca_file: Path | None = None
     """HTTP clients must present one, too. Kubernetes' probes have none, and fail then."""
 

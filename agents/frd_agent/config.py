@@ -41,11 +41,11 @@ class Config(Settings):
     service: str = "127.0.0.1:9373"
     """Where the service listens, HOST:PORT."""
     tls: bool = False
-    """Speak TLS to the service; so does an agent that has `tls_ca_file`."""
+    """Use TLS; `tls_ca_file` and `tls_cert_file` also switch it on."""
     tls_ca_file: Path | None = None
-    """Authorities that the service's certificate may be of, PEM."""
+    """Verify the service with this CA bundle (PEM)."""
     tls_cert_file: Path | None = None
-    """Certificate to show to the service, PEM."""
+    """Client certificate (PEM)."""
     tls_key_file: Path | None = None
     """Client private key (PEM)."""
     token_file: Path | None = None
@@ -59,7 +59,7 @@ class Config(Settings):
     metrics: str = "127.0.0.1:9375"
     """Where /metrics listens, HOST:PORT, or ``off``."""
     node: Annotated[str, Field(max_length=256)] = ""
-    """What to call this node; empty: the host's name."""
+    """Name of this node; empty: the host's name."""
     job: Annotated[str, Field(min_length=1, max_length=1024)] = "dumps"
     """What to call the job of ranks that are known from dump files only."""
     poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.25
