@@ -38,13 +38,15 @@ def _garbage(dice: random.Random, wall_ns: int) -> bytes:
 def _entries(dice: random.Random, wall_ns: int) -> bytes:
     """Of ranks and groups that nobody declared, or with revisions from before."""
     rows = dice.randrange(1, 20)
-    start = dice.choice((0, 1 << 40))
+    # Frozen lives depend on the order in which these are drawn.
+    rank, revision = dice.choice((0, 1, 1 << 20)), dice.choice((1, 1, 1 << 40))
+    group, start = dice.choice((0, 1 << 20)), dice.choice((0, 1 << 40))
     return encode_agent(
         entry_columns(
             range(start, start + rows),
-            rank=dice.choice((0, 1, 1 << 20)),
-            revision=dice.choice((1, 1, 1 << 40)),
-            group=dice.choice((0, 1 << 20)),
+            rank=rank,
+            revision=revision,
+            group=group,
             signature=dice.choice((0, 1 << 20)),
             flags=dice.randrange(16),
             created=wall_ns + dice.randrange(-1000 * S, 1000 * S),
