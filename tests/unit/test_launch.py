@@ -186,7 +186,7 @@ def test_a_command_whose_rank_is_watched_is_settled(
     reported once."""
     commands.record(str(tmp_path), ["torchrun", "train.py"])
     found = [commands.Untapped(7, "python train.py")]
-    monkeypatch.setattr(commands, "untapped", lambda command: ({command.pid}, found))
+    monkeypatch.setattr(commands, "untapped", lambda command, _grace_s: ({command.pid}, found))
     watched, blind = LaunchWatch(tmp_path, set), LaunchWatch(tmp_path, set)
     watched._judge(commands.running(str(tmp_path)), {os.getpid()})
     assert caplog.text == ""

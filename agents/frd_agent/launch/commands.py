@@ -28,7 +28,7 @@ _FOLDER: Final = "commands"
 _LIBRARY: Final = b"/libtorch_cpu.so"
 _MAX_COMMANDS: Final = 1024
 _MAX_WORDS: Final = 4096
-_GRACE_S: Final = 15.0
+GRACE_S: Final = 15.0
 """A process that has just loaded torch may be about to load the tap."""
 
 
@@ -114,7 +114,7 @@ def _read(path: Path, pid: int) -> Command | None:
 # -- processes ---------------------------------------------------------------------------------
 
 
-def untapped(command: Command, grace_s: float = _GRACE_S) -> tuple[set[int], list[Untapped]]:
+def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list[Untapped]]:
     """All processes of a command that runs, and those of them that have loaded torch without the
     tap for longer than `grace_s`; ones that this user may not look into are left out."""
     stats = read_all()

@@ -20,11 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class LaunchWatch:
-    """`living` are the pids of the ranks that the agent watches."""
+    """`living` are the pids of the ranks that the agent watches. A process may have torch without
+    the tap for `grace_s`."""
 
-    def __init__(self, run_dir: Path, living: Callable[[], set[int]]) -> None:
+    def __init__(
+        self, run_dir: Path, living: Callable[[], set[int]], grace_s: float = commands.GRACE_S
+    ) -> None:
         self._directory = str(run_dir)
         self._living = living
+        self._grace_s = grace_s
         self._settled: set[commands.Command] = set()
         """Commands of which a rank has been seen, or a warning has been logged."""
         self._met: dict[commands.Command, float] = {}
@@ -57,7 +61,7 @@ class LaunchWatch:
     def _judge(self, fresh: list[commands.Command], living: set[int]) -> None:
         """Off the event loop: this reads all of /proc."""
         for command in fresh:
-            pids, lost = commands.untapped(command)
+            pids, lost = commands.untapped(command, self._grace_s)
             if pids & living:
                 self._settled.add(command)
                 continue

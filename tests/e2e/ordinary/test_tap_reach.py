@@ -94,13 +94,12 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
 
 @pytest.mark.torch
 def test_ranks_that_the_tap_cannot_reach_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A script empties the environment: the agent names the process that has torch and no tap."""
-    monkeypatch.setattr("frd_agent.launch.watch._GRACE_S", 0.0)
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    watch = LaunchWatch(run_dir, set)
+    watch = LaunchWatch(run_dir, set, grace_s=0.0)
     agent = RunLock(run_dir, Holder())
     assert agent.keep(0.0)
     code = "import torch, sys; print('up', flush=True); sys.stdin.read()"
