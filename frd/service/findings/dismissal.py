@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from frd.errors import StoreError
+from frd.service.journal.settings import decoded
 
 MAX_REASON_CHARS: Final = 1000
 
@@ -30,9 +30,4 @@ class Dismissal:
         Raises:
             StoreError: `data` is not what `encode` gives.
         """
-        try:
-            return msgspec.json.decode(data, type=Dismissal)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"journal: dismissal: {error}: a foreign file, or one of a newer frd"
-            ) from None
+        return decoded(data, Dismissal, "dismissal")

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
 from frd.engine.policy import Policy
 from frd.errors import StoreError
+
+_Form = TypeVar("_Form")
+
+
+def decoded(data: bytes, form: type[_Form], what: str) -> _Form:
+    """A record of the journal that is the JSON of one dataclass; `what` names it in errors.
+
+    Raises:
+        StoreError: `data` is not the JSON of a `form`.
+    """
+    try:
+        return msgspec.json.decode(data, type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"journal: {what}: {error}: a foreign file, or one of a newer frd"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +43,4 @@ class Settings:
         Raises:
             StoreError: `data` is not what `encode` gives.
         """
-        try:
-            return msgspec.json.decode(data, type=Settings)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"journal: settings: {error}: a foreign file, or one of a newer frd"
-            ) from None
+        return decoded(data, Settings, "settings")
