@@ -271,21 +271,34 @@ class Oracle:
         return False
 
     def check_closed(self) -> None:
-        """Nothing is left open. But who comes last to a group that spans pipeline stages, step
-        after step, because its stage is the last to be done, looks like a straggler to everybody
-        who cannot see the sends; so it may be called one, with less than high confidence. And that
-        a rank waits is never taken back by an agent that has lied so."""
+        """Every finding is closed, with two exceptions.
+
+        A rank that is last in a group across pipeline stages, step after step, because its stage
+        finishes last, looks like a straggler to an observer that cannot see the sends: a straggler
+        of less than high confidence may stay open. An agent that lied does not take back that a
+        rank waits, or that one of its ranks exited: such a finding stays open until the attempt
+        ends.
+        """
         has_stages = self._world.scenario.plan.pipeline > 1
         has_liars = bool(self._world.troubles.liars)
         still_open = [
-            f
-            for f in self.findings.values()
-            if f.state is FindingState.OPEN
-            and not (has_stages and f.kind is Kind.STRAGGLER and not _is_certain(f))
-            and not (has_liars and f.kind is Kind.STALL)
+            finding
+            for finding in self.findings.values()
+            if finding.state is FindingState.OPEN
+            and not (has_stages and finding.kind is Kind.STRAGGLER and not _is_certain(finding))
+            and not (has_liars and finding.kind is Kind.STALL)
+            and not self._is_invented_exit(finding)
         ]
         if still_open:
             raise Violation("still open", f"{[(f.kind, f.summary) for f in still_open]}")
+
+    def _is_invented_exit(self, finding: Finding) -> bool:
+        """True if only ranks of lying agents are said to be lost."""
+        run = self._run_of(finding)
+        if run is None or finding.kind is not Kind.RANK_LOST:
+            return False
+        node_of = {rank.rank: rank.node for rank in run.job.ranks}
+        return {node_of[s.rank] for s in finding.suspects} <= set(self._world.troubles.liars)
 
     def check_replay(self, folder: Path) -> None:
         """The journal gives the same findings again; a torn one may lack the last of a life."""

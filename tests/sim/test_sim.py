@@ -35,6 +35,7 @@ REGRESSIONS: dict[int, str] = {
     5220: "stragglers: ranks of one node, told under two guesses at its clock",
     5250: "stragglers: a node that is held up by one of its ranks",
     5634: "confidence: a rank that had just come out of something else was stuck for sure",
+    70174: "liars: an exit that a lying agent invented stays open until the attempt ends",
     7220: "channels: sends that were over when they were read ended none before them",
 }
 """Seeds that found something, and what."""
