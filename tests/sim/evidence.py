@@ -95,7 +95,7 @@ class Evidence:
             case _:
                 is_loss = injected.fault.kind in _LOSSES
                 hidden = _is_eclipsed(injected, run) or _is_erased(injected, run)
-                return not hidden and (is_loss or _somebody_waits(run))
+                return not hidden and (is_loss or _shows_a_wait(injected, run))
 
     def _clear_since(self, began: int) -> int:
         """Since it began, and machines and wire were well, every row has come."""
@@ -185,10 +185,22 @@ def _is_eclipsed(injected: Injected, run: Run) -> bool:
     )
 
 
-def _somebody_waits(run: Run) -> bool:
-    """Visibly: Gloo's recorder tells nothing of sends and receives."""
-    ops = [record.op for rank in run.job.ranks for record in rank.queue]
-    return any(op.dst < 0 for op in ops) or not run.job.plan.hides_p2p
+def _shows_a_wait(injected: Injected, run: Run) -> bool:
+    """A recorder shows a rank that waits because of the fault.
+
+    Gloo's recorder has no sends and receives. With several hangs in such a job, a wait counts only
+    if it is in a collective of a culprit: any other may be due to another hang.
+    """
+    if not run.job.plan.hides_p2p:
+        return True
+    waits = [record.op for rank in run.job.ranks for record in rank.queue]
+    collectives = [op for op in waits if op.dst < 0]
+    hangs = [
+        other for other in run.job.injected if other.fault.kind in _HANGS and other.healed is None
+    ]
+    if len(hangs) < 2 or not injected.culprits:
+        return bool(collectives)
+    return any(injected.culprits & set(op.group.ranks) for op in collectives)
 
 
 def _is_erased(injected: Injected, run: Run) -> bool:
