@@ -244,7 +244,7 @@ class Waits:
         return int(self._enqueued[int(self._first[group]) + at])
 
     def has_forgotten(self, rank: int) -> bool:
-        """It is unknown whether the rank has completed an op that it was in."""
+        """In some group it is unknown which op the rank is in, or whether it has completed it."""
         return rank in self._forgetting
 
     def row(self, rank: int) -> int:

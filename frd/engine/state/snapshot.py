@@ -55,7 +55,8 @@ class GroupSnapshot:
     of a group): their absence proves nothing. None: no member."""
     forgotten: Bools | None = None
     """Members whose open op may be over: the agent session that reported it is gone, and so are the
-    entries. They wait in nothing. None: no member."""
+    entries; or their watermarks were impossible and are cut. They wait in nothing, and it is not
+    certain that they are in no other op. None: no member."""
     moved_at: Int64s | None = None
     """Aligned ns by which the member had reached `started` and `completed`; 0, or None for all,
     when unknown."""

@@ -189,6 +189,7 @@ def groups(
     hidden = _unheard(table, pairs, order, done, ends_early)
     hidden[odd] = True
     forgotten = (enqueued > done) & (head == 0)
+    forgotten[odd] = True  # what else such a member is in is not known either
     bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
     return [
         GroupSnapshot(
