@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frd.engine.hangs.diagnosis import find
+from frd.engine.hangs.diagnosis import diagnose
 from frd.model import Kind, RankState, Reason
 from tests.world.scene import Mark, Scene, ago, named
 
@@ -196,7 +196,7 @@ def test_the_order_of_groups_and_rows_does_not_matter(
         seq=stalls.seq[order],
         since=stalls.since[order],
     )
-    after = find(scene.snapshot(), shuffled, threshold_s=lambda group: scene.threshold_s)
+    after = diagnose(scene.snapshot(), shuffled, threshold_s=lambda group: scene.threshold_s)
     assert [(v.suspects, v.victims, v.since, v.op) for v in after] == before
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.engine.hangs.diagnosis import Verdict
+from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.matching.signature_rules import is_synchronizing
-from frd.engine.state.snapshot import MismatchFact, Stuck
+from frd.engine.state.snapshot import Mismatch, StalledOp
 from frd.model import Confidence, Kind, RankState, Reason, Signature
 from tests.world.scene import Scene, named
 
@@ -125,7 +125,7 @@ def test_a_rank_that_exited_after_it_completed_is_no_cause() -> None:
     assert named(scene.only()) == {2: Reason.CPU_STUCK}
 
 
-def ending(finished_age: float, **rank_one: object) -> Verdict:
+def ending(finished_age: float, **rank_one: object) -> Diagnosis:
     """0 to 2 have been inside dp and pp for 12 seconds; then 3, with whom they were, finished."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     scene.group("pp", [2, 3]).flying(2, "pp", 3, send=True, age=12)
@@ -258,7 +258,7 @@ def test_a_cascade_over_two_layers_of_groups_leads_to_its_root() -> None:
     verdict = scene.only()
     assert named(verdict) == {5: Reason.CPU_STUCK}
     assert verdict.instance == Instance(1, 4)
-    assert verdict.stalled == (Stuck(1, 4), Stuck(2, 2))
+    assert verdict.stalled == (StalledOp(1, 4), StalledOp(2, 2))
     assert verdict.victims == (0, 1, 2, 3, 4, 6, 7)
 
 
@@ -605,7 +605,7 @@ def test_a_receive_from_any_source_matches_a_send() -> None:
 def test_the_minority_of_a_mismatch_is_named() -> None:
     """Three ranks passed all_reduce, 2 passed broadcast: 2 is the suspect, the others victims."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
-    fact = MismatchFact(0, 7, [all_reduce(0, 1, 3), broadcast(2)], "ops differ", complete=True)
+    fact = Mismatch(0, 7, [all_reduce(0, 1, 3), broadcast(2)], "ops differ", complete=True)
     verdict = scene.mismatch(fact).only()
     assert verdict.kind is Kind.MISMATCH
     assert named(verdict) == {2: Reason.MISMATCH}
@@ -619,7 +619,7 @@ def test_the_minority_of_a_mismatch_is_named() -> None:
 def test_a_tie_names_everybody() -> None:
     """Two ranks, two ops: no majority can be wrong about the other."""
     scene = Scene(2).group("dp", [0, 1]).waits("dp", 7, [0, 1])
-    scene.mismatch(MismatchFact(0, 7, [all_reduce(0), broadcast(1)], "ops differ", complete=True))
+    scene.mismatch(Mismatch(0, 7, [all_reduce(0), broadcast(1)], "ops differ", complete=True))
     verdict = scene.only()
     assert named(verdict) == {0: Reason.MISMATCH, 1: Reason.MISMATCH}
     assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
@@ -629,7 +629,7 @@ def test_a_mismatch_outranks_the_absence_that_follows_from_it() -> None:
     """2 mismatched in tp, so 2 and 3 never came to dp: one incident, and it is the mismatch."""
     scene = Scene(4).group("dp", range(4)).group("tp", [1, 2, 3]).waits("dp", 7, [0], 10)
     scene.waits("tp", 3, [1, 2, 3], 12)
-    fact = MismatchFact(1, 3, [all_reduce(1, 3), broadcast(2)], "ops differ", complete=True)
+    fact = Mismatch(1, 3, [all_reduce(1, 3), broadcast(2)], "ops differ", complete=True)
     verdict = scene.mismatch(fact).only()
     assert verdict.kind is Kind.MISMATCH
     assert named(verdict) == {2: Reason.MISMATCH}
@@ -641,7 +641,7 @@ def test_only_the_first_mismatch_of_a_group_counts() -> None:
     """After one skipped call nothing of the group matches any more; the first says it all."""
     scene = Scene(3).group("dp", range(3)).passed("dp", 9, range(3))
     for seq in (9, 8, 7):
-        fact = MismatchFact(0, seq, [all_reduce(0, 2), broadcast(1)], "ops", complete=True)
+        fact = Mismatch(0, seq, [all_reduce(0, 2), broadcast(1)], "ops", complete=True)
         scene.mismatch(fact)
     assert scene.only().instance == Instance(0, 7)
 
@@ -649,7 +649,7 @@ def test_only_the_first_mismatch_of_a_group_counts() -> None:
 def test_sums_that_do_not_balance_name_all_with_little_confidence() -> None:
     """An all_to_all whose members all look alike but put in more than they take out."""
     scene = Scene(2).group("ep", [0, 1]).waits("ep", 1, [0, 1])
-    verdict = scene.mismatch(MismatchFact(0, 1, [all_reduce(0, 1)], "+8", complete=True)).only()
+    verdict = scene.mismatch(Mismatch(0, 1, [all_reduce(0, 1)], "+8", complete=True)).only()
     assert set(named(verdict)) == {0, 1}
     assert {blame.confidence for blame in verdict.suspects} == {Confidence.LOW}
 

@@ -6,7 +6,7 @@ import pytest
 
 from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.matching.signature_rules import difference
-from frd.engine.state.snapshot import MismatchFact
+from frd.engine.state.snapshot import Mismatch
 from frd.model import Kind, Reason, Signature
 from tests.world.scene import Scene, named
 
@@ -14,10 +14,10 @@ REDUCE = Signature("gloo", "all_reduce", ((4,),))
 CAST = Signature("gloo", "broadcast", ((4,),))
 
 
-def fact(group: int, seq: int, odd: int) -> MismatchFact:
+def fact(group: int, seq: int, odd: int) -> Mismatch:
     """One of four ranks passed a broadcast."""
     others = tuple(rank for rank in range(4) if rank != odd)
-    return MismatchFact(group, seq, [(REDUCE, others), (CAST, (odd,))], "op", complete=True)
+    return Mismatch(group, seq, [(REDUCE, others), (CAST, (odd,))], "op", complete=True)
 
 
 @pytest.mark.parametrize("seqs", [(7, 8), (8, 7)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.engine.hangs.diagnosis import find
+from frd.engine.hangs.diagnosis import diagnose
 from frd.model import Confidence, RankInfo, RankState, SeriesInfo, SeriesKind
 from tests.world.job import Job
 
@@ -76,7 +76,7 @@ def test_a_timeout_that_ends_a_rank_convicts_nobody(seq: int) -> None:
     job.run(10)
     assert [suspect.rank for suspect in job.only().suspects] == [3]
     snapshot, stalls = job.attempt.snapshot(job.now), job.attempt.stalls(job.now)
-    (verdict,) = find(snapshot, stalls, threshold_s=job.attempt.threshold_s)
+    (verdict,) = diagnose(snapshot, stalls, threshold_s=job.attempt.threshold_s)
     assert [(b.rank, b.confidence) for b in verdict.suspects] == [(3, Confidence.HIGH)]
 
 

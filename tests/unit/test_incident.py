@@ -11,9 +11,9 @@ from frd.engine.findings.attachments import Evidence
 from frd.engine.findings.claim import Known
 from frd.engine.findings.tracker import Tracker
 from frd.engine.hangs.detector import lifetime_of, look_at
-from frd.engine.hangs.diagnosis import Verdict
+from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Snapshot, StallTable, Stuck
+from frd.engine.state.snapshot import Snapshot, StalledOp, StallTable
 from frd.errors import WireError
 from frd.forms import clock_text
 from frd.model import (
@@ -135,7 +135,7 @@ def test_a_suspect_is_not_exchanged_on_a_passing_sight() -> None:
     assert [s.rank for s in job.events[-1].finding.suspects] == [2]
 
 
-def left_inside() -> tuple[Snapshot, StallTable, Verdict]:
+def left_inside() -> tuple[Snapshot, StallTable, Diagnosis]:
     """Rank 3 is still inside what the others have completed, which may be true for a moment of
     any collective; two groups are stalled."""
     scene = Scene(4).group("dp", range(4)).group("tp", [0, 1])
@@ -145,7 +145,7 @@ def left_inside() -> tuple[Snapshot, StallTable, Verdict]:
     return scene.snapshot(), scene.stalls(), verdict
 
 
-def looked(looks: Sequence[tuple[float, Sequence[Verdict]]]) -> list[list[Change]]:
+def looked(looks: Sequence[tuple[float, Sequence[Diagnosis]]]) -> list[list[Change]]:
     """What is told when verdicts are as they are so many seconds from now."""
     snapshot, stalls, _ = left_inside()
     policy, life = Policy(), lifetime_of(Policy())
@@ -161,7 +161,7 @@ def looked(looks: Sequence[tuple[float, Sequence[Verdict]]]) -> list[list[Change
 def test_what_passes_is_told_when_it_has_not_passed() -> None:
     """A verdict that reports of different age could fake stands for 1.5 s, while it grows."""
     *_, verdict = left_inside()
-    larger = replace(verdict, stalled=(Stuck(0, 7), Stuck(1, 3)))
+    larger = replace(verdict, stalled=(StalledOp(0, 7), StalledOp(1, 3)))
     assert looked([(0, [verdict]), (1, [larger]), (1.5, [larger])]) == [[], [], [OPENED]]
 
 

@@ -8,7 +8,7 @@ import pytest
 from frd.engine.matching import mismatches
 from frd.engine.matching.mismatches import MOST_FACTS_PER_GROUP, MOST_GROUPS, Mismatches
 from frd.engine.matching.signature_rules import Signatures
-from frd.engine.state.snapshot import MismatchFact
+from frd.engine.state.snapshot import Mismatch
 from frd.engine.state.tables import GroupTable, PairTable
 from frd.model import AlignedNs, GroupInfo, Signature
 
@@ -31,7 +31,7 @@ class Job:
     def differs(self, group: int, seq: int, rank: int) -> None:
         self.mismatches.differs(group, seq, self.handles[0], rank, self.handles[1])
 
-    def facts(self) -> list[MismatchFact]:
+    def facts(self) -> list[Mismatch]:
         return self.mismatches.facts(self.groups, self.pairs, self.signatures)
 
 

@@ -10,7 +10,7 @@ import pytest
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS, RankClocks, UncertainTime, ties
 from frd.engine.findings import builder
 from frd.engine.hangs.claims import claim_of
-from frd.engine.hangs.diagnosis import find
+from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.hangs.wait_graph import Doubt, Graph, Rules, Why
@@ -77,7 +77,7 @@ def two_gone(apart_ms: float) -> Scene:
 
 
 def told(snapshot: Snapshot, scene: Scene) -> Finding:
-    (verdict,) = find(snapshot, scene.stalls())
+    (verdict,) = diagnose(snapshot, scene.stalls())
     claim = claim_of(snapshot, verdict, Policy())
     finding = Finding(
         "id",
@@ -154,7 +154,7 @@ def test_when_not_all_can_be_named_the_surest_are() -> None:
     """3 entered dp before tp, the other five the other way round, and two may be named."""
     scene = Scene(6).group("tp", range(6)).group("dp", range(6))
     snapshot = scene.waits("dp", 1, [3]).waits("tp", 1, [0, 1, 2, 4, 5]).snapshot()
-    (verdict,) = find(snapshot, scene.stalls())
+    (verdict,) = diagnose(snapshot, scene.stalls())
     named = claim_of(snapshot, verdict, Policy(max_suspects=2)).suspects
     assert [(suspect.rank, suspect.confidence.value) for suspect in named] == [
         (0, "medium"),
@@ -178,7 +178,7 @@ def test_one_agent_alone_does_not_convict_a_rank_of_another(
 ) -> None:
     """Rank 3 is inside what all others are done with, as the agents of these say."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
-    (verdict,) = find(under(scene.snapshot(), agents, [0.0] * 4), scene.stalls())
+    (verdict,) = diagnose(under(scene.snapshot(), agents, [0.0] * 4), scene.stalls())
     (blame,) = verdict.suspects
     assert (blame.rank, blame.reason) == (3, Reason.IN_COLLECTIVE_ALONE)
     assert blame.confidence is confidence

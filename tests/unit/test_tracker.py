@@ -8,7 +8,7 @@ import pytest
 
 from frd.engine.engine import Engine
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import NEVER, Anchors, Claim, Known, Lifetime, Look, Standing
+from frd.engine.findings.claim import NEVER, Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.tracker import Tracker
 from frd.engine.policy import Policy
 from frd.model import (
@@ -92,7 +92,7 @@ def test_changes_between_two_updates_are_no_event() -> None:
 def test_a_possible_claim_opens_when_it_has_lasted() -> None:
     """Seen for 1.5 s without a break, also if it grows meanwhile; a break starts anew."""
     life = Life(replace(LIFE, confirm_s=1.5))
-    possible = claim(3, standing=Standing.POSSIBLE)
+    possible = claim(3, status=ClaimStatus.UNCONFIRMED)
     larger = replace(possible, anchors=frozenset({3, 4}))
     assert life.look(1, possible) == []
     assert life.look(2) == []
@@ -104,7 +104,7 @@ def test_a_possible_claim_opens_when_it_has_lasted() -> None:
 def test_a_lasting_claim_continues_a_finding_and_opens_none() -> None:
     """Rank 3 costs less than what opens a finding, before and after it has one."""
     life = Life()
-    lasting = claim(3, "was a bit late", standing=Standing.LASTING)
+    lasting = claim(3, "was a bit late", status=ClaimStatus.CONTINUING)
     assert life.look(1, lasting) == []
     life.look(2, claim(3))
     assert changes(life.look(3, lasting)) == [UPDATED]

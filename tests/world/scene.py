@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from frd.engine.hangs.diagnosis import Verdict, find
+from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import (
     ChannelSnapshot,
     GroupSnapshot,
-    MismatchFact,
+    Mismatch,
     Snapshot,
     StallTable,
 )
@@ -72,7 +72,7 @@ class Scene:
     ops: dict[tuple[str, int], str] = field(default_factory=dict)
     marks: dict[tuple[str, int], Mark] = field(default_factory=dict)
     channels: list[tuple[int, str, int, bool, int, int]] = field(default_factory=list)
-    facts: list[MismatchFact] = field(default_factory=list)
+    facts: list[Mismatch] = field(default_factory=list)
     standings: dict[int, Standing] = field(default_factory=dict)
     hidden: set[tuple[str, int]] = field(default_factory=set)
     """(group, rank) whose marks are not known."""
@@ -125,7 +125,7 @@ class Scene:
         self.channels.append((rank, name, peer, send, count, ago(age)))
         return self
 
-    def mismatch(self, fact: MismatchFact) -> Scene:
+    def mismatch(self, fact: Mismatch) -> Scene:
         self.facts.append(fact)
         return self
 
@@ -211,14 +211,14 @@ class Scene:
         age_ns = ago(standing.as_of_age) - since
         return standing.declared and running and age_ns >= self.threshold_s * 1e9
 
-    def find(self) -> list[Verdict]:
-        return find(self.snapshot(), self.stalls(), threshold_s=lambda group: self.threshold_s)
+    def find(self) -> list[Diagnosis]:
+        return diagnose(self.snapshot(), self.stalls(), threshold_s=lambda group: self.threshold_s)
 
-    def only(self) -> Verdict:
+    def only(self) -> Diagnosis:
         """The verdict of a scene that is one incident."""
         (verdict,) = self.find()
         return verdict
 
 
-def named(verdict: Verdict) -> dict[int, Reason]:
+def named(verdict: Diagnosis) -> dict[int, Reason]:
     return {blame.rank: blame.reason for blame in verdict.suspects}

@@ -101,14 +101,14 @@ def _cleaned(activity: Activity) -> Activity:
         note=text.clean(activity.note),
         workers=tuple(
             WorkerStack(
-                pid=one.pid,
-                name=text.clean(one.name),
-                stack=_lines(one.stack, _WORKER_LINES),
-                inside=text.clean(one.inside),
-                doing=text.clean(one.doing),
-                usage=text.clean(one.usage),
+                pid=worker.pid,
+                name=text.clean(worker.name),
+                stack=_lines(worker.stack, _WORKER_LINES),
+                inside=text.clean(worker.inside),
+                doing=text.clean(worker.doing),
+                usage=text.clean(worker.usage),
             )
-            for one in activity.workers[:_MOST_WORKERS]
+            for worker in activity.workers[:_MOST_WORKERS]
         ),
     )
 

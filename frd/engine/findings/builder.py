@@ -117,9 +117,9 @@ def finished(finding: Finding) -> Finding:
     return replace(finding, summary=text.summarize(finding))
 
 
-def looks_alike(one: Finding, other: Finding) -> bool:
+def looks_alike(finding: Finding, other: Finding) -> bool:
     """True if a user sees no difference, except that time has passed."""
-    return _timeless(one) == _timeless(other)
+    return _timeless(finding) == _timeless(other)
 
 
 def _timeless(finding: Finding) -> Finding:

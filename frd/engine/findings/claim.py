@@ -28,12 +28,12 @@ NEVER: Final = float("inf")
 _UNKNOWN: Final = AlignedNs(0)
 
 
-class Standing(Enum):
+class ClaimStatus(Enum):
     """What a claim may do."""
 
     CONFIRMED = "opens a finding"
-    POSSIBLE = "opens a finding when it has been seen for `Lifetime.confirm_s`"
-    LASTING = "continues an open finding, but opens none"
+    UNCONFIRMED = "opens a finding when it has been seen for `Lifetime.confirm_s`"
+    CONTINUING = "continues an open finding, but opens none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Claim:
     about: str
     """The subject, as part of a new finding's id."""
     anchors: Anchors
-    standing: Standing = Standing.CONFIRMED
+    status: ClaimStatus = ClaimStatus.CONFIRMED
     since: AlignedNs = _UNKNOWN
     """When the wait, or the loss, began."""
     reason: Reason | None = None
@@ -116,7 +116,7 @@ class Lifetime:
     """Kinds whose cause is known for good when they open. Only the ranks that wait may change, and
     they stay open until the attempt ends. What goes wrong afterwards is their consequence."""
     confirm_s: float = 0.0
-    """How long a `POSSIBLE` claim must last before it opens a finding."""
+    """How long an `UNCONFIRMED` claim must last before it opens a finding."""
     update_every_s: float = 0.0
     """Changes within this time after the last update are no event."""
     close_after_s: float = NEVER

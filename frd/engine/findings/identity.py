@@ -31,7 +31,7 @@ class Pairing:
         """It names ranks, or says that no rank is the cause, as surely as what it is a part of."""
         if not self.parts_of or self.claim.reason is not None:
             return True
-        known = max(builder.surest(one.suspects) for one in self.parts_of)
+        known = max(builder.surest(tracked.suspects) for tracked in self.parts_of)
         return bool(self.claim.suspects) and builder.surest(self.claim.suspects) >= known
 
 
@@ -74,16 +74,16 @@ def _links(
     at: int, claim: Claim, findings: Sequence[OpenFinding], life: Lifetime
 ) -> Iterator[_Link]:
     found = False
-    for one in findings:
-        names = life.keeps_cause and not claim.named.isdisjoint(one.named)
-        shared = len(claim.anchors & one.anchors)
+    for tracked in findings:
+        names = life.keeps_cause and not claim.named.isdisjoint(tracked.named)
+        shared = len(claim.anchors & tracked.anchors)
         if names or shared:
             found = True
-            yield _Link(at, one, (not names, -shared))
+            yield _Link(at, tracked, (not names, -shared))
     if not found:
-        for one in findings:
-            if one.finding.kind in life.final and _follows(claim, one):
-                yield _Link(at, one, (True, 0))
+        for tracked in findings:
+            if tracked.finding.kind in life.final and _follows(claim, tracked):
+                yield _Link(at, tracked, (True, 0))
 
 
 def _follows(claim: Claim, loss: OpenFinding) -> bool:
@@ -91,5 +91,5 @@ def _follows(claim: Claim, loss: OpenFinding) -> bool:
     return claim.since >= loss.since or claim.is_of_exited
 
 
-def _age(one: OpenFinding) -> tuple[int, str]:
-    return one.finding.opened_at, one.finding.id
+def _age(tracked: OpenFinding) -> tuple[int, str]:
+    return tracked.finding.opened_at, tracked.finding.id

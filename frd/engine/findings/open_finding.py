@@ -238,8 +238,8 @@ class OpenFinding:
 
     def _is_about(self, claim: Claim) -> bool:
         """The claim is about the finding's collective, or that one is stuck no more."""
-        mine = anchor_of(self.finding.collective)
-        return mine not in claim.anchors or mine == anchor_of(claim.collective)
+        anchor = anchor_of(self.finding.collective)
+        return anchor not in claim.anchors or anchor == anchor_of(claim.collective)
 
     def _with_collective(self, finding: Finding, claim: Claim) -> Finding:
         ref, old = claim.collective, finding.collective
@@ -258,10 +258,10 @@ class OpenFinding:
 
     def note_end(self, look: Look, life: Lifetime) -> list[FindingEvent]:
         """How ranks of the finding ended after it had opened."""
-        mine = {*self.named, *self.finding.victims, *self.finding.unknown}
+        ranks = {*self.named, *self.finding.victims, *self.finding.unknown}
         if self.finding.kind in life.final:
-            mine -= self.named
-        words = look.ended_by(mine, self.named, self.finding.opened_at)
+            ranks -= self.named
+        words = look.ended_by(ranks, self.named, self.finding.opened_at)
         return self._report(replace(self.finding, ended_by=words), look.at) if words else []
 
     def _hold_up(self, look: Look) -> list[FindingEvent]:

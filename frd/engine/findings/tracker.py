@@ -5,24 +5,45 @@ findings are open, and which exits are reported. One incident is one finding wit
 findings of a kind live is a `Lifetime`; these are the rules in force:
 
 stall, order, mismatch
-    Same incident: the claim names the same ranks, or shares what is stuck; findings merge. Opens:
-    immediately if reports of different age cannot fake the reason, else after 1.5 s; not while an
-    exit of a named rank is being judged. Changes: to more or surer suspects that have lasted 1.5 s.
+    Same incident: the claim names the same ranks, or shares what is stuck; findings merge.
+    Opens: immediately if reports of different age cannot fake the reason, else after 1.5 s; not
+        while an exit of a named rank is being judged.
+    Changes: to more or surer suspects that have lasted 1.5 s.
     Closes: unseen for `close_after_s`, unless a rank of it exited; merged; or succeeded by a
-    finding about what waits now. After a restart it also needs a report of every rank that waited.
-    Critical: after `critical_after_s`. rank_lost Same: as above, and what begins later is its
-    consequence. Opens: when an exit is judged, unless an open finding explains it; each exit once.
-    Changes: only which ranks wait. Closes: with its attempt; 60 s after a restart if no agent
-    reports on the attempt. Critical: as above; after a restart, once the exit is seen again.
-    straggler Same: the set of ranks. Opens: when a window shows it. Changes: with each window; an
-    event once a window's length. Closes: when it costs less than half of what opens one, is held up
-    by others or part of another; after a restart, when no window has shown it. Never critical.
-    memory_spike, oom Same: the number of the incident. Opens, changes and closes: when the memory's
-    incidents do. An oom is critical from the start. clock_unsynchronized Same: the ranks of the
-    nodes. Opens: when the detector claims it. Closes: at the first look without it; after a
-    restart, after twice `clock_unsynchronized_after_s`. Never critical. all Expire when no look has
-    shown them for `lost_close_after_s`. A finding that was closed by hand stays known until its
-    trouble is over, so that the same trouble opens no other finding.
+        finding about what waits now. After a restart it also needs a report of every rank that
+        waited.
+    Critical: after `critical_after_s`.
+
+rank_lost
+    Same incident: as above; what begins later is its consequence.
+    Opens: when an exit is judged, unless an open finding explains it; each exit once.
+    Changes: only which ranks wait.
+    Closes: with its attempt; 60 s after a restart if no agent reports on the attempt.
+    Critical: as above; after a restart, once the exit is seen again.
+
+straggler
+    Same incident: the set of ranks.
+    Opens: when a window shows it.
+    Changes: with each window; an event at most once per window length.
+    Closes: when it costs less than half of what opens a finding, when others delay it, or when it
+        is part of another finding; after a restart, when no window has shown it.
+    Critical: never.
+
+memory_spike, oom
+    Same incident: the number of the memory incident.
+    Opens, changes, closes: with the memory incident.
+    Critical: an oom from the start, a memory_spike never.
+
+clock_unsynchronized
+    Same incident: the ranks of the nodes.
+    Opens: when the detector claims it.
+    Closes: at the first look without it; after a restart, after twice
+        `clock_unsynchronized_after_s`.
+    Critical: never.
+
+Findings of every kind expire when no look has shown them for `lost_close_after_s`. A finding that
+was closed by hand stays known until its trouble is over, so that the same trouble opens no other
+finding.
 """
 
 from __future__ import annotations
@@ -30,7 +51,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from frd.engine.findings.attachments import Evidence
-from frd.engine.findings.claim import Claim, Known, Lifetime, Look, Standing
+from frd.engine.findings.claim import Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.findings.identity import Pairing, paired
 from frd.engine.findings.open_finding import OpenFinding
 from frd.model import AlignedNs, AttemptKey, Change, Finding, FindingEvent, Kind
@@ -59,48 +80,50 @@ class Tracker:
 
     def findings(self, now: AlignedNs) -> list[Finding]:
         """The open findings that people see, by detector, then in the order of opening."""
-        return [one.as_of(now) for one in self._of(tuple(Kind)) if not one.is_dismissed]
+        return [tracked.as_of(now) for tracked in self._of(tuple(Kind)) if not tracked.is_dismissed]
 
     def known(self, kinds: Collection[Kind]) -> Known:
         """What a detector may know of its earlier claims."""
-        findings = [one.finding for one in self._of(kinds)]
+        findings = [tracked.finding for tracked in self._of(kinds)]
         return Known(findings, self._reported_exits)
 
     def _of(self, kinds: Collection[Kind]) -> list[OpenFinding]:
-        mine = [one for one in self._open.values() if one.finding.kind in kinds]
-        return sorted(mine, key=lambda one: self._order[one.finding.kind])
+        candidates = [tracked for tracked in self._open.values() if tracked.finding.kind in kinds]
+        return sorted(candidates, key=lambda tracked: self._order[tracked.finding.kind])
 
     # -- one look ----------------------------------------------------------------------------
 
     def update(self, life: Lifetime, look: Look, *, room: int) -> list[FindingEvent]:
         """What a look of one detector changes. At most `room` more findings are open afterwards."""
-        for one in self._of(life.kinds):
-            one.updated_at = one.updated_at or look.at
+        for tracked in self._of(life.kinds):
+            tracked.updated_at = tracked.updated_at or look.at
         most = len(self) + room
         events = self._close_over(life, look)
         events += self._take(life, look, most)
-        for one in self._of(life.kinds):
-            events += one.look_around(look, life)
+        for tracked in self._of(life.kinds):
+            events += tracked.look_around(look, life)
         if len(self) < most:
             events += self._report_exits(life, look)
-        for one in self._of(life.kinds):
-            if one.anchors & look.still_stuck:
-                one.seen = look.at
-        passed = [one for one in self._of(life.kinds) if one.is_over(look, life)]
+        for tracked in self._of(life.kinds):
+            if tracked.anchors & look.still_stuck:
+                tracked.seen = look.at
+        passed = [tracked for tracked in self._of(life.kinds) if tracked.is_over(look, life)]
         events += self._close(passed, look.at, life.close_reason)
-        for one in self._of(life.kinds):
-            events += one.escalate(look, life)
+        for tracked in self._of(life.kinds):
+            events += tracked.escalate(look, life)
         return events
 
     def settle(self, life: Lifetime, look: Look) -> list[FindingEvent]:
         """The last look at an attempt: how its ranks ended, and which of them was lost."""
-        events = [event for one in self._of(life.kinds) for event in one.note_end(look, life)]
+        events = [
+            event for tracked in self._of(life.kinds) for event in tracked.note_end(look, life)
+        ]
         return events + self._report_exits(life, look)
 
     def _close_over(self, life: Lifetime, look: Look) -> list[FindingEvent]:
         events = []
         for anchors, reason in look.over.items():
-            over = [one for one in self._of(life.kinds) if one.anchors == anchors]
+            over = [tracked for tracked in self._of(life.kinds) if tracked.anchors == anchors]
             events += self._close(over, look.at, reason)
         return events
 
@@ -118,16 +141,16 @@ class Tracker:
                 events += self._open_new(pair.claim, life, look)
         for pair in pairs:
             if not pair.is_news:  # what is stuck in the parts is stuck in the whole
-                for one in pair.parts_of:
-                    one.anchors |= pair.claim.anchors
+                for tracked in pair.parts_of:
+                    tracked.anchors |= pair.claim.anchors
         return events
 
     def _is_ripe(
         self, claim: Claim, life: Lifetime, look: Look, seen_before: Mapping[Hashable, AlignedNs]
     ) -> bool:
         """A claim may open a finding now. One that is only possible has to last first."""
-        if claim.standing is not Standing.POSSIBLE:
-            return claim.standing is Standing.CONFIRMED
+        if claim.status is not ClaimStatus.UNCONFIRMED:
+            return claim.status is ClaimStatus.CONFIRMED
         first = min(seen_before.get(anchor, look.at) for anchor in claim.anchors)
         unconfirmed = self._unconfirmed.setdefault(life.kinds, {})
         unconfirmed |= dict.fromkeys(claim.anchors, first)
@@ -147,25 +170,27 @@ class Tracker:
         return events + self._close(others, look.at, reason)
 
     def _open_new(self, claim: Claim, life: Lifetime, look: Look) -> list[FindingEvent]:
-        one = OpenFinding.of(self._key, claim, look.at, life)
-        self._open[one.finding.id] = one
-        return [FindingEvent(Change.OPENED, one.finding)]
+        tracked = OpenFinding.of(self._key, claim, look.at, life)
+        self._open[tracked.finding.id] = tracked
+        return [FindingEvent(Change.OPENED, tracked.finding)]
 
     def _report_exits(self, life: Lifetime, look: Look) -> list[FindingEvent]:
         """Open a finding about exits, unless an open finding explains them: a rank that belongs to
         one exited because of it."""
         events: list[FindingEvent] = []
         for claim in [claim for claim in look.claims if claim.exits]:
-            reported, mine = self._reported_exits, self._of(life.kinds)
+            reported, candidates = self._reported_exits, self._of(life.kinds)
             reported -= {exit_ for exit_ in reported if exit_[0] not in look.exited}
-            losses = [one for one in mine if one.finding.kind is claim.kind]
+            losses = [tracked for tracked in candidates if tracked.finding.kind is claim.kind]
             if losses:
-                named = set().union(*(one.named for one in losses))
+                named = set().union(*(tracked.named for tracked in losses))
                 reported |= {exit_ for exit_ in claim.exits if exit_[0] in named}  # if restored
                 continue
             reported |= claim.exits
             ranks = {rank for rank, _ in claim.exits}
-            if not any(ranks & {*one.named, *one.finding.victims} for one in mine):
+            if not any(
+                ranks & {*tracked.named, *tracked.finding.victims} for tracked in candidates
+            ):
                 events += self._open_new(claim, life, look)
         return events
 
@@ -178,37 +203,37 @@ class Tracker:
 
     def attach(self, finding_id: str, evidence: Evidence) -> list[FindingEvent] | None:
         """Better evidence for a finding; None if it is not open, or was dismissed."""
-        one = self._open.get(finding_id)
-        return None if one is None or one.is_dismissed else one.attach(evidence)
+        tracked = self._open.get(finding_id)
+        return None if tracked is None or tracked.is_dismissed else tracked.attach(evidence)
 
     def dismiss(self, finding_id: str, now: AlignedNs, reason: str) -> FindingEvent | None:
         """Close a finding by hand; None if it is not open."""
-        one = self._open.get(finding_id)
-        if one is None or one.is_dismissed:
+        tracked = self._open.get(finding_id)
+        if tracked is None or tracked.is_dismissed:
             return None
-        one.is_dismissed = True
-        return FindingEvent(Change.CLOSED, one.closed(now, reason, as_of=now))
+        tracked.is_dismissed = True
+        return FindingEvent(Change.CLOSED, tracked.closed(now, reason, as_of=now))
 
     def close_all(
         self, now: AlignedNs, reason: str, *, but: Collection[Kind] = ()
     ) -> list[FindingEvent]:
-        over = [one for one in self._of(tuple(Kind)) if one.finding.kind not in but]
+        over = [tracked for tracked in self._of(tuple(Kind)) if tracked.finding.kind not in but]
         return self._close(over, now, reason)
 
     def expire(
         self, now: AlignedNs, after_s: float, *, of: Collection[Kind] = tuple(Kind)
     ) -> list[FindingEvent]:
         """Close what no look has shown for this long."""
-        over = [one for one in self._of(of) if now - one.seen >= after_s * 1e9]
+        over = [tracked for tracked in self._of(of) if now - tracked.seen >= after_s * 1e9]
         return self._close(over, now, f"nothing new for {after_s:.0f} s")
 
     def _close(
         self, findings: Iterable[OpenFinding], now: AlignedNs, reason: str
     ) -> list[FindingEvent]:
         events = []
-        for one in findings:
-            del self._open[one.finding.id]
-            if not one.is_dismissed:
-                finding = one.closed(now, reason, as_of=one.seen)
+        for tracked in findings:
+            del self._open[tracked.finding.id]
+            if not tracked.is_dismissed:
+                finding = tracked.closed(now, reason, as_of=tracked.seen)
                 events.append(FindingEvent(Change.CLOSED, finding))
         return events

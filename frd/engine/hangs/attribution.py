@@ -18,7 +18,7 @@ from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
 from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.hangs.root_causes import Root
 from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Member, Wait, Why
-from frd.engine.state.snapshot import MismatchFact
+from frd.engine.state.snapshot import Mismatch
 from frd.forms import utc_text
 from frd.model import AlignedNs, Confidence, RankState, Reason
 
@@ -27,7 +27,7 @@ _STOPPED = ("stopped", "zombie", "state t", "state z")
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class Attribution:
     """One suspect and the evidence against it."""
 
     rank: int
@@ -42,17 +42,17 @@ class Blame:
         return self.began.at
 
 
-def blame(
-    graph: Graph, root: Root, held_up: Sequence[Wait], fact: MismatchFact | None
-) -> list[Blame]:
+def attribute(
+    graph: Graph, root: Root, held_up: Sequence[Wait], mismatch: Mismatch | None
+) -> list[Attribution]:
     """The suspects of one root; `held_up` are the waits that lead straight to it, oldest first,
-    and `fact` is what its members do not agree on, for a mismatch."""
+    and `mismatch` is what its members do not agree on, for a mismatch."""
     node = root.nodes[0]
     match root.ending:
         case Ending.ORDER:
             return _circle(graph, root)
-        case Ending.MISMATCH if fact is not None:
-            return _minority(graph, fact)
+        case Ending.MISMATCH if mismatch is not None:
+            return _minority(graph, mismatch)
         case Ending.ALONE | Ending.DEVICE if isinstance(node, Wait):
             return _left_inside(graph, node.instance, root.ending)
         case Ending.GONE if isinstance(node, Member):
@@ -80,7 +80,7 @@ def _end(rank: int) -> str:
     return str(rank) if rank >= 0 else "?"
 
 
-def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Blame:
+def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Attribution:
     """High if the rank is provably in no collective and has been absent for long: a rank that was
     in another op may have left it a moment ago."""
     began = _onset(graph, held_up)
@@ -98,10 +98,10 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
     if graph.snapshot.detail[row]:
         words.append(text.clean(graph.snapshot.detail[row]))
-    return Blame(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
+    return Attribution(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
 
 
-def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
+def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Attribution:
     """High if the agent has positive evidence. A recorder that does not answer is not enough, and a
     rank whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.waits.row(rank)
@@ -123,10 +123,10 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Blame:
                 confidence = Confidence.LOW
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     began = snapshot.moment(rank, since) if since > 0 else _onset(graph, held_up)
-    return Blame(rank, reason, confidence, "; ".join(filter(None, words)), began)
+    return Attribution(rank, reason, confidence, "; ".join(filter(None, words)), began)
 
 
-def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]:
+def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Attribution]:
     """An agent that stopped reporting is weak evidence; any other doubt is no evidence."""
     match doubt.why:
         case Why.DISCONNECTED:
@@ -142,10 +142,10 @@ def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Blame]
     words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
     began = _onset(graph, held_up)
     evidence = "; ".join(filter(None, words))
-    return [Blame(doubt.rank, Reason.UNREACHABLE, confidence, evidence, began)]
+    return [Attribution(doubt.rank, Reason.UNREACHABLE, confidence, evidence, began)]
 
 
-def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame]:
+def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Attribution]:
     """Confidence is HIGH only if the stuck ranks are a minority, and the ranks that are ahead are
     reported by two agents or by the stuck rank's own agent. A single other agent may be wrong."""
     those = graph.waits.attendance(instance)
@@ -163,18 +163,18 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Blame
             f"{text.ranks(ahead.tolist())} has"
         )
     witnesses = graph.agents_of(ahead)
-    blames = []
+    attributions = []
     for rank in stuck:
         confirmed = len(witnesses) > 1 or witnesses == graph.agents_of([rank])
         certain = confirmed and len(stuck) <= len(ahead)
         confidence = Confidence.HIGH if certain else Confidence.MEDIUM
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.snapshot.moment(rank, since)
-        blames.append(Blame(rank, reason, confidence, words, began))
-    return blames
+        attributions.append(Attribution(rank, reason, confidence, words, began))
+    return attributions
 
 
-def _circle(graph: Graph, root: Root) -> list[Blame]:
+def _circle(graph: Graph, root: Root) -> list[Attribution]:
     """Each rank with its own order: the op it is in, and the ops in which others wait for it. Ranks
     that do what most ranks do are less likely to be wrong."""
     waits = sorted(
@@ -183,7 +183,7 @@ def _circle(graph: Graph, root: Root) -> list[Blame]:
     heads = {n.rank: graph.waits.head(n.rank) for n in root.nodes if isinstance(n, Member)}
     [(most, count)] = Counter(head.instance for head in heads.values() if head).most_common(1)
     usual = most if 2 * count > len(heads) else None
-    blames = []
+    attributions = []
     for rank, head in sorted(heads.items()):
         if head is None:
             continue
@@ -201,26 +201,26 @@ def _circle(graph: Graph, root: Root) -> list[Blame]:
             words.append(f"and has not joined {' and '.join(never)}")
         began = graph.snapshot.moment(rank, head.since)
         confidence = Confidence.MEDIUM if head.instance == usual else Confidence.HIGH
-        blames.append(Blame(rank, Reason.ORDER, confidence, ", ".join(words), began))
-    return blames
+        attributions.append(Attribution(rank, Reason.ORDER, confidence, ", ".join(words), began))
+    return attributions
 
 
-def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
+def _minority(graph: Graph, mismatch: Mismatch) -> list[Attribution]:
     """All ranks outside the largest class, if that is a true majority of all members; else all."""
-    majority = disagreements.has_majority(fact)
-    began = graph.onset(Wait(Instance(fact.group, fact.seq)))
-    confidence = Confidence.HIGH if majority and fact.complete else Confidence.MEDIUM
-    named = fact.classes[1:] if majority else fact.classes
-    if len(fact.classes) == 1:  # their sums do not add up, and it is unknown whose is wrong
-        confidence, named = Confidence.LOW, fact.classes
-    label = graph.snapshot.groups[fact.group].info.label
-    completed = has_completed(graph, fact)
+    majority = disagreements.has_majority(mismatch)
+    began = graph.onset(Wait(Instance(mismatch.group, mismatch.seq)))
+    confidence = Confidence.HIGH if majority and mismatch.complete else Confidence.MEDIUM
+    named = mismatch.classes[1:] if majority else mismatch.classes
+    if len(mismatch.classes) == 1:  # their sums do not add up, and it is unknown whose is wrong
+        confidence, named = Confidence.LOW, mismatch.classes
+    label = graph.snapshot.groups[mismatch.group].info.label
+    completed = has_completed(graph, mismatch)
     return [
-        Blame(
+        Attribution(
             rank,
             Reason.MISMATCH,
             confidence,
-            disagreements.of_rank(fact, rank, label, completed=completed),
+            disagreements.of_rank(mismatch, rank, label, completed=completed),
             began,
         )
         for _, ranks in named
@@ -228,19 +228,19 @@ def _minority(graph: Graph, fact: MismatchFact) -> list[Blame]:
     ]
 
 
-def has_completed(graph: Graph, fact: MismatchFact) -> bool:
+def has_completed(graph: Graph, mismatch: Mismatch) -> bool:
     """All members completed the collective and went on to a later one: no error stopped them."""
-    group = graph.snapshot.groups[fact.group]
-    done = (group.completed >= fact.seq) & (group.enqueued > fact.seq)
+    group = graph.snapshot.groups[mismatch.group]
+    done = (group.completed >= mismatch.seq) & (group.enqueued > mismatch.seq)
     return bool(len(done)) and bool(done.all())
 
 
-def disagree(graph: Graph, root: Root, fact: MismatchFact | None) -> str:
+def disagree(graph: Graph, root: Root, mismatch: Mismatch | None) -> str:
     """One sentence on what each rank did, for ranks that disagree; empty for others."""
-    if root.ending is Ending.MISMATCH and fact is not None:
-        label = graph.snapshot.groups[fact.group].info.label
-        completed = has_completed(graph, fact)
-        return disagreements.of_mismatch(fact, label, completed=completed)
+    if root.ending is Ending.MISMATCH and mismatch is not None:
+        label = graph.snapshot.groups[mismatch.group].info.label
+        completed = has_completed(graph, mismatch)
+        return disagreements.of_mismatch(mismatch, label, completed=completed)
     if root.ending is not Ending.ORDER:
         return ""
     members: dict[Instance, list[int]] = {}
@@ -258,18 +258,20 @@ def _without_number(graph: Graph, instance: Instance) -> str:
     return text.collective(op_of(graph, instance), -1, label)
 
 
-def lowered(blames: Sequence[Blame]) -> list[Blame]:
+def lowered(attributions: Sequence[Attribution]) -> list[Attribution]:
     """The same with at most medium confidence, for an incident that is not fully seen."""
     return [
-        replace(b, confidence=Confidence.MEDIUM) if b.confidence is Confidence.HIGH else b
-        for b in blames
+        replace(attribution, confidence=Confidence.MEDIUM)
+        if attribution.confidence is Confidence.HIGH
+        else attribution
+        for attribution in attributions
     ]
 
 
 def _onset(graph: Graph, held_up: Sequence[Wait]) -> UncertainTime:
     onsets = [graph.onset(wait) for wait in held_up]
     return min(
-        onsets, key=lambda one: one.at, default=graph.snapshot.moment(-1, graph.snapshot.now)
+        onsets, key=lambda onset: onset.at, default=graph.snapshot.moment(-1, graph.snapshot.now)
     )
 
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from frd.engine.findings import builder, text
-from frd.engine.findings.claim import Claim, Standing, anchor_of
-from frd.engine.hangs.diagnosis import Verdict
+from frd.engine.findings.claim import Claim, ClaimStatus, anchor_of
+from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner, bad_exits
 from frd.engine.hangs.lost_ranks import STOP_TAKES_S, Loss, judged_after_s
 from frd.engine.policy import Policy
@@ -31,78 +31,80 @@ _PASSING: Final = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
 
 
 def claim_of(
-    snapshot: Snapshot, verdict: Verdict, policy: Policy, gone: Sequence[Exit] = ()
+    snapshot: Snapshot, diagnosis: Diagnosis, policy: Policy, gone: Sequence[Exit] = ()
 ) -> Claim:
-    ref = collective_of(snapshot, verdict)
-    stuck = {(snapshot.groups[g].info.group_id, seq, rank) for g, seq, rank in verdict.stalled}
-    named = frozenset(blame.rank for blame in verdict.suspects)
+    ref = collective_of(snapshot, diagnosis)
+    stuck = {(snapshot.groups[g].info.group_id, seq, rank) for g, seq, rank in diagnosis.stalled}
+    named = frozenset(suspect.rank for suspect in diagnosis.suspects)
     return Claim(
-        kind=verdict.kind,
+        kind=diagnosis.kind,
         about=f"{ref.group_id}/{ref.seq if ref.seq >= 0 else ref.op}",
         anchors=frozenset({*stuck, anchor_of(ref)}),
-        standing=_standing(snapshot.now, verdict, policy, gone),
-        since=verdict.since,
-        reason=verdict.reason,
+        status=_status(snapshot.now, diagnosis, policy, gone),
+        since=diagnosis.since,
+        reason=diagnosis.reason,
         collective=ref,
-        groups_held_up=_labels_of(snapshot, verdict),
-        suspects=_suspects_of(snapshot, verdict, policy.max_suspects),
+        groups_held_up=_labels_of(snapshot, diagnosis),
+        suspects=_suspects_of(snapshot, diagnosis, policy.max_suspects),
         named=named,
-        victims=verdict.victims,
-        unknown=verdict.unknown,
-        disagreement=verdict.disagreement,
-        is_of_exited=bool(named) and named.issubset(one.rank for one in gone),
+        victims=diagnosis.victims,
+        unknown=diagnosis.unknown,
+        disagreement=diagnosis.disagreement,
+        is_of_exited=bool(named) and named.issubset(exited.rank for exited in gone),
     )
 
 
-def _standing(now: AlignedNs, verdict: Verdict, policy: Policy, gone: Sequence[Exit]) -> Standing:
+def _status(
+    now: AlignedNs, diagnosis: Diagnosis, policy: Policy, gone: Sequence[Exit]
+) -> ClaimStatus:
     """A mismatch is certain. A claim that names a rank whose exit is still being judged opens
     nothing. Other claims are confirmed unless reports of different age could fake them."""
-    if verdict.kind is Kind.MISMATCH:
-        return Standing.CONFIRMED
-    named = {blame.rank for blame in verdict.suspects}
+    if diagnosis.kind is Kind.MISMATCH:
+        return ClaimStatus.CONFIRMED
+    named = {suspect.rank for suspect in diagnosis.suspects}
     judged_s = judged_after_s(policy)
     if any(
-        one.rank in named
-        and (now - one.at) / 1e9 <= (STOP_TAKES_S if one.manner is Manner.ASKED else judged_s)
-        for one in gone
+        exited.rank in named
+        and (now - exited.at) / 1e9 <= (STOP_TAKES_S if exited.manner is Manner.ASKED else judged_s)
+        for exited in gone
     ):
-        return Standing.LASTING
-    reasons = {blame.reason for blame in verdict.suspects}
-    return Standing.CONFIRMED if reasons and not reasons & _PASSING else Standing.POSSIBLE
+        return ClaimStatus.CONTINUING
+    reasons = {suspect.reason for suspect in diagnosis.suspects}
+    return ClaimStatus.CONFIRMED if reasons and not reasons & _PASSING else ClaimStatus.UNCONFIRMED
 
 
-def collective_of(snapshot: Snapshot, verdict: Verdict) -> CollectiveRef:
-    info = snapshot.groups[verdict.instance.group].info
+def collective_of(snapshot: Snapshot, diagnosis: Diagnosis) -> CollectiveRef:
+    info = snapshot.groups[diagnosis.instance.group].info
     return CollectiveRef(
         group=text.clean(info.label),
         group_id=info.group_id,
         group_size=len(info.ranks),
-        seq=verdict.instance.seq,
-        op=text.clean(verdict.op),
-        waiting_ranks=verdict.waiting,
-        missing_ranks=verdict.missing,
-        waited_s=(snapshot.now - verdict.since) / 1e9,
+        seq=diagnosis.instance.seq,
+        op=text.clean(diagnosis.op),
+        waiting_ranks=diagnosis.waiting,
+        missing_ranks=diagnosis.missing,
+        waited_s=(snapshot.now - diagnosis.since) / 1e9,
     )
 
 
-def _labels_of(snapshot: Snapshot, verdict: Verdict) -> tuple[str, ...]:
+def _labels_of(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[str, ...]:
     """Labels of the groups that wait, the finding's own first, each once."""
-    groups = [verdict.instance.group, *(stuck.group for stuck in verdict.stalled)]
+    groups = [diagnosis.instance.group, *(stuck.group for stuck in diagnosis.stalled)]
     labels = (text.clean(snapshot.groups[group].info.label) for group in groups)
     return tuple(dict.fromkeys(labels))
 
 
-def _suspects_of(snapshot: Snapshot, verdict: Verdict, most: int) -> tuple[Suspect, ...]:
-    sure = sorted(verdict.suspects, key=lambda blame: -builder.CONFIDENCES.index(blame.confidence))[
-        :most
-    ]
-    kept = {blame.rank for blame in sure}
-    named = [blame for blame in verdict.suspects if blame.rank in kept]
+def _suspects_of(snapshot: Snapshot, diagnosis: Diagnosis, most: int) -> tuple[Suspect, ...]:
+    sure = sorted(
+        diagnosis.suspects, key=lambda suspect: -builder.CONFIDENCES.index(suspect.confidence)
+    )[:most]
+    kept = {suspect.rank for suspect in sure}
+    named = [suspect for suspect in diagnosis.suspects if suspect.rank in kept]
     suspects = [
         Suspect(b.rank, builder.node_of(snapshot, b.rank), b.reason, b.confidence, b.evidence)
         for b in named
     ]
-    return builder.timed(suspects, [blame.began for blame in named])
+    return builder.timed(suspects, [suspect.began for suspect in named])
 
 
 # -- exits ---------------------------------------------------------------------------------------
@@ -119,28 +121,30 @@ def claim_of_loss(
     """The claim about exits since `since` that are not reported yet; None if there are none."""
     gone = bad_exits(snapshot)
     fresh = [
-        one for one in loss.exits or gone if one.at >= since and (one.rank, one.at) not in reported
+        exited
+        for exited in loss.exits or gone
+        if exited.at >= since and (exited.rank, exited.at) not in reported
     ]
     if not fresh:
         return None
     if loss.exits:
         loss = replace(loss, exits=tuple(fresh))
-    named = {one.rank for one in loss.exits}
+    named = {exited.rank for exited in loss.exits}
     others = {*range(snapshot.world_size), *snapshot.rank.tolist()} - named
     if not named:  # each rank that exited blames a peer
-        others = {one.rank for one in gone}
+        others = {exited.rank for exited in gone}
     ref = held_up_by(snapshot, loss.exits)
     return Claim(
         kind=Kind.RANK_LOST,
         about=fold_ranks(named),
         anchors=frozenset({anchor_of(ref)} - {None}),
-        since=min((one.at for one in loss.exits), default=snapshot.now),
+        since=min((exited.at for exited in loss.exits), default=snapshot.now),
         collective=ref,
         groups_held_up=(ref.group,) if ref is not None else (),
         suspects=_suspects_of_loss(snapshot, loss, policy.max_suspects),
         named=frozenset(named),
         victims=tuple(sorted(others)),
-        exits=frozenset((one.rank, one.at) for one in fresh),
+        exits=frozenset((exited.rank, exited.at) for exited in fresh),
     )
 
 
@@ -148,23 +152,23 @@ def _suspects_of_loss(snapshot: Snapshot, loss: Loss, most: int) -> tuple[Suspec
     exits = loss.exits[:most]
     suspects = [
         Suspect(
-            one.rank,
-            builder.node_of(snapshot, one.rank),
+            exited.rank,
+            builder.node_of(snapshot, exited.rank),
             Reason.EXITED,
             loss.confidence,
-            _exit_text(snapshot, one),
+            _exit_text(snapshot, exited),
         )
-        for one in exits
+        for exited in exits
     ]
-    return builder.timed(suspects, [one.seen for one in exits], TOGETHER_NS)
+    return builder.timed(suspects, [exited.seen for exited in exits], TOGETHER_NS)
 
 
-def _exit_text(snapshot: Snapshot, one: Exit) -> str:
+def _exit_text(snapshot: Snapshot, exited: Exit) -> str:
     """``was killed by SIGKILL at 10:02:11 (last joined all_reduce #249 on default_pg)``."""
-    words = f"{text.ended(one.how)} at {clock_text(one.at)}"
-    if last := _last_joined(snapshot, one.rank, one.at):
+    words = f"{text.ended(exited.how)} at {clock_text(exited.at)}"
+    if last := _last_joined(snapshot, exited.rank, exited.at):
         words += f" ({last})"
-    return f"{words}; {text.clean(one.how.note)}" if one.how.note else words
+    return f"{words}; {text.clean(exited.how.note)}" if exited.how.note else words
 
 
 def _last_joined(snapshot: Snapshot, rank: int, ended_at: AlignedNs) -> str:
@@ -190,9 +194,9 @@ def held_up_by(snapshot: Snapshot, lost: Sequence[Exit]) -> CollectiveRef | None
     """The collective in which most ranks wait for one of these, or waited until it failed."""
     if not lost:
         return None
-    ranks = [one.rank for one in lost]
+    ranks = [exited.rank for exited in lost]
     live = snapshot.rank[[state is RankState.LIVE for state in snapshot.state]]
-    known = {one.rank for one in lost if _is_known_to_end(snapshot, one.rank, one.at)}
+    known = {exited.rank for exited in lost if _is_known_to_end(snapshot, exited.rank, exited.at)}
     found = [
         ref
         for group in snapshot.groups
@@ -242,15 +246,15 @@ def ended_by(
 
     If several ended alike, a rank of `named` is mentioned.
     """
-    later = [one for one in gone if one.rank in ranks and one.at > after]
+    later = [exited for exited in gone if exited.rank in ranks and exited.at > after]
     if not later:
         return ""
-    until = min(one.at for one in later) + SEEN_LATE_NS
+    until = min(exited.at for exited in later) + SEEN_LATE_NS
     begun = min(
-        (one for one in later if one.at <= until),
+        (exited for exited in later if exited.at <= until),
         key=lambda e: (not e.is_interrupt, e.manner is Manner.REACTED, e.at),
     )
     alike = [e for e in later if text.ended_by(e.how) == text.ended_by(begun.how)]
-    first = next((one for one in alike if one.rank in named), begun)
+    first = next((exited for exited in alike if exited.rank in named), begun)
     words = f"ended by {text.ended_by(first.how)} at {clock_text(alike[0].at)}"
     return words if first.manner is Manner.ASKED else f"rank {first.rank} {words}"

@@ -17,11 +17,11 @@ import numpy as np
 from frd.engine.attempt import Attempt
 from frd.engine.findings.claim import Claim, Known, Lifetime, Look, anchors_by_collective
 from frd.engine.hangs.claims import claim_of, claim_of_loss, ended_by, held_up_by
-from frd.engine.hangs.diagnosis import Verdict, find
+from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.hangs.exits import Exit, bad_exits
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import MismatchFact, Snapshot, StallTable
+from frd.engine.state.snapshot import Mismatch, Snapshot, StallTable
 from frd.model import AlignedNs, CollectiveRef, Kind
 
 _CONFIRM_S: Final = 1.5
@@ -74,13 +74,15 @@ class HangDetector:
         self._looked_at, self._looked_revision = now, attempt.revision
         snapshot = attempt.snapshot(now)
         snapshot = replace(snapshot, mismatches=self._ripe(snapshot.mismatches, stalled, now))
-        verdicts = find(
+        diagnoses = diagnose(
             snapshot,
             stalled,
             threshold_s=attempt.threshold_s,
             late_s=self._policy.telemetry_late_s,
         )
-        return look_at(snapshot, stalled, verdicts, self._policy, known, since=_news_since(attempt))
+        return look_at(
+            snapshot, stalled, diagnoses, self._policy, known, since=_news_since(attempt)
+        )
 
     def last_look(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look:
         """Another attempt of the job has begun: what is known of the end of this one."""
@@ -89,28 +91,30 @@ class HangDetector:
         return _look(snapshot, gone, self._policy, known, _news_since(attempt), final=True)
 
     def _ripe(
-        self, facts: Sequence[MismatchFact], stalled: StallTable, now: AlignedNs
-    ) -> list[MismatchFact]:
+        self, mismatches: Sequence[Mismatch], stalled: StallTable, now: AlignedNs
+    ) -> list[Mismatch]:
         """Mismatches that may be claimed: all members came, or had time to come."""
         self._mismatches = {
-            (fact.group, fact.seq): self._mismatches.get((fact.group, fact.seq), now)
-            for fact in facts
+            (mismatch.group, mismatch.seq): self._mismatches.get(
+                (mismatch.group, mismatch.seq), now
+            )
+            for mismatch in mismatches
         }
         stuck = set(zip(stalled.group.tolist(), stalled.seq.tolist(), strict=True))
         grace_ns = self._policy.mismatch_grace_s * 1e9
         return [
-            fact
-            for fact in facts
-            if fact.complete
-            or (fact.group, fact.seq) in stuck
-            or now - self._mismatches[fact.group, fact.seq] >= grace_ns
+            mismatch
+            for mismatch in mismatches
+            if mismatch.complete
+            or (mismatch.group, mismatch.seq) in stuck
+            or now - self._mismatches[mismatch.group, mismatch.seq] >= grace_ns
         ]
 
 
 def look_at(
     snapshot: Snapshot,
     stalled: StallTable,
-    verdicts: Iterable[Verdict],
+    diagnoses: Iterable[Diagnosis],
     policy: Policy,
     known: Known,
     *,
@@ -123,7 +127,7 @@ def look_at(
         (snapshot.groups[group].info.group_id, seq, rank)
         for group, seq, rank in set(stalled.rows())
     }
-    incidents = [claim_of(snapshot, verdict, policy, gone) for verdict in verdicts]
+    incidents = [claim_of(snapshot, diagnosis, policy, gone) for diagnosis in diagnoses]
     return replace(look, claims=(*incidents, *look.claims), still_stuck=frozenset(stuck))
 
 
@@ -142,7 +146,7 @@ def _look(
     return Look(
         at=snapshot.now,
         claims=(claim,) if claim is not None else (),
-        exited=frozenset(one.rank for one in gone),
+        exited=frozenset(exited.rank for exited in gone),
         as_of=partial(_as_of, snapshot),
         ended_by=partial(ended_by, gone),
         held_up_by=partial(_held_up_by, snapshot, gone),
@@ -162,4 +166,4 @@ def _as_of(snapshot: Snapshot, rank: int) -> int:
 def _held_up_by(
     snapshot: Snapshot, gone: Sequence[Exit], ranks: Collection[int]
 ) -> CollectiveRef | None:
-    return held_up_by(snapshot, [one for one in gone if one.rank in ranks])
+    return held_up_by(snapshot, [exited for exited in gone if exited.rank in ranks])

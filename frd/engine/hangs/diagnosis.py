@@ -1,8 +1,8 @@
-"""First causes: one verdict per incident, from the ends of a snapshot's wait-for graph.
+"""First causes: one diagnosis per incident, from the ends of a snapshot's wait-for graph.
 
 Starts at the ranks whose wait is confirmed, follows the edges of `frd.engine.hangs.wait_graph` to
 the roots of `frd.engine.hangs.root_causes`, and `frd.engine.hangs.attribution` names the ranks
-there. Pure: a snapshot and thresholds in, verdicts out; the live engine and offline analysis ask
+there. Pure: a snapshot and thresholds in, diagnoses out; the live engine and offline analysis ask
 the same way.
 
 It never guesses: if only missing telemetry is left, no rank is named except the one that
@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.hangs.attribution import Blame, blame, disagree, lowered, op_of
+from frd.engine.hangs.attribution import Attribution, attribute, disagree, lowered, op_of
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
 from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Node, Rules, Wait
-from frd.engine.state.snapshot import MismatchFact, Snapshot, StallTable, Stuck
+from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
 from frd.model import AlignedNs, Int32s, Kind, Reason
 
 _FOREMOST = (
@@ -37,7 +37,7 @@ _ON_ITS_WAY = frozenset({Ending.ALONE, Ending.DEVICE, Ending.NO_RANK})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """One incident as a snapshot shows it."""
 
     kind: Kind
@@ -51,9 +51,9 @@ class Verdict:
     """When the first rank began to wait in `instance`."""
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
-    stalled: tuple[Stuck, ...]
+    stalled: tuple[StalledOp, ...]
     """All that is stalled in the incident, oldest first."""
-    suspects: tuple[Blame, ...]
+    suspects: tuple[Attribution, ...]
     """Sorted by onset; empty if no rank can be named."""
     victims: tuple[int, ...]
     unknown: tuple[int, ...]
@@ -62,39 +62,41 @@ class Verdict:
     """A sentence on what each rank did, if ranks disagree."""
 
 
-def find(
+def diagnose(
     snapshot: Snapshot,
     stalled: StallTable,
     *,
     threshold_s: Callable[[int], float] = lambda group: 10.0,
     late_s: float = 5.0,
-) -> list[Verdict]:
+) -> list[Diagnosis]:
     """The incidents of a snapshot, oldest first.
 
     `threshold_s` gives the stall threshold of a group by its index: what is younger is
     moving, not stuck. Telemetry older than `late_s` proves no absence. All mismatches of the
     snapshot count; leave out those that are not to be reported yet.
     """
-    facts = _first_facts(snapshot.mismatches)
-    graph = Graph(Waits(snapshot), Rules(threshold_s, late_s, facts.keys()))
+    mismatches = _first_mismatches(snapshot.mismatches)
+    graph = Graph(Waits(snapshot), Rules(threshold_s, late_s, mismatches.keys()))
     starts = _starts(graph, stalled.rank)
-    for instance in facts:
+    for instance in mismatches:
         starts.setdefault(Wait(instance), set())
-    verdicts = [
-        verdict
+    diagnoses = [
+        diagnosis
         for incident in incidents(graph, starts)
-        if (verdict := _judge(graph, incident, facts, stalled, starts)) is not None
+        if (diagnosis := _judge(graph, incident, mismatches, stalled, starts)) is not None
     ]
-    return _one_each(sorted(verdicts, key=lambda v: (v.since, v.instance)))
+    return _merged_by_rank(
+        sorted(diagnoses, key=lambda diagnosis: (diagnosis.since, diagnosis.instance))
+    )
 
 
-def _first_facts(mismatches: Sequence[MismatchFact]) -> dict[Instance, MismatchFact]:
+def _first_mismatches(mismatches: Sequence[Mismatch]) -> dict[Instance, Mismatch]:
     """The first mismatch of each group: what does not match after it is its consequence."""
-    first: dict[int, MismatchFact] = {}
-    for fact in mismatches:
-        if fact.group not in first or fact.seq < first[fact.group].seq:
-            first[fact.group] = fact
-    return {Instance(fact.group, fact.seq): fact for fact in first.values()}
+    first: dict[int, Mismatch] = {}
+    for mismatch in mismatches:
+        if mismatch.group not in first or mismatch.seq < first[mismatch.group].seq:
+            first[mismatch.group] = mismatch
+    return {Instance(mismatch.group, mismatch.seq): mismatch for mismatch in first.values()}
 
 
 def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
@@ -111,48 +113,48 @@ def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
 def _judge(
     graph: Graph,
     incident: Incident,
-    facts: Mapping[Instance, MismatchFact],
+    mismatches: Mapping[Instance, Mismatch],
     stalled: StallTable,
     starts: Mapping[Wait, set[int]],
-) -> Verdict | None:
+) -> Diagnosis | None:
     """None if all endings of the incident are too young to be reported."""
     roots = _foremost(graph, incident)
     if not roots:
         return None
     held_up = _held_up(graph, incident)
     starting = set().union(*(starts[wait] for wait in incident.starts))
-    suspects = _suspects(graph, roots, held_up, facts)
+    suspects = _suspects(graph, roots, held_up, mismatches)
     named = {suspect.rank for suspect in suspects}
     unknown = {n.rank for n in incident.nodes if isinstance(n, Doubt)} - named
     victims = (starting | _waiting_anywhere(graph, incident)) - named - unknown
     rows = _rows(stalled, starting)
-    about = _about(graph, roots, held_up, {stuck for stuck, _ in rows})
+    about = _about(graph, roots, held_up, {op for op, _ in rows})
     waiting, missing = _attendance(graph, about)
-    return Verdict(
+    return Diagnosis(
         kind=_kind(roots),
         reason=Reason.NETWORK_OR_DEVICE if roots[0].ending is Ending.NO_RANK else None,
         instance=about.instance,
-        op=_op(graph, about.instance, facts),
+        op=_op(graph, about.instance, mismatches),
         since=graph.since(about),
         waiting=waiting,
         missing=missing,
-        stalled=tuple(stuck for stuck, _ in rows),
+        stalled=tuple(op for op, _ in rows),
         suspects=tuple(lowered(suspects) if unknown else suspects),
         victims=tuple(sorted(victims)),
         unknown=tuple(sorted(unknown)),
-        disagreement=next(filter(None, (_disagree(graph, root, facts) for root in roots)), ""),
+        disagreement=next(filter(None, (_disagree(graph, root, mismatches) for root in roots)), ""),
     )
 
 
-def _op(graph: Graph, instance: Instance, facts: Mapping[Instance, MismatchFact]) -> str:
+def _op(graph: Graph, instance: Instance, mismatches: Mapping[Instance, Mismatch]) -> str:
     """If members disagree, the op that most of them called, whichever was seen first."""
-    fact = facts.get(instance)
-    return op_of(graph, instance) if fact is None else fact.classes[0][0].op
+    mismatch = mismatches.get(instance)
+    return op_of(graph, instance) if mismatch is None else mismatch.classes[0][0].op
 
 
-def _disagree(graph: Graph, root: Root, facts: Mapping[Instance, MismatchFact]) -> str:
+def _disagree(graph: Graph, root: Root, mismatches: Mapping[Instance, Mismatch]) -> str:
     node = root.nodes[0]
-    return disagree(graph, root, facts.get(node.instance) if isinstance(node, Wait) else None)
+    return disagree(graph, root, mismatches.get(node.instance) if isinstance(node, Wait) else None)
 
 
 def _foremost(graph: Graph, incident: Incident) -> list[Root]:
@@ -190,17 +192,17 @@ def _suspects(
     graph: Graph,
     roots: Sequence[Root],
     held_up: Mapping[Node, list[Wait]],
-    facts: Mapping[Instance, MismatchFact],
-) -> list[Blame]:
+    mismatches: Mapping[Instance, Mismatch],
+) -> list[Attribution]:
     """Sorted by onset. A rank that several roots name is listed once, with its earliest onset."""
-    blames: list[Blame] = []
+    attributions: list[Attribution] = []
     for root in roots:
         node = root.nodes[0]
-        fact = facts.get(node.instance) if isinstance(node, Wait) else None
-        blames += blame(graph, root, held_up.get(node, []), fact)
-    by_rank: dict[int, Blame] = {}
-    for one in sorted(blames, key=lambda b: (b.onset, b.rank)):
-        by_rank.setdefault(one.rank, one)
+        mismatch = mismatches.get(node.instance) if isinstance(node, Wait) else None
+        attributions += attribute(graph, root, held_up.get(node, []), mismatch)
+    by_rank: dict[int, Attribution] = {}
+    for suspect in sorted(attributions, key=lambda suspect: (suspect.onset, suspect.rank)):
+        by_rank.setdefault(suspect.rank, suspect)
     return list(by_rank.values())
 
 
@@ -224,12 +226,12 @@ def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, .
     return tuple(inside.tolist()), tuple(those.absent.tolist())
 
 
-def _rows(stalled: StallTable, ranks: set[int]) -> list[tuple[Stuck, int]]:
+def _rows(stalled: StallTable, ranks: set[int]) -> list[tuple[StalledOp, int]]:
     """What of these ranks is stalled, with its age, oldest first."""
-    mine = np.isin(stalled.rank, np.fromiter(ranks, np.int64, len(ranks)))
-    oldest: dict[Stuck, int] = {}
-    for stuck, since in zip(stalled.rows(mine), stalled.since[mine].tolist(), strict=True):
-        oldest[stuck] = min(since, oldest.get(stuck, since))
+    selected = np.isin(stalled.rank, np.fromiter(ranks, np.int64, len(ranks)))
+    oldest: dict[StalledOp, int] = {}
+    for op, since in zip(stalled.rows(selected), stalled.since[selected].tolist(), strict=True):
+        oldest[op] = min(since, oldest.get(op, since))
     return sorted(oldest.items(), key=lambda item: (item[1], item[0]))
 
 
@@ -237,7 +239,7 @@ def _about(
     graph: Graph,
     roots: Sequence[Root],
     held_up: Mapping[Node, list[Wait]],
-    stalled: set[Stuck],
+    stalled: set[StalledOp],
 ) -> Wait:
     """The first stalled op that waits directly for a root; else the first op that does."""
     direct = [
@@ -246,7 +248,9 @@ def _about(
         for node in root.nodes
         for wait in ([node] if isinstance(node, Wait) else held_up.get(node, []))
     ]
-    confirmed = [w for w in direct if Stuck(w.instance.group, w.instance.seq, w.rank) in stalled]
+    confirmed = [
+        w for w in direct if StalledOp(w.instance.group, w.instance.seq, w.rank) in stalled
+    ]
     return min(confirmed or direct, key=lambda w: _order(graph, w))
 
 
@@ -255,24 +259,27 @@ def _order(graph: Graph, wait: Wait) -> tuple[bool, int, Instance, bool, int]:
     return wait.instance.is_p2p, graph.since(wait), wait.instance, wait.started, wait.rank
 
 
-def _one_each(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Verdicts that name the same rank are one incident; the oldest is kept."""
-    kept: list[Verdict] = []
-    for verdict in verdicts:
-        named = {b.rank for b in verdict.suspects}
+def _merged_by_rank(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Diagnoses that name the same rank are one incident; the oldest is kept."""
+    kept: list[Diagnosis] = []
+    for diagnosis in diagnoses:
+        named = {suspect.rank for suspect in diagnosis.suspects}
         for at, other in enumerate(kept):
-            if named & {b.rank for b in other.suspects}:
-                kept[at] = _joined(other, verdict)
+            if named & {suspect.rank for suspect in other.suspects}:
+                kept[at] = _joined(other, diagnosis)
                 break
         else:
-            kept.append(verdict)
+            kept.append(diagnosis)
     return kept
 
 
-def _joined(first: Verdict, second: Verdict) -> Verdict:
-    known = {b.rank for b in first.suspects}
-    suspects = (*first.suspects, *(b for b in second.suspects if b.rank not in known))
-    named = {b.rank for b in suspects}
+def _joined(first: Diagnosis, second: Diagnosis) -> Diagnosis:
+    known = {suspect.rank for suspect in first.suspects}
+    suspects = (
+        *first.suspects,
+        *(suspect for suspect in second.suspects if suspect.rank not in known),
+    )
+    named = {suspect.rank for suspect in suspects}
     return replace(
         first,
         stalled=tuple(dict.fromkeys((*first.stalled, *second.stalled))),

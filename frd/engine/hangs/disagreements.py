@@ -11,7 +11,7 @@ from typing import Final
 
 from frd.engine.findings import text
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import MismatchFact
+from frd.engine.state.snapshot import Mismatch
 from frd.model import Signature
 
 _MOST: Final = 3
@@ -36,42 +36,44 @@ _DTYPES: Final = {
 """Names of types in recorders, and torch's names for them."""
 
 
-def has_majority(fact: MismatchFact) -> bool:
-    sizes = [len(ranks) for _, ranks in fact.classes]
+def has_majority(mismatch: Mismatch) -> bool:
+    sizes = [len(ranks) for _, ranks in mismatch.classes]
     return 2 * sizes[0] > sum(sizes)
 
 
-def of_mismatch(fact: MismatchFact, label: str, *, completed: bool) -> str:
+def of_mismatch(mismatch: Mismatch, label: str, *, completed: bool) -> str:
     """``rank 2 passed float16 where ranks 0-1 passed float32 to all_reduce #7 on default_pg``"""
-    usual, *odd = fact.classes
-    words = _Words(fact, label)
+    usual, *odd = mismatch.classes
+    words = _Words(mismatch, label)
     if not odd:
-        what = text.collective(usual[0].op, fact.seq, label)
+        what = text.collective(usual[0].op, mismatch.seq, label)
         return _with_result(
-            f"sizes in {what} contradict each other: {fact.detail}", completed=completed
+            f"sizes in {what} contradict each other: {mismatch.detail}", completed=completed
         )
-    clauses = [f"{text.ranks(ranks)} {words.did(one)}" for one, ranks in odd[:_MOST]]
+    clauses = [f"{text.ranks(ranks)} {words.did(signature)}" for signature, ranks in odd[:_MOST]]
     if len(odd) > _MOST:
         clauses.append(f"{sum(len(ranks) for _, ranks in odd[_MOST:])} more did something else")
     mine = f"{text.ranks(usual[1])} {words.did(usual[0])}"
-    if has_majority(fact):
+    if has_majority(mismatch):
         return _with_result(f"{' and '.join(clauses)} where {mine}{words.where}", completed)
     return _with_result(f"{', '.join([mine, *clauses])}{words.where}", completed)
 
 
-def of_rank(fact: MismatchFact, rank: int, label: str, *, completed: bool) -> str:
+def of_rank(mismatch: Mismatch, rank: int, label: str, *, completed: bool) -> str:
     """What one rank did: ``called broadcast where ranks 0-1 called all_reduce (#249 on dp)``."""
-    words = _Words(fact, label)
-    signature, ranks = next((one, ranks) for one, ranks in fact.classes if rank in ranks)
-    others = [(one, theirs) for one, theirs in fact.classes if theirs != ranks]
-    sentence = f"passed {text.clean(signature.op)}; {fact.detail}"
+    words = _Words(mismatch, label)
+    signature, ranks = next(
+        (signature, ranks) for signature, ranks in mismatch.classes if rank in ranks
+    )
+    others = [(signature, theirs) for signature, theirs in mismatch.classes if theirs != ranks]
+    sentence = f"passed {text.clean(signature.op)}; {mismatch.detail}"
     if others:
         other, theirs = others[0]
         sentence = f"{words.did(signature)} where {text.ranks(theirs)} {words.did(other)}"
         sentence += words.where
-        if wrong := signature_rules.self_contradiction(signature, fact.group_size):
+        if wrong := signature_rules.self_contradiction(signature, mismatch.group_size):
             sentence += f"; {wrong}"
-    return _with_result(sentence, completed) + (f"; {GLOO}" if _of_gloo(fact) else "")
+    return _with_result(sentence, completed) + (f"; {GLOO}" if _of_gloo(mismatch) else "")
 
 
 def of_order(heads: Sequence[tuple[str, Sequence[int]]], *, has_usual: bool) -> str:
@@ -95,45 +97,49 @@ def _with_result(sentence: str, completed: bool) -> str:
     return f"{sentence}; {WRONG_RESULT}" if completed else sentence
 
 
-def _of_gloo(fact: MismatchFact) -> bool:
+def _of_gloo(mismatch: Mismatch) -> bool:
     """Gloo's name for the op does not say which op it was."""
-    return len({one.op for one, _ in fact.classes}) > 1 and any(
-        one.backend == "gloo" and one.op == "all_reduce" for one, _ in fact.classes
+    return len({signature.op for signature, _ in mismatch.classes}) > 1 and any(
+        signature.backend == "gloo" and signature.op == "all_reduce"
+        for signature, _ in mismatch.classes
     )
 
 
 class _Words:
     """What each class did, in words that mention only what differs."""
 
-    def __init__(self, fact: MismatchFact, label: str) -> None:
-        self._usual = fact.classes[0][0]
-        signatures = [one for one, _ in fact.classes]
-        self._by_op = len({one.op for one in signatures}) > 1
-        self._by_backend = not self._by_op and len({one.backend for one in signatures}) > 1
+    def __init__(self, mismatch: Mismatch, label: str) -> None:
+        self._usual = mismatch.classes[0][0]
+        signatures = [signature for signature, _ in mismatch.classes]
+        self._by_op = len({signature.op for signature in signatures}) > 1
+        self._by_backend = (
+            not self._by_op and len({signature.backend for signature in signatures}) > 1
+        )
         self._differ = signature_rules.differing(signatures)
-        number = f"#{fact.seq} on {text.clean(label)}"
-        what = text.collective(self._usual.op, fact.seq, label)
+        number = f"#{mismatch.seq} on {text.clean(label)}"
+        what = text.collective(self._usual.op, mismatch.seq, label)
         self.where = f" ({number})" if self._by_op else f" to {what}"
         if self._by_backend:
             self.where = f" for {what}"
 
-    def did(self, one: Signature) -> str:
+    def did(self, signature: Signature) -> str:
         if self._by_op:
             passed = ""
-            if one.op == self._usual.op and one != self._usual:
-                passed = f" with {_values(one, signature_rules.differing([one, self._usual]))}"
-            return f"called {text.clean(one.op)}{passed}"
+            if signature.op == self._usual.op and signature != self._usual:
+                differing = signature_rules.differing([signature, self._usual])
+                passed = f" with {_values(signature, differing)}"
+            return f"called {text.clean(signature.op)}{passed}"
         if self._by_backend:
-            return f"used {text.clean(one.backend)}"
-        return f"passed {_values(one, self._differ)}"
+            return f"used {text.clean(signature.backend)}"
+        return f"passed {_values(signature, self._differ)}"
 
 
-def _values(one: Signature, differ: Sequence[str]) -> str:
+def _values(signature: Signature, differ: Sequence[str]) -> str:
     """``float16 of [[8]]``, ``[[8]] and outputs of [[9]]``"""
     parts = []
     for side, dtypes, sizes in (
-        ("input", one.input_dtypes, one.input_sizes),
-        ("output", one.output_dtypes, one.output_sizes),
+        ("input", signature.input_dtypes, signature.input_sizes),
+        ("output", signature.output_dtypes, signature.output_sizes),
     ):
         words = []
         if f"{side} dtypes" in differ:
@@ -144,7 +150,7 @@ def _values(one: Signature, differ: Sequence[str]) -> str:
             parts.append(("outputs of " if side == "output" else "") + " of ".join(words))
     if len(parts) == 2 and parts[1] == f"outputs of {parts[0]}":
         parts.pop()
-    return text.clean(" and ".join(parts)) or signature_rules.shapes_text(one.input_sizes)
+    return text.clean(" and ".join(parts)) or signature_rules.shapes_text(signature.input_sizes)
 
 
 def _dtype(name: str) -> str:

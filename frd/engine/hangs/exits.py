@@ -140,12 +140,12 @@ def exits(snapshot: Snapshot) -> list[Exit]:
             how = how_it_ended(snapshot, row)
             at = snapshot.moment(rank, AlignedNs(int(snapshot.state_since[row])))
             found.append(Exit(rank, at, how, manner_of(how), rank in known, rank in deserters))
-    return sorted(found, key=lambda one: (one.at, one.rank))
+    return sorted(found, key=lambda exited: (exited.at, exited.rank))
 
 
 def bad_exits(snapshot: Snapshot) -> list[Exit]:
     """The `exits` that need an explanation."""
-    return [one for one in exits(snapshot) if one.is_bad]
+    return [exited for exited in exits(snapshot) if exited.is_bad]
 
 
 def _known_to_end(snapshot: Snapshot) -> set[int]:

@@ -45,24 +45,26 @@ def first_lost(snapshot: Snapshot, policy: Policy, *, final: bool = False) -> Lo
     """The lost ranks; None if there are none, or it is too early to judge. `final`: there is
     nothing to wait for, because another attempt of the job has begun."""
     gone = exits(snapshot)
-    bad = [one for one in gone if one.is_bad]
+    bad = [exited for exited in gone if exited.is_bad]
     if not bad:
         return None
     is_over = final or len(gone) == len(snapshot.rank)
     waited_s = (snapshot.now - bad[0].at) / 1e9
-    is_quiet = all(one.is_clean for one in bad) and not is_over  # its peers may be about to finish
+    is_quiet = (
+        all(exited.is_clean for exited in bad) and not is_over
+    )  # its peers may be about to finish
     grace_s = judged_after_s(policy) if is_quiet else policy.loss_grace_s
     if waited_s < grace_s and not final:
         return None
-    stops = [one for one in bad if one.manner is Manner.ASKED]
-    interrupts = [one for one in stops if one.is_interrupt]
+    stops = [exited for exited in bad if exited.manner is Manner.ASKED]
+    interrupts = [exited for exited in stops if exited.is_interrupt]
     first_stops = [*stops[:_STOPS], *interrupts[:1]]
-    has_reacted = any(one.manner is Manner.REACTED for one in bad)
+    has_reacted = any(exited.manner is Manner.REACTED for exited in bad)
     causes = [
-        one
-        for one in bad
-        if one.manner <= Manner.ABORTED
-        and not any(_explains(stop, one, has_reacted=has_reacted) for stop in first_stops)
+        exited
+        for exited in bad
+        if exited.manner <= Manner.ABORTED
+        and not any(_explains(stop, exited, has_reacted=has_reacted) for stop in first_stops)
     ]
     if causes:
         return _first_cause(snapshot, gone, causes, first_stops, policy, final=final)
@@ -95,18 +97,20 @@ def _first_cause(
     *,
     final: bool,
 ) -> Loss | None:
-    bad = [one for one in gone if one.is_bad]
+    bad = [exited for exited in gone if exited.is_bad]
     until = causes[0].at + round(policy.loss_grace_s * 1e9) + SEEN_LATE_NS
-    finished = [one for one in gone if not one.is_bad and causes[0].at <= one.at <= until]
-    early = [one for one in causes if one.at <= until]
-    common = _common_ways(snapshot, sorted((*early, *finished), key=lambda one: one.at))
-    rare = [one for one in early if one.way not in common]
+    finished = [
+        exited for exited in gone if not exited.is_bad and causes[0].at <= exited.at <= until
+    ]
+    early = [exited for exited in causes if exited.at <= until]
+    common = _common_ways(snapshot, sorted((*early, *finished), key=lambda exited: exited.at))
+    rare = [exited for exited in early if exited.way not in common]
     if not rare:
         return None
-    manner = min(one.manner for one in rare)
-    likely = [one for one in rare if one.manner is manner]
-    first = [one for one in likely if not likely[0].seen.is_before(one.seen, TOGETHER_NS)]
-    crashed = [one for one in first if one.how.kind is ExitKind.SIGNAL]
+    manner = min(exited.manner for exited in rare)
+    likely = [exited for exited in rare if exited.manner is manner]
+    first = [exited for exited in likely if not likely[0].seen.is_before(exited.seen, TOGETHER_NS)]
+    crashed = [exited for exited in first if exited.how.kind is ExitKind.SIGNAL]
     first = crashed or first  # a program may react to a peer with its own exception
     if not (
         _others_run_on(snapshot, bad[0].at, policy) or _others_died(snapshot, bad, first, final)
@@ -116,17 +120,17 @@ def _first_cause(
     return Loss(tuple(first), Confidence.HIGH if is_sure else Confidence.MEDIUM)
 
 
-def _have_order(one: Exit, others: Iterable[Exit]) -> bool:
-    """Their clocks are known: those that are not before `one` do not only seem so."""
-    return all(one.seen.margin_ns(other.seen) is not None for other in others)
+def _have_order(exited: Exit, others: Iterable[Exit]) -> bool:
+    """Their clocks are known: those that are not before `exited` do not only seem so."""
+    return all(exited.seen.margin_ns(other.seen) is not None for other in others)
 
 
 def _common_ways(snapshot: Snapshot, early: Sequence[Exit]) -> set[tuple[object, ...]]:
     """Ways in which most ranks of the job ended at about one time: that is its end, or what all of
     them did when another was lost."""
     times: dict[tuple[object, ...], list[int]] = {}
-    for one in early:
-        times.setdefault(one.way, []).append(one.at)
+    for exited in early:
+        times.setdefault(exited.way, []).append(exited.at)
     most = len(snapshot.rank) // 2
     return {
         way
@@ -141,7 +145,9 @@ def _stopped(snapshot: Snapshot, gone: Sequence[Exit], stops: Sequence[Exit]) ->
         return None
     if not _run_on(snapshot, AlignedNs(stops[0].at + round(STOP_TAKES_S * 1e9))):
         return None
-    first = tuple(one for one in stops if not stops[0].seen.is_before(one.seen, TOGETHER_NS))
+    first = tuple(
+        exited for exited in stops if not stops[0].seen.is_before(exited.seen, TOGETHER_NS)
+    )
     return Loss(first, Confidence.HIGH)
 
 
@@ -150,14 +156,14 @@ def _blame_a_peer(
 ) -> Loss | None:
     """Each that left blames a peer. Where the job was done, as a rank shows that finished and had
     joined all that the others did, they only lost each other while leaving."""
-    finished = [one for one in gone if not one.is_bad]
-    if finished and all(one.is_known_to_end for one in finished):
+    finished = [exited for exited in gone if not exited.is_bad]
+    if finished and all(exited.is_known_to_end for exited in finished):
         return None
     if finished or 2 * len(bad) > len(snapshot.rank):
         return Loss((), Confidence.LOW)
     if not _others_run_on(snapshot, bad[0].at, policy):
         return None
-    first = tuple(one for one in bad if not bad[0].seen.is_before(one.seen, TOGETHER_NS))
+    first = tuple(exited for exited in bad if not bad[0].seen.is_before(exited.seen, TOGETHER_NS))
     return Loss(first, Confidence.LOW)
 
 
@@ -185,8 +191,9 @@ def _others_died(
     gone = (RankState.EXITED, RankState.FINISHED)
     if not final and any(state not in gone for state in snapshot.state):
         return False
-    ranks = {one.rank for one in first}
-    others = [one for one in bad if one.rank not in ranks]
+    ranks = {exited.rank for exited in first}
+    others = [exited for exited in bad if exited.rank not in ranks]
     return any(
-        one.way != first[0].way or first[0].seen.is_before(one.seen, TOGETHER_NS) for one in others
+        exited.way != first[0].way or first[0].seen.is_before(exited.seen, TOGETHER_NS)
+        for exited in others
     )

@@ -24,7 +24,7 @@ from frd.engine.matching.signature_rules import Signatures
 from frd.engine.matching.usual_waits import GroupKind, LongWait, StallThresholds
 from frd.engine.policy import Policy
 from frd.engine.state.entry_batch import PairRuns, Places
-from frd.engine.state.snapshot import Bools, MismatchFact
+from frd.engine.state.snapshot import Bools, Mismatch
 from frd.engine.state.tables import GroupTable, PairTable, RankTable
 from frd.model import AlignedNs, Int32s, Int64s
 from frd.views import Histogram
@@ -289,7 +289,7 @@ class Collectives:
     def disagrees(self) -> bool:
         return self._mismatches.any_facts
 
-    def facts(self) -> list[MismatchFact]:
+    def facts(self) -> list[Mismatch]:
         return self._mismatches.facts(self._groups, self._pairs, self.signatures)
 
     def signature_of(self, group: Int32s, seq: Int64s) -> Int64s:

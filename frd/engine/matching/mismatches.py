@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import MismatchFact
+from frd.engine.state.snapshot import Mismatch
 from frd.engine.state.tables import GroupTable, PairTable
 from frd.model import AlignedNs, Int32s, Int64s, Signature
 
@@ -125,7 +125,7 @@ class Mismatches:
 
     def facts(
         self, groups: GroupTable, pairs: PairTable, signatures: signature_rules.Signatures
-    ) -> list[MismatchFact]:
+    ) -> list[Mismatch]:
         """All that is remembered, by group and seq."""
         return [
             _joined_fact(group, seq, fact, groups, pairs, signatures)
@@ -141,7 +141,7 @@ def _joined_fact(
     groups: GroupTable,
     pairs: PairTable,
     signatures: signature_rules.Signatures,
-) -> MismatchFact:
+) -> Mismatch:
     rows = groups.rows(group)
     joined = np.sort(pairs.rank[rows][pairs.joined_row[rows] >= seq])
     handles = np.full(len(joined), fact.first, np.int64)
@@ -169,13 +169,13 @@ def fact_of(
     *,
     group_size: int,
     surplus: int,
-) -> MismatchFact:
+) -> Mismatch:
     """What the ranks that joined passed: `handles` are indexes into `known`, by rank.
 
     `group_size` is 0 when unknown, `surplus` what an all_to_all put in beyond what it took out.
     """
     classes = _by_class(ranks, handles, match_class, known)
-    return MismatchFact(
+    return Mismatch(
         group=group,
         seq=seq,
         classes=classes,

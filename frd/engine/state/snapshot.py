@@ -78,7 +78,7 @@ class ChannelSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class MismatchFact:
+class Mismatch:
     """Members of one (group, seq) that do not agree; `classes` is largest first."""
 
     group: int
@@ -118,7 +118,7 @@ class Snapshot:
     info: Mapping[int, RankInfo]
     groups: Sequence[GroupSnapshot]
     channels: ChannelSnapshot
-    mismatches: Sequence[MismatchFact] = ()
+    mismatches: Sequence[Mismatch] = ()
     clocks: RankClocks | None = None
     """None when all times are of one clock, or of clocks without uncertainty."""
     moved_at: Int64s | None = None
@@ -137,7 +137,7 @@ class Snapshot:
         return self.clocks.moment(row, at)
 
 
-class Stuck(NamedTuple):
+class StalledOp(NamedTuple):
     """One collective, or one rank in a P2P op, that is stuck."""
 
     group: int
@@ -168,8 +168,8 @@ class StallTable:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def rows(self, those: Bools | slice = slice(None)) -> list[Stuck]:
+    def rows(self, those: Bools | slice = slice(None)) -> list[StalledOp]:
         """What these rows are about; ranks that wait in one collective are about the same."""
         seq = self.seq[those]
         rank = np.where(seq == UNKNOWN_SEQ, self.rank[those], -1)
-        return list(map(Stuck, self.group[those].tolist(), seq.tolist(), rank.tolist()))
+        return list(map(StalledOp, self.group[those].tolist(), seq.tolist(), rank.tolist()))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from frd.engine.attempt import Attempt
 from frd.engine.findings import builder, text
-from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look, Standing
+from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.stragglers.detection import CHANCE_NATS, Judgement, Late, Straggler, judge
@@ -94,12 +94,12 @@ class StragglerDetector:
             if reason := self._over(ranks, cost, judgement, window):
                 over[_anchors(ranks)] = reason
             elif cost.straggler is not None:
-                claims.append(self._claim(ranks, cost, Standing.LASTING, window, snapshot))
+                claims.append(self._claim(ranks, cost, ClaimStatus.CONTINUING, window, snapshot))
         for ranks, straggler in found.items():
             cost = self._costs.setdefault(ranks, _Cost())
             cost.straggler = straggler
             cost.add(window, straggler.lates)
-            claims.append(self._claim(ranks, cost, Standing.CONFIRMED, window, snapshot))
+            claims.append(self._claim(ranks, cost, ClaimStatus.CONFIRMED, window, snapshot))
         return Look(now, claims, over)
 
     def _over(self, ranks: _Ranks, cost: _Cost, judgement: Judgement, window: Window) -> str:
@@ -115,7 +115,7 @@ class StragglerDetector:
         return _NO_LONGER if 2 * still_ns < self._policy.straggler_min_lost_s * 1e9 else ""
 
     def _claim(
-        self, ranks: _Ranks, cost: _Cost, standing: Standing, window: Window, snapshot: Snapshot
+        self, ranks: _Ranks, cost: _Cost, status: ClaimStatus, window: Window, snapshot: Snapshot
     ) -> Claim:
         straggler = cost.straggler
         assert straggler is not None
@@ -129,7 +129,7 @@ class StragglerDetector:
             kind=Kind.STRAGGLER,
             about=repr(ranks),
             anchors=_anchors(ranks),
-            standing=standing,
+            status=status,
             groups_held_up=labels,
             suspects=tuple(
                 Suspect(

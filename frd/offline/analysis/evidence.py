@@ -12,7 +12,7 @@ from frd.engine.findings import builder, text
 from frd.engine.findings.attachments import Attachments, Evidence
 from frd.engine.hangs.attribution import lowered
 from frd.engine.hangs.claims import claim_of
-from frd.engine.hangs.diagnosis import Verdict
+from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.flight import judges, user_frames_of
@@ -26,7 +26,7 @@ _RECORD_NO_P2P = frozenset({_GLOO})
 
 
 def finding_of(
-    rows: Rows, snapshot: Snapshot, verdict: Verdict, clocks: Clocks, *, is_open: bool = False
+    rows: Rows, snapshot: Snapshot, verdict: Diagnosis, clocks: Clocks, *, is_open: bool = False
 ) -> Finding:
     """A verdict with the stack frames that entries and the folder know; `is_open` when the job may
     have been healthy after all, so that no rank is named with high confidence."""
@@ -58,7 +58,7 @@ def finding_of(
     return replace(finding, summary=text.summarize(finding, timed=False))
 
 
-def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Verdict) -> list[str]:
+def _of_mismatch(rows: Rows, snapshot: Snapshot, verdict: Diagnosis) -> list[str]:
     """What follows from it, and what the recorder may have called by another name."""
     of, seq = verdict.instance.group, verdict.instance.seq
     facts = (f.classes for f in snapshot.mismatches if (f.group, f.seq) == (of, seq))
@@ -94,7 +94,7 @@ def _but_dtypes(signature: Signature) -> Signature:
 
 
 def _with_onsets(
-    suspects: Sequence[Suspect], verdict: Verdict, clocks: Clocks
+    suspects: Sequence[Suspect], verdict: Diagnosis, clocks: Clocks
 ) -> tuple[Suspect, ...]:
     """Each with the time since when it is missed, and whether that orders it with the others.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.engine.matching import mismatches, signature_rules
-from frd.engine.state.snapshot import Bools, MismatchFact
+from frd.engine.state.snapshot import Bools, Mismatch
 from frd.model import Int32s, Int64s
 from frd.offline.analysis.rows import Rows, minor_version
 from frd.offline.analysis.watermarks import Marks
@@ -166,7 +166,7 @@ def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
 # -- disagreements ---------------------------------------------------------------------------
 
 
-def facts_of(rows: Rows, found: Matched, marks: Marks) -> list[MismatchFact]:
+def facts_of(rows: Rows, found: Matched, marks: Marks) -> list[Mismatch]:
     """The first disagreement of each series; what does not match after it is its consequence.
 
     Sizes that break a rule although all passed the same count only if a rank is stuck.
@@ -196,7 +196,7 @@ def calls_of(found: Matched, collectives: Int64s) -> list[Int64s]:
     ]
 
 
-def fact_of(rows: Rows, found: Matched, collective: int, calls: Int64s) -> MismatchFact:
+def fact_of(rows: Rows, found: Matched, collective: int, calls: Int64s) -> Mismatch:
     """What members passed to one collective, whether they agree or not."""
     series = rows.series[int(found.series[collective])]
     calls = calls[~rows.calls.cut[calls]] if not rows.calls.cut[calls].all() else calls

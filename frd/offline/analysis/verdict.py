@@ -17,7 +17,7 @@ import numpy as np
 
 from frd.engine.findings import builder, text
 from frd.engine.hangs.claims import collective_of
-from frd.engine.hangs.diagnosis import Verdict, find
+from frd.engine.hangs.diagnosis import Diagnosis, diagnose
 from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot, StallTable
 from frd.flight.trace import Trace
 from frd.forms import span_text
@@ -105,8 +105,8 @@ def judge(
         stall_after_s=stall_after_s,
         earlier=earlier,
     )
-    verdicts = find(snapshot, stalls, threshold_s=lambda group: 0.0)
-    unproven: list[Verdict] = []
+    verdicts = diagnose(snapshot, stalls, threshold_s=lambda group: 0.0)
+    unproven: list[Diagnosis] = []
     if waited.is_young.any():
         candidates = verdicts
         timed = _as_old_as_known(snapshot, taken)
@@ -136,23 +136,23 @@ def _as_old_as_known(snapshot: Snapshot, taken: Taken) -> Snapshot:
 
 
 def _proven(
-    candidates: Sequence[Verdict],
+    candidates: Sequence[Diagnosis],
     timed: Snapshot,
     stalls: StallTable,
     lasting: Bools,
     stall_after_s: float,
-) -> list[Verdict]:
+) -> list[Diagnosis]:
     """Verdicts that rest on waits that lasted, and candidates that need no time to be true."""
     timeless = [one for one in candidates if _is_timeless(one)]
     rows = StallTable(
         stalls.group[lasting], stalls.rank[lasting], stalls.seq[lasting], stalls.since[lasting]
     )
-    lasted = find(timed, rows, threshold_s=lambda group: stall_after_s, late_s=float("inf"))
+    lasted = diagnose(timed, rows, threshold_s=lambda group: stall_after_s, late_s=float("inf"))
     others = [one for one in lasted if not _is_timeless(one)]
     return sorted((*timeless, *others), key=lambda one: (one.since, one.instance))
 
 
-def _is_timeless(verdict: Verdict) -> bool:
+def _is_timeless(verdict: Diagnosis) -> bool:
     """Wrong however young it is. Collectives that ranks entered in different orders are; sends and
     receives are posted ahead of what they wait for, so a circle of them may be a moment's."""
     if verdict.kind is Kind.ORDER:
@@ -160,22 +160,22 @@ def _is_timeless(verdict: Verdict) -> bool:
     return verdict.kind is Kind.MISMATCH
 
 
-def _is_open(verdict: Verdict, waiting: Waiting) -> bool:
+def _is_open(verdict: Diagnosis, waiting: Waiting) -> bool:
     """A running job may be healthy, and the length of its waits is unknown."""
     return not _is_timeless(verdict) and not waiting.is_proven and waiting.is_before_timeout
 
 
-def _is_covered(candidate: Verdict, verdicts: Sequence[Verdict]) -> bool:
+def _is_covered(candidate: Diagnosis, verdicts: Sequence[Diagnosis]) -> bool:
     """A finding is about some of its ranks."""
     mine = {*_named(candidate), *candidate.waiting}
     return any(mine & {*_named(one), *one.waiting, *one.victims} for one in verdicts)
 
 
-def _named(verdict: Verdict) -> set[int]:
+def _named(verdict: Diagnosis) -> set[int]:
     return {blame.rank for blame in verdict.suspects}
 
 
-def _waiting(verdict: Verdict, stalls: StallTable, waited: Waited) -> Waiting:
+def _waiting(verdict: Diagnosis, stalls: StallTable, waited: Waited) -> Waiting:
     """Of all that is stalled in it, the longest."""
     rows = np.zeros(len(stalls), np.bool_)
     for stuck in verdict.stalled:
@@ -192,7 +192,7 @@ def _waiting(verdict: Verdict, stalls: StallTable, waited: Waited) -> Waiting:
     )
 
 
-def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Verdict, waiting: Waiting) -> str:
+def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Diagnosis, waiting: Waiting) -> str:
     """``rank 0 had kept rank 1 waiting for 0.6 s when dumped (...); take another dump ...``."""
     named = sorted(_named(verdict))
     waiters = sorted({*verdict.waiting, *verdict.victims}.difference(named)) or verdict.waiting

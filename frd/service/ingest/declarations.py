@@ -17,7 +17,7 @@ from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, SeriesInfo, Si
 from frd.service.ingest.job_runs import JobRuns, Speaker
 from frd.service.ingest.memory_feed import MemoryFeed
 from frd.service.ingest.revisions import ProcessRevision, Revisions
-from frd.service.ingest.stream_handles import AttemptHandles, IndexColumn
+from frd.service.ingest.stream_handles import IndexColumn, StreamHandles
 from frd.wire import AttemptDecl, Declare, GroupDecl, RankDecl
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class DeclaredAttempt:
     declared: AttemptDecl
-    handles: AttemptHandles | None = None
+    handles: StreamHandles | None = None
     """None while its run is refused."""
     ranks: list[int] = field(default_factory=list)
     """Stream indexes."""
@@ -55,7 +55,7 @@ class DeclaredRank:
     """Another process has taken the rank's place: what is reported of this one is dropped."""
 
     @property
-    def handles(self) -> AttemptHandles | None:
+    def handles(self) -> StreamHandles | None:
         """None while nothing that is reported of the rank counts."""
         return None if self.is_superseded else self.attempt.handles
 
@@ -163,7 +163,7 @@ class Declarations:
         attempt = self._engine.attempt(key, declared.declared.world_size, now)
         if run and self._runs.takes_over(key, run):
             self._engine.start_over(attempt, declared.declared.world_size, now)
-        handles = declared.handles = AttemptHandles(attempt)
+        handles = declared.handles = StreamHandles(attempt)
         for index in declared.ranks:
             self._enter(index, handles, now)
         for index, group in declared.groups:
@@ -171,7 +171,7 @@ class Declarations:
         for index, rank, series in declared.series:
             self._memory.enter(index, attempt, rank, series)
 
-    def _enter(self, index: int, handles: AttemptHandles, now: AlignedNs) -> None:
+    def _enter(self, index: int, handles: StreamHandles, now: AlignedNs) -> None:
         rank, attempt = self.ranks[index], handles.attempt
         handle = self._engine.rank(attempt, rank.info, now)
         rank.row = handles.add_rank(rank.info, handle)
@@ -182,7 +182,7 @@ class Declarations:
         attempt.connection([handle], True)
         self._entered.append(index)
 
-    def _enter_group(self, handles: AttemptHandles, index: int, info: GroupInfo) -> None:
+    def _enter_group(self, handles: StreamHandles, index: int, info: GroupInfo) -> None:
         handle = handles.attempt.group(info)
         self.group_column.put(index, handles.add_group(info, handle))
         self.group_handle.put(index, handle)

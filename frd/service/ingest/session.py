@@ -41,7 +41,7 @@ from frd.service.ingest.declarations import Declarations, DeclaredRank
 from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.memory_feed import MemoryFeed, observe_event
 from frd.service.ingest.revisions import Revisions
-from frd.service.ingest.stream_handles import AttemptHandles
+from frd.service.ingest.stream_handles import StreamHandles
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.wire import (
     AgentEvent,
@@ -76,7 +76,7 @@ class Session:
         self.heard_at = AlignedNs(0)
         self.memory = MemoryFeed()
         self.declared = Declarations(engine, revisions, runs, self, self.memory)
-        self._last_rows: tuple[AttemptHandles, UInt32s, UInt32s, Int32s] | None = None
+        self._last_rows: tuple[StreamHandles, UInt32s, UInt32s, Int32s] | None = None
         """Ranks and groups of the last watermarks, and their pairs: mostly the next ones' too."""
         self._acks: dict[int, int] = {}
         self.entries = 0
@@ -240,7 +240,7 @@ class Session:
         )
         self._watermarks.add(handles.attempt, rows, self.alignment)
 
-    def _pairs_of(self, handles: AttemptHandles, columns: WatermarkColumns) -> Int32s:
+    def _pairs_of(self, handles: StreamHandles, columns: WatermarkColumns) -> Int32s:
         """The decoder gives the same arrays again when an agent names the same rows again."""
         if self._last_rows is not None:
             of, rank, group, pairs = self._last_rows

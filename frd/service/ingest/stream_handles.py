@@ -55,7 +55,7 @@ class IndexColumn:
         return self._items.take(indexes)
 
 
-class AttemptHandles:
+class StreamHandles:
     """One attempt as one stream sees it."""
 
     def __init__(self, attempt: Attempt) -> None:

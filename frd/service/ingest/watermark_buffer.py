@@ -20,7 +20,7 @@ from frd.engine.attempt import Attempt
 from frd.engine.clocks.alignment import Alignment
 from frd.engine.state.watermarks import WatermarkRows
 from frd.model import AlignedNs, Int64s
-from frd.service.ingest.stream_handles import AttemptHandles
+from frd.service.ingest.stream_handles import StreamHandles
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Batch:
     attempt: Attempt
     messages: list[tuple[WatermarkRows, Alignment]] = field(default_factory=list)
     """With times of the node's clock."""
-    realigned: dict[int, tuple[AttemptHandles, list[int], Alignment]] = field(default_factory=dict)
+    realigned: dict[int, tuple[StreamHandles, list[int], Alignment]] = field(default_factory=dict)
     """By identity of the handles, which are of one stream: which ranks, and how."""
 
 
@@ -41,7 +41,7 @@ class WatermarkBuffer:
         """One message: engine handles, but times of the node's clock."""
         self._batch(attempt).messages.append((rows, alignment))
 
-    def realign(self, handles: AttemptHandles, ranks: list[int], alignment: Alignment) -> None:
+    def realign(self, handles: StreamHandles, ranks: list[int], alignment: Alignment) -> None:
         """Align the heads that one stream has reported of these ranks with a better alignment."""
         self._batch(handles.attempt).realigned[id(handles)] = handles, ranks, alignment
 
@@ -81,7 +81,7 @@ def _joined(messages: list[tuple[WatermarkRows, Alignment]], now: AlignedNs) -> 
 
 
 def _realign(
-    handles: AttemptHandles, ranks: list[int], alignment: Alignment, now: AlignedNs
+    handles: StreamHandles, ranks: list[int], alignment: Alignment, now: AlignedNs
 ) -> None:
     def align(node_ns: Int64s) -> Int64s:
         return np.minimum(alignment.to_aligned(node_ns), now)
