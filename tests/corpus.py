@@ -87,11 +87,11 @@ class Job:
     missing: frozenset[int] = frozenset()
     ring: int = 10_000
     active_only: bool = False
-    told_completion: bool = True
+    reports_completion: bool = True
     skew: dict[int, float] = field(default_factory=dict)
     """Clock error by node, in ms."""
     identities: bool = True
-    offsets_told: bool = False
+    offsets_known: bool = False
     backend: str = "nccl"
     uneven: bool = False
     """Gathers of data parallel groups are coalesced series of one part a member."""
@@ -113,7 +113,7 @@ def job(seed: int, world: int | None = None) -> Job:
     backend = "nccl" if pp > 1 or dice.random() < 0.85 else "gloo"
     groups = _groups(world, tp, pp)
     if dice.random() < 0.25:
-        groups = {f"{dice.getrandbits(64):016x}": told for told in groups.values()}
+        groups = {f"{dice.getrandbits(64):016x}": group for group in groups.values()}
     programs = _programs(dice, world, tp, pp, groups)
     made = Job(seed, world, groups, programs, [], ahead=dice.choice([1, 1, 2, 4]), backend=backend)
     made.timing = backend == "nccl" and dice.random() < 0.4
@@ -138,20 +138,20 @@ def _kinds(made: Job) -> list[Fault]:
 def _groups(world: int, tp: int, pp: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Rank = (stage, replica, tensor), tensor fastest; expert groups are two tensor groups wide."""
     dp = world // (tp * pp)
-    told: list[tuple[str, tuple[int, ...]]] = [("default_pg", tuple(range(world)))]
-    told += (("TENSOR", tuple(range(first, first + tp))) for first in range(0, world, tp))
+    groups: list[tuple[str, tuple[int, ...]]] = [("default_pg", tuple(range(world)))]
+    groups += (("TENSOR", tuple(range(first, first + tp))) for first in range(0, world, tp))
     stage = tp * dp
     if dp > 1:
         for at in range(pp):
             ranks = range(at * stage, (at + 1) * stage)
-            told += (("DATA", tuple(ranks[t::tp])) for t in range(tp))
+            groups += (("DATA", tuple(ranks[t::tp])) for t in range(tp))
         width = 2 * tp
         for at in range(pp):
             ranks = range(at * stage, (at + 1) * stage)
-            told += (("EXPERT", tuple(ranks[w : w + width])) for w in range(0, stage, width))
+            groups += (("EXPERT", tuple(ranks[w : w + width])) for w in range(0, stage, width))
     if pp > 1:
-        told += (("PIPELINE", tuple(range(r, world, stage))) for r in range(stage))
-    return {str(at): group for at, group in enumerate(told)}
+        groups += (("PIPELINE", tuple(range(r, world, stage))) for r in range(stage))
+    return {str(at): group for at, group in enumerate(groups)}
 
 
 def _programs(
@@ -264,11 +264,11 @@ def _spoil(dice: random.Random, made: Job) -> None:
     made.uneven = made.backend == "nccl" and dice.random() < 0.3
     made.reset = not made.active_only and dice.random() < 0.1
     made.identities = dice.random() < 0.5
-    made.told_completion = made.backend == "nccl" and dice.random() < 0.8
+    made.reports_completion = made.backend == "nccl" and dice.random() < 0.8
     if dice.random() < 0.5:
         nodes = range(-(-made.world // RANKS_A_NODE))
         made.skew = {node: dice.uniform(-3_000, 3_000) for node in nodes}
-        made.offsets_told = dice.random() < 0.4
+        made.offsets_known = dice.random() < 0.4
 
 
 # -- running them ----------------------------------------------------------------------------
@@ -538,7 +538,7 @@ def trace(made: Job) -> Trace:
         info = None
         if made.identities:
             info = RankInfo(rank, made.world, f"node{node}", f"boot{node}", 1000 + rank)
-        offset = round(-made.skew.get(node, 0.0) * 1e6) if made.offsets_told else None
+        offset = round(-made.skew.get(node, 0.0) * 1e6) if made.offsets_known else None
         folder.rank(rank, *rows[first:], status=status, info=info, offset_ns=offset)
     return folder.trace()
 
@@ -562,7 +562,7 @@ def _rows(made: Job, rank: int, pg_ids: dict[str, int]) -> list[Row]:
         for part in parts:
             part.group, part.pg_id, part.at = op.group, pg_ids[op.group], step.created + skew
             part.record_id = len(rows)
-            _tell_state(made, step, part, skew)
+            _write_state(made, step, part, skew)
             rows.append(part)
     return rows
 
@@ -592,7 +592,7 @@ def _collective(made: Job, step: Step) -> Row:
     return Row(f"{made.backend}:{name}", op.seq, ins=ins, outs=outs)
 
 
-def _tell_state(made: Job, step: Step, row: Row, skew: float) -> None:
+def _write_state(made: Job, step: Step, row: Row, skew: float) -> None:
     if made.backend == "gloo":
         row.state, row.retired = "scheduled", bool(step.ended)
         return
@@ -600,7 +600,7 @@ def _tell_state(made: Job, step: Step, row: Row, skew: float) -> None:
         "completed" if step.ended else "started" if made.timing and step.began else "scheduled"
     )
     row.retired = bool(step.ended)
-    if step.ended and made.told_completion:
+    if step.ended and made.reports_completion:
         row.completed_at = step.ended + 2.0 + skew
     if made.timing and step.began:
         row.started_at = step.began + skew

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(100)
 
 
 @pytest.mark.torch
-def test_a_hanging_job_is_told_as_it_is(tmp_path: Path) -> None:
+def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
     """Rank 1 of a real gloo job is stuck in its data loader: marks, dump, stack, then its death."""
     port, run_dir = free_port(), tmp_path / "run"
     job = subprocess.Popen(
@@ -56,13 +56,13 @@ def test_a_hanging_job_is_told_as_it_is(tmp_path: Path) -> None:
             await until(lambda: service.marks.get((1, 0), (0, 0, 0))[:2] == (20, 20), "rank 1")
             since = service.marks[0, 0][2]
             await until(lambda: service.as_of[1] > since + 10**9, "proof of absence")
-            told = [
+            reported = [
                 (service.ranks[batch.rank].rank, seq, flags)
                 for batch in service.rows
                 for seq, flags in zip(batch.seq.tolist(), batch.flags.tolist(), strict=True)
             ]
             for rank, last in ((0, 21), (1, 20)):
-                joined = [seq for r, seq, flags in told if r == rank and flags & Flags.JOINED]
+                joined = [seq for r, seq, flags in reported if r == rank and flags & Flags.JOINED]
                 assert joined == list(range(1, last + 1))
             await service.ask(1, stacks=True)
             dump = parse(service.parts[1, Part.DUMP].data, source="answer")
@@ -129,7 +129,7 @@ async def test_a_restarted_agent_is_another_session(tmp_path: Path) -> None:
     rank.close()
 
 
-async def test_pings_go_on_beside_the_stream(tmp_path: Path) -> None:
+async def test_pings_go_on_during_the_stream(tmp_path: Path) -> None:
     """A clock stream ends, one is answered with nonsense: others follow, and the rows go on."""
     port = free_port()
     async with serving(Collector("one"), port) as service, agent(tmp_path, port):
@@ -138,9 +138,9 @@ async def test_pings_go_on_beside_the_stream(tmp_path: Path) -> None:
         for hello, *pings in service.pings:
             said = service.hellos[0]
             assert hello == ClockHello(said.boot_id, said.session)
-            told = [ping for ping in pings if isinstance(ping, Ping)]
-            assert [ping.number for ping in told] == list(range(1, len(pings) + 1))
-            assert all(len(ping.readings.raw_ns) for ping in told)
+            numbered = [ping for ping in pings if isinstance(ping, Ping)]
+            assert [ping.number for ping in numbered] == list(range(1, len(pings) + 1))
+            assert all(len(ping.readings.raw_ns) for ping in numbered)
         assert any(isinstance(ping, Ping) and ping.pong for ping in service.pings[2])
 
 

@@ -37,7 +37,7 @@ def stage() -> Iterator[Stage]:
     any(shutil.which(program) is None for program in PROGRAMS),
     reason="absent: prometheus, prometheus-alertmanager",
 )
-def test_a_hang_is_told_with_the_suspect_and_so_is_its_end(stage: Stage, tmp_path: Path) -> None:
+def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path: Path) -> None:
     """A rank is 18 s late: its name comes while it is, with a page to read; later the all-clear."""
     addresses = stage.start_service()
     stage.start_agent(addresses)
@@ -49,12 +49,14 @@ def test_a_hang_is_told_with_the_suspect_and_so_is_its_end(stage: Stage, tmp_pat
         until(lambda: prometheus.query("frd_build_info"), "a first scrape")
         stage.start_job()
         alert = "FrdCollectiveStalled"
-        told_at, told = until(lambda: webhook.notification(alert, "firing"), "the notification")
+        notified_at, fired = until(
+            lambda: webhook.notification(alert, "firing"), "the notification"
+        )
         waited_s = seconds_waited(addresses.http, stage.job)
-        print(f"told {waited_s - (time.time() - told_at):.1f} s after the hang began")
-        assert waited_s > 0, f"it took longer than {LATE_S:g} s to tell"
+        print(f"notified {waited_s - (time.time() - notified_at):.1f} s after the hang began")
+        assert waited_s > 0, f"it took longer than {LATE_S:g} s to notify"
 
-        (firing,) = told["alerts"]
+        (firing,) = fired["alerts"]
         labels, says = firing["labels"], firing["annotations"]
         assert (labels["job"], labels["rank"], labels["reason"]) == (stage.job, "1", "cpu_stuck")
         assert labels["severity"] == "warning"
@@ -66,7 +68,9 @@ def test_a_hang_is_told_with_the_suspect_and_so_is_its_end(stage: Stage, tmp_pat
         _, over = until(lambda: webhook.notification(alert, "resolved"), "the all-clear", 150)
         (resolved,) = over["alerts"]
         assert resolved["fingerprint"] == firing["fingerprint"], "one alert, from first to last"
-        names = {notification["groupLabels"]["alertname"] for _, notification in webhook.told}
+        names = {
+            notification["groupLabels"]["alertname"] for _, notification in webhook.notifications
+        }
         assert names == {alert}, "a hang is one alert, and frd is well"
 
 

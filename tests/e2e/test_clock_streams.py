@@ -43,9 +43,11 @@ class Pinger:
         """One ping, with other stamps than the true ones where `changes` says so."""
         self._number += 1
         raw_ns, real_ns, slack_ns = read_clocks()
-        told = (np.array([value]) for value in (raw_ns, real_ns + self._ahead_ns, slack_ns))
+        columns = (np.array([value]) for value in (raw_ns, real_ns + self._ahead_ns, slack_ns))
         sent = NodeRawNs(changes.get("sent", raw_now()))
-        await self.call.write(encode_clock(Ping(self._number, sent, Readings(*told), self._pong)))
+        await self.call.write(
+            encode_clock(Ping(self._number, sent, Readings(*columns), self._pong))
+        )
 
     async def hear(self) -> None:
         data = await asyncio.wait_for(self.call.read(), 20.0)

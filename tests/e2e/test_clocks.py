@@ -87,7 +87,7 @@ class TwoNodes(Stage):
         nodes = Client(self.addresses.http).get(f"/api/v1/jobs/{self.job}")["nodes"]
         return sorted(nodes, key=lambda node: node["ranks"])
 
-    def told(self) -> str:
+    def described(self) -> str:
         """For a failure's message."""
         return f"the nodes were {self.nodes()}"
 
@@ -143,24 +143,24 @@ def late_ranks(stage: TwoNodes) -> list[int]:
 
 def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node is 2.5 s ahead and drifts, is set 3 s further ahead and back again in mid-run: who
-    is late is told as on one clock, and so is who holds up the job in the end, and nothing else."""
+    is late is reported as on one clock, as is the rank that hangs in the end, and nothing else."""
     monkeypatch.setenv("FRD_POLICY__STRAGGLER_WINDOW_S", "10")
     with two_nodes(stall_after_s=3.0) as stage:
         stage.begin(extra_s=0.1)
-        until(lambda: aligned(stage), stage.told)
+        until(lambda: aligned(stage), stage.described)
 
         # Ranks of both nodes meet: 100 ms apart, not 2.6 s.
         skew = "frd_collective_skew_seconds"
-        until(lambda: stage.metric(f"{skew}_count") > 20, stage.told)
+        until(lambda: stage.metric(f"{skew}_count") > 20, stage.described)
         assert 0.05 < stage.metric(f"{skew}_sum") / stage.metric(f"{skew}_count") < 0.5
 
-        until(lambda: late_ranks(stage) == [LATE], stage.told)
+        until(lambda: late_ranks(stage) == [LATE], stage.described)
 
         # A step ahead, and one back: said, counted, healed.
         for steps, shift_s in enumerate((SHIFT_S + 3.0, SHIFT_S), 1):
             stage.set_clock(shift_s)
-            until(lambda n=steps: stage.metric("frd_clock_steps_total") == n, stage.told)  # type: ignore[misc]
-            until(lambda: aligned(stage), stage.told)
+            until(lambda n=steps: stage.metric("frd_clock_steps_total") == n, stage.described)  # type: ignore[misc]
+            until(lambda: aligned(stage), stage.described)
             said = "clock of .*: unsynchronized: stepped; its offset moved by [-+]3.00. s"
             assert len(re.findall(said, stage.log("service"))) == steps
             time.sleep(4.0)  # longer than a stall need be
@@ -170,14 +170,14 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
 
         stopped_at = time.time()
         stage.stop_file.touch()
-        finding = until(lambda: stall(stage), stage.told)
+        finding = until(lambda: stall(stage), stage.described)
         assert [suspect["rank"] for suspect in finding["suspects"]] == [LATE]
         # The others may have waited for the late one before the file was touched.
         assert -0.2 < since(stage, stopped_at, finding) < 1.0
 
-        told = frd("status", "--http", stage.addresses.http).stdout
-        assert re.search(r"-250\d\.\d+ ± \d+\.\d+", told)
-        assert told.count("synchronized") == 2
+        output = frd("status", "--http", stage.addresses.http).stdout
+        assert re.search(r"-250\d\.\d+ ± \d+\.\d+", output)
+        assert output.count("synchronized") == 2
         frd("dump", "--http", stage.addresses.http, "-o", str(stage.folder / "dump"))
         identity = json.loads(
             (stage.folder / "dump" / f"{stage.job}.meta" / "rank_2.json").read_text()
@@ -185,6 +185,6 @@ def test_two_clocks_one_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
         assert identity["clock_state"] == "synchronized"
         assert abs(identity["clock_offset_s"] - stage.true_offset_s) < 0.01
         assert identity["clock_uncertainty_s"] < 0.1
-        told = frd("replay", str(stage.folder / "data" / "journal"), "--json").stdout
-        replayed = {found["id"]: found["opened_at"] for found in json.loads(told)["findings"]}
+        output = frd("replay", str(stage.folder / "data" / "journal"), "--json").stdout
+        replayed = {found["id"]: found["opened_at"] for found in json.loads(output)["findings"]}
         assert replayed == {found["id"]: found["opened_at"] for found in stage.findings()}

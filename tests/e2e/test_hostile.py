@@ -240,7 +240,7 @@ def test_a_token_is_good_for_its_jobs(service: Service) -> None:
     """A stream that tells of another job than its token or certificate allows is refused."""
     narrow = service.ours.issue("narrow", "agent", "urn:frd:job:mine")
 
-    async def tell(token: str, shown: Files, job: str) -> type[object]:
+    async def event_after(token: str, shown: Files, job: str) -> type[object]:
         async with line(service, token, shown) as channel:
             peer = Peer(open_stream(channel, metadata=bearer(token)), 0, "s", job)
             await peer.send(peer.hello())
@@ -256,10 +256,10 @@ def test_a_token_is_good_for_its_jobs(service: Service) -> None:
     async def ask() -> list[type[object]]:
         wide = service.agent
         return [
-            await tell(OF_ONE_JOB, wide, "mine"),
-            await tell(OF_ONE_JOB, wide, "other"),
-            await tell(AGENT, narrow, "mine"),
-            await tell(AGENT, narrow, "other"),
+            await event_after(OF_ONE_JOB, wide, "mine"),
+            await event_after(OF_ONE_JOB, wide, "other"),
+            await event_after(AGENT, narrow, "mine"),
+            await event_after(AGENT, narrow, "other"),
         ]
 
     assert asyncio.run(ask()) == [Ack, Refusal, Ack, Refusal]

@@ -41,16 +41,16 @@ def test_what_init_writes_works(tmp_path: Path, capsys: pytest.CaptureFixture[st
     gets metrics. An agent without the certificate, or with another role's token, gets nowhere."""
     folder = tmp_path / "conf"
     assert run(["init", str(folder), "--tls", "--host", "127.0.0.1"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert {path.name for path in folder.iterdir()} == FILES | CERTIFICATES
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     grpc, http = free_port(), free_port()
     moved = [("--grpc", f"127.0.0.1:{grpc}"), ("--http", f"127.0.0.1:{http}")]
-    serve = [*printed(told, "frd serve"), *(word for pair in moved for word in pair)]
+    serve = [*printed(output, "frd serve"), *(word for pair in moved for word in pair)]
     serve += ["--data-dir", str(tmp_path / "data")]
-    agent = printed(told.replace(":9373", f":{grpc}"), "frd-agent run")
+    agent = printed(output.replace(":9373", f":{grpc}"), "frd-agent run")
     agent += ["--run-dir", str(tmp_path / "run"), "--metrics", "off"]
-    status = printed(told.replace(":9374", f":{http}"), "frd status")
+    status = printed(output.replace(":9374", f":{http}"), "frd status")
     processes = [start([sys.executable, "-m", *serve], tmp_path / "serve.log")]
     try:
         ready = processes[0].stdout

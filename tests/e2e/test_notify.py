@@ -17,7 +17,7 @@ from tests.world.webhook import Receiver
 pytestmark = pytest.mark.timeout(120)
 
 
-async def test_a_hang_is_told_to_a_webhook_over_restart_and_reload(tmp_path: Path) -> None:
+async def test_a_hang_is_sent_to_a_webhook_over_restart_and_reload(tmp_path: Path) -> None:
     """One receiver is down while the finding opens and gets it later. The service starts again:
     no second opening. SIGHUP brings another receiver, which hears what comes. The URL, which is a
     secret, is in no line of the log and in no answer of the API."""
@@ -61,7 +61,7 @@ async def test_a_hang_is_told_to_a_webhook_over_restart_and_reload(tmp_path: Pat
                     + 'on = ["critical"]\n'
                 )
                 process.send_signal(signal.SIGHUP)
-                await lines.tell("notify: changed")
+                await lines.wait_for("notify: changed")
                 await stall(peers, since_ns, lambda: len(second.received) == 1)
                 text = second.received[0]["text"]
                 assert before["id"] in text

@@ -31,13 +31,13 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def told(self, words: str) -> list[dict[str, str]]:
+    def matching(self, words: str) -> list[dict[str, str]]:
         lines = self.path.read_text().splitlines()
         return [line for line in map(json.loads, lines) if words in line["message"]]
 
-    async def tell(self, words: str) -> dict[str, str]:
-        await until(lambda: bool(self.told(words)), words)
-        return self.told(words)[0]
+    async def wait_for(self, words: str) -> dict[str, str]:
+        await until(lambda: bool(self.matching(words)), words)
+        return self.matching(words)[0]
 
 
 @asynccontextmanager
@@ -73,17 +73,17 @@ async def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
             await stall(peers, since, lambda: time.monotonic() > patient)
             file.write_text("[policy]\nstall_after_s = 0.5\n")
             process.send_signal(signal.SIGHUP)
-            told = await lines.tell("nothing is changed")
-            assert told["message"].startswith("policy.stall_after_s: 0.5: must be")
+            line = await lines.wait_for("nothing is changed")
+            assert line["message"].startswith("policy.stall_after_s: 0.5: must be")
             assert not hangs()
             file.write_text(
                 "[policy]\nstall_after_s = 1\n[limits]\nstreams_per_peer = 9\n"
                 "[log]\nlevel = 'warning'\n"
             )
             process.send_signal(signal.SIGHUP)
-            await lines.tell("limits.streams_per_peer: changed: takes effect after a restart")
+            await lines.wait_for("limits.streams_per_peer: changed: takes effect after a restart")
             await stall(peers, since, hangs)
-            assert not lines.told("configuration read again"), "now below the level"
+            assert not lines.matching("configuration read again"), "now below the level"
     (finding,) = replay(read(data / "journal", pytest.fail), pytest.fail).findings
     assert [suspect.rank for suspect in finding.suspects] == [2]
 
@@ -110,11 +110,11 @@ async def test_an_agent_goes_on_with_another_service(tmp_path: Path) -> None:
         await until(lambda: bool(first.hellos), "the first hello")
         configure("nowhere")
         process.send_signal(signal.SIGHUP)
-        told = await lines.tell("nothing is changed")
-        assert told["message"].startswith("service: 'nowhere': ")
+        line = await lines.wait_for("nothing is changed")
+        assert line["message"].startswith("service: 'nowhere': ")
         configure(f"127.0.0.1:{ports[1]}", "outbox_rows = 5000\n")
         process.send_signal(signal.SIGHUP)
-        await lines.tell("outbox_rows: changed: takes effect after a restart")
+        await lines.wait_for("outbox_rows: changed: takes effect after a restart")
         await until(lambda: bool(second.hellos), "the hello to the other")
         assert len(first.hellos) == 1
         assert first.hellos[0].session == second.hellos[0].session

@@ -134,7 +134,7 @@ async def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service])
             await counted(service, series, before + 1)
 
 
-async def test_another_version_is_told_both(serve: Callable[..., Service]) -> None:
+async def test_another_version_learns_both_versions(serve: Callable[..., Service]) -> None:
     """An agent that speaks another protocol hears which one the service speaks."""
     service = serve()
     async with peer(service) as other:
@@ -183,7 +183,7 @@ def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
     """An agent that reconnects resends, one that restarts tells all anew: no row counts twice."""
     service = serve()
 
-    async def tell(session: str, *batches: EntryColumns) -> None:
+    async def stream_rows(session: str, *batches: EntryColumns) -> None:
         async with peer(service, session=session) as agent:
             await agent.introduce()
             await agent.send(*batches)
@@ -192,9 +192,9 @@ def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
                 pass
             await agent.send(Goodbye("test"))
 
-    asyncio.run(tell("first", entries(1, 0, 10)))
-    asyncio.run(tell("first", entries(1, 0, 10), entries(11, 10, 10)))
-    asyncio.run(tell("second", entries(1, 0, 25)))
+    asyncio.run(stream_rows("first", entries(1, 0, 10)))
+    asyncio.run(stream_rows("first", entries(1, 0, 10), entries(11, 10, 10)))
+    asyncio.run(stream_rows("second", entries(1, 0, 25)))
     until(lambda: service.metric("frd_ingest_entries_total") == 25)
 
 

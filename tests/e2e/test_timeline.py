@@ -91,7 +91,7 @@ def hang() -> Analysis:
         Row("nccl:all_reduce", 2, at=20, completed_at=60),
     ]
     folder = Folder().group("0", [0, 1])
-    folder.everybody(*done, ranks=[0, 1])
+    folder.all_ranks(*done, ranks=[0, 1])
     folder.ranks[0].rows.append(Row("nccl:all_reduce", 3, at=100, state="scheduled", frames=where))
     folder.ranks[1].rows[0].at = 12
     return analyze(folder.trace())
@@ -128,8 +128,8 @@ def test_what_an_op_says_of_itself(tmp_path: Path) -> None:
     """Seq, record, sizes, state and stack are arguments of the slice."""
     args = "select key, coalesce(int_value, string_value) from args join slice using (arg_set_id)"
     with loaded(written(hang(), tmp_path, "t.pftrace.gz")) as processor:
-        told = dict(rows(processor, f"{args} where category = 'stuck'"))
-    assert told == {
+        arguments = dict(rows(processor, f"{args} where category = 'stuck'"))
+    assert arguments == {
         "debug.seq": 3,
         "debug.record_id": 2,
         "debug.sizes": "[4] Float",
@@ -149,10 +149,10 @@ def test_thousands_that_wait_are_all_there(tmp_path: Path) -> None:
         assert rows(processor, count) == [(1_001, MAX_LANES + 1)]
 
 
-def test_gloo_tells_no_ends(tmp_path: Path) -> None:
+def test_gloo_records_no_ends(tmp_path: Path) -> None:
     """What completed at an unknown time is an instant, what did not has no end."""
     folder = Folder().group("0", [0, 1])
-    folder.everybody(
+    folder.all_ranks(
         Row("gloo:all_reduce", 1, at=1, state="scheduled", retired=True),
         Row("gloo:all_reduce", 2, at=2, state="scheduled", retired=False),
         ranks=[0, 1],

@@ -34,9 +34,9 @@ def main() -> int:
         return 2
     survived = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        for at, told in zip(chosen, pool.map(_try, chosen), strict=True):
-            survived += not told.startswith("killed")
-            print(f"{MUTANTS[at].name}: {told}", flush=True)
+        for at, outcome in zip(chosen, pool.map(_try, chosen), strict=True):
+            survived += not outcome.startswith("killed")
+            print(f"{MUTANTS[at].name}: {outcome}", flush=True)
     print(f"{len(chosen) - survived} of {len(chosen)} killed")
     return 1 if survived else 0
 

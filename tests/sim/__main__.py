@@ -45,8 +45,8 @@ def main(
     numbers = None if only is None else [int(number) for number in only.split(",") if number]
     if smaller:
         numbers = shrink(seed, world)
-        told = ",".join(map(str, numbers))
-        click.echo(f"as little as fails: --seed {seed} --only {told or ','}")
+        fewest = ",".join(map(str, numbers))
+        click.echo(f"as little as fails: --seed {seed} --only {fewest or ','}")
     scenario = draw(seed, world)
     click.echo(f"{scenario.plan}\n{scenario.limits}")
     for event in scenario.events:
@@ -78,8 +78,8 @@ def _many(seeds: range, jobs: int) -> int:
         click.echo(line)
     click.echo(f"took             {time.monotonic() - began:,.0f} s with {jobs} at a time")
     if total.failures:
-        told = " ".join(str(failure.seed) for failure in total.failures)
-        click.echo(f"failed seeds     {told}")
+        failed = " ".join(str(failure.seed) for failure in total.failures)
+        click.echo(f"failed seeds     {failed}")
     return 1 if total.failures else 0
 
 

@@ -120,11 +120,6 @@ class SimAgent:
     def mono_ns(self) -> NodeRawNs:
         return NodeRawNs(self._host.raw(self.kernel.now))
 
-    @property
-    def is_told(self) -> bool:
-        """The service has acknowledged all rows that there are."""
-        return self._welcome and not self.outbox.rows
-
     def stop(self) -> None:
         """SIGKILL."""
         self._stopped = True
@@ -161,8 +156,8 @@ class SimAgent:
     def _forget_files(self) -> None:
         for watched in self.watched.values():
             process = watched.process
-            told = self._welcome and self.current.is_sent(watched.number)
-            if watched.is_over and told:
+            is_sent = self._welcome and self.current.is_sent(watched.number)
+            if watched.is_over and is_sent:
                 process.forget_files(self.kernel.now)
 
     def _sample(self) -> None:

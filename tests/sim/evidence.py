@@ -91,7 +91,7 @@ class Evidence:
                 is_first = not _is_linked(injected, run)
                 return is_first and self._saw(injected, run) and _is_rise(injected, run)
             case FaultKind.OOM:
-                return self._is_told_of(injected, run) and not _is_linked(injected, run)
+                return self._is_reported(injected, run) and not _is_linked(injected, run)
             case _:
                 is_loss = injected.fault.kind in _LOSSES
                 hidden = _is_eclipsed(injected, run) or _is_erased(injected, run)
@@ -102,7 +102,7 @@ class Evidence:
         well = max(self._served_since, self._world.troubles.well_since)
         return max(began, self._whole_since, well) + _LOOKS
 
-    def _is_told_of(self, injected: Injected, run: Run) -> bool:
+    def _is_reported(self, injected: Injected, run: Run) -> bool:
         """An agent was there when an allocation failed."""
         (number,) = injected.fault.ranks
         agent = self._world.nodes[run.job.ranks[number].node].agent

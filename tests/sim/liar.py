@@ -59,7 +59,7 @@ def _marks(dice: random.Random, wall_ns: int) -> bytes:
     """It has long been waiting, far ahead of everybody, in the future. (That a rank waits in what
     comes next for all cannot be told from the truth, and nobody here says so.)"""
     far = dice.choice((100, 1 << 40))
-    told = watermarks(
+    false_watermarks = watermarks(
         [0],
         enqueued=far,
         completed=far - dice.choice((0, 1)),
@@ -68,7 +68,7 @@ def _marks(dice: random.Random, wall_ns: int) -> bytes:
         as_of=wall_ns + dice.choice((0, 3600 * S)),
         sent=wall_ns + dice.choice((0, 3600 * S)),
     )
-    return encode_agent(told)
+    return encode_agent(false_watermarks)
 
 
 def _status(dice: random.Random, wall_ns: int) -> bytes:

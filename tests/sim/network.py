@@ -164,8 +164,8 @@ class Conn:
             self.up.close()
             self.pings.close()
             self.service.close(self.stream)
-            told_at = max(self._kernel.now, self._link.cut_until) + _LAST_WORDS
-            self._kernel.at(told_at, self.lose)
+            lost_at = max(self._kernel.now, self._link.cut_until) + _LAST_WORDS
+            self._kernel.at(lost_at, self.lose)
 
     # -- the agent's side ----------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Oracle:
 
     # -- what the service does -----------------------------------------------------------------
 
-    def told(self, stream: Stream, event: AgentEvent, data: bytes) -> None:
+    def applied(self, stream: Stream, event: AgentEvent, data: bytes) -> None:
         """A message was applied."""
         self._world.digest.update(data)
         if isinstance(event, EntryColumns) and event.first_revision > 0:

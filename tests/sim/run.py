@@ -138,5 +138,5 @@ class Sum:
             ("troubles", self.troubles),
             ("findings", self.findings),
         ):
-            told = ", ".join(f"{what} {n:,}" for what, n in counts.most_common())
-            yield f"{name:<16} {sum(counts.values()):,}: {told or 'none'}"
+            totals = ", ".join(f"{what} {n:,}" for what, n in counts.most_common())
+            yield f"{name:<16} {sum(counts.values()):,}: {totals or 'none'}"

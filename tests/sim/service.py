@@ -88,7 +88,7 @@ class Disk:
 class Service:
     """One process of the service.
 
-    `told` hears of every message that was applied, `published` of what becomes visible.
+    `applied` is called with every message that was applied, `published` of what becomes visible.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Service:
         policy: Policy,
         instance: str,
         *,
-        told: Callable[[Stream, AgentEvent, bytes], None],
+        applied: Callable[[Stream, AgentEvent, bytes], None],
         published: Callable[[Sequence[FindingEvent], StatusView], None],
     ) -> None:
         self.policy = policy
         self._disk = disk
         self._host = host
         self._true_now = true_now
-        self._told = told
+        self._applied = applied
         self._published = published
         self.now = RealTime(lambda: host.real(true_now()), self.raw)
         self.engine = Engine(policy)
@@ -189,7 +189,7 @@ class Service:
             self.streams.refused[reason] += 1
             stream.send(Refusal(reason, str(error)))
             return False
-        self._told(stream, event, data)
+        self._applied(stream, event, data)
         return not isinstance(event, Goodbye)
 
     def close(self, stream: Stream) -> None:

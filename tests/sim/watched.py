@@ -172,14 +172,14 @@ class Watched:
     def _judge(self) -> None:
         since = self._published_at_ns or self._agent.wall_ns()
         if self.process.rank.stopped and self._watch.age_s > _STOPPED_S:
-            self._tell(RankState.SILENT, since, "process is stopped (state T)")
+            self._report(RankState.SILENT, since, "process is stopped (state T)")
         elif self._watch.is_stale and self._silent:
-            self._tell(RankState.SILENT, since, "its socket does not answer")
+            self._report(RankState.SILENT, since, "its socket does not answer")
         else:
             note = "its tap's heartbeat is old: the GIL may be held" if self._watch.is_stale else ""
-            self._tell(RankState.LIVE, self._agent.wall_ns(), note)
+            self._report(RankState.LIVE, self._agent.wall_ns(), note)
 
-    def _tell(
+    def _report(
         self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
     ) -> None:
         if state is not self._state:
@@ -214,7 +214,7 @@ class Watched:
         rank = self.process.rank
         how = exit_info(rank.exit, rank.wait_status if self._saw_it_alive else None)
         seen_at_ns = rank.ended_ns if self._saw_it_alive else self._agent.wall_ns()
-        self._tell(state_after(how), ended_at(how, rank.exit, seen_at_ns), exit_text(how), how)
+        self._report(state_after(how), ended_at(how, rank.exit, seen_at_ns), exit_text(how), how)
 
     def _learn_groups(self) -> None:
         if self.process.rank.groups == self._groups:

@@ -244,7 +244,7 @@ class World:
             self._lives += 1
             self.service = Service(
                 self.disk, self.service_host, lambda: self.kernel.now, POLICY,
-                f"life-{self._lives}", told=self.oracle.told, published=self._publish,
+                f"life-{self._lives}", applied=self.oracle.applied, published=self._publish,
             )  # fmt: skip
             self.oracle.restarted(self.service)
 

@@ -172,7 +172,7 @@ def test_only_what_is_after_a_reset_counts() -> None:
 def test_a_group_that_came_back_under_its_name_counts_from_its_last_start() -> None:
     """The group was made anew under another id of the process: earlier seqs are another group's."""
     rows = [done(seq, pg_id=1) for seq in (1, 2, 3)] + [done(1, pg_id=4)]
-    folder = Folder().group("0", range(2)).everybody(*rows, ranks=[0, 1])
+    folder = Folder().group("0", range(2)).all_ranks(*rows, ranks=[0, 1])
     folder.ranks[0].rows.append(stuck(2, pg_id=4))
     found = analyze(folder.trace())
     assert suspects(found) == {1: Reason.CPU_STUCK}
@@ -182,7 +182,7 @@ def test_a_group_that_came_back_under_its_name_counts_from_its_last_start() -> N
 def test_backends_of_one_group_count_apart() -> None:
     """`cuda:nccl,cpu:gloo`: each numbers its own ops, and the hang is in one of them."""
     gloo = [Row("gloo:broadcast", seq, retired=True, state="scheduled") for seq in (1, 2)]
-    folder = Folder().group("0", range(2)).everybody(done(1), *gloo, ranks=[0, 1])
+    folder = Folder().group("0", range(2)).all_ranks(done(1), *gloo, ranks=[0, 1])
     folder.ranks[0].rows.append(stuck(2))
     found = analyze(folder.trace())
     assert suspects(found) == {1: Reason.CPU_STUCK}
@@ -243,7 +243,7 @@ def test_gloo_p2p_leaves_doubt() -> None:
     """Gloo numbers sends and receives but records none: who is idle there is less certain."""
     rows = [Row("gloo:all_reduce", 1, op_id=1, state="scheduled", retired=True),
             Row("gloo:all_reduce", 2, op_id=4, state="scheduled", retired=True)]  # fmt: skip
-    folder = Folder().group("0", range(3)).everybody(*rows, ranks=range(3))
+    folder = Folder().group("0", range(3)).all_ranks(*rows, ranks=range(3))
     for rank in (0, 1):
         folder.ranks[rank].rows.append(Row("gloo:all_reduce", 3, op_id=5, state="scheduled"))
     (finding,) = analyze(folder.trace()).findings
@@ -324,7 +324,7 @@ def test_waiting_times_count_to_the_latest_moment_told() -> None:
 
 def test_a_trace_in_which_all_is_well() -> None:
     """Everything matched and completed: no finding, and words that say so."""
-    folder = Folder().group("0", range(4)).everybody(*map(done, range(1, 6)), ranks=range(4))
+    folder = Folder().group("0", range(4)).all_ranks(*map(done, range(1, 6)), ranks=range(4))
     found = analyze(folder.trace())
     assert (found.fault, list(found.findings)) == (False, [])
     assert found.summary == "the dumps show no communication fault"

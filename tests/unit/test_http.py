@@ -141,7 +141,7 @@ def test_memory_of_the_ranks_asked_for(client: Client) -> None:
     used, recent = np.full(12, 1 << 30, np.int64), np.full((12, 4), 1 << 30, np.int64)
     memory = MemoryView(series, used, 2 * used, recent, 2.0)
     view = dataclasses.replace(job_view("train", world_size=12), memory=memory)
-    client.service.told = ServiceState(StatusView(NOW, [view], []))
+    client.service.shown = ServiceState(StatusView(NOW, [view], []))
     for query, told in (("", 6), ("memory=all", 12), ("memory=3-9", 7)):
         job = client.get("/api/v1/jobs/train", query).json
         assert len(job["memory"]["series"]) == told, query
@@ -188,7 +188,7 @@ def test_history(client: Client) -> None:
 
 def test_what_is_watched(client: Client) -> None:
     """Jobs and findings carry the version of their form and what is watched, of all jobs or one."""
-    client.service.told = dataclasses.replace(client.service.told, evaluated_at=NOW)
+    client.service.shown = dataclasses.replace(client.service.shown, evaluated_at=NOW)
     told = client.get("/api/v1/findings").json
     assert told["api_version"] == 1
     assert told["watching"] == {

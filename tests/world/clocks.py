@@ -114,7 +114,7 @@ class Agent:
         self.dice = dice
         self.clock = NodeClock()
         self.refused: list[Refusal] = []
-        self.told: list[int] = []
+        self.reading_times: list[int] = []
         """When the readings that the service has were made."""
         self.exchanged_at = 0
         """When the last exchange that the service has began."""
@@ -136,7 +136,7 @@ class Agent:
         if self.dice.random() < self.network.lost:
             return came
         self._came = came
-        self._tell(at)
+        self._deliver(at)
         went = self.service.awake(came + self.dice.randrange(20 * US, 100 * US))
         self.tick(went)
         if self._pong is None and self.dice.random() >= self.network.lost:
@@ -155,13 +155,13 @@ class Agent:
             NodeRawNs(node(back)),
         )
 
-    def _tell(self, at: int) -> None:
+    def _deliver(self, at: int) -> None:
         """What the ping carries: readings, and when the last pong came."""
         readings, self._readings = self._readings[-64:], []
         if readings:
             columns = np.array(readings, np.int64)
             self._note(self.clock.readings(columns[:, 1], columns[:, 2], columns[:, 3]))
-            self.told += [at for at, *_ in readings]
+            self.reading_times += [at for at, *_ in readings]
         if self._pong is not None and self._back <= at:
             self._note(self.clock.exchange(self._pong))
             self.exchanged_at, self._pong = self._pong_of, None
@@ -184,11 +184,14 @@ class Agent:
     def knows(self, at: int) -> bool:
         """Nothing unusual happened between the service's last news of this node and `at`, and not
         twice between the two readings around it."""
-        if not self.told:
+        if not self.reading_times:
             return False
-        news = min(self.told[-1], self.exchanged_at)
-        i = bisect_right(self.told, at)
-        before, after = self.told[max(i - 1, 0)], self.told[min(i, len(self.told) - 1)]
+        news = min(self.reading_times[-1], self.exchanged_at)
+        i = bisect_right(self.reading_times, at)
+        before, after = (
+            self.reading_times[max(i - 1, 0)],
+            self.reading_times[min(i, len(self.reading_times) - 1)],
+        )
         events = [e for e in self.node.events + self.service.events if before < e <= after]
         return (
             self.node.eventless(news, at)

@@ -83,12 +83,12 @@ class Service:
         self.store.save([FindingEvent(Change.OPENED, item) for item in (*findings, closed)])
         ranks = {view.key: (0, 1) for view in jobs}
         node = node_view("node0", ranks, heard_s=0.5, behind_ns=1_000_000, boot="boot0")
-        self.told = ServiceState(StatusView(NOW, jobs, findings), [node])
+        self.shown = ServiceState(StatusView(NOW, jobs, findings), [node])
         self.why_not_ready: str | None = None
         self.asked: list[tuple[AttemptKey, tuple[int, ...] | None, bool, float]] = []
 
     def state(self) -> ServiceState:
-        return self.told
+        return self.shown
 
     def not_ready(self) -> str | None:
         return self.why_not_ready

@@ -69,7 +69,7 @@ class Job:
             info = rank_info(rank, self.world, per_node=2, first_pid=self.first_pid)
             self.engine.rank(self.attempt, info, self.now)
             if rank in self.statuses:
-                self._tell(self.statuses[rank])
+                self._report(self.statuses[rank])
         self.attempt.connection(list(ranks), True)
 
     def group(self, name: str, ranks: Iterable[int]) -> Job:
@@ -125,18 +125,18 @@ class Job:
             self.reporting.discard(rank)
         at_ns = NodeNs(self.now if at is None else at)
         self.statuses[rank] = RankStatus(rank, state, at_ns, detail, gap, how)
-        self._tell(self.statuses[rank])
+        self._report(self.statuses[rank])
         return self
 
-    def _tell(self, status: RankStatus) -> None:
+    def _report(self, status: RankStatus) -> None:
         at = AlignedNs(status.at_ns)
         self.attempt.observe_status(status, at, self.now)
 
     def _entry(self, name: str, rank: int, seq: int, flags: Flags, op: str | Signature) -> None:
-        told = op if isinstance(op, Signature) else Signature("gloo", op, ((4,),), ((4,),))
+        as_signature = op if isinstance(op, Signature) else Signature("gloo", op, ((4,),), ((4,),))
         observe.entries(
             self.attempt, rank, self.handles[name], seq, flags,
-            signature=told, created=self.now, session=self.session, now=self.now,
+            signature=as_signature, created=self.now, session=self.session, now=self.now,
         )  # fmt: skip
 
     # -- time --------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def _fail(memory: Memory, failure: Failure, second: float) -> None:
     memory.event(event, at(failure.at), S // 1000, at(second))
 
 
-def last_of_each(told: Sequence[MemoryVerdict]) -> list[MemoryVerdict]:
+def last_of_each(verdicts: Sequence[MemoryVerdict]) -> list[MemoryVerdict]:
     """The newest version of every incident, in the order in which they opened."""
-    newest: Mapping[int, MemoryVerdict] = {one.number: one for one in told}
+    newest: Mapping[int, MemoryVerdict] = {verdict.number: verdict for verdict in verdicts}
     return list(newest.values())

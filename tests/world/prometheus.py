@@ -154,20 +154,20 @@ class Alertmanager(_Daemon):
 
 
 class Webhook:
-    """Whom Alertmanager tells: keeps every notification with the time at which it came."""
+    """The receiver of Alertmanager: it keeps every notification with the time at which it came."""
 
     def __init__(self) -> None:
-        told = self.told = list[tuple[float, dict[str, Any]]]()
+        received = self.notifications = list[tuple[float, dict[str, Any]]]()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                told.append((time.time(), json.loads(body)))
+                received.append((time.time(), json.loads(body)))
                 self.send_response(204)
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Tests look at what was told."""
+                """Tests read `notifications`."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
@@ -187,7 +187,7 @@ class Webhook:
 
     def notification(self, alert: str, status: str) -> tuple[float, dict[str, Any]] | None:
         """The first one of this alert that is ``firing`` or ``resolved``, and when it came."""
-        for at, notification in self.told:
+        for at, notification in self.notifications:
             labels = notification["groupLabels"]
             if labels["alertname"] == alert and notification["status"] == status:
                 return at, notification

@@ -69,22 +69,22 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._tell(self._stop.set)
+        self._call(self._stop.set)
         self._thread.join()
 
     def cut(self) -> None:
         """From now on nothing passes; the connections stay, and new ones get no answer."""
-        self._tell(self._passing.clear)
+        self._call(self._passing.clear)
 
     def heal(self) -> None:
         """What waited goes on its way, and all that follows."""
-        self._tell(self._passing.set)
+        self._call(self._passing.set)
 
     def reset(self) -> None:
         """Both ends of every connection hear that it is gone, and what waited is lost."""
-        self._tell(self._abort)
+        self._call(self._abort)
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _call(self, what: Callable[[], None]) -> None:
         """Returns once it is done."""
         done = threading.Event()
 

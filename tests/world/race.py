@@ -32,7 +32,7 @@ from tests.world import observe
 MS = 1_000_000
 S = 1_000_000_000
 START = AlignedNs(1_700_000_000 * S)
-TELL_EVERY_S = 2.0
+REPORT_EVERY_S = 2.0
 
 Layer = Sequence[Sequence[int]]
 Work = Callable[[int, int], npt.NDArray[np.floating[Any]]]
@@ -98,20 +98,20 @@ class Race:
         ]
         self._signature = Signature("gloo", op, ((4,),), ((4,),))
         self._lasts_ns = lasts_ns
-        self._told = 0
+        self._reported = 0
 
     def run(self, came: Sequence[Int64s]) -> list[FindingEvent]:
         """Tell of all steps, then let the last ones settle."""
         first, steps = self.now, len(came[0])
         done = 0
         while done < steps:
-            self.now = AlignedNs(self.now + round(TELL_EVERY_S * S))
+            self.now = AlignedNs(self.now + round(REPORT_EVERY_S * S))
             upto = int(np.searchsorted(came[-1].max(axis=1), self.now - first))
             if upto > done:
-                self._tell(first, came, done, upto)
+                self._report(first, came, done, upto)
                 done = upto
             self.events += self._advance()
-        self._told += steps
+        self._reported += steps
         return self.events
 
     def settle(self, seconds: float) -> list[FindingEvent]:
@@ -130,8 +130,8 @@ class Race:
             raise self.engine.faults[0]
         return events
 
-    def _tell(self, first: AlignedNs, came: Sequence[Int64s], done: int, upto: int) -> None:
-        seq = np.arange(self._told + done, self._told + upto)
+    def _report(self, first: AlignedNs, came: Sequence[Int64s], done: int, upto: int) -> None:
+        seq = np.arange(self._reported + done, self._reported + upto)
         for number, layer in enumerate(self.layers):
             for group, ranks in zip(self._groups[number], layer, strict=True):
                 over = came[number][done:upto, list(ranks)].max(axis=1) + (self._lasts_ns or 0)

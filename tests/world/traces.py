@@ -80,7 +80,7 @@ class Folder:
         self.ranks[number] = Dumped(list(rows), **of_dump)
         return self
 
-    def everybody(self, *rows: Row, ranks: Iterable[int], **of_dump: Any) -> Folder:
+    def all_ranks(self, *rows: Row, ranks: Iterable[int], **of_dump: Any) -> Folder:
         for number in ranks:
             self.rank(number, *(replace(row) for row in rows), **of_dump)
         return self
@@ -166,7 +166,7 @@ def _ns(at_ms: float | None) -> int:
 
 def _signature(row: Row, into: _Dictionaries) -> int:
     name = parse_profiling_name(row.name)
-    told = Signature(
+    signature = Signature(
         name.backend,
         name.op,
         tuple(tuple(size) for size in row.ins),
@@ -174,7 +174,7 @@ def _signature(row: Row, into: _Dictionaries) -> int:
         ("Float",) * len(row.ins) if row.in_dtypes is None else row.in_dtypes,
         ("Float",) * len(row.outs) if row.out_dtypes is None else row.out_dtypes,
     )
-    return into.signatures.setdefault(told, len(into.signatures))
+    return into.signatures.setdefault(signature, len(into.signatures))
 
 
 def _stack(row: Row, into: _Dictionaries) -> int:

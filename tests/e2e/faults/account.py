@@ -35,7 +35,7 @@ class _Stream:
 
 
 @dataclass(slots=True)
-class _Told:
+class _RankRows:
     """Everything that was ever said of one rank, as it came."""
 
     joined: list[Seqs] = field(default_factory=list)
@@ -81,12 +81,12 @@ def account(
     journal: Path, job: str, joined: Mapping[int, int], completed: Mapping[int, int]
 ) -> Account:
     """Ranks have joined the collectives 1 to `joined` and completed those to `completed`."""
-    told = _read(journal, job)
+    by_rank = _read(journal, job)
     applied = repeated = rows_missing = 0
     missing: dict[int, tuple[int, ...]] = {}
     invented: dict[int, tuple[int, ...]] = {}
     for rank, last in joined.items():
-        of_rank = told.get(rank, _Told())
+        of_rank = by_rank.get(rank, _RankRows())
         lacking, beyond = [], []
         for said, truth in ((of_rank.joined, last), (of_rank.completed, completed[rank])):
             seqs = np.concatenate([np.empty(0, np.int64), *said])
@@ -114,9 +114,9 @@ def _holes(batches: list[tuple[int, int]]) -> int:
     return holes
 
 
-def _read(journal: Path, job: str) -> dict[int, _Told]:
+def _read(journal: Path, job: str) -> dict[int, _RankRows]:
     """By global rank. The journal may still be written: what is half there is left out."""
-    told: defaultdict[int, _Told] = defaultdict(_Told)
+    by_rank: defaultdict[int, _RankRows] = defaultdict(_RankRows)
     streams: dict[int, _Stream] = {}
     for record in read(journal, lambda warning: None):
         match record.kind:
@@ -125,13 +125,13 @@ def _read(journal: Path, job: str) -> dict[int, _Told]:
             case RecordKind.OPENED:
                 streams[record.stream] = _Stream()
             case RecordKind.MESSAGE:
-                _hear(streams[record.stream], record.payload, job, told)
+                _apply(streams[record.stream], record.payload, job, by_rank)
             case _:
                 pass
-    return told
+    return by_rank
 
 
-def _hear(stream: _Stream, message: bytes, job: str, told: Mapping[int, _Told]) -> None:
+def _apply(stream: _Stream, message: bytes, job: str, by_rank: Mapping[int, _RankRows]) -> None:
     match stream.decoder.decode(message):
         case Hello() as hello:
             stream.session = hello.session
@@ -142,7 +142,7 @@ def _hear(stream: _Stream, message: bytes, job: str, told: Mapping[int, _Told]) 
                 for rank in declare.ranks
             ]
         case EntryColumns() as rows if (rank := stream.ranks[rows.rank]) >= 0:
-            of_rank = told[rank]
+            of_rank = by_rank[rank]
             of_rank.joined.append(rows.seq[(rows.flags & Flags.JOINED) != 0])
             of_rank.completed.append(rows.seq[(rows.flags & Flags.COMPLETED) != 0])
             if rows.first_revision:

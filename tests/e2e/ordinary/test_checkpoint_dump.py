@@ -24,8 +24,8 @@ LASTED_S = 4.0
 def analysis(code: int, *arguments: object) -> dict[str, Any]:
     result = frd("analyze", "--json", *arguments)
     assert result.returncode == code, result.stdout + result.stderr
-    told: dict[str, Any] = json.loads(result.stdout)
-    return told
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
 
 
 def dump(http: str, folder: Path) -> Path:
@@ -71,9 +71,9 @@ def acquitted(first: Path, job: str) -> None:
     assert "not proven: rank 0 had kept rank 1 waiting for" in words
     assert "in save); take another dump in a minute" in words
     assert "cpu_stuck" not in words
-    told = analysis(0, first)
-    assert told["stall_after_s"] == STALL_AFTER_S  # the service's, from the folder
-    assert len(told["not_proven"]) == 1
+    report = analysis(0, first)
+    assert report["stall_after_s"] == STALL_AFTER_S  # the service's, from the folder
+    assert len(report["not_proven"]) == 1
     bare = shutil.copytree(first / job, first.parent / "bare")  # keeps the times of the files
     assert len(analysis(0, bare, "--stall-after", STALL_AFTER_S)["not_proven"]) == 1
 
@@ -92,11 +92,11 @@ def convicted(first: Path, second: Path, job: str) -> None:
         ([holding], 2),
         ([bare / "a", bare / "b"], 2),
     ):
-        told = analysis(3, *folders, *proof)
-        (finding,) = told["findings"]
+        report = analysis(3, *folders, *proof)
+        (finding,) = report["findings"]
         (suspect,) = finding["suspects"]
         assert (suspect["rank"], suspect["reason"]) == (0, "cpu_stuck")
         assert finding["victims"] == [1]
-        assert told["waited"][0]["at_least_s"] >= LASTED_S
-        assert told["not_proven"] == []
-        assert len(told["dumps"]) == dumps
+        assert report["waited"][0]["at_least_s"] >= LASTED_S
+        assert report["not_proven"] == []
+        assert len(report["dumps"]) == dumps

@@ -34,14 +34,14 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
     script = Scenario("doing", "", str(JOBS / "doing.py"), lambda world: None)
     with watched(script, 4, 4.0, [str(tmp_path / "pipe")]) as (_, client):
 
-        def told() -> tuple[dict[str, Any], dict[int, Any]] | None:
+        def all_named() -> tuple[dict[str, Any], dict[int, Any]] | None:
             for finding in client.get("/api/v1/findings")["findings"]:
                 suspects = {one["rank"]: one for one in finding["suspects"]}
                 if set(suspects) == {1, 2, 3} and all(s.get("doing") for s in suspects.values()):
                     return finding, suspects
             return None
 
-        finding, suspects = until(told, lambda: str(client.get("/api/v1/findings")))
+        finding, suspects = until(all_named, lambda: str(client.get("/api/v1/findings")))
         waits, saves, computes = (suspects[rank] for rank in (1, 2, 3))
         place = f"doing.py:{line_of('time.sleep(600)')}"
         stuck = waits["workers"][0]
@@ -58,8 +58,8 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
         assert saves["inside"].startswith("torch/serialization.py:")
         assert computes["doing"] == "busy"
         assert "busy: uses " in computes["evidence"]
-        for told_of in (waits["doing"], "rank 2 (saving a checkpoint, doing.py:", "rank 3 (busy, "):
-            assert told_of in finding["summary"]
+        for phrase in (waits["doing"], "rank 2 (saving a checkpoint, doing.py:", "rank 3 (busy, "):
+            assert phrase in finding["summary"]
         screen = " ".join(frd("findings", finding["id"], "--http", client.address).stdout.split())
         assert f"process {stuck['pid']}, pt_data_worker: loading a batch" in screen
 

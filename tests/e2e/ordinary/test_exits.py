@@ -67,7 +67,7 @@ EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 """State, text and what the API says of each way, by rank."""
 
 
-def test_every_way_to_end_is_told(tmp_path: Path) -> None:
+def test_every_way_to_end_is_reported(tmp_path: Path) -> None:
     """Ranks leave one after another: by themselves, by sys.exit, of an exception, by os._exit, by
     signals with and without a handler. The agent tells what the kernel told their parent, with the
     exception and its line, and in their order, though the parent collects each of them at once
@@ -100,8 +100,8 @@ def ranks(client: Client) -> dict[int, Mapping[str, Any]]:
 
 
 def at(rank: Mapping[str, Any]) -> str:
-    told: str = rank["exit"]["at"]
-    return told
+    text: str = rank["exit"]["at"]
+    return text
 
 
 def wait_status(how: Mapping[str, Any]) -> int:

@@ -78,8 +78,8 @@ def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) ->
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     assert process.returncode == 0, stderr
-    told = dict(re.findall(r"rank (\d) (\d+) helper", stdout))
-    assert told == {str(who.info.rank): str(who.info.pid) for who in ranks}
+    helpers = dict(re.findall(r"rank (\d) (\d+) helper", stdout))
+    assert helpers == {str(who.info.rank): str(who.info.pid) for who in ranks}
     assert re.findall(r"worker (.*)", stdout) != []
     assert "frd-tap" not in stdout
     assert "variables TORCH_FR_DUMP_TEMP_FILE\n" in stdout
