@@ -17,7 +17,8 @@ from frd.engine.hangs import disagreements
 from frd.engine.hangs.exits import Manner, how_it_ended, manner_of
 from frd.engine.hangs.ops_in_flight import Instance
 from frd.engine.hangs.root_causes import Root
-from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Member, Wait, Why
+from frd.engine.hangs.wait_graph import Graph
+from frd.engine.hangs.wait_nodes import Ending, Member, TelemetryFault, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch
 from frd.forms import utc_text
 from frd.model import AlignedNs, Confidence, RankState, Reason
@@ -59,7 +60,7 @@ def attribute(
             return [_gone(graph, node.rank, held_up)]
         case Ending.IDLE | Ending.MOVING if isinstance(node, Member):
             return [_elsewhere(graph, node.rank, root.ending, held_up)]
-        case Ending.DOUBT if isinstance(node, Doubt):
+        case Ending.UNKNOWN if isinstance(node, UnknownRank):
             return _silence(graph, node, held_up)
         case _:
             return []
@@ -91,8 +92,9 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         confidence = Confidence.MEDIUM
     else:
         threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
-        as_of = int(graph.snapshot.as_of[row])
-        seen_absent_s, rested_s = (as_of - began.at) / 1e9, (as_of - graph.moved_at(rank)) / 1e9
+        as_of = graph.ranks.as_of(rank)
+        seen_absent_s = (as_of - began.at) / 1e9
+        rested_s = (as_of - graph.ranks.moved_at(rank)) / 1e9
         proven = seen_absent_s >= threshold_s / 2 and rested_s >= threshold_s
         proven = proven and not graph.waits.has_forgotten(rank)
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
@@ -126,46 +128,46 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Attribution:
     return Attribution(rank, reason, confidence, "; ".join(filter(None, words)), began)
 
 
-def _silence(graph: Graph, doubt: Doubt, held_up: Sequence[Wait]) -> list[Attribution]:
+def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[Attribution]:
     """An agent that stopped reporting is weak evidence; any other doubt is no evidence."""
-    match doubt.why:
-        case Why.DISCONNECTED:
+    match unknown.fault:
+        case TelemetryFault.DISCONNECTED:
             confidence = Confidence.MEDIUM
-        case Why.LATE:
+        case TelemetryFault.LATE:
             confidence = Confidence.LOW
-        case Why.NEVER_SEEN | Why.GAP | Why.UNPROVEN:
+        case TelemetryFault.NEVER_SEEN | TelemetryFault.GAP | TelemetryFault.UNPROVEN:
             return []
         case _ as never:
             assert_never(never)
-    as_of = int(graph.snapshot.as_of[graph.waits.row(doubt.rank)])
-    words = [f"{doubt.why.value}; last report at {utc_text(as_of)}"]
-    words.append(_last_joined(graph, doubt.rank, held_up, fresh=False))
+    reported_at = utc_text(graph.ranks.as_of(unknown.rank))
+    words = [f"{unknown.fault.value}; last report at {reported_at}"]
+    words.append(_last_joined(graph, unknown.rank, held_up, fresh=False))
     began = _onset(graph, held_up)
     evidence = "; ".join(filter(None, words))
-    return [Attribution(doubt.rank, Reason.UNREACHABLE, confidence, evidence, began)]
+    return [Attribution(unknown.rank, Reason.UNREACHABLE, confidence, evidence, began)]
 
 
 def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Attribution]:
     """Confidence is HIGH only if the stuck ranks are a minority, and the ranks that are ahead are
     reported by two agents or by the stuck rank's own agent. A single other agent may be wrong."""
-    those = graph.waits.attendance(instance)
+    attendance = graph.waits.attendance(instance)
     what = describe(graph, instance)
     if ending is Ending.ALONE:
         reason = Reason.IN_COLLECTIVE_ALONE
-        stuck, ahead = graph.stuck_inside(those, those.done_at), those.done
+        stuck, ahead = graph.stuck_inside(attendance, attendance.done_at), attendance.done
         words = f"still inside {what}, which {text.ranks(ahead.tolist())} completed"
     else:
         reason = Reason.DEVICE_STUCK
-        stuck = graph.stuck_devices(those)
-        ahead = those.inside[those.started]
+        stuck = graph.stuck_devices(attendance)
+        ahead = attendance.inside[attendance.started]
         words = (
             f"joined {what}, but its device has not started it; the device of "
             f"{text.ranks(ahead.tolist())} has"
         )
-    witnesses = graph.agents_of(ahead)
+    witnesses = graph.ranks.agents_of(ahead)
     attributions = []
     for rank in stuck:
-        confirmed = len(witnesses) > 1 or witnesses == graph.agents_of([rank])
+        confirmed = len(witnesses) > 1 or witnesses == graph.ranks.agents_of([rank])
         certain = confirmed and len(stuck) <= len(ahead)
         confidence = Confidence.HIGH if certain else Confidence.MEDIUM
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)

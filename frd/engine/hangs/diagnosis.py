@@ -18,8 +18,10 @@ import numpy as np
 
 from frd.engine.hangs.attribution import Attribution, attribute, disagree, lowered, op_of
 from frd.engine.hangs.ops_in_flight import Instance, Waits
+from frd.engine.hangs.rank_evidence import Rules
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
-from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Node, Rules, Wait
+from frd.engine.hangs.wait_graph import Graph
+from frd.engine.hangs.wait_nodes import Ending, Node, UnknownRank, Wait
 from frd.engine.state.snapshot import Mismatch, Snapshot, StalledOp, StallTable
 from frd.model import AlignedNs, Int32s, Kind, Reason
 
@@ -27,7 +29,7 @@ _FOREMOST = (
     frozenset({Ending.MISMATCH}),
     DEFINITE,
     frozenset({Ending.MOVING}),
-    frozenset({Ending.DOUBT}),
+    frozenset({Ending.UNKNOWN}),
     frozenset({Ending.NO_RANK}),
 )
 """Of all endings of an incident, those in the first of these sets that matches are reported."""
@@ -103,7 +105,7 @@ def _starts(graph: Graph, stalled: Int32s) -> dict[Wait, set[int]]:
     """What the stalled ranks wait in, each with its ranks. Ranks that are gone do not wait."""
     starts: dict[Wait, set[int]] = {}
     for instance, started, ranks in graph.waits.by_head(stalled):
-        alive = {rank for rank in ranks.tolist() if not graph.is_gone(rank)}
+        alive = {rank for rank in ranks.tolist() if not graph.ranks.is_gone(rank)}
         if alive:
             end = min(alive) if instance.is_p2p else -1
             starts[Wait(instance, started, end)] = alive
@@ -125,7 +127,7 @@ def _judge(
     starting = set().union(*(starts[wait] for wait in incident.starts))
     suspects = _suspects(graph, roots, held_up, mismatches)
     named = {suspect.rank for suspect in suspects}
-    unknown = {n.rank for n in incident.nodes if isinstance(n, Doubt)} - named
+    unknown = {n.rank for n in incident.nodes if isinstance(n, UnknownRank)} - named
     victims = (starting | _waiting_anywhere(graph, incident)) - named - unknown
     rows = _rows(stalled, starting)
     about = _about(graph, roots, held_up, {op for op, _ in rows})
@@ -221,9 +223,9 @@ def _attendance(graph: Graph, wait: Wait) -> tuple[tuple[int, ...], tuple[int, .
         peer = wait.instance.peer_of(wait.rank)
         came = graph.waits.is_paired(wait.instance, wait.rank)
         return (wait.rank,), () if came else (peer,)
-    those = graph.waits.attendance(wait.instance)
-    inside = np.sort(np.concatenate([those.inside, those.behind]))
-    return tuple(inside.tolist()), tuple(those.absent.tolist())
+    attendance = graph.waits.attendance(wait.instance)
+    inside = np.sort(np.concatenate([attendance.inside, attendance.behind]))
+    return tuple(inside.tolist()), tuple(attendance.absent.tolist())
 
 
 def _rows(stalled: StallTable, ranks: set[int]) -> list[tuple[StalledOp, int]]:

@@ -10,13 +10,14 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from frd.engine.graph import components
-from frd.engine.hangs.wait_graph import Doubt, Ending, Graph, Member, Node, Wait
+from frd.engine.hangs.wait_graph import Graph
+from frd.engine.hangs.wait_nodes import Ending, Member, Node, UnknownRank, Wait
 
 DEFINITE = frozenset(
     {Ending.MISMATCH, Ending.ALONE, Ending.DEVICE, Ending.GONE, Ending.IDLE, Ending.ORDER}
 )
 """Endings that name a cause; the others say that a rank moves, or that too little is known."""
-_UNNAMED = frozenset({Ending.DOUBT, Ending.NO_RANK})
+_UNNAMED = frozenset({Ending.UNKNOWN, Ending.NO_RANK})
 """Ends that name no rank."""
 
 
@@ -95,7 +96,7 @@ def _is_deadlock(graph: Graph, part: Sequence[Node]) -> bool:
 
 
 def _ends_unnamed(graph: Graph, nodes: Iterable[Node]) -> bool:
-    return all(graph.endings.get(node, Ending.DOUBT) in _UNNAMED for node in nodes)
+    return all(graph.endings.get(node, Ending.UNKNOWN) in _UNNAMED for node in nodes)
 
 
 def _widen_cycles(graph: Graph, parts: Iterable[Sequence[Node]]) -> bool:
@@ -151,7 +152,7 @@ def _concerns(node: Node) -> Hashable:
     match node:
         case Wait(instance, _, rank):
             return instance
-        case Member(rank) | Doubt(rank, _):
+        case Member(rank) | UnknownRank(rank, _):
             return rank
 
 
