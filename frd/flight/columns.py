@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -45,6 +46,8 @@ FIELD_OF = {
     "completed_ns": "time_discovered_completed_ns",
 }
 """What dumps call a column that has another name here."""
+
+_wide_fields = attrgetter(*(FIELD_OF.get(name, name) for name in WIDE))
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -142,10 +145,7 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     """The entries of a parsed dump."""
     entries = dump.entries
     known = known_groups(dump, into)
-    wide = np.empty((len(WIDE), len(entries)), np.int64)
-    for row, name in enumerate(WIDE):
-        field_name = FIELD_OF.get(name, name)
-        wide[row] = [getattr(entry, field_name) for entry in entries]
+    wide = np.array([*zip(*map(_wide_fields, entries), strict=True)], np.int64)
     narrow, p2p_kind = _indexes(entries, known, into)
     tiny = np.empty((len(TINY), len(entries)), np.uint8)
     tiny[0] = p2p_kind | np.array([entry.is_p2p for entry in entries], np.bool_)
@@ -155,7 +155,7 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     return FileColumns(
         version=dump.version,
         comm_lib_version=dump.comm_lib_version,
-        wide=wide,
+        wide=wide.reshape(len(WIDE), -1),
         narrow=narrow,
         tiny=tiny,
         duration_ms=np.array(durations, np.float64),

@@ -42,38 +42,41 @@ Frames: TypeAlias = Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRA
 class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One record of the ring. `record_id`, `pg_id` and `p2p_seq_id` mean nothing on other ranks.
 
+    The fields have the order in which torch writes them to JSON, by name: msgspec then finds each
+    field without a search.
+
     ``gc=False`` because an entry can be part of no cycle, and thousands of them every second
     would otherwise be work for the garbage collector of the process that parses.
     """
 
-    record_id: Count
-    """Counts up from 0, and again from 0 after a reset of the recorder."""
+    collective_seq_id: Count
+    duration_ms: float | None = None
+    frames: Frames = ()
+    """Innermost first; only in pickles."""
+    input_dtypes: Dtypes = ()
+    input_sizes: Shapes = ()
+    is_p2p: bool = False
+    """As recorded: False in formats that do not say, and always with torchcomms."""
+    op_id: Count = 0
+    output_dtypes: Dtypes = ()
+    output_sizes: Shapes = ()
+    p2p_seq_id: Count = 0
+    pg_id: Int64 = -1
     process_group: tuple[str, str]
     """Name and description."""
     profiling_name: str
-    collective_seq_id: Count
-    pg_id: Int64 = -1
-    p2p_seq_id: Count = 0
-    op_id: Count = 0
-    is_p2p: bool = False
-    """As recorded: False in formats that do not say, and always with torchcomms."""
-    time_created_ns: Count = 0
-    """CLOCK_REALTIME of the node at enqueue."""
-    duration_ms: float | None = None
-    input_sizes: Shapes = ()
-    output_sizes: Shapes = ()
-    input_dtypes: Dtypes = ()
-    output_dtypes: Dtypes = ()
+    record_id: Count
+    """Counts up from 0, and again from 0 after a reset of the recorder."""
+    retired: bool = False
     state: str = "scheduled"
     """``scheduled``, ``started``, ``completed``; Gloo leaves it at the first for ever."""
-    time_discovered_started_ns: Count = 0
-    time_discovered_completed_ns: Count = 0
-    retired: bool = False
-    timeout_ms: Int64 = 0
     thread_id: str = ""
     thread_name: str = ""
-    frames: Frames = ()
-    """Innermost first; only in pickles."""
+    time_created_ns: Count = 0
+    """CLOCK_REALTIME of the node at enqueue."""
+    time_discovered_completed_ns: Count = 0
+    time_discovered_started_ns: Count = 0
+    timeout_ms: Int64 = 0
 
     @property
     def group_name(self) -> str:
