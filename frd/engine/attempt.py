@@ -10,21 +10,22 @@ means, which rank causes it and when it becomes a finding is decided elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.collectives import Collectives, Settled
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
-from frd.engine.state import presence, snapshot_parts, status_view, watermarks
+from frd.engine.state import snapshot_parts, status_view, watermarks
 from frd.engine.state.entry_batch import EntryBatch, EntryRows, is_empty
 from frd.engine.state.p2p import P2PChannels
+from frd.engine.state.presence import Presence
+from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.engine.state.tables import STATES, GroupTable, PairTable, RankTable
 from frd.engine.state.watermarks import WatermarkRows
@@ -36,10 +37,8 @@ from frd.model import (
     AttemptKey,
     ChannelColumns,
     GroupInfo,
-    Int32s,
     Int64s,
     RankInfo,
-    RankState,
     RankStatus,
     SeriesInfo,
     Signature,
@@ -49,11 +48,11 @@ from frd.views import AttemptView
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What one batch of entries brought."""
+    """What one batch of entries changed."""
 
     rows: int
     duplicates: int
-    """Rows that said nothing new."""
+    """Rows that report nothing new."""
     joined: int
     completed: int
 
@@ -73,16 +72,17 @@ class Attempt:
         self.key = key
         self.world_size = world_size
         self.created_at = now
-        self.revision = 0
-        """Changes with everything observed."""
+        self._observed = 0
         self.gap_entries = 0
         self.memory = Memory(policy)
-        """Fed directly, but for the declaration of series."""
+        """Observed directly; only its series are declared through the attempt."""
         self._policy = policy
         self._ranks = RankTable()
         self._groups = GroupTable()
         self._pairs = PairTable()
         self._channels = P2PChannels()
+        self.presence = Presence(self._ranks, self._groups, self._pairs, self._channels)
+        self.clocks = SessionClocks(self._ranks, self._pairs, self._channels)
         self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
         """Which ranks came late to the collectives that are over."""
         self._collectives = Collectives(
@@ -104,9 +104,9 @@ class Attempt:
     # -- declarations ------------------------------------------------------------------------
 
     def rank(self, info: RankInfo, now: AlignedNs) -> int:
-        """The handle of a rank; another process of a known rank starts with nothing known.
+        """The handle of a rank. A new process of a known rank starts with nothing known.
 
-        The world grows with the ranks that say so: an elastic job may go on with more of them.
+        The world grows if a rank declares a larger one: an elastic job may go on with more ranks.
 
         Raises:
             WireError: when the rank is outside the world, or beyond the limit.
@@ -120,7 +120,7 @@ class Attempt:
         self.world_size = world_size
         known = self._ranks.infos.get(info.rank)
         if not self.has_seen(info):
-            self.revision += 1
+            self._observed += 1
             self._ranks.declare(info)
             if known is not None:
                 self.memory.forget(info.rank)
@@ -130,23 +130,23 @@ class Attempt:
         return info.rank
 
     def has_seen(self, info: RankInfo) -> bool:
-        """This very process is the one that is known of the rank."""
+        """The attempt knows this process of the rank, not another one."""
         known = self._ranks.infos.get(info.rank)
         return known is not None and (known.boot_id, known.pid) == (info.boot_id, info.pid)
 
     def start_over(self, world_size: int) -> None:
-        """The job runs again under the same name: nothing is kept of the ranks of its last run.
+        """The job runs again under the same name: forget the ranks of its last run.
 
         Handles stay valid, because streams of the last run may still be open.
         """
         self.world_size = world_size
         self._ranks.clear()
         self.memory.forget()
-        self._channels = P2PChannels()
+        self._channels.clear()
         self._pairs.reset_all()
         self.lateness.clear()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
-        self.revision += 1
+        self._observed += 1
 
     def group(self, info: GroupInfo) -> int:
         """The handle of a group.
@@ -208,8 +208,8 @@ class Attempt:
     ) -> Applied:
         """Transitions of one rank, in recording order; all of them or, on an error, none.
 
-        `session` is the number of the agent session (see `clock`). With `replay`, as when it has
-        taken the rank over, rows that were applied before are dropped.
+        `session` is the number of the agent session (see `SessionClocks.set`). With `replay`, as
+        when it has taken the rank over, rows that were applied before are dropped.
 
         Raises:
             WireError: when the seqs of a group do not rise, or a row is of no member.
@@ -241,7 +241,7 @@ class Attempt:
             started = rows.pair[batch.starts]
             np.maximum.at(pairs.started, started, rows.seq[batch.starts])
             pairs.moved_at[started] = now
-        self.revision += 1
+        self._observed += 1
         return Applied(
             rows=len(rows),
             duplicates=batch.repeated(joined, completed) if replay else 0,
@@ -250,50 +250,25 @@ class Attempt:
         )
 
     def observe_watermarks(self, rows: WatermarkRows, now: AlignedNs) -> None:
-        """How far ranks have come, see `watermarks.observe`.
+        """How far ranks have come; see `watermarks.observe`.
 
         Raises:
             WireError: when a row is of a rank that is not a member of its group.
         """
         watermarks.observe(self._ranks, self._pairs, rows, now)
-        self.revision += 1
+        self._observed += 1
 
     def observe_channels(
         self, columns: ChannelColumns, now: AlignedNs, *, head_node_ns: Int64s | None = None
     ) -> None:
-        """All P2P ops of a rank that are in flight; replaces what was known of the rank.
+        """All P2P ops that a rank has in flight; replaces its earlier ones.
 
         `columns` has global ranks, group handles and aligned times; `head_node_ns` is the column
         `head_created_ns` on the node's clock, for `realign`.
         """
         if self._channels.replace(columns, head_node_ns):
             self._ranks.moved_at[columns.rank] = now
-        self.revision += 1
-
-    def of_session(self, declared: Iterable[tuple[RankInfo, int]], session: int) -> list[int]:
-        """The ranks among those that a stream declared which still belong to `session`: neither
-        another process nor another agent has taken their place."""
-        ranks = self._ranks
-        return [
-            rank
-            for info, rank in declared
-            if ranks.infos.get(rank) == info and ranks.session.item(rank) == session
-        ]
-
-    def realign(
-        self, ranks: Sequence[int], pair: Int32s, align: Callable[[Int64s], Int64s]
-    ) -> None:
-        """More is known of the clock of these ranks: `align` gives aligned times for the times of
-        their node's clock since which they wait, in `pair` (see `watermarks.realign`) and in P2P
-        ops."""
-        watermarks.realign(self._pairs, pair, ranks, align)
-        self._channels.realign(ranks, align)
-        self.revision += 1
-
-    def keep_heads(self, ranks: Sequence[int], pair: Int32s) -> None:
-        """The clock of these ranks was set: its times of before are not aligned again."""
-        self._pairs.head_node[pair[np.isin(self._pairs.rank[pair], ranks)]] = 0
-        self._channels.keep_heads(ranks)
+        self._observed += 1
 
     def observe_status(self, status: RankStatus, at: AlignedNs, now: AlignedNs) -> None:
         """An agent's evidence about a rank, replacing the previous one; `at`: its time, aligned."""
@@ -307,85 +282,40 @@ class Attempt:
             ranks.gap_at[rank] = now
             self.gap_entries += lost
         ranks.statuses[rank] = status
-        self.revision += 1
+        self._observed += 1
 
     def connection(self, ranks: Sequence[int], connected: bool) -> None:
-        """The stream of these ranks' agent came or went."""
+        """The agent of these ranks has connected or disconnected."""
         self._ranks.connected[np.asarray(ranks, np.int64)] = connected
-        self.revision += 1
-
-    def clock(
-        self, ranks: Sequence[int], session: int, uncertainty_ns: int | None, now: AlignedNs
-    ) -> None:
-        """How well the clock of these ranks is known; None while it is unsynchronized.
-
-        `session` is the number of their agent session, whose ranks share one clock. Call it again
-        after a rank was declared again, which forgets the clock.
-        """
-        bound = UNKNOWN_NS if uncertainty_ns is None else uncertainty_ns
-        self._ranks.set_clock(np.asarray(ranks, np.int64), session, bound, now)
+        self._observed += 1
 
     # -- questions ---------------------------------------------------------------------------
 
-    def ended(self) -> bool:
-        """All ranks that were ever declared are gone."""
-        return presence.all_gone(self._ranks)
-
     @property
-    def has_agents(self) -> bool:
-        """An agent that reports a rank is connected."""
-        return bool(self._ranks.connected[: self._ranks.count].any())
-
-    @property
-    def lost(self) -> tuple[tuple[int, RankState, AlignedNs], ...]:
-        """Ranks that exited uncleanly or are silent, and since when."""
-        return presence.lost(self._ranks)
-
-    @property
-    def has_deserters(self) -> bool:
-        """A rank has finished without a collective that other members of its group joined."""
-        return presence.has_deserters(self._ranks, self._groups, self._pairs)
+    def revision(self) -> int:
+        """Changes with every observation."""
+        return self._observed + self.clocks.revision
 
     def take_clock_hints(self) -> list[ClockHint]:
         """Bounds that completed collectives put on clocks, since the last call."""
         return _taken(self._collectives.clock_hints)
 
     def take_contradictions(self) -> list[ClockHint]:
-        """Those that cannot be if clocks are as good as they are said to be, since the last call.
+        """Clock hints that contradict the uncertainty of the clocks, since the last call.
 
         Separate from `take_clock_hints`: clocks and findings read them at different times.
         """
         return _taken(self._collectives.contradictions)
 
-    def unsynchronized(self) -> dict[int, tuple[int, ...]]:
-        """Ranks of unknown clock by agent session; see `presence.unsynchronized`."""
-        return presence.unsynchronized(self._ranks)
-
-    def node_of(self, rank: int) -> str:
-        """The name of the rank's host, empty when it was never declared."""
-        info = self._ranks.infos.get(rank)
-        return info.node if info is not None else ""
-
-    @property
-    def clocks(self) -> int:
-        """How many clocks the ranks have."""
-        session = self._ranks.session[: self._ranks.count]
-        return len(np.unique(session[session >= 0]))
-
-    def ranks_of_clock(self, rank: int) -> tuple[int, ...]:
-        """All ranks that share the rank's clock."""
-        session = self._ranks.session[: self._ranks.count]
-        return tuple(np.flatnonzero(session == session[rank]).tolist())
-
     def roll(self) -> Roll:
         """Which ranks are in which group and on which node."""
-        ranks, groups, pairs = self._ranks, self._groups, self._pairs
+        presence = self.presence
         return Roll(
-            members=lambda group: pairs.rank[groups.rows(group)],
-            groups=lambda rank: presence.groups_of(pairs, rank),
-            is_dark=lambda group: not presence.are_connected(ranks, pairs.rank[groups.rows(group)]),
-            node=ranks.session[: ranks.count],
-            sends=lambda rank: presence.may_send(ranks, groups, pairs, self._channels, rank),
+            members=presence.members,
+            groups=presence.groups_of,
+            is_dark=presence.is_dark,
+            node=self._ranks.session[: self._ranks.count],
+            sends=presence.may_send,
         )
 
     def threshold_s(self, group: int) -> float:
@@ -438,7 +368,7 @@ class Attempt:
         return AttemptView(
             key=self.key,
             world_size=self.world_size,
-            ended=self.ended(),
+            ended=self.presence.all_gone(),
             ranks=status_view.ranks(
                 self._ranks,
                 self._groups,

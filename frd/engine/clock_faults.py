@@ -12,7 +12,7 @@ No rank is a suspect: a clock that is wrong delays no rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from frd.engine.findings import text
 from frd.engine.findings.claim import Claim, Known, Lifetime, Look
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.policy import Policy
+from frd.engine.state.session_clocks import SessionClocks
 from frd.forms import span_text
 from frd.model import AlignedNs, Kind
 
@@ -31,6 +32,8 @@ _WHAT_TO_DO: Final = "check the time synchronization (chrony, PTP) there"
 
 _Ranks = tuple[int, ...]
 """All ranks of the nodes concerned, which identify a finding, after a restart too."""
+_NodeOf = Callable[[int], str]
+"""From a rank to the name of its host, empty if unknown."""
 
 
 @dataclass(slots=True)
@@ -66,25 +69,32 @@ class ClockDetector:
         if now - self._looked_at < _LOOK_EVERY_NS:
             return None
         self._looked_at = now
-        unknown = set(attempt.unsynchronized().values())
+        unknown = attempt.clocks.unsynchronized()
         self._unknown = {ranks: self._unknown.get(ranks, now) for ranks in unknown}
-        self._collect_contradictions(attempt, now)
-        return Look(now, [*self._unknown_clocks(attempt, now), *self._contradictions(attempt)])
+        self._collect_contradictions(attempt.take_contradictions(), attempt.clocks, now)
+        node_of = attempt.presence.node_of
+        return Look(now, [*self._unknown_clocks(node_of, now), *self._contradictions(node_of)])
 
-    def _collect_contradictions(self, attempt: Attempt, now: AlignedNs) -> None:
-        """Contradictions between the same two nodes are one; those that heal are forgotten."""
-        for hint in attempt.take_contradictions():
-            ranks = sum(map(attempt.ranks_of_clock, (hint.early_rank, hint.late_rank)), ())
+    def _collect_contradictions(
+        self, hints: Iterable[ClockHint], clocks: SessionClocks, now: AlignedNs
+    ) -> None:
+        """All contradictions between the same two nodes are one conflict. A conflict that shows no
+        more contradictions is forgotten."""
+        for hint in hints:
+            ranks = (
+                *clocks.ranks_sharing_clock(hint.early_rank),
+                *clocks.ranks_sharing_clock(hint.late_rank),
+            )
             known = self._conflicts.setdefault(tuple(sorted(ranks)), _Conflict(hint, hint, now))
             known.newest, known.seen = hint, now
         for key, conflict in list(self._conflicts.items()):
             if now - conflict.seen >= self._after_ns:
                 del self._conflicts[key]
 
-    def _unknown_clocks(self, attempt: Attempt, now: AlignedNs) -> Iterator[Claim]:
+    def _unknown_clocks(self, node_of: _NodeOf, now: AlignedNs) -> Iterator[Claim]:
         for ranks, since in self._unknown.items():
             if now - since >= self._after_ns:
-                node = _node(attempt, ranks[0])
+                node = _node(node_of, ranks[0])
                 yield _claim(
                     ranks,
                     f"the clock of {node} ({text.ranks(ranks)}) is not synchronized, so times "
@@ -92,14 +102,14 @@ class ClockDetector:
                     f"why; {_WHAT_TO_DO}",
                 )
 
-    def _contradictions(self, attempt: Attempt) -> Iterator[Claim]:
+    def _contradictions(self, node_of: _NodeOf) -> Iterator[Claim]:
         for ranks, conflict in self._conflicts.items():
             if conflict.is_certain:
                 hint = conflict.first
                 early, late = hint.early_rank, hint.late_rank
                 yield _claim(
                     ranks,
-                    f"the clocks of {_node(attempt, early)} and {_node(attempt, late)} contradict "
+                    f"the clocks of {_node(node_of, early)} and {_node(node_of, late)} contradict "
                     f"each other: rank {early} completed a collective {span_text(-hint.slack_ns)} "
                     f"before rank {late} joined it; one of the two is wrong: "
                     f"{_WHAT_TO_DO}",
@@ -111,5 +121,5 @@ def _claim(ranks: _Ranks, summary: str) -> Claim:
     return Claim(kind, repr(ranks), frozenset({ranks}), unknown=ranks, summary=summary)
 
 
-def _node(attempt: Attempt, rank: int) -> str:
-    return text.clean(attempt.node_of(rank)) or f"rank {rank}"
+def _node(node_of: _NodeOf, rank: int) -> str:
+    return text.clean(node_of(rank)) or f"rank {rank}"

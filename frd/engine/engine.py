@@ -83,7 +83,9 @@ class Engine:
             )
         if evaluation.over_at is not None and not attempt.has_seen(info):
             self._supersede(attempt.key, now)
-            if evaluation.over_at is None and (attempt.ended() or not attempt.has_agents):
+            if evaluation.over_at is None and (
+                attempt.presence.all_gone() or not attempt.presence.has_agents
+            ):
                 attempt.start_over(info.world_size)
                 self._pending += evaluation.tracker.close_all(now, "the job started again")
         return attempt.rank(info, now)

@@ -140,7 +140,7 @@ def test_the_gone_wait_no_more() -> None:
     job.status(1, RankState.FINISHED, 20)
     job.status(2, RankState.SILENT, 20)
     assert job.stalled(21) == [(2, 1), (3, 1)]
-    assert [(rank, state) for rank, state, _ in job.attempt.lost] == [
+    assert [(rank, state) for rank, state, _ in job.attempt.presence.lost()] == [
         (0, RankState.EXITED),
         (2, RankState.SILENT),
     ]
@@ -151,9 +151,9 @@ def test_an_attempt_ends_with_its_last_rank() -> None:
     job = Job(world=2)
     job.status(0, RankState.EXITED, 1)
     job.status(1, RankState.SILENT, 1)
-    assert not job.attempt.ended()
+    assert not job.attempt.presence.all_gone()
     job.status(1, RankState.FINISHED, 3)
-    assert job.attempt.ended()
+    assert job.attempt.presence.all_gone()
 
 
 def test_a_program_that_runs_ahead_is_not_stalled() -> None:

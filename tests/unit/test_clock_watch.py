@@ -49,7 +49,7 @@ def test_times_that_agree_are_no_news() -> None:
 def test_a_better_clock_bounds_a_worse_one() -> None:
     """Node 1 is known to 10 ms only: ops that end 0.3 ms after their last member came tell more."""
     job = race()
-    job.attempt.clock([2, 3], 1, 10 * MS, job.now)
+    job.attempt.clocks.set([2, 3], 1, 10 * MS, job.now)
     go_on(job, 5)
     hint = min(job.attempt.take_clock_hints(), key=lambda hint: hint.slack_ns)
     assert (hint.early_rank // 2, hint.late_rank // 2) == (0, 1)
@@ -75,7 +75,7 @@ def test_an_unknown_clock_tells_nothing() -> None:
     """An unsynchronized node has no bound that could be clamped or contradicted."""
     job = race()
     job.clock_error[2:] = 5 * MS
-    job.attempt.clock([2, 3], 1, None, job.now)
+    job.attempt.clocks.set([2, 3], 1, None, job.now)
     go_on(job, 5)
     assert job.attempt.take_clock_hints() == []
 
@@ -84,10 +84,10 @@ def test_what_was_told_before_a_clock_healed_does_not_count() -> None:
     """Rows from before the clock of node 1 was known are aligned by what is not believed now."""
     job = race()
     job.clock_error[2:] = 5 * MS
-    job.attempt.clock([2, 3], 1, None, job.now)
+    job.attempt.clocks.set([2, 3], 1, None, job.now)
     dice = np.random.default_rng(3)
     came = arrivals(4, [[range(4)]], 20, lambda step, layer: dice.normal(0.05, 0.001, 4))
-    job.attempt.clock([2, 3], 1, 50_000, AlignedNs(job.now + 2 * S))
+    job.attempt.clocks.set([2, 3], 1, 50_000, AlignedNs(job.now + 2 * S))
     job.run(came)
     assert job.attempt.take_clock_hints() == []
 
@@ -123,13 +123,13 @@ def test_one_contradiction_is_a_step() -> None:
 def test_a_node_that_stays_unknown_is_told_of() -> None:
     """Not in the first 20 s; then until its clock is known."""
     job = race()
-    job.attempt.clock([2, 3], 1, None, job.now)
+    job.attempt.clocks.set([2, 3], 1, None, job.now)
     assert go_on(job, 15) == []
     (opened,) = go_on(job, 15)
     assert (opened.change, opened.finding.kind) == (Change.OPENED, Kind.CLOCK_UNSYNCHRONIZED)
     assert opened.finding.unknown == (2, 3)
     assert "the clock of node1 (ranks 2-3) is not synchronized" in opened.finding.summary
-    job.attempt.clock([2, 3], 1, 50_000, job.now)
+    job.attempt.clocks.set([2, 3], 1, 50_000, job.now)
     (closed,) = go_on(job, 5)
     assert closed.finding.close_reason == "the clocks agree again"
 
@@ -137,7 +137,7 @@ def test_a_node_that_stays_unknown_is_told_of() -> None:
 def test_a_node_whose_agent_is_gone_is_not_told_of() -> None:
     """Nothing is known of its clock because nothing is known of it at all."""
     job = race()
-    job.attempt.clock([2, 3], 1, None, job.now)
+    job.attempt.clocks.set([2, 3], 1, None, job.now)
     job.attempt.connection([2, 3], False)
     assert go_on(job, 40) == []
 
@@ -145,18 +145,18 @@ def test_a_node_whose_agent_is_gone_is_not_told_of() -> None:
 def test_a_single_node_needs_no_clock() -> None:
     """All ranks share one clock, and nobody is compared with it."""
     job = race()
-    job.attempt.clock(range(4), 1, None, job.now)
+    job.attempt.clocks.set(range(4), 1, None, job.now)
     assert go_on(job, 40) == []
 
 
 def test_a_finding_goes_on_after_a_restart() -> None:
     """The node is unknown before and after: one id; another that has healed closes."""
     before = race()
-    before.attempt.clock([2, 3], 1, None, before.now)
+    before.attempt.clocks.set([2, 3], 1, None, before.now)
     (opened,) = go_on(before, 30)
     restored = finding_from_json(finding_json(opened.finding))
     still, healed = race(), race()
-    still.attempt.clock([2, 3], 1, None, still.now)
+    still.attempt.clocks.set([2, 3], 1, None, still.now)
     for job in (still, healed):
         job.engine.restore([restored], job.now)
         go_on(job, 50)

@@ -403,7 +403,7 @@ def test_an_exit_whose_order_with_a_stop_is_not_known_is_not_named_with_high_con
     nothing is known of the clocks, so rank 0 may have exited before anybody was asked to stop."""
     job = running()
     for rank in range(4):
-        job.attempt.clock([rank], rank, None, job.now)
+        job.attempt.clocks.set([rank], rank, None, job.now)
     spread(job, [(1, TERM), (2, TERM), (3, TERM)], 0.0)
     job.run(20)
     leave(job, 0, STATUS_1)

@@ -58,7 +58,7 @@ def test_no_clock_is_told_of_where_there_is_no_room() -> None:
     policy = Policy(max_findings=1, clock_unsynchronized_after_s=5)
     race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, policy=policy)
     race.engine.restore([OTHERS], race.now)
-    race.attempt.clock([2, 3], 1, None, race.now)
+    race.attempt.clocks.set([2, 3], 1, None, race.now)
     race.run(late(2, steps=300))
     assert race.events == []
 
@@ -119,7 +119,7 @@ def test_what_collectives_tell_of_clocks_is_taken_once() -> None:
     race = Race(4, [[range(4)]], per_node=2, uncertainty_ns=50_000, lasts_ns=300_000)
     race.engine.restore([OTHERS], race.now)
     race.clock_error[:] = 0
-    race.attempt.clock([2, 3], 1, 10_000_000, race.now)
+    race.attempt.clocks.set([2, 3], 1, 10_000_000, race.now)
     race.run(late(2, steps=40, by_s=0.001))
     hints = list(race.engine.take_clock_hints())
     assert {attempt.key for attempt, _ in hints} == {AttemptKey("race", 0)}

@@ -87,13 +87,13 @@ def test_what_only_an_agent_before_has_told_disproves_nothing() -> None:
     for seq in range(4):
         job.all_reduce("dp", seq)
     for number, ranks in enumerate(([0, 1], [2], [3])):
-        job.attempt.clock(ranks, number, 0, job.now)
+        job.attempt.clocks.set(ranks, number, 0, job.now)
     job.run(1)
     job.reporting.discard(3)
     for seq in range(4, 30):
         job.join("dp", [0, 1, 2], seq).complete("dp", [0, 1, 2], seq)
         job.run(0.5)
-    job.attempt.clock([3], 7, 0, job.now)
+    job.attempt.clocks.set([3], 7, 0, job.now)
     job.reporting.add(3)
     job.marks["dp", 3] = [-1, -1, -1, 0]
     job.all_reduce("tp", 3000)
@@ -107,12 +107,12 @@ def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
     """Rank 0 came to seq 4 when its agent died; the next one, which finds nothing of the group in
     the ring, does not tell. What it does tell counts."""
     job = running()
-    job.attempt.clock([0, 1], 1, 0, job.now)
-    job.attempt.clock([2, 3], 2, 0, job.now)
+    job.attempt.clocks.set([0, 1], 1, 0, job.now)
+    job.attempt.clocks.set([2, 3], 2, 0, job.now)
     job.run(1)
     job.join("dp", [0], 4)
     job.run(1)
-    job.attempt.clock([0, 1], 3, 0, job.now)
+    job.attempt.clocks.set([0, 1], 3, 0, job.now)
     told, job.marks["dp", 0] = job.marks["dp", 0], [-1, -1, -1, 0]
     job.run(30)
     assert job.findings() == []
@@ -124,10 +124,10 @@ def test_what_an_agent_took_along_is_not_waited_for_for_ever() -> None:
 def test_what_comes_late_of_an_agent_before_is_not_of_the_next_one() -> None:
     """A row of the old stream, that rank 0 came to seq 4, arrives when the new one is there."""
     job = running()
-    job.attempt.clock([0, 1], 1, 0, job.now)
-    job.attempt.clock([2, 3], 2, 0, job.now)
+    job.attempt.clocks.set([0, 1], 1, 0, job.now)
+    job.attempt.clocks.set([2, 3], 2, 0, job.now)
     job.run(1)
-    job.attempt.clock([0, 1], 3, 0, job.now)
+    job.attempt.clocks.set([0, 1], 3, 0, job.now)
     job.session = 1
     job.join("dp", [0], 4)
     job.marks["dp", 0] = [-1, -1, -1, 0]

@@ -325,7 +325,7 @@ def test_clocks_that_are_not_known_yet_teach_no_pause() -> None:
     """The clocks of two nodes are 30 s apart, and collectives come before anybody knows that."""
     job = Job(4, POLICY).group("dp", range(4))
     for node in range(2):
-        job.attempt.clock([2 * node, 2 * node + 1], node, None, job.now)
+        job.attempt.clocks.set([2 * node, 2 * node + 1], node, None, job.now)
     for seq in range(6):
         job.join("dp", [2, 3], seq)
         true_now, job.now = job.now, AlignedNs(job.now - 30 * S)
@@ -333,7 +333,7 @@ def test_clocks_that_are_not_known_yet_teach_no_pause() -> None:
         job.now = true_now
         job.complete("dp", range(4), seq).run(0.5)
     for node in range(2):
-        job.attempt.clock([2 * node, 2 * node + 1], node, 100_000, job.now)
+        job.attempt.clocks.set([2 * node, 2 * node + 1], node, 100_000, job.now)
     for seq in range(6, 12):
         job.all_reduce("dp", seq).run(1)
     assert threshold_s(job) == POLICY.stall_after_s

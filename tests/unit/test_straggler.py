@@ -185,10 +185,10 @@ def test_what_was_counted_of_a_clock_that_is_gone_is_held_against_nobody(moved: 
     clock: what comes later counts for that."""
     work = slower(even(16), range(8), 0.02)
     race = raced(16, [WORLD], work, per_node=8, seconds=30)
-    race.attempt.clock(moved, 7, 100_000, race.now)
+    race.attempt.clocks.set(moved, 7, 100_000, race.now)
     race.run(arrivals(16, [WORLD], 300, work))
-    race.attempt.clock(range(8), 7, 100_000, race.now)
-    race.attempt.clock(range(8, 16), 8, 100_000, race.now)
+    race.attempt.clocks.set(range(8), 7, 100_000, race.now)
+    race.attempt.clocks.set(range(8, 16), 8, 100_000, race.now)
     race.run(arrivals(16, [WORLD], 1_000, work))
     assert named(race) == [tuple(range(8))]
 
@@ -238,7 +238,7 @@ def test_an_unknown_clock_accuses_nobody() -> None:
     work = slower(even(16), [12], 0.03)
     for layers, ranks in (([WORLD], []), ([HALVES], [(12,)])):
         race = Race(16, layers, per_node=8, uncertainty_ns=100_000)
-        race.attempt.clock(range(8, 16), 1, None, race.now)
+        race.attempt.clocks.set(range(8, 16), 1, None, race.now)
         race.run(arrivals(16, layers, 1_300, work))
         assert named(race) == ranks
 

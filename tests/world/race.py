@@ -88,7 +88,7 @@ class Race:
         self.attempt.connection(range(world), True)
         for node in range(nodes):
             ranks = np.flatnonzero(self.node_of == node).tolist()
-            self.attempt.clock(ranks, node, uncertainty_ns, self.now)
+            self.attempt.clocks.set(ranks, node, uncertainty_ns, self.now)
         self._groups = [
             [
                 self.attempt.group(GroupInfo(f"{n}-{ranks[0]}", f"layer{n}", tuple(ranks)))

@@ -63,7 +63,7 @@ class HangDetector:
 
     def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
         stalled = attempt.stalls(now)
-        has_exits = attempt.lost or attempt.has_deserters
+        has_exits = attempt.presence.lost() or attempt.presence.has_deserters()
         if not (len(stalled) or attempt.disagrees or has_exits or known.findings):
             return None
         since_ns = now - self._looked_at

@@ -71,6 +71,13 @@ class P2PChannels:
         if self._by_rank.pop(rank, None) is not None:
             self.since[rank] = 0
 
+    def clear(self) -> None:
+        """Forget all ranks."""
+        self._by_rank.clear()
+        self._seen.clear()
+        self._node.clear()
+        self.since = np.zeros(0, np.int64)
+
     def was_seen(self, rank: int) -> bool:
         """The rank has sent or received."""
         return rank in self._seen

@@ -178,7 +178,7 @@ class Declarations:
         rank.is_superseded = False
         self.superseded.discard(index)
         self.rank_row.put(index, rank.row)
-        attempt.clock([handle], self.session_number, self.uncertainty_ns, now)
+        attempt.clocks.set([handle], self.session_number, self.uncertainty_ns, now)
         attempt.connection([handle], True)
         self._entered.append(index)
 

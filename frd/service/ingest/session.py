@@ -147,13 +147,13 @@ class Session:
         self.declared.uncertainty_ns = uncertainty_ns
         for handles in filter(None, (attempt.handles for attempt in self.declared.attempts)):
             attempt = handles.attempt
-            if ranks := attempt.of_session(handles.ranks, number):
-                attempt.clock(ranks, number, uncertainty_ns, alignment.now_ns)
+            if ranks := attempt.clocks.ranks_of_session(handles.ranks, number):
+                attempt.clocks.set(ranks, number, uncertainty_ns, alignment.now_ns)
                 if is_better:
                     self._watermarks.realign(handles, ranks, alignment)
                 else:
                     self._watermarks.flush(alignment.now_ns)
-                    attempt.keep_heads(ranks, handles.resolved())
+                    attempt.clocks.keep_heads(ranks, handles.resolved())
 
     def take_acks(self) -> dict[int, int]:
         """Revisions applied since the last call, per stream index."""

@@ -337,7 +337,7 @@ class Streams:
             early = self.clock(attempt.key, hint.early_rank)
             late = self.clock(attempt.key, hint.late_rank)
             if early is not None and late is not None:
-                self._clocks.compare(early, late, attempt.clocks, hint)
+                self._clocks.compare(early, late, attempt.clocks.count, hint)
 
     def keep(self, attempts: frozenset[AttemptKey]) -> None:
         """Forget what concerns other attempts than these: the engine has forgotten them too."""

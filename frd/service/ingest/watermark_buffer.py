@@ -86,7 +86,7 @@ def _realign(
     def align(node_ns: Int64s) -> Int64s:
         return np.minimum(alignment.to_aligned(node_ns), now)
 
-    handles.attempt.realign(ranks, handles.resolved(), align)
+    handles.attempt.clocks.realign(ranks, handles.resolved(), align)
 
 
 def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
