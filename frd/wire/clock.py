@@ -16,13 +16,20 @@ from google.protobuf.message import DecodeError
 from frd.errors import WireError
 from frd.model import Int64s, NodeRawNs
 from frd.v1 import stream_pb2 as pb
-from frd.wire.columns import I8, U8, check_time, check_times, column
+from frd.wire.columns import (
+    READING_COLUMNS,
+    U8,
+    check_time,
+    check_times,
+    read_columns,
+    write_columns,
+)
 from frd.wire.dictionary import check_text
 from frd.wire.encode import text
 from frd.wire.messages import MAX_SLACK_NS
 
 MAX_READINGS: Final = 64
-"""Of one message."""
+"""Limit per message."""
 MAX_CLOCK_BYTES: Final = 16 * 1024
 
 
@@ -41,7 +48,7 @@ class Readings:
     raw_ns: Int64s
     real_ns: Int64s
     slack_ns: Int64s
-    """Each `real_ns` was read within this of its `raw_ns`."""
+    """Each `real_ns` was read at most this far from its `raw_ns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +70,15 @@ def encode_clock(event: ClockEvent) -> bytes:
     if isinstance(event, ClockHello):
         hello = pb.ClockPing(boot_id=text(event.boot_id), session=text(event.session))
         return hello.SerializeToString()
-    readings = event.readings
     pong_number, pong_received_raw_ns = event.pong or (0, 0)
-    return pb.ClockPing(
+    ping = pb.ClockPing(
         number=event.number,
         sent_raw_ns=event.sent_raw_ns,
-        raw_ns=readings.raw_ns.astype(I8, copy=False).tobytes(),
-        real_ns=readings.real_ns.astype(I8, copy=False).tobytes(),
-        slack_ns=readings.slack_ns.astype(I8, copy=False).tobytes(),
         pong_number=pong_number,
         pong_received_raw_ns=pong_received_raw_ns,
-    ).SerializeToString()
+    )
+    write_columns(ping, READING_COLUMNS, event.readings)
+    return ping.SerializeToString()
 
 
 def decode_clock(data: bytes) -> ClockEvent:
@@ -105,32 +110,30 @@ def decode_clock(data: bytes) -> ClockEvent:
 
 
 def _readings(m: pb.ClockPing) -> Readings:
-    raw = column("clock.raw_ns", m.raw_ns, I8)
-    if len(raw) > MAX_READINGS:
+    readings = Readings(**read_columns("clock", m, READING_COLUMNS))
+    if (count := len(readings.raw_ns)) > MAX_READINGS:
         raise WireError(
-            "clock.raw_ns", "too_large", f"{len(raw)} readings: send {MAX_READINGS} or fewer"
+            "clock.raw_ns", "too_large", f"{count} readings: send {MAX_READINGS} or fewer"
         )
-    real = column("clock.real_ns", m.real_ns, I8, len(raw))
-    slack = column("clock.slack_ns", m.slack_ns, I8, len(raw))
-    check_times("clock.raw_ns", raw)
-    check_times("clock.real_ns", real)
+    check_times("clock.raw_ns", readings.raw_ns)
+    check_times("clock.real_ns", readings.real_ns)
     # As unsigned numbers, negative ones are above the limit.
-    if len(slack) and int(np.maximum.reduce(slack.view(U8))) > MAX_SLACK_NS:
+    if count and int(np.maximum.reduce(readings.slack_ns.view(U8))) > MAX_SLACK_NS:
         raise WireError("clock.slack_ns", "range", f"send 0 to {MAX_SLACK_NS} nanoseconds")
-    return Readings(raw, real, slack)
+    return readings
 
 
 def encode_pong(number: int, pause_s: float) -> bytes:
-    """One `frd.v1.ClockPong`: the answer to the ping of that number."""
+    """One `frd.v1.ClockPong`: the answer to ping `number`."""
     return pb.ClockPong(number=number, pause_ms=round(pause_s * 1e3)).SerializeToString()
 
 
 def decode_pong(data: bytes) -> tuple[int, float]:
-    """Of one `frd.v1.ClockPong`: the number of the ping that it answers, and about how many seconds
-    to wait before the next one, 0 when it does not say.
+    """One `frd.v1.ClockPong`: the number of the ping that it answers, and the pause before the next
+    ping in seconds, 0 if it has none.
 
     Raises:
-        WireError: it is not a ClockPong.
+        WireError: the bytes are not a ClockPong.
     """
     try:
         m = pb.ClockPong.FromString(data)

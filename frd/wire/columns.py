@@ -6,7 +6,8 @@ methods of arrays (`max`, `any`) go through Python code that costs more than the
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,50 @@ from frd.errors import WireError
 YEAR_2200_NS: Final = 7_258_118_400_000_000_000
 MAX_SEQ: Final = 1 << 53
 """Larger than any real seq, and far enough from 2**63 for sums."""
+_ALL_FLAGS: Final = 15
 U1: Final = np.dtype("u1")
 U4: Final = np.dtype("<u4")
 I4: Final = np.dtype("<i4")
 U8: Final = np.dtype("<u8")
 I8: Final = np.dtype("<i8")
+
+Columns: TypeAlias = Mapping[str, "np.dtype[Any]"]
+"""Columns of equal length: their type on the wire by their name, which is the same in a message of
+`frd.v1` and in its frozen value."""
+ENTRY_COLUMNS: Final[Columns] = {
+    "seq": I8,
+    "group": U4,
+    "signature": U4,
+    "flags": U1,
+    "created_ns": I8,
+    "started_ns": I8,
+    "completed_ns": I8,
+}
+WATERMARK_ROWS: Final[Columns] = {"rank": U4, "group": U4}
+"""The columns that identify the rows of `WATERMARK_COLUMNS`."""
+WATERMARK_COLUMNS: Final[Columns] = {
+    "enqueued": I8,
+    "started": I8,
+    "completed": I8,
+    "head_created_ns": I8,
+}
+SEEN_COLUMNS: Final[Columns] = {"seen_rank": U4, "as_of_ns": I8}
+CHANNEL_COLUMNS: Final[Columns] = {
+    "group": U4,
+    "peer": I4,
+    "is_send": U1,
+    "in_flight": U4,
+    "head_created_ns": I8,
+}
+MEMORY_COLUMNS: Final[Columns] = {
+    "series": U4,
+    "capacity": I8,
+    "begin_ns": I8,
+    "end_ns": I8,
+    "values": I8,
+}
+"""The exception: `series` and `capacity` are of one length, `begin_ns` and `end_ns` of another."""
+READING_COLUMNS: Final[Columns] = {"raw_ns": I8, "real_ns": I8, "slack_ns": I8}
 
 _highest = np.maximum.reduce
 _lowest = np.minimum.reduce
@@ -46,6 +86,32 @@ def column(field: str, data: bytes, dtype: np.dtype[Any], rows: int = -1) -> npt
     return np.frombuffer(data, dtype) if count else np.empty(0, dtype)
 
 
+def read_columns(
+    field: str, message: Any, columns: Columns, rows: int = -1
+) -> dict[str, npt.NDArray[Any]]:
+    """Read-only views of `columns` of `message`, by name; all have `rows` rows, -1 for any.
+
+    Raises:
+        WireError: naming the column below `field`.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, dtype in columns.items():
+        data = getattr(message, name)
+        if data and len(data) == rows * dtype.itemsize:
+            arrays[name] = np.frombuffer(data, dtype)
+        else:
+            arrays[name] = column(f"{field}.{name}", data, dtype, rows)
+            rows = len(arrays[name])
+    return arrays
+
+
+def write_columns(message: Any, columns: Columns, value: object) -> None:
+    """The inverse of `read_columns`: the arrays are attributes of `value`."""
+    message.SetInParent()
+    for name, dtype in columns.items():
+        setattr(message, name, np.ascontiguousarray(getattr(value, name), dtype).tobytes())
+
+
 def check_below(field: str, indexes: npt.NDArray[Any], limit: int) -> None:
     """All items of an unsigned column are known dictionary indexes."""
     if len(indexes) and (highest := int(_highest(indexes))) >= limit:
@@ -69,6 +135,12 @@ def check_seqs(field: str, seqs: npt.NDArray[Any]) -> None:
 def check_marks(field: str, marks: npt.NDArray[Any]) -> None:
     if len(marks) and int(_highest(marks)) >= MAX_SEQ:
         raise WireError(field, "range", f"{_highest(marks)}: send {MAX_SEQ - 1} or less")
+
+
+def check_flags(field: str, flags: npt.NDArray[Any]) -> None:
+    """Every row (at least one) has flags of `frd.model.Flags`."""
+    if int(_highest(flags)) > _ALL_FLAGS or not int(_lowest(flags)):
+        raise WireError(field, "range", f"{set(flags.tolist())}: send 1 to {_ALL_FLAGS}")
 
 
 def check_time(field: str, at_ns: int) -> None:

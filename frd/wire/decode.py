@@ -1,4 +1,4 @@
-"""Bytes to events; every message that the contract does not allow is refused.
+"""Bytes to events; a message that breaks the contract is refused.
 
 `Decoder` knows the declarations of one stream; it knows no other stream, no engine and no time. A
 batch is decoded without a Python loop over its rows: columns are views of the message's bytes, and
@@ -29,18 +29,22 @@ from frd.model import (
 )
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
-    I4,
-    I8,
-    U1,
+    CHANNEL_COLUMNS,
+    ENTRY_COLUMNS,
+    SEEN_COLUMNS,
     U4,
     U8,
+    WATERMARK_COLUMNS,
+    WATERMARK_ROWS,
     check_below,
+    check_flags,
     check_floor,
     check_marks,
     check_seqs,
     check_time,
     check_times,
     column,
+    read_columns,
 )
 from frd.wire.dictionary import Dictionary, check_text
 from frd.wire.encode import EXIT_KINDS, PARTS, STATES
@@ -66,10 +70,9 @@ from frd.wire.messages import (
 )
 
 MAX_DECLARED_BYTES: Final = 64 * 1024 * 1024
-"""Of one stream: what it declared is kept as long as it lasts, for itself and for the journal."""
+"""Limit per stream: the service and the journal keep declarations as long as the stream lasts."""
 _BYTES_PER_DECLARE: Final = 256
 """Memory cost of a kept message in addition to its bytes."""
-_ALL_FLAGS: Final = 15
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 _EXIT_KIND_OF: Final = {number: kind for kind, number in EXIT_KINDS.items()}
 _MAX_SIGNAL: Final = 64
@@ -114,9 +117,9 @@ class Decoder:
         self._greeted = False
         self._memory = MemoryReader(self._dictionary)
         self._declared_bytes = 0
-        # Agents name the same rows in message after message: what is checked once stays good.
-        self._said: tuple[int, bytes, bytes] | None = None
-        self._rows: tuple[npt.NDArray[Any], npt.NDArray[Any]]
+        # Message after message has rows of the same ranks and groups: they are checked once.
+        self._last_rows_sent: tuple[int, bytes, bytes] | None = None
+        self._last_rows: tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
     def decode(self, data: bytes) -> AgentEvent:
         """The event in one `frd.v1.AgentMessage`.
@@ -149,31 +152,17 @@ class Decoder:
 
     def _entries(self, m: pb.EntryBatch) -> EntryColumns:
         attempt = self._dictionary.attempt_of_rank("entries.rank_index", m.rank_index)
-        seq = column("entries.seq", m.seq, I8)
-        rows = len(seq)
-        if m.first_revision + rows >= 2**63:
+        arrays = read_columns("entries", m, ENTRY_COLUMNS)
+        columns = EntryColumns(rank=m.rank_index, first_revision=m.first_revision, **arrays)
+        if m.first_revision + len(columns) >= 2**63:
             raise WireError("entries.first_revision", "range", f"{m.first_revision}: overflows")
-        columns = EntryColumns(
-            rank=m.rank_index,
-            first_revision=m.first_revision,
-            group=column("entries.group", m.group, U4, rows),
-            seq=seq,
-            signature=column("entries.signature", m.signature, U4, rows),
-            flags=column("entries.flags", m.flags, U1, rows),
-            created_ns=column("entries.created_ns", m.created_ns, I8, rows),
-            started_ns=column("entries.started_ns", m.started_ns, I8, rows),
-            completed_ns=column("entries.completed_ns", m.completed_ns, I8, rows),
-        )
-        if not rows:
+        if not len(columns):
             return columns
         check_below("entries.group", columns.group, self._dictionary.group_count)
         self._dictionary.check_groups_of("entries.group", columns.group, attempt)
         check_below("entries.signature", columns.signature, self._dictionary.signature_count)
-        check_seqs("entries.seq", seq)
-        if columns.flags.max() > _ALL_FLAGS or not columns.flags.min():
-            raise WireError(
-                "entries.flags", "range", f"{set(columns.flags.tolist())}: send 1 to {_ALL_FLAGS}"
-            )
+        check_seqs("entries.seq", columns.seq)
+        check_flags("entries.flags", columns.flags)
         check_times("entries.created_ns", columns.created_ns)
         check_times("entries.started_ns", columns.started_ns)
         check_times("entries.completed_ns", columns.completed_ns)
@@ -184,20 +173,14 @@ class Decoder:
         known = self._dictionary
         known.check_attempt("watermarks.attempt_index", attempt)
         rank, group = self._watermark_rows(m, attempt)
-        rows = len(rank)
-        seen = column("watermarks.seen_rank", m.seen_rank, U4)
         columns = WatermarkColumns(
             rank=rank,
             group=group,
-            enqueued=column("watermarks.enqueued", m.enqueued, I8, rows),
-            started=column("watermarks.started", m.started, I8, rows),
-            completed=column("watermarks.completed", m.completed, I8, rows),
-            head_created_ns=column("watermarks.head_created_ns", m.head_created_ns, I8, rows),
-            seen_rank=seen,
-            as_of_ns=column("watermarks.as_of_ns", m.as_of_ns, I8, len(seen)),
+            **read_columns("watermarks", m, WATERMARK_COLUMNS, len(rank)),
+            **read_columns("watermarks", m, SEEN_COLUMNS),
         )
-        check_below("watermarks.seen_rank", seen, known.rank_count)
-        known.check_ranks_of("watermarks.seen_rank", seen, attempt)
+        check_below("watermarks.seen_rank", columns.seen_rank, known.rank_count)
+        known.check_ranks_of("watermarks.seen_rank", columns.seen_rank, attempt)
         check_marks("watermarks.enqueued", columns.enqueued)
         for name, marks in (("started", columns.started), ("completed", columns.completed)):
             check_floor(f"watermarks.{name}", marks, UNKNOWN_SEQ)
@@ -219,35 +202,26 @@ class Decoder:
     def _watermark_rows(
         self, m: pb.WatermarkBatch, attempt: int
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The columns that name the rows: those of the last message where it named the same."""
-        said = (attempt, m.rank, m.group)
-        if said == self._said:
-            return self._rows
-        rank = column("watermarks.rank", m.rank, U4)
-        group = column("watermarks.group", m.group, U4, len(rank))
+        """Ranks and groups of the rows: the last message's arrays if this one repeats them."""
+        sent = (attempt, m.rank, m.group)
+        if sent == self._last_rows_sent:
+            return self._last_rows
+        rank, group = read_columns("watermarks", m, WATERMARK_ROWS).values()
         check_below("watermarks.rank", rank, self._dictionary.rank_count)
         check_below("watermarks.group", group, self._dictionary.group_count)
         self._dictionary.check_ranks_of("watermarks.rank", rank, attempt)
         self._dictionary.check_groups_of("watermarks.group", group, attempt)
-        self._said, self._rows = said, (rank, group)
+        self._last_rows_sent, self._last_rows = sent, (rank, group)
         return rank, group
 
     def _channels(self, m: pb.ChannelBatch) -> ChannelColumns:
         attempt = self._dictionary.attempt_of_rank("channels.rank_index", m.rank_index)
-        group = column("channels.group", m.group, U4)
-        rows = len(group)
-        columns = ChannelColumns(
-            rank=m.rank_index,
-            group=group,
-            peer=column("channels.peer", m.peer, I4, rows),
-            is_send=column("channels.is_send", m.is_send, U1, rows),
-            in_flight=column("channels.in_flight", m.in_flight, U4, rows),
-            head_created_ns=column("channels.head_created_ns", m.head_created_ns, I8, rows),
-        )
-        if not rows:
+        arrays = read_columns("channels", m, CHANNEL_COLUMNS)
+        columns = ChannelColumns(rank=m.rank_index, **arrays)
+        if not len(columns.group):
             return columns
-        check_below("channels.group", group, self._dictionary.group_count)
-        self._dictionary.check_groups_of("channels.group", group, attempt)
+        check_below("channels.group", columns.group, self._dictionary.group_count)
+        self._dictionary.check_groups_of("channels.group", columns.group, attempt)
         check_floor("channels.peer", columns.peer, -1)
         self._dictionary.check_world("channels.peer", int(columns.peer.max()), attempt)
         if columns.is_send.max() > 1:

@@ -55,7 +55,7 @@ def _check_texts(field: str, values: Sequence[str], limit: int) -> tuple[str, ..
     return tuple(check_text(field, value) for value in values)
 
 
-class _Owners:
+class _AttemptColumn:
     """A growing column: the attempt index of each declared rank, group or series."""
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ class Dictionary:
 
     def __init__(self) -> None:
         self._worlds: list[int] = []
-        self._ranks = _Owners()
-        self._groups = _Owners()
-        self._series = _Owners()
+        self._ranks = _AttemptColumn()
+        self._groups = _AttemptColumn()
+        self._series = _AttemptColumn()
         self._members = 0
         self.signature_count = 0
 
@@ -98,7 +98,7 @@ class Dictionary:
     def series_count(self) -> int:
         return self._series.count
 
-    # -- what batches are checked against ------------------------------------------------------
+    # -- checks of batches ---------------------------------------------------------------------
 
     def check_attempt(self, field: str, index: int) -> None:
         _check_known(field, index, len(self._worlds))

@@ -8,22 +8,34 @@ member of a group sends the same name and two long names stay distinct.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, assert_never
+from dataclasses import fields
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.model import (
     ChannelColumns,
     EntryColumns,
-    ExitInfo,
     ExitKind,
     MemoryColumns,
+    MemoryEvent,
     MemoryEventKind,
     RankState,
+    RankStatus,
     SeriesKind,
+    Signature,
 )
 from frd.v1 import stream_pb2 as pb
+from frd.wire.columns import (
+    CHANNEL_COLUMNS,
+    ENTRY_COLUMNS,
+    MEMORY_COLUMNS,
+    SEEN_COLUMNS,
+    WATERMARK_COLUMNS,
+    WATERMARK_ROWS,
+    write_columns,
+)
 from frd.wire.messages import (
     Ack,
     AgentEvent,
@@ -43,15 +55,24 @@ from frd.wire.messages import (
 )
 from frd.wire.ranks import pack_ranks
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 MAX_TEXT_BYTES: Final = 4096
 """Longest string that the wire carries, in UTF-8."""
 
-STATES: Final = {
-    RankState.LIVE: pb.STATE_LIVE,
-    RankState.SILENT: pb.STATE_SILENT,
-    RankState.EXITED: pb.STATE_EXITED,
-    RankState.FINISHED: pb.STATE_FINISHED,
-}
+_E = TypeVar("_E", bound=Enum)
+
+
+def _numbers(members: type[_E], numbers: Any, prefix: str) -> dict[_E, int]:
+    """The number on the wire by member: those of an enum of `frd.v1` have the same names."""
+    return {member: numbers.Value(f"{prefix}_{member.name}") for member in members}
+
+
+STATES: Final = _numbers(RankState, pb.State, "STATE")
+PARTS: Final = _numbers(Part, pb.Part, "PART")
+SERIES_KINDS: Final = _numbers(SeriesKind, pb.SeriesKind, "SERIES_KIND")
+EVENT_KINDS: Final = _numbers(MemoryEventKind, pb.MemoryEventKind, "MEMORY_EVENT_KIND")
 EXIT_KINDS: Final = {
     ExitKind.UNKNOWN: pb.EXIT_KIND_UNSPECIFIED,
     ExitKind.CLEAN: pb.EXIT_KIND_CLEAN,
@@ -59,25 +80,6 @@ EXIT_KINDS: Final = {
     ExitKind.INTERRUPT: pb.EXIT_KIND_INTERRUPT,
     ExitKind.STATUS: pb.EXIT_KIND_STATUS,
     ExitKind.SIGNAL: pb.EXIT_KIND_SIGNAL,
-}
-PARTS: Final = {
-    Part.DUMP: pb.PART_DUMP,
-    Part.IDENTITY: pb.PART_IDENTITY,
-    Part.STACK: pb.PART_STACK,
-}
-
-SERIES_KINDS: Final = {
-    SeriesKind.DEVICE_USED: pb.SERIES_KIND_DEVICE_USED,
-    SeriesKind.PROCESS_USED: pb.SERIES_KIND_PROCESS_USED,
-    SeriesKind.TORCH_RESERVED: pb.SERIES_KIND_TORCH_RESERVED,
-    SeriesKind.TORCH_ALLOCATED: pb.SERIES_KIND_TORCH_ALLOCATED,
-    SeriesKind.HOST_USED: pb.SERIES_KIND_HOST_USED,
-    SeriesKind.CGROUP_USED: pb.SERIES_KIND_CGROUP_USED,
-}
-EVENT_KINDS: Final = {
-    MemoryEventKind.OOM: pb.MEMORY_EVENT_KIND_OOM,
-    MemoryEventKind.OOM_KILL: pb.MEMORY_EVENT_KIND_OOM_KILL,
-    MemoryEventKind.DEVICE_LOST: pb.MEMORY_EVENT_KIND_DEVICE_LOST,
 }
 
 
@@ -90,165 +92,92 @@ def text(value: str) -> str:
     return raw.decode("utf-8")
 
 
-def _texts(values: tuple[str, ...]) -> list[str]:
-    return [text(value) for value in values]
-
-
-def _bytes(column: npt.NDArray[Any], dtype: str) -> bytes:
-    return np.ascontiguousarray(column, dtype=dtype).tobytes()
-
-
 def encode_agent(event: AgentEvent) -> bytes:
     """One `frd.v1.AgentMessage`."""
     m = pb.AgentMessage()
     match event:
         case EntryColumns():
-            _entries(m.entries, event)
+            m.entries.rank_index = event.rank
+            m.entries.first_revision = event.first_revision
+            write_columns(m.entries, ENTRY_COLUMNS, event)
         case Watermarks():
             _watermarks(m.watermarks, event)
         case ChannelColumns():
-            _channels(m.channels, event)
+            m.channels.rank_index = event.rank
+            write_columns(m.channels, CHANNEL_COLUMNS, event)
         case Hello():
-            m.hello.protocol = event.protocol
-            m.hello.agent_version = text(event.agent_version)
-            m.hello.node = text(event.node)
-            m.hello.boot_id = text(event.boot_id)
-            m.hello.session = text(event.session)
-            m.hello.sent_at_ns = event.sent_at_ns
+            m = pb.AgentMessage(hello=pb.Hello(**_fields(event)))
         case Declare():
-            m.declare.SetInParent()
-            _declare(m.declare, event)
+            m = pb.AgentMessage(declare=_declare(event))
         case Statuses():
-            m.statuses.SetInParent()
-            for status in event.statuses:
-                m.statuses.statuses.add(
-                    rank_index=status.rank,
-                    state=STATES[status.state],
-                    at_ns=status.at_ns,
-                    detail=text(status.detail),
-                    gap_entries=status.gap_entries,
-                    exit=_exit(status.exit),
-                )
+            statuses = [_status(status) for status in event.statuses]
+            m = pb.AgentMessage(statuses=pb.StatusBatch(statuses=statuses))
         case MemoryColumns():
-            _memory(m.memory, event)
+            write_columns(m.memory, MEMORY_COLUMNS, event)
         case MemoryEvents():
-            m.memory_events.SetInParent()
-            _memory_events(m.memory_events, event)
+            events = [_memory_event(item) for item in event.events]
+            m = pb.AgentMessage(memory_events=pb.MemoryEventBatch(events=events))
         case ResponsePart():
-            m.response.request_id = event.request_id
-            m.response.rank_index = event.rank_index
-            m.response.part = PARTS[event.part]
-            m.response.data = event.data
-            m.response.last = event.last
-            m.response.source = text(event.source)
-            m.response.error = text(event.error)
+            response = pb.ResponsePart(**_fields(event) | {"part": PARTS[event.part]})
+            m = pb.AgentMessage(response=response)
         case Goodbye():
-            m.goodbye.SetInParent()
-            m.goodbye.reason = text(event.reason)
+            m = pb.AgentMessage(goodbye=pb.Goodbye(**_fields(event)))
         case _:
             assert_never(event)
     return m.SerializeToString()
 
 
-def _exit(how: ExitInfo | None) -> pb.Exit | None:
-    if how is None:
-        return None
-    return pb.Exit(
-        kind=EXIT_KINDS[how.kind],
-        signal=how.signal,
-        status=how.status,
-        exception=text(how.exception),
-        where=text(how.where),
-        note=text(how.note),
-    )
+def _fields(value: DataclassInstance) -> dict[str, Any]:
+    """Fields by name, for the message of `frd.v1` whose fields have the same names."""
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
 
 
-def _entries(m: pb.EntryBatch, event: EntryColumns) -> None:
-    m.SetInParent()
-    m.rank_index = event.rank
-    m.first_revision = event.first_revision
-    m.group = _bytes(event.group, "<u4")
-    m.seq = _bytes(event.seq, "<i8")
-    m.signature = _bytes(event.signature, "<u4")
-    m.flags = _bytes(event.flags, "u1")
-    m.created_ns = _bytes(event.created_ns, "<i8")
-    m.started_ns = _bytes(event.started_ns, "<i8")
-    m.completed_ns = _bytes(event.completed_ns, "<i8")
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return text(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _watermarks(m: pb.WatermarkBatch, event: Watermarks) -> None:
-    m.SetInParent()
-    columns = event.columns
     m.attempt_index = event.attempt_index
-    m.rank = _bytes(columns.rank, "<u4")
-    m.group = _bytes(columns.group, "<u4")
-    m.enqueued = _bytes(columns.enqueued, "<i8")
-    m.started = _bytes(columns.started, "<i8")
-    m.completed = _bytes(columns.completed, "<i8")
-    m.head_created_ns = _bytes(columns.head_created_ns, "<i8")
-    m.seen_rank = _bytes(columns.seen_rank, "<u4")
-    m.as_of_ns = _bytes(columns.as_of_ns, "<i8")
+    for columns in (WATERMARK_ROWS, WATERMARK_COLUMNS, SEEN_COLUMNS):
+        write_columns(m, columns, event.columns)
     m.sent_at_ns = event.sent_at_ns
     if event.sent_raw_ns is not None:
         m.sent_raw_ns = event.sent_raw_ns
         m.sent_slack_ns = event.sent_slack_ns
 
 
-def _channels(m: pb.ChannelBatch, event: ChannelColumns) -> None:
-    m.SetInParent()
-    m.rank_index = event.rank
-    m.group = _bytes(event.group, "<u4")
-    m.peer = _bytes(event.peer, "<i4")
-    m.is_send = _bytes(event.is_send, "u1")
-    m.in_flight = _bytes(event.in_flight, "<u4")
-    m.head_created_ns = _bytes(event.head_created_ns, "<i8")
+def _status(status: RankStatus) -> pb.Status:
+    m = pb.Status(
+        rank_index=status.rank,
+        state=STATES[status.state],  # type: ignore[arg-type]  # a number of pb.State
+        at_ns=status.at_ns,
+        detail=text(status.detail),
+        gap_entries=status.gap_entries,
+    )
+    if status.exit is not None:
+        kind = EXIT_KINDS[status.exit.kind]
+        m.exit.CopyFrom(pb.Exit(**_fields(status.exit) | {"kind": kind}))
+    return m
 
 
-def _memory(m: pb.MemoryBatch, event: MemoryColumns) -> None:
-    m.SetInParent()
-    m.series = _bytes(event.series, "<u4")
-    m.capacity = _bytes(event.capacity, "<i8")
-    m.begin_ns = _bytes(event.begin_ns, "<i8")
-    m.end_ns = _bytes(event.end_ns, "<i8")
-    m.values = _bytes(event.values, "<i8")
+def _memory_event(event: MemoryEvent) -> pb.MemoryEvent:
+    values = _fields(event) | {"kind": EVENT_KINDS[event.kind]}
+    return pb.MemoryEvent(rank_index=values.pop("rank"), **values)
 
 
-def _memory_events(m: pb.MemoryEventBatch, event: MemoryEvents) -> None:
-    for one in event.events:
-        m.events.add(
-            rank_index=one.rank,
-            kind=EVENT_KINDS[one.kind],
-            at_ns=one.at_ns,
-            device=text(one.device),
-            requested_bytes=one.requested_bytes,
-            detail=text(one.detail),
-        )
-
-
-def _declare(m: pb.Declare, event: Declare) -> None:
+def _declare(event: Declare) -> pb.Declare:
+    m = pb.Declare()
     for attempt in event.attempts:
         m.attempts.add(
             index=attempt.index,
-            job=text(attempt.key.job),
-            attempt=attempt.key.attempt,
             world_size=attempt.world_size,
             run=text(attempt.run),
+            **_fields(attempt.key),
         )
     for rank in event.ranks:
-        info = rank.info
-        m.ranks.add(
-            index=rank.index,
-            attempt_index=rank.attempt_index,
-            rank=info.rank,
-            local_rank=info.local_rank,
-            pid=info.pid,
-            node=text(info.node),
-            boot_id=text(info.boot_id),
-            torch_version=text(info.torch_version),
-            backends=_texts(info.backends),
-            devices=_texts(info.devices),
-            world_size=info.world_size,
-        )
+        m.ranks.add(index=rank.index, attempt_index=rank.attempt_index, **_fields(rank.info))
     for group in event.groups:
         m.groups.add(
             index=group.index,
@@ -258,16 +187,7 @@ def _declare(m: pb.Declare, event: Declare) -> None:
             ranks=pack_ranks(group.info.ranks),
         )
     for declared in event.signatures:
-        signature = declared.signature
-        m.signatures.add(
-            index=declared.index,
-            backend=text(signature.backend),
-            op=text(signature.op),
-            input_sizes=[pb.Shape(dims=dims) for dims in signature.input_sizes],
-            output_sizes=[pb.Shape(dims=dims) for dims in signature.output_sizes],
-            input_dtypes=_texts(signature.input_dtypes),
-            output_dtypes=_texts(signature.output_dtypes),
-        )
+        m.signatures.add(index=declared.index, **_signature(declared.signature))
     for series in event.series:
         m.series.add(
             index=series.index,
@@ -275,34 +195,32 @@ def _declare(m: pb.Declare, event: Declare) -> None:
             kind=SERIES_KINDS[series.info.kind],
             device=text(series.info.device),
         )
+    return m
+
+
+def _signature(signature: Signature) -> dict[str, Any]:
+    return _fields(signature) | {
+        "input_sizes": [pb.Shape(dims=dims) for dims in signature.input_sizes],
+        "output_sizes": [pb.Shape(dims=dims) for dims in signature.output_sizes],
+    }
 
 
 def encode_service(event: ServiceEvent) -> bytes:
     """One `frd.v1.ServiceMessage`."""
-    m = pb.ServiceMessage()
     match event:
         case Ack():
-            m.ack.SetInParent()
-            m.ack.rank = _bytes(np.fromiter(event.revisions.keys(), "<u4"), "<u4")
-            m.ack.revision = _bytes(np.fromiter(event.revisions.values(), "<u8"), "<u8")
+            ranks = np.fromiter(event.revisions.keys(), "<u4")
+            revisions = np.fromiter(event.revisions.values(), "<u8")
+            ack = pb.Ack(rank=ranks.tobytes(), revision=revisions.tobytes())
+            m = pb.ServiceMessage(ack=ack)
         case Welcome():
-            m.welcome.protocol = event.protocol
-            m.welcome.service_version = text(event.service_version)
-            m.welcome.instance = text(event.instance)
-            m.welcome.max_message_bytes = event.max_message_bytes
+            m = pb.ServiceMessage(welcome=pb.Welcome(**_fields(event)))
         case Resync():
-            m.resync.SetInParent()
-            m.resync.reason = text(event.reason)
+            m = pb.ServiceMessage(resync=pb.Resync(**_fields(event)))
         case Request():
-            m.request.request_id = event.request_id
-            m.request.rank_indexes.extend(event.rank_indexes)
-            m.request.dump = event.dump
-            m.request.stacks = event.stacks
-            m.request.timeout_s = event.timeout_s
-            m.request.children_of.extend(event.children_of)
+            m = pb.ServiceMessage(request=pb.Request(**_fields(event)))
         case Refusal():
-            m.refusal.reason = text(event.reason)
-            m.refusal.message = text(event.message)
+            m = pb.ServiceMessage(refusal=pb.Refusal(**_fields(event)))
         case _:
             assert_never(event)
     return m.SerializeToString()

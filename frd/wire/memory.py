@@ -25,16 +25,16 @@ _KIND_OF: Final = {number: kind for kind, number in EVENT_KINDS.items()}
 
 
 class MemoryReader:
-    """Of one stream, whose declarations are in `dictionary`."""
+    """Decodes the memory messages of one stream, whose declarations are in `dictionary`."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self._dictionary = dictionary
-        # Batch after batch names the same series: what is checked once stays good.
-        self._said = b""
+        # Batch after batch has the same series: they are checked once.
+        self._last_series_sent = b""
         self._series: npt.NDArray[Any] = np.empty(0, U4)
 
     def batch(self, m: pb.MemoryBatch) -> MemoryColumns:
-        """`series` is the very array of the last batch when that named the same series."""
+        """`series` is the same array object as in the last batch if the series are the same."""
         series = self._series_of(m.series)
         begin = column("memory.begin_ns", m.begin_ns, I8)
         moments = len(begin)
@@ -51,7 +51,7 @@ class MemoryReader:
         return columns
 
     def _series_of(self, data: bytes) -> npt.NDArray[Any]:
-        if data == self._said and data:
+        if data == self._last_series_sent and data:
             return self._series
         series = column("memory.series", data, U4)
         if not len(series):
@@ -60,7 +60,7 @@ class MemoryReader:
         self._dictionary.check_series("memory.series", series)
         if len(np.unique(series)) != len(series):
             raise WireError("memory.series", "disagree", "one series twice: send each once")
-        self._said, self._series = data, series
+        self._last_series_sent, self._series = data, series
         return series
 
     def events(self, m: pb.MemoryEventBatch) -> MemoryEvents:

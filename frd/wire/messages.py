@@ -1,4 +1,4 @@
-"""What travels between an agent and the service, as frozen values.
+"""The messages between an agent and the service, as frozen values.
 
 Batches of rows are the column types of `frd.model`; their `rank` fields hold the *stream index*
 of a rank (as do `RankStatus.rank`, groups, signatures and series), because global ranks repeat
@@ -28,7 +28,7 @@ from frd.model import (
 )
 
 PROTOCOL: Final = 1
-"""Major version; peers with another one are refused."""
+"""Major version; peers with another version are refused."""
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_SLACK_NS: Final = 1_000_000_000
 """Largest distance of two clock readings that may be compared."""
@@ -126,7 +126,7 @@ class Watermarks:
     sent_raw_ns: NodeRawNs | None = None
     """The node's raw clock when its wall clock showed `sent_at_ns`, if the agent sends it."""
     sent_slack_ns: int = 0
-    """They were read within this of each other."""
+    """`sent_at_ns` and `sent_raw_ns` were read at most this far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +162,9 @@ class ResponsePart:
     data: bytes
     last: bool
     source: str = ""
-    """What answered: ``fr_trace_json``, ``pipe``, ``file``, ``py-spy``, ``proc``."""
+    """The source of the data: ``fr_trace_json``, ``pipe``, ``file``, ``py-spy``, ``proc``."""
     error: str = ""
-    """Why this part has no data."""
+    """The reason why this part has no data; empty if it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class Welcome:
     protocol: int
     service_version: str
     instance: str
-    """Random id of the service process: another one knows nothing yet."""
+    """Random id of the service process; a new process has no state of the agent's ranks."""
     max_message_bytes: int
 
 
@@ -205,12 +205,12 @@ class Request:
     stacks: bool
     timeout_s: float
     children_of: tuple[int, ...] = ()
-    """Those of `rank_indexes` whose child processes' stacks are wanted as well."""
+    """The ranks of `rank_indexes` whose child processes' stacks are requested as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The stream ends after it."""
+    """The service refuses a message, and ends the stream."""
 
     reason: str
     """A word of `REASONS`."""

@@ -1,8 +1,8 @@
-"""Members of a group, as runs: 16,384 ranks in a row are twelve bytes, not 64 KB.
+"""Members of a group as runs: 16,384 consecutive ranks are twelve bytes instead of 64 KB.
 
 Parallel training slices the world regularly (blocks, strides), so the ranks of nearly every group
-are one run of equal steps, or few. It matters because every agent declares every group of its
-ranks, all of the world among them, on every stream.
+are one run of equal steps, or a few. The size matters because every agent declares every group of
+its ranks on every stream, and one of these groups is the whole world.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def unpack_ranks(field: str, data: bytes, limit: int) -> Int64s:
     """The inverse of `pack_ranks`.
 
     Raises:
-        WireError: when `data` is not that, or gives more than `limit` ranks.
+        WireError: `data` is not such runs, or has more than `limit` ranks.
     """
     if len(data) % 12:
         raise WireError(field, "length", f"{len(data)} bytes: send whole runs of 12 bytes")
