@@ -1,8 +1,8 @@
 """What watching memory costs: the service with 16,384 series, the agent with 8 ranks and 8 GPUs
 (`bench.memory_agent`), and the analysis of recorded samples (`bench.recorded`).
 
-The service is a real `frd serve`; 2,048 agents are simulated in one process, each on a connection
-of its own, each with 8 ranks of one series, ten samples a second, one message a second. A share of
+The service is a real `frd serve`; 2,048 agents are simulated in one process, each on its own
+connection, each with 8 ranks of one series, ten samples a second, one message a second. A share of
 1 is one core.
 """
 

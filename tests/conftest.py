@@ -12,21 +12,21 @@ from hypothesis import settings
 
 # A busy machine is slow, which is no bug: no example has a deadline.
 settings.register_profile("patient", deadline=None)
-# A red run of CI names a change, not a throw of the dice; elsewhere examples are new each time.
+# A failure in CI must come from a change, not from chance; elsewhere examples are random.
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "patient")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_heeded() -> None:
-    """Whatever nohup, or a shell's `&`, left to this process: what it starts heeds signals."""
+    """Processes that tests start react to signals, even if nohup or a shell's `&` ignored them."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine function runs in an event loop of its own."""
+    """A test that is a coroutine function runs in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters

@@ -34,7 +34,7 @@ class Fault(Enum):
     SIZE = "passes another size"
     OP = "calls another op"
     ORDER = "takes two ops in the wrong order"
-    NETWORK = "all join the op and nobody ends it"
+    NETWORK = "all join the op and no rank completes it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +393,7 @@ def truth(made: Job) -> Truth:
                 clear = False  # no majority: all of them are named
                 tolerated |= members
     if not next(iter(made.groups)).isdecimal() and (made.active_only or made.ring < 100):
-        clear = False  # the last word on a group may be a counter that nobody can translate
+        clear = False  # the last word on a group may be a counter that belongs to no known group
     return Truth(
         frozenset(named),
         frozenset(tolerated),

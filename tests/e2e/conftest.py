@@ -1,4 +1,4 @@
-"""Real processes that several end-to-end tests stand on."""
+"""Real processes that several end-to-end tests need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @dataclass(frozen=True)
 class StandingRank:
-    """A real rank that stands in `load_batch` and serves torch's worker socket."""
+    """A real rank that is stuck in `load_batch` and serves torch's worker socket."""
 
     process: subprocess.Popen[str]
     socket: Path
@@ -39,7 +39,7 @@ class StandingRank:
 
 @pytest.fixture
 def standing_rank(tmp_path: Path) -> Iterator[Callable[[str], StandingRank]]:
-    """Starts ranks that stand in a ``sleep`` or in a C call that holds the ``gil``."""
+    """Starts ranks that are stuck in a ``sleep`` or in a C call that holds the ``gil``."""
     started: list[subprocess.Popen[str]] = []
 
     def start(how: str) -> StandingRank:

@@ -1,4 +1,4 @@
-"""The real agent process between ranks and a collector that writes down what it is told."""
+"""The real agent process between ranks and a collector that records its messages."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
 
 
 async def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:
-    """Everything was acknowledged by a service that is gone: the next one is told what is open."""
+    """Everything was acknowledged by a service that is gone: the next one gets what is open."""
     port = free_port()
     rank = ScriptedRank(tmp_path)
     for _ in range(5):
@@ -215,7 +215,7 @@ class Hostile:
 
 
 async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
-    """torch writes a dump of rank 5 at a timeout; a hostile file beside it is refused, counted."""
+    """torch writes a dump of rank 5 at a timeout; a hostile file next to it is refused, counted."""
     port, metrics = free_port(), free_port()
     dumps = tmp_path / "elsewhere"
     dumps.mkdir()

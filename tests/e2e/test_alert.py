@@ -1,7 +1,7 @@
-"""From a hanging job to somebody's telephone: the real Prometheus and Alertmanager, shipped rules.
+"""From a hanging job to a notification: the real Prometheus and Alertmanager, shipped rules.
 
-The configuration is that of docs/metrics.md with intervals of a second. What is read is only what
-whoever is called at night gets: the notification, and the page that it links to.
+The configuration is that of docs/metrics.md with intervals of a second. The
+test reads only what an engineer on call gets: the notification, and the page that it links to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clock streams to a real service: who is served, who is not, and who is made to wait."""
+"""Clock streams to a real service: which are served, refused or delayed."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_stamps_that_cannot_be_are_counted(service: Service) -> None:
 
 
 async def test_a_flood_is_slowed_down(service: Service) -> None:
-    """A thousand pings at once: a burst is answered, the rest waits; others are served as ever."""
+    """A thousand pings in a row: a burst is answered, the rest waits; others are served as ever."""
     async with peer(service, job="flood") as flooder, peer(service, job="calm") as calm:
         await flooder.introduce()
         await calm.introduce()

@@ -74,7 +74,7 @@ class TwoNodes(Stage):
         self.shift_s = shift_s
         new = self._time_file.with_suffix(".new")
         new.write_text(f"{shift_s:+}s x{1 + DRIFT}\n")
-        new.replace(self._time_file)  # whoever reads it never sees half of it
+        new.replace(self._time_file)  # a reader never sees half of it
 
     @property
     def true_offset_s(self) -> float:

@@ -42,8 +42,8 @@ RANKS = 3
 LATE = 1
 """The rank of `JOB` that hangs, and the one of `UNEVEN` that comes late to each collective."""
 UNEVEN = "uneven"
-NOBODY = "http://127.0.0.1:9/"
-"""A webhook that nobody answers."""
+DEAD_WEBHOOK = "http://127.0.0.1:9/"
+"""A webhook without a server."""
 STRAGGLER = 'kind="straggler"'
 POLICY = {"straggler_window_s": 6, "straggler_min_lost_s": 0.2, "telemetry_late_s": 2}
 GPU = uuid(1)
@@ -167,7 +167,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     with ExitStack() as stack:
         stage = stack.enter_context(Stage(scenario, RANKS, 2.0))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FRD_NOTIFY", json.dumps([{"name": "nobody", "url": NOBODY}]))
+            patch.setenv("FRD_NOTIFY", json.dumps([{"name": "dead", "url": DEAD_WEBHOOK}]))
             service = stage.start_service()
         run_dir = folder / "run"
         metrics = stack.enter_context(agent(service.grpc, run_dir, driver, library))

@@ -42,7 +42,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in SCENARIOS])
-def test_scenario_tells_the_injected_truth(name: str, folder: Path) -> None:
+def test_scenario_names_the_injected_ranks(name: str, folder: Path) -> None:
     """Every scenario ends with exit 0, its JSON names exactly the injected ranks, and afterwards no
     folder and no process of it remains."""
     check(name, folder)

@@ -1,4 +1,4 @@
-"""SIGTERM: daemons finish what they have begun, and then end, whoever still wants something."""
+"""SIGTERM: daemons finish what they have begun, and then end, even with open requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.world.streams import Peer, Service, peer
 
 WITHIN_S = 10
 DUMP_BYTES = 64 * 1024 * 1024
-"""More than what sockets take while nobody reads."""
+"""More than sockets take without a reader."""
 pytestmark = pytest.mark.timeout(90)
 
 
@@ -45,7 +45,7 @@ async def stall(peers: list[Peer]) -> None:
 
 
 def test_a_service_ends_under_load(tmp_path: Path) -> None:
-    """64 streams speak, a finding is open, somebody reads a dump slowly: all is stored, exit 0."""
+    """64 streams speak, a finding is open, a client reads a dump slowly: all is stored, exit 0."""
     dump_id = stored_dump(tmp_path)
 
     async def scene(service: Service) -> None:
@@ -83,8 +83,8 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
     assert kinds.count(RecordKind.OPENED) == 64
 
 
-async def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
-    """SIGTERM comes with the first rows that are told: the service hears all, then goodbye."""
+async def test_an_agent_sends_the_rest_first(tmp_path: Path) -> None:
+    """SIGTERM comes with the first rows: the service gets all rows, then the goodbye."""
     port = daemons.free_port()
     rank = ScriptedRank(tmp_path)
     for _ in range(50):
@@ -103,7 +103,7 @@ async def test_an_agent_tells_the_rest_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["mute", "absent"])
 def test_an_agent_does_not_wait_for_ever(tmp_path: Path, how: str) -> None:
-    """A service that stopped reading, or is not there: the agent ends all the same, exit 0."""
+    """A service that stopped reading, or is not there: the agent ends nevertheless, exit 0."""
     rank = ScriptedRank(tmp_path / "run")
     rank.publish()
 

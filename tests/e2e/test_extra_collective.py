@@ -11,8 +11,8 @@ from tests.world.daemons import finding_with, watched
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(90)]
 
 
-def test_the_line_of_the_extra_call_is_told() -> None:
-    """Rank 0 calls all_reduce once more: rank 1 did not join, and rank 0's extra line is told."""
+def test_the_line_of_the_extra_call_is_named() -> None:
+    """Rank 0 calls all_reduce once more: rank 1 did not join, and rank 0's extra line is named."""
     script = "extra_collective.py"
     (line,) = (
         number

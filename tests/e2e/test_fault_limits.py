@@ -1,8 +1,8 @@
 """Daemons that run out of disk, file descriptors or memory, and what frd says meanwhile.
 
 Limits are set on live processes, as an operator or a neighbour may: a disk is filled, a limit is
-lowered. What stands goes on, what cannot be had is refused and shown, and all is well again once
-there is room. Ranks are scripted; see `tests.e2e.test_faults` for what else can happen.
+lowered. Open streams go on, requests beyond a limit are refused and shown, and all is well again
+once there is room. Ranks are scripted; see `tests.e2e.test_faults` for what else can happen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CULPRIT: Final = (HELD, "cpu_stuck")
 
 @contextmanager
 def scene(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[World, Training]]:
-    """A service, and a job of four ranks on two nodes whose agents have told of it."""
+    """A service, and a job of four ranks on two nodes whose agents have reported it."""
     with ExitStack() as stack:
         world = stack.enter_context(
             World(folder, data_dir=data_dir, stall_after_s=STALL_S, telemetry_late_s=LATE_S)
@@ -48,7 +48,7 @@ def scene(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[World, T
         for _ in range(2):
             world.start_agent()
         world.begin(training)
-        until(lambda: world.steps(training) > 0, "the job is not told of")
+        until(lambda: world.steps(training) > 0, "the job is not reported")
         yield world, training
 
 
@@ -77,7 +77,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_silences_no_alert(small_disk: Path, tmp_path: Path) -> None:
-    """The disk is full when a rank hangs: the finding and its stack are shown all the same, what
+    """The disk is full when a rank hangs: the finding and its stack are shown nevertheless, what
     could not be stored is counted, and with space again the finding and the journal are written."""
     with scene(tmp_path, small_disk / "data") as (world, training):
         filler = fill(small_disk)
@@ -148,7 +148,7 @@ def test_a_service_without_descriptors(tmp_path: Path) -> None:
 
 
 def asked(line: http.client.HTTPConnection) -> list[dict[str, object]]:
-    """The open findings, over a connection that stands."""
+    """The open findings, over an open connection."""
     line.request("GET", "/api/v1/findings?state=open")
     found: list[dict[str, object]] = json.load(line.getresponse())["findings"]
     return found
@@ -156,13 +156,13 @@ def asked(line: http.client.HTTPConnection) -> list[dict[str, object]]:
 
 def test_an_agent_without_descriptors(tmp_path: Path) -> None:
     """An agent may open nothing more while its ranks live, and one of them hangs: none of them is
-    taken for dead, and once it may again the hang is told as it is."""
+    taken for dead, and once it may open files again the hang is reported correctly."""
     with scene(tmp_path) as (world, training):
         with no_more_descriptors(world.agents[1]):
             until(lambda: late_ranks(world) == {2, 3}, "its ranks are not seen as late")
             assert world.findings() == []
             training.hold(HELD)
-            until(lambda: world.findings("open"), "nobody misses anything")
+            until(lambda: world.findings("open"), "no finding")
             assert not blamed(world.findings(), "high")
         until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "not named")
         assert world.metric("frd_findings_total") == 1
@@ -205,7 +205,7 @@ async def greed(world: World, number: int) -> None:
 
 def test_a_service_without_memory(tmp_path: Path) -> None:
     """Greedy streams meet a limit on the service's memory: it refuses them or dies, not in silence,
-    and the job is told of as ever once there is memory again."""
+    and the job is reported as before once there is memory again."""
     with scene(tmp_path) as (world, training):
         pid = world.service.pid
         limits = resource.prlimit(pid, resource.RLIMIT_AS)

@@ -1,6 +1,6 @@
 """Daemons that are killed, stopped and cut off while ranks go on, and what frd says meanwhile.
 
-Service and agents are real processes, the ranks scripted. Whatever is done to them, nobody is
+Service and agents are real processes, the ranks scripted. Whatever is done to them, no rank is
 blamed for what the network or a daemon did, what really hangs is found, and in the end every
 collective that a rank recorded is accounted for.
 """
@@ -56,7 +56,7 @@ class Scene:
         self.accounted(overrun=overrun)
 
     def accounted(self, *, overrun: bool = False) -> None:
-        """Every row is; and whether rings ran over while nobody looked."""
+        """Every row is accounted for; `overrun`: rings ran over while no agent read them."""
         self.training.rest()
         self.world.settled(self.training)
         assert (self.world.metric("frd_telemetry_gap_entries_total") > 0) is overrun
@@ -121,7 +121,7 @@ def test_a_frozen_agent_is_no_stuck_rank(begin: Callable[..., Scene]) -> None:
     until(lambda: world.metric('frd_nodes{job="training",state="late"}') == 1, "not late")
     assert world.findings() == []
     scene.training.hold(HELD)
-    until(lambda: world.findings("open"), "nobody misses anything")
+    until(lambda: world.findings("open"), "no finding")
     looked = time.monotonic() + STALL_S + 1
     while time.monotonic() < looked:
         assert not scene.named("high")
@@ -134,7 +134,7 @@ def test_a_frozen_agent_is_no_stuck_rank(begin: Callable[..., Scene]) -> None:
     assert world.reporting(2)
 
 
-def test_a_frozen_service_blames_nobody(begin: Callable[..., Scene]) -> None:
+def test_a_frozen_service_blames_no_rank(begin: Callable[..., Scene]) -> None:
     """SIGSTOP for the service in mid-job, for longer than a stall and for longer than agents may be
     late: what it finds when it goes on is how long it slept, and no fault of anybody."""
     scene = begin()
@@ -156,7 +156,7 @@ def test_a_frozen_service_blames_nobody(begin: Callable[..., Scene]) -> None:
 
 def test_a_clock_that_is_set_back(begin: Callable[..., Scene], tmp_path: Path) -> None:
     """A rank hangs, the service's clock is set back by two hours and the service is killed: the
-    hang is found again under the same id although what is stored of it lies in the future."""
+    hang is found again under the same id although its stored times are in the future."""
     if shutil.which("faketime") is None:
         pytest.skip("needs faketime: see scripts/debian-packages")
     clock = tmp_path / "clock"
@@ -200,7 +200,7 @@ def set_clock(file: Path, ahead_s: int) -> None:
 
 def test_a_cut_network_is_no_stall(begin: Callable[..., Scene]) -> None:
     """The network to a node is cut in mid-job, and later its connections are reset: no finding, the
-    node is shown as missing, and afterwards all that it kept is told."""
+    node is shown as missing, and afterwards all that it kept is sent."""
     scene = begin()
     world = scene.world
     scene.proxy.cut()
@@ -236,7 +236,7 @@ def test_a_slow_network_hides_no_stall(begin: Callable[..., Scene]) -> None:
     scene.reported()
     nodes = until(lambda: synchronized(world), "clocks are not known")
     for node in nodes:
-        # Both read the same clock: what is told of the offset is the error.
+        # Both read the same clock: the reported offset is the error.
         assert abs(node["clock_offset_s"]) <= node["clock_uncertainty_s"] < 2.0
     scene.training.hold(HELD)
     until(lambda: scene.named() == CULPRIT, lambda: str(world.findings()))

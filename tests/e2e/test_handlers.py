@@ -40,7 +40,7 @@ async def test_a_rank_answers(standing_rank: Callable[[str], Any]) -> None:
 
 @needs_torch
 async def test_a_held_gil_does_not_silence_the_ring(standing_rank: Callable[[str], Any]) -> None:
-    """While a C call holds the GIL the ring is dumped all the same, and a traceback is not."""
+    """While a C call holds the GIL the ring can be dumped, but no traceback."""
     handlers = Handlers(standing_rank("gil").socket)
     stuck = await failure(handlers.ask("dump_traceback", timeout_s=0.3))
     assert isinstance(stuck, Silent)
@@ -66,7 +66,7 @@ async def test_a_stopped_rank_is_silent_then_well_then_gone(
     assert isinstance(await failure(handlers.ask("ping")), Refused)
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_no_server_listens(tmp_path: Path) -> None:
     """An absent socket and one that its process left behind are both refusals."""
     left = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as server:

@@ -237,7 +237,7 @@ def test_agents_go_on_in_bad_company(service: Service, tmp_path: Path) -> None:
 
 
 def test_a_token_is_good_for_its_jobs(service: Service) -> None:
-    """A stream that tells of another job than its token or certificate allows is refused."""
+    """A stream that declares another job than its token or certificate allows is refused."""
     narrow = service.ours.issue("narrow", "agent", "urn:frd:job:mine")
 
     async def event_after(token: str, shown: Files, job: str) -> type[object]:
@@ -267,8 +267,8 @@ def test_a_token_is_good_for_its_jobs(service: Service) -> None:
 
 
 def test_a_reader_reads_and_no_more(service: Service) -> None:
-    """Findings can be listed with the reader's token; dumps cannot be taken, and nobody reads
-    without one."""
+    """Findings can be listed with the reader's token; dumps cannot be taken, and nothing can
+    be read without a token."""
     assert service.client.get("/api/v1/findings")["findings"] == []
     with pytest.raises(FrdError, match="role"):
         service.client.post("/api/v1/jobs/x/dumps", {})

@@ -25,7 +25,7 @@ CERTIFICATES = {f"{name}.{kind}" for name in ("ca", "server", "client") for kind
 
 
 def printed(text: str, program: str) -> list[str]:
-    """The command line of `program` that `frd init` tells to type."""
+    """The command line of `program` that `frd init` says to type."""
     (line,) = re.findall(rf"^  ({program} .*)$", text, re.MULTILINE)
     return shlex.split(line)
 

@@ -45,7 +45,7 @@ def scrape(url: str) -> dict[tuple[str, str], float]:
 
 async def test_host_memory_of_real_ranks_arrives(tmp_path: Path) -> None:
     """Rank 1 takes 200 MiB, and then a child that it forked; rank 0 stays where it is. Ten samples
-    a second, each of a moment that is much shorter than what lies between two."""
+    a second, each taken in far less time than the time between two."""
     port = free_port()
     service = Collector("one")
     async with serving(service, port), agent(tmp_path, port):
@@ -124,11 +124,11 @@ async def test_samples_outlive_a_service(tmp_path: Path) -> None:
                 await until(lambda: rise(second, host(0)) > 190 * MIB, "the rise")
                 begins = [begin for begin, _, _ in second.samples[host(0)]]
                 last = first.samples[host(0)][-1][0]
-                assert begins[0] <= last, "what the first may have missed is told again"
+                assert begins[0] <= last, "what the first may have missed is sent again"
                 assert max(b - a for a, b in pairwise(begins)) < 10e9
 
 
-async def test_a_real_gpu_tells_the_same(tmp_path: Path) -> None:
+async def test_a_real_gpu_agrees(tmp_path: Path) -> None:
     """The driver, torch's allocator and its observer agree on 512 MiB and on an error."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

@@ -29,7 +29,7 @@ ELSEWHERE = {
     "frd up": "test_up runs it",
 }
 FINDINGS = 3
-"""Exit code of commands that have something to tell."""
+"""Exit code of commands that report findings."""
 pytestmark = pytest.mark.timeout(150)
 
 
@@ -53,7 +53,7 @@ def typed(tmp_path: Path) -> dict[str, str]:
 
 
 def test_every_block_of_the_readme_is_run_somewhere() -> None:
-    """A block that nobody runs would rot: each is run below, or by the test that is named."""
+    """A block without a test would rot: each is run below, or by the test named in `ELSEWHERE`."""
     here = ("frd findings --watch", "frd analyze dumps", "frd-agent exec")
     elsewhere = (*ELSEWHERE, "frd demo --scenario")
     for block in BLOCKS:
@@ -114,13 +114,19 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
 STAND_INS = {
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
     "scontrol": "printf 'n1\\nn2\\n'",
-    "torchrun": 'echo "$FRD_RUN_DIR $TORCH_FR_BUFFER_SIZE $*"; >started; exec sleep "${HOLD:-0}"',
+    "torchrun": (
+        'echo "$FRD_RUN_DIR $TORCH_FR_BUFFER_SIZE $*"; >started\n'
+        "until [ -e end ]; do sleep 0.1; done"
+    ),
 }
+"""`torchrun` creates the file started, and ends when there is a file end."""
 
 
 @contextmanager
-def slurm(typed: dict[str, str], folder: Path, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """The batch script of the recipe on its first node, with a service that its agent finds."""
+def slurm(typed: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """The batch script of the recipe on its first node, with a service that its agent finds.
+
+    Its standard error goes to the file log."""
     for name, body in STAND_INS.items():
         program = Path(typed["PATH"].partition(":")[0]) / name
         program.write_text(f"#!/bin/bash\n{body}\n")
@@ -129,37 +135,40 @@ def slurm(typed: dict[str, str], folder: Path, **more: str) -> Iterator[subproce
     assert service.stdout is not None
     grpc = json.loads(service.stdout.readline())["grpc"]
     job = {"SLURM_JOB_ID": f"7-{os.getpid()}", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "8"}
-    job |= {"SLURM_JOB_NODELIST": "n[1-2]", "FRD_AGENT_SERVICE": grpc, **more}
-    process = subprocess.Popen(
-        [str(ROOT / "examples/slurm/train.sbatch"), "train.py", "--steps", "1"],
-        cwd=folder,
-        env=typed | job,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    job |= {"SLURM_JOB_NODELIST": "n[1-2]", "FRD_AGENT_SERVICE": grpc}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [str(ROOT / "examples/slurm/train.sbatch"), "train.py", "--steps", "1"],
+            cwd=folder,
+            env=typed | job,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
     try:
         yield process
     finally:
-        for one in (service, process):
-            one.terminate()
-            one.communicate(timeout=30)
+        for started in (service, process):
+            started.terminate()
+            started.communicate(timeout=30)
         shutil.rmtree(f"/tmp/frd-{job['SLURM_JOB_ID']}", ignore_errors=True)
 
 
 def test_a_slurm_job_brings_its_agents_along(typed: dict[str, str], tmp_path: Path) -> None:
     """The job's last rank ends: its agents end too, and the script with the job's exit code."""
-    with slurm(typed, tmp_path, HOLD="2") as process:
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    with slurm(typed, tmp_path) as process:
+        log = (tmp_path / "log").read_text
+        until(lambda: "connected" in log() and (tmp_path / "started").exists(), log)
+        (tmp_path / "end").touch()
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, log()
     assert "--rdzv-endpoint=n1:29500 train.py --steps 1" in out
     assert out.startswith(f"/tmp/frd-7-{os.getpid()} 2000 --nnodes=2 --nproc-per-node=8")
-    assert "connected" in err, "the agent"
 
 
 def test_a_slurm_job_that_is_cancelled_says_goodbye(typed: dict[str, str], tmp_path: Path) -> None:
     """Slurm signals the batch shell: it ends with its agents, long before the job would have."""
-    with slurm(typed, tmp_path, HOLD="600") as process:
+    with slurm(typed, tmp_path) as process:
         until((tmp_path / "started").exists)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 143

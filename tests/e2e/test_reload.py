@@ -53,9 +53,9 @@ async def daemon(command: list[str], log: Path) -> AsyncIterator[subprocess.Pope
 
 
 async def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
-    """A job that hangs is none by a patient policy; by the one that SIGHUP brings, it does.
+    """A hanging job is no finding under a patient policy; after SIGHUP brings another, it is.
 
-    A file that is broken changes nothing, what a running service cannot take up is told, and the
+    A file that is broken changes nothing, a key that needs a restart is logged, and the
     journal replays to the finding that the new policy gave.
     """
     file, data, lines = tmp_path / "frd.toml", tmp_path / "data", Lines(tmp_path / "log")

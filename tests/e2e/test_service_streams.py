@@ -160,7 +160,7 @@ async def test_a_message_too_large_for_grpc(serve: Callable[..., Service]) -> No
 
 
 async def test_64_streams(serve: Callable[..., Service]) -> None:
-    """64 agents at once, each with two ranks of a job of its own: every row counts once."""
+    """64 agents in parallel, each with its own job of two ranks: every row counts once."""
     service = serve()
     batches, rows = 20, 500
 
@@ -180,7 +180,7 @@ async def test_64_streams(serve: Callable[..., Service]) -> None:
 
 
 def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
-    """An agent that reconnects resends, one that restarts tells all anew: no row counts twice."""
+    """An agent that reconnects resends, one that restarts sends all again: no row counts twice."""
     service = serve()
 
     async def stream_rows(session: str, *batches: EntryColumns) -> None:

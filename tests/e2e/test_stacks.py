@@ -26,7 +26,7 @@ def read(reader: StackReader, **timeouts: float) -> StackText:
 
 
 def test_a_rank_that_gives_the_gil(standing_rank: Callable[[str], Any]) -> None:
-    """A rank in time.sleep tells its own stack, and the user's line is the innermost frame."""
+    """A rank in time.sleep reports its own stack, and the user's line is the innermost frame."""
     rank = standing_rank("sleep")
     stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
     assert stack.source == "dump_traceback"

@@ -23,7 +23,7 @@ S = 1_000_000_000
 
 def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> None:
     """Rank 1 sleeps 200 ms before every tenth all_reduce, rank 3 20 ms before each: both are named,
-    nobody else, and what frd says was lost to each is what the ranks' own clocks say."""
+    no other rank is, and what frd says was lost to each is what the ranks' own clocks say."""
     policy = {
         "straggler_window_s": WINDOW_S,
         "straggler_min_lost_s": 0.5,

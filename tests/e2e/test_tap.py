@@ -187,7 +187,7 @@ def test_groups_and_attempts_are_followed(tmp_path: Path) -> None:
 
 
 def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
-    """A rank that holds the GIL stops publishing, and its recorder can be read all the same."""
+    """A rank that holds the GIL stops publishing, but its recorder can be read."""
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
         who = identity(tmp_path)

@@ -60,7 +60,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """The function no longer calls this, where the call is a statement of its own."""
+    """The function no longer calls this, where the call is a separate statement."""
 
     call: str
 

@@ -17,7 +17,7 @@ from tests.sim.run import Failure, Sum, attempt_all, live, quiet, shrink
 from tests.sim.scenario import draw
 
 _SHOWN = 20
-"""Failures that are told in full."""
+"""Failures that are printed in full."""
 
 
 @click.command()

@@ -1,8 +1,8 @@
 """What faults do to the ranks of a simulated job, and how they are undone.
 
-Some take effect at once. Others wait for their rank: for its program to come to an op (a trap, see
-`tests.sim.traps`), or for its device to come to one or to leave it (a snare). One that the rank
-never gets to, because the job hangs already, never begins.
+Some faults take effect immediately. Others wait until the program of their rank reaches an op (a
+trap, see `tests.sim.traps`), or until its device reaches or leaves one (a snare). A fault whose op
+the rank never reaches, because the job already hangs, never begins.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Effects:
         return kind in INCURABLE or is_dying or not all(self._job.ranks[r].alive for r in ranks)
 
     def is_felt(self, injected: Injected) -> bool:
-        """It has begun, and somebody waits for it. Who never gets to what is stuck, because the
-        job hangs elsewhere, does not; nor does who hung with the culprit before. Whether anybody
-        waits for a straggler, its `kept_waiting` tells."""
+        """True if the fault has begun and another rank waits for it. A rank does not wait for it if
+        it never reaches the stuck op, because the job hangs elsewhere, or if it hung with the
+        culprit before. For a straggler, `kept_waiting` has the waits."""
         if injected.began is None or injected.healed is not None or injected.is_idle:
             return False
         match injected.fault.kind:
@@ -134,7 +134,7 @@ class Effects:
 
         return hangs(rank)
 
-    # -- at once -------------------------------------------------------------------------------
+    # -- immediate -----------------------------------------------------------------------------
 
     def _reset(self, rank: SimRank, injected: Injected) -> None:
         if rank.alive:
@@ -207,7 +207,7 @@ class Effects:
         return False
 
     def met(self, meeting: Meeting) -> None:
-        """All have come. It may have been a straggler for whom they waited."""
+        """All members have joined. They may have waited for a straggler."""
         late = [one for one in self._stragglers if one.began is not None and one.healed is None]
         if not late or meeting.op.is_p2p or meeting.size < 2:
             return
@@ -235,11 +235,11 @@ class Effects:
             late += round(self._job.plan.step_ns * self._job.dice.uniform(0.3, 0.8))
         return late
 
-    # -- what nobody can see -------------------------------------------------------------------
+    # -- hidden waits --------------------------------------------------------------------------
 
     def look_for_hidden(self) -> None:
-        """Who waits in a send or receive of Gloo, which no recorder tells, looks like who does not
-        come: to name it is no mistake of whoever only sees what recorders tell."""
+        """A rank that waits in a send or receive of Gloo looks like a rank that does not join,
+        because no recorder shows these ops. From recorders alone, naming it is no mistake."""
         hangs = [one for one in self._job.injected if one.began and one.healed is None]
         if not hangs:
             return
@@ -259,7 +259,7 @@ def _forget(those: list[Injected], injected: Injected) -> None:
 
 
 def _is_stuck(rank: SimRank, now: int) -> bool:
-    """What its device is at does not end although nobody is awaited."""
+    """True if the op on its device does not end although no member is missing."""
     if (head := rank.head) is None:
         return False
     if (meeting := head.meeting) is None or meeting.is_broken or not meeting.present:

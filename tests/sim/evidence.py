@@ -1,10 +1,10 @@
-"""What an expert could tell of a fault from what the service was told, and by when.
+"""What an expert could conclude about a fault from the messages of the agents, and by when.
 
-A wait that is long enough is evidence by itself. Lateness is none before chance can be ruled out,
-and memory none before it is short or has gone on rising for a while; both take a stretch of time in
-which nothing that was told is missing. And what hangs in a job that hung already, or has lost
-a rank, cannot be told from what that does. Nor can what only the entries of a recorder show, when
-that was reset before anybody read them.
+- A wait that is long enough is evidence by itself.
+- Lateness is evidence once chance can be ruled out; memory, once it is short or has risen for a
+  while. Both need a period without gaps in the telemetry.
+- A fault in a job that already hung, or had lost a rank, cannot be distinguished from the first.
+- Evidence that only a recorder's entries hold is lost if the recorder is reset before it is read.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def _is_linked(injected: Injected, run: Run) -> bool:
 
 
 def _is_eclipsed(injected: Injected, run: Run) -> bool:
-    """A rank was lost, and not by this, before anybody could tell that something hangs: from then
-    on all wait for that rank. Or its peers hang in something else."""
+    """True if another fault took a rank away before this hang could be seen, so that all ranks wait
+    for that rank; or if its peers hang in another op."""
     assert injected.began is not None
     is_loss = injected.fault.kind in _LOSSES
     known_at = injected.began + (0 if is_loss else round(POLICY.stall_after_s * S) + _LOOKS)

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 class FaultKind(StrEnum):
     CPU_STUCK = "cpu_stuck"
     GIL_HELD = "gil_held"
-    """Like `CPU_STUCK`, but the tap's thread stands still too."""
+    """Like `CPU_STUCK`, but the tap's thread is stopped too."""
     STOPPED = "stopped"
     """SIGSTOP: neither tap nor socket answer."""
     CRASH = "crash"
     """SIGKILL: no exit record."""
     CRASH_RECORDED = "crash_recorded"
-    """An exception that nobody catches: an exit record."""
+    """An uncaught exception: an exit record."""
     IN_COLLECTIVE_ALONE = "in_collective_alone"
     DEVICE_STUCK = "device_stuck"
-    """Only drawn where the recorder's timing is on; nothing else tells it from `NETWORK`."""
+    """Only drawn if the recorder's timing is on: otherwise it looks like `NETWORK`."""
     MISMATCH = "mismatch"
     ORDER = "order"
     """One rank enters two groups in the opposite order."""
     NETWORK = "network"
-    """All have joined, nobody completes."""
+    """All members have joined, none completes."""
     P2P_STUCK = "p2p_stuck"
     """A pipeline stage never sends."""
     STRAGGLER = "straggler"
@@ -76,16 +76,16 @@ class Injected:
     culprits: frozenset[int] = frozenset()
     """The ranks that an expert would name."""
     may_name: frozenset[int] = frozenset()
-    """Ranks that may be named too, with justice: the rest of a circle, the other of two that do not
-    match, and who waits in what no recorder tells."""
+    """Ranks that may rightly be named too: the rest of a circle, the other one of two that do not
+    match, and ranks that wait in ops that no recorder shows."""
     is_idle: bool = False
-    """The job hung already where it struck: nothing came of it."""
+    """The job already hung at that point, so the fault had no effect."""
     times: int = 0
-    """How often a straggler has been late,"""
+    """How often a straggler has been late."""
     kept_waiting: list[tuple[Group, int]] = field(default_factory=list, repr=False)
-    """and the collectives in which all others waited for it alone: whose, and when it came;"""
+    """The collectives in which all others waited for it alone: group, and when it joined."""
     rivals: list[tuple[Group, int]] = field(default_factory=list, repr=False)
-    """and those in which they waited for another, whom it may have held up elsewhere."""
+    """The collectives in which they waited for a rank that it may have delayed elsewhere."""
     lasts_ns: int = 0
     """How long memory rises."""
     undo: Callable[[], None] | None = field(default=None, repr=False)

@@ -1,8 +1,8 @@
 """One attempt of a simulated training job: its ranks and their Flight Recorders, nothing of frd.
 
 Event-driven, in integer nanoseconds of true time, and deterministic: the same plan, clocks and dice
-give the same job, byte for byte. Ranks do not know of faults that others have; who waits for whom
-comes out of the collectives themselves. What faults do to a rank stands in `tests.sim.effects`.
+give the same job, byte for byte. A rank does not know the faults of other ranks; which rank waits
+for which follows from the collectives alone. `tests.sim.effects` has what a fault does to a rank.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Job:
         self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._number = 0
         self._meetings: dict[tuple[object, ...], Meeting] = {}
-        """Those that somebody has still to come to."""
+        """Meetings that some member has still to join."""
         self._unnoticed: list[list[Record]] = [[] for _ in range(plan.nodes)]
         """What has completed since a node's watchdogs looked."""
         self._phase = [dice.randrange(_WATCHDOG_NS) for _ in range(plan.nodes)]
@@ -80,7 +80,7 @@ class Job:
             self._effects.look_for_hidden()
 
     def inject(self, fault: Fault) -> None:
-        """Now; it takes effect at once, or when its rank next reaches the point."""
+        """The fault takes effect immediately, or when its rank next reaches the point."""
         injected = Injected(fault, self.now)
         self.injected.append(injected)
         self._effects.inject(injected)
@@ -90,11 +90,11 @@ class Job:
         self._effects.heal(injected)
 
     def is_felt(self, injected: Injected) -> bool:
-        """It has begun, is not healed, and somebody waits for it: who watches the job can know."""
+        """The fault has begun, is not healed, and a rank waits for it: it can be observed."""
         return self._effects.is_felt(injected)
 
     def end(self) -> None:
-        """Now: whoever lives exits cleanly, but for the stopped, whom only SIGKILL reaches."""
+        """Every living rank exits cleanly now; a stopped one is killed by SIGKILL."""
         for rank in self.ranks:
             if rank.alive:
                 self.die(rank, None if rank.stopped else ("clean", ""))
@@ -124,7 +124,7 @@ class Job:
             rank.head.meeting.is_broken = True
 
     def make_group(self, injected: Injected) -> Group:
-        """All its members make it when they begin a step that nobody has come to yet."""
+        """All its members make the group when they begin a step that no rank has reached yet."""
         group = self.programs.new_group("SUBGROUP", injected.fault.ranks)
         step = max(rank.step for rank in self.ranks) + 1
         self._births.append((step, group, injected))

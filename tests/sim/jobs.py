@@ -40,7 +40,7 @@ def entries(rank: SimRank) -> list[tuple[str, int, int, bool]]:
 
 
 def broken(plan: JobPlan, kind: FaultKind, rank: int = 5) -> tuple[Job, Injected]:
-    """A job 20 s after it was hit, when whoever can come to wait does."""
+    """A job 20 s after the fault, when every rank that it can make wait does wait."""
     job = job_of(plan)
     job.advance(20 * S)
     job.inject(Fault(kind, () if kind is FaultKind.NETWORK else (rank,)))

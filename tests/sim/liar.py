@@ -24,7 +24,7 @@ _Lie: TypeAlias = Callable[[random.Random, int], bytes]
 
 
 def lie(world: World, number: int, dice: random.Random) -> None:
-    """The agent of a node tells a few lies, among all the truth that it tells."""
+    """The agent of a node sends a few false messages among its true ones."""
     agent = world.nodes[number].agent
     for _ in range(dice.randrange(1, 5)):
         if agent is not None and agent.conn is not None:
@@ -36,7 +36,7 @@ def _garbage(dice: random.Random, wall_ns: int) -> bytes:
 
 
 def _entries(dice: random.Random, wall_ns: int) -> bytes:
-    """Of ranks and groups that nobody declared, or with revisions from before."""
+    """Rows of ranks and groups that no agent declared, or with earlier revisions."""
     rows = dice.randrange(1, 20)
     # Frozen lives depend on the order in which these are drawn.
     rank, revision = dice.choice((0, 1, 1 << 20)), dice.choice((1, 1, 1 << 40))
@@ -56,8 +56,8 @@ def _entries(dice: random.Random, wall_ns: int) -> bytes:
 
 
 def _marks(dice: random.Random, wall_ns: int) -> bytes:
-    """It has long been waiting, far ahead of everybody, in the future. (That a rank waits in what
-    comes next for all cannot be told from the truth, and nobody here says so.)"""
+    """The rank has long been waiting, far ahead of all ranks, in the future. (A false wait in the
+    next collective of all ranks looks like the truth, so it is not among these messages.)"""
     far = dice.choice((100, 1 << 40))
     false_watermarks = watermarks(
         [0],

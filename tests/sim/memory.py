@@ -14,14 +14,14 @@ from tests.sim.ops import S
 GIB: Final = 1 << 30
 _TOTAL: Final = 80 * GIB
 _CONTEXT: Final = GIB // 2
-"""Of CUDA and its libraries, beside the allocator."""
+"""Of CUDA and its libraries, in addition to the allocator."""
 _FILLS_NS: Final = 3 * S
 """How long a program takes to allocate its weights and optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)
 class OomError:
-    """One failed allocation, as torch tells its observers."""
+    """One failed allocation, as torch reports it to its observers."""
 
     number: int
     """From 1."""
@@ -33,7 +33,7 @@ class OomError:
 
 @dataclass(frozen=True, slots=True)
 class MemoryOfRank:
-    """What the tap and NVML would read now; all in bytes. Every rank has a device of its own."""
+    """What the tap and NVML would read now; all in bytes. Every rank has its own device."""
 
     uuid: bytes
     """Of the device."""

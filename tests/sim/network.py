@@ -74,7 +74,7 @@ class Pipe:
         self._message_ns = message_ns
         self._queue: deque[tuple[int, bytes]] = deque()
         self.last = 0
-        """When the last thing sent arrives, if it is read at once."""
+        """When the last thing sent arrives, if it is read immediately."""
         self._closed = False
         self.bytes = 0
         """On their way."""
@@ -115,7 +115,7 @@ class Surroundings(Protocol):
         """The ranks are as they are now."""
 
     def dial(self, agent: SimAgent) -> Conn | None:
-        """A line to the service; None when nobody answers."""
+        """A connection to the service; None if no service answers."""
 
 
 class Conn:
@@ -170,7 +170,7 @@ class Conn:
     # -- the agent's side ----------------------------------------------------------------------
 
     def hang_up(self, noticed_after: int = 100 * MS) -> None:
-        """The agent's end is gone; what it has sent is on its way all the same."""
+        """The agent's end is gone; what it has sent still arrives."""
         self._down.close()
         self._pongs.close()
         self._kernel.at(max(self.up.last, self._kernel.now) + noticed_after, self.end_at_service)

@@ -23,7 +23,7 @@ class Group:
     ranks: tuple[int, ...]
     backend: str
     config: bytes = b""
-    """Its part of `pg_config`, once somebody has asked."""
+    """Its part of `pg_config`, made at the first request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class Op:
     is_foul: bool = False
     """It does not match what the others pass, so it never completes."""
     text: bytes = b""
-    """What every entry of it says alike, once somebody has asked."""
+    """The part that all its entries share, made at the first request."""
 
     @property
     def is_p2p(self) -> bool:

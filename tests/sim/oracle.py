@@ -1,7 +1,7 @@
-"""Knows what really happened, and holds what the service says against it.
+"""Knows what really happened, and compares what the service says with it.
 
-Safety is looked at with every evaluation: nobody is blamed who has no part in it, nothing that was
-published is taken back, no row is lost without being counted, nothing grows past its limit. Once
+Safety is checked at every evaluation: no uninvolved rank is blamed, nothing that was published is
+taken back, no row is lost without being counted, nothing grows past its limit. Once
 machines and wire are well, what is wrong with the job has to be found; once that is well too, every
 finding has to close. What is asked for is what an expert would say, not what the engine does.
 """
@@ -194,9 +194,9 @@ class Oracle:
             raise Violation("limit", f"{len(world.service.streams)} streams: some were forgotten")
 
     def check_rows(self) -> None:
-        """Recorded = applied + dropped, to the last row, of every agent that ever was; while one
-        lives and the wire is well, nothing waits either. Who lies about revisions loses rows of
-        its own."""
+        """Recorded = applied + dropped, to the last row, for every agent that ever ran; while an
+        agent lives and the wire is well, nothing waits either. False revisions cost an agent its
+        rows."""
         for number, node in enumerate(self._world.nodes):
             if number in self._world.troubles.liars:
                 continue
@@ -230,8 +230,8 @@ class Oracle:
         """Every fault of the present job that is still there and can be known has been named, and
         rightly.
 
-        Of a rank whose agent has lied nothing can be known, nor of who waits with it. And where
-        all have joined and nobody completes, that may be the doing of another fault.
+        Nothing can be known of a rank whose agent has lied, nor of the ranks that wait with it. A
+        collective that all members have joined and none completes may be due to another fault.
         """
         run = self._world.runs[-1]
         still = [injected for injected in run.job.injected if injected.healed is None]
@@ -315,8 +315,8 @@ class Oracle:
 
 
 def _check_cause(known: Finding, finding: Finding) -> None:
-    """Who is named, and why, changes from nobody to somebody, grows, or gets surer; what is certain
-    stays. No cause is later than the finding."""
+    """The named ranks and reasons appear, grow in number, or gain confidence; certain ones stay.
+    No cause is later than the finding."""
     was, now = _labels(known), _labels(finding)
     gets_surer = not _labels(known, sure=True) and _surest(finding) > _surest(known)
     if not (was <= now or gets_surer):
@@ -338,7 +338,7 @@ def _surest(finding: Finding) -> int:
 
 
 def _about(finding: Finding) -> tuple[object, ...]:
-    """Its suspects. Where it has none, what is stuck, or of whom it says that nothing is known:
+    """Its suspects. Without suspects, the stuck collective or the ranks of which nothing is known:
     one fault may stop many groups that have nothing to do with each other, or all clocks."""
     if finding.suspects:
         return tuple(suspect.rank for suspect in finding.suspects)

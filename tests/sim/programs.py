@@ -39,7 +39,7 @@ class JobPlan:
     backend: str
     """``nccl`` or ``gloo``."""
     timing: bool
-    """The recorder's timing is on: it tells ``started`` (NCCL only)."""
+    """The recorder's timing is on: it records ``started`` (NCCL only)."""
     tensor: int
     pipeline: int
     data: int
@@ -57,7 +57,7 @@ class JobPlan:
     """Collectives of tensor parallelism in each pass of a stage."""
     microbatches: int
     sharded: bool
-    """Data parallelism reduces and gathers shards, instead of all of it at once."""
+    """Data parallelism reduces and gathers shards, instead of all of it."""
     norm: bool
     """Each step ends with an all_reduce over the whole world."""
     batched: bool
@@ -76,7 +76,7 @@ class JobPlan:
 
     @property
     def hides_p2p(self) -> bool:
-        """Ranks wait in sends and receives that no recorder tells of."""
+        """Ranks wait in sends and receives that no recorder shows."""
         return self.backend == "gloo" and self.pipeline > 1
 
 

@@ -1,7 +1,7 @@
 """A rank of a simulated job, as its agent can see it, and the meetings in which ranks wait.
 
 A rank is a program that enqueues ops, a device that does them one after another, and the recorders
-that tell of it. What moves them is the job.
+of its ops. The job advances them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SimRank:
         self.ended_ns = NodeNs(0)
         """On its node's clock."""
         self.gil_held = False
-        """The tap's thread stands still; the socket answers."""
+        """The tap's thread is stopped; the socket answers."""
         self.groups: tuple[GroupOfRank, ...] = ()
         numbers = (tap.GENERIC,) if plan.backend == "gloo" else (tap.GENERIC, tap.NCCL)
         self.recorders = {n: Recorder(n, plan.ring, timing=plan.timing) for n in numbers}
@@ -99,7 +99,7 @@ class SimRank:
         self.drags: list[Injected] = []
         """Faults that make each step late."""
         self.is_held = False
-        """The program stands still for good, or until somebody heals it."""
+        """The program is stopped for good, or until the fault is healed."""
         self.is_due = False
         """A rank that is stopped would have gone on."""
         for group in program.groups:

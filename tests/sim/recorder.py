@@ -1,7 +1,7 @@
 """The Flight Recorder of a simulated rank: a ring of records, and the dumps that torch makes of it.
 
-What NCCL's and Gloo's recorders tell differs in almost everything but the format, and what NCCL's
-tells of an op that its watchdog has not looked at depends on when it is asked; both are here.
+The recorders of NCCL and Gloo differ in almost everything but the format, and what NCCL's recorder
+says of an op that its watchdog has not looked at depends on the time of the dump; both are here.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Recorder:
         return b",".join(seat.group.config or _config_of(seat.group) for seat in self.seats)
 
     def _gloo_entry(self, record: Record, now: int, wall_ns: int) -> bytes:
-        """`retired` is all that it ever tells of the end, and a little later than the counters."""
+        """`retired` is all that it records of the end, a little later than the counters."""
         is_retired = 0 < record.done_at < now - _TEARS_NS
         text = _format(record, b"scheduled", 0, 0, is_retired, b"")
         if is_retired:

@@ -1,4 +1,4 @@
-"""Worlds by their seeds: one, many at once, and a failing one made smaller."""
+"""Worlds by their seeds: one, many in parallel, and a failing one made smaller."""
 
 from __future__ import annotations
 

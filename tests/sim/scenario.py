@@ -1,7 +1,7 @@
-"""What happens in a world: drawn from its seed, told in a line, and fewer of it on request.
+"""What happens in a world: drawn from its seed, printed as a line, and reduced on request.
 
-Every event has dice of its own, so leaving one out changes the others as little as can be: that is
-what makes a failing world shrink.
+Every event has its own dice, so that leaving one out changes the others as little as possible; a
+failing world can therefore be reduced.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Scenario:
     events: tuple[Event, ...]
 
     def dice(self, of: object) -> random.Random:
-        """Dice of their own for everything that has a name."""
+        """Separate dice for everything that has a name."""
         return random.Random(f"{self.seed}/{of}")
 
 

@@ -40,7 +40,7 @@ _JOURNAL: Final = JournalLimits(total_bytes=256 * 1024 * 1024, max_age_s=3600.0)
 
 
 class _Inline(ThreadPoolExecutor):
-    """Runs at once, in order, what production gives to threads."""
+    """Runs immediately, in order, what production gives to threads."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -1,5 +1,5 @@
-"""Each fault of a simulated job takes effect and makes those wait whom it would make wait in a real
-one; nothing but the collectives themselves decides who."""
+"""Each fault of a simulated job takes effect and makes the same ranks wait as in a real job; only
+the collectives themselves decide which ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HANGS = (
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", _HANGS)
 def test_who_does_not_come_is_waited_for(plan: JobPlan, kind: FaultKind) -> None:
-    """Its peers come to what the rank does not come to, and in the end everybody stands still."""
+    """Its peers join the collective that the rank does not join, and in the end all ranks wait."""
     job, injected = broken(plan, kind)
     victim = job.ranks[5]
     assert injected.began is not None
@@ -71,7 +71,7 @@ HEALED = (
     ],
 )
 def test_what_hangs_goes_on_when_healed(plan: JobPlan, kind: FaultKind) -> None:
-    """A job stands still, is healed, and goes on as if nothing had been."""
+    """A job hangs, is healed, and goes on as if nothing had happened."""
     job, injected = broken(plan, kind)
     assert injected.began is not None
     assert not moves(job)
@@ -89,7 +89,7 @@ def test_what_hangs_goes_on_when_healed(plan: JobPlan, kind: FaultKind) -> None:
 def test_who_is_struck_where_all_hang_is_not_felt(
     plan: JobPlan, first: FaultKind, second: FaultKind
 ) -> None:
-    """A job stands still; what then becomes of a rank that waits makes no difference to it."""
+    """A job hangs; what then happens to a waiting rank makes no difference to the fault."""
     job, injected = broken(plan, first)
     job.inject(Fault(second, (2,)))
     job.advance(job.now + 20 * S)
@@ -126,8 +126,8 @@ def test_a_device_that_does_not_start() -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_all_joined_and_nobody_completes(plan: JobPlan) -> None:
-    """A network fails: every member is in it, and nobody is to blame."""
+def test_all_joined_and_none_completes(plan: JobPlan) -> None:
+    """A network fails: every member is in it, and no rank is to blame."""
     job, injected = broken(plan, FaultKind.NETWORK)
     member = next(iter(waiting(job, injected)))
     group = next(g for g in job.ranks[member].groups if g.name == injected.group)
@@ -163,7 +163,7 @@ def test_one_passes_something_else(plan: JobPlan, seed: int) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_opposite_order(plan: JobPlan) -> None:
-    """One rank waits in one group for those who wait for it in the other."""
+    """One rank waits in one group for ranks that wait for it in the other."""
     job, injected = broken(plan, FaultKind.ORDER)
     mine = job.ranks[5].head
     assert mine is not None
@@ -205,7 +205,7 @@ def test_a_straggler_is_late_and_recovers() -> None:
 
 
 def test_a_fault_that_comes_too_late_never_begins() -> None:
-    """In a job that hangs, nobody gets to where the next fault would be."""
+    """In a job that hangs, no rank gets to where the next fault would be."""
     job, first = broken(PLAN, FaultKind.CPU_STUCK)
     for kind in (FaultKind.MISMATCH, FaultKind.P2P_STUCK, FaultKind.NETWORK, FaultKind.STRAGGLER):
         job.inject(Fault(kind, () if kind is FaultKind.NETWORK else (2,)))
@@ -237,7 +237,7 @@ def test_memory_rises_on_one_rank(kind: FaultKind) -> None:
 
 
 def test_out_of_memory_ends_the_rank() -> None:
-    """Memory rises to the last byte, torch tells its observer, an exception ends the process."""
+    """Memory rises to the last byte, torch notifies its observer, an exception ends the process."""
     job, injected = broken(PLAN, FaultKind.OOM)
     rank = job.ranks[5]
     assert not rank.alive
@@ -253,7 +253,7 @@ def test_out_of_memory_ends_the_rank() -> None:
     assert injected.healed is None
 
 
-def test_a_reset_recorder_starts_anew() -> None:
+def test_a_reset_recorder_starts_empty() -> None:
     """Its record ids begin at 0 again; the seqs of its groups go on."""
     job = job_of(PLAN)
     job.advance(20 * S)
@@ -269,7 +269,7 @@ def test_a_reset_recorder_starts_anew() -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_group_made_while_training(plan: JobPlan) -> None:
-    """Its members show it and use it from then on, and nobody stops."""
+    """Its members show it and use it from then on, and no rank stops."""
     job = job_of(plan)
     job.advance(20 * S)
     job.inject(Fault(FaultKind.NEW_GROUP, (1, 5, 6, 12)))

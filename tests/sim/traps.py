@@ -77,7 +77,7 @@ class Traps:
                 foul = replace(op, inputs=shapes, outputs=shapes)
         foul.is_foul, foul.text, foul.parts = True, b"", ()
         _replace_tasks(rank, replace(rank.tasks[rank.at], op=foul))
-        if op.size == 2:  # nothing tells whose is wrong
+        if op.size == 2:  # nothing shows which is wrong
             injected.may_name = frozenset(op.group.ranks) - injected.culprits
 
     def _exhaust(self, rank: SimRank, injected: Injected) -> None:

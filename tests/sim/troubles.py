@@ -140,5 +140,5 @@ class Troubles:
 
 
 def _jump(dice: random.Random) -> int:
-    """From what nobody would notice to what everybody must."""
+    """From steps that no detector would notice to steps that every detector must."""
     return round(dice.choice((-1, 1)) * 10 ** dice.uniform(-5, 1) * S)

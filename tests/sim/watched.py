@@ -1,7 +1,7 @@
 """One rank under watch: what the agent's `Rank` does around the pure parts, in simulated time.
 
 Counters are published, rings are asked for and read (as bytes, by the production's `Recorders`),
-and where the rank stands is put into the current state, all at the turns of the agent.
+and the rank's position is put into the current state, all at the turns of the agent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Process:
     info: RankInfo
     died_at: int | None = None
     has_files: bool = True
-    """They go some time after its end, once that is told."""
+    """The files go some time after its end, once the end has been reported."""
 
     def forget_files(self, now: int) -> None:
         if self.died_at is not None and now > self.died_at + _FILES_STAY:
@@ -108,7 +108,7 @@ class Watched:
         self._is_exact = False
         self._state, self._since_ns = RankState.LIVE, agent.wall_ns()
         self._saw_it_alive = process.rank.alive
-        """If so, it learns of the end at once and from the kernel, as by a pidfd."""
+        """If so, it learns of the end immediately and from the kernel, as by a pidfd."""
         self._silent = False
         self._errors = 0
         self.is_over = False
@@ -260,7 +260,7 @@ class Watched:
 
 
 def _finish(work: Coroutine[Any, Any, Any]) -> Any:
-    """Nothing in it waits: the simulated rank answers at once."""
+    """Nothing in it waits: the simulated rank answers immediately."""
     try:
         work.send(None)
     except StopIteration as end:

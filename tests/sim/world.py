@@ -1,8 +1,8 @@
 """One world: a job on its nodes, an agent on each, the service, the wire, and what happens to them.
 
-A world lives in three parts. First things happen; then machines and wire are well again, and what
-is still wrong with the job has to be found; then the job recovers too, or is started anew, and
-every finding has to close.
+A world lives in three parts. First faults and troubles happen; then machines and wire are
+well again, and the remaining faults of the job have to be found; then the job recovers too, or is
+restarted, and every finding has to close.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class World:
                 return
 
     def _recover(self) -> None:
-        """What can be healed is, and what has not begun never will; a job with what cannot be
-        healed ends and starts anew."""
+        """Heal every fault that can be healed; faults that have not begun never will. A job with a
+        fault that cannot be healed ends and is restarted."""
         run = self.runs[-1]
         for injected in run.job.injected:
             run.job.heal(injected)

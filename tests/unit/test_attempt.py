@@ -95,7 +95,7 @@ def test_a_new_process_of_a_rank_starts_with_nothing_known() -> None:
     job = Job()
     for rank in job.ranks:
         job.entries(rank, [1, 2, 3])
-    job.stands(1, 3, 2, head=0, as_of=5)
+    job.watermark(1, 3, 2, head=0, as_of=5)
     job.status(1, RankState.EXITED, 6)
     job.attempt.rank(rank_info(1, pid=4711), at(7))
     snapshot = job.attempt.snapshot(at(7))
@@ -112,8 +112,8 @@ def test_only_waiting_that_telemetry_confirms_is_a_stall() -> None:
     """Three ranks wait; the one whose telemetry is late does not count until it is heard of."""
     job = Job()
     for rank in (0, 1, 3):
-        job.stands(rank, 7, 6, head=0.0, as_of=1)
-    job.stands(2, 6, 6, as_of=1)
+        job.watermark(rank, 7, 6, head=0.0, as_of=1)
+    job.watermark(2, 6, 6, as_of=1)
     job.hears(9.9)
     assert job.stalled(60) == []
     job.hears(10.0, [0, 1])
@@ -125,7 +125,7 @@ def test_only_waiting_that_telemetry_confirms_is_a_stall() -> None:
 def test_as_of_does_not_run_ahead_of_the_service() -> None:
     """An agent whose clock is misjudged cannot confirm waiting that has not happened yet."""
     job = Job()
-    job.stands(0, 7, 6, head=0.0)
+    job.watermark(0, 7, 6, head=0.0)
     observe.watermarks(job.attempt, [], 0, at(50), at(5))
     assert job.attempt.snapshot(at(5)).as_of[0] == at(5)
 
@@ -134,7 +134,7 @@ def test_the_gone_wait_no_more() -> None:
     """A rank that exited while it waited is not stalled; a silent one still is."""
     job = Job()
     for rank in job.ranks:
-        job.stands(rank, 1, 0, head=0.0)
+        job.watermark(rank, 1, 0, head=0.0)
     job.hears(20)
     job.status(0, RankState.EXITED, 20)
     job.status(1, RankState.FINISHED, 20)
@@ -160,7 +160,7 @@ def test_a_program_that_runs_ahead_is_not_stalled() -> None:
     """All ops were enqueued long ago, and the device works through them: nothing is stuck."""
     job = Job()
     for second in range(60):
-        job.stands(0, 100, second, head=0.0, as_of=second)
+        job.watermark(0, 100, second, head=0.0, as_of=second)
         assert job.stalled(second) == []
     job.hears(75)
     assert job.stalled(75) == [(0, 60)]
@@ -171,7 +171,7 @@ def test_marks_only_rise() -> None:
     job = Job()
     job.entries(0, [1, 2, 3], created=1)
     job.entries(0, [4], Flags.JOINED, created=2)
-    job.stands(0, 2, 2)
+    job.watermark(0, 2, 2)
     group = job.attempt.snapshot(at(5)).groups[job.group]
     assert (group.enqueued[0], group.completed[0]) == (4, 3)
     assert group.head_since[0] == at(2)
@@ -180,8 +180,8 @@ def test_marks_only_rise() -> None:
 def test_when_a_member_came_as_far_as_it_is() -> None:
     """Ends and starts count, told by rows or by watermarks, and not what tells nothing new."""
     job = Job()
-    job.stands(0, 1, 1, as_of=1)
-    job.stands(0, 2, 1, 2, as_of=2)
+    job.watermark(0, 1, 1, as_of=1)
+    job.watermark(0, 2, 1, 2, as_of=2)
     job.entries(1, [1], now=3)
     job.entries(1, [2], Flags.JOINED, now=4)
     job.entries(2, [1, 2], Flags.JOINED, now=3)
@@ -194,7 +194,7 @@ def test_when_a_member_came_as_far_as_it_is() -> None:
 def test_a_wait_of_unknown_age_counts_from_when_it_was_told() -> None:
     """Only counters are known of a rank, no entry: it waits at least since they said so."""
     job = Job()
-    job.stands(0, 7, 6, as_of=5)
+    job.watermark(0, 7, 6, as_of=5)
     job.hears(14)
     assert job.stalled(14) == []
     job.hears(15)
@@ -206,7 +206,7 @@ def test_the_first_collective_of_a_group_has_its_number() -> None:
     job = Job()
     for rank in (0, 1, 2):
         job.entries(rank, [1], Flags.JOINED)
-        job.stands(rank, 1, UNKNOWN_SEQ, head=0.0, as_of=1)
+        job.watermark(rank, 1, UNKNOWN_SEQ, head=0.0, as_of=1)
     job.hears(30)
     assert job.stalled(30) == [(0, 1), (1, 1), (2, 1)]
     group = job.attempt.snapshot(at(30)).groups[job.group]

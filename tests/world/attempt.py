@@ -66,7 +66,7 @@ class Job:
             now=at(now),
         )
 
-    def stands(
+    def watermark(
         self,
         rank: int,
         enqueued: int,

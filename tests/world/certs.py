@@ -23,7 +23,7 @@ class Files:
 
 
 class Authority:
-    """`ca` is the file of its own certificate."""
+    """`ca` is the file of its certificate."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self.ca = folder / f"{name}.pem"

@@ -61,7 +61,7 @@ class Host:
         self.events.append(at)
 
     def sleep(self, at: int, length: int, *, real_knows: bool) -> None:
-        """The raw clock stands still; the real one shows the true time afterwards, or does too."""
+        """The raw clock stops; the real one shows the true time afterwards, or stops too."""
         for clock, stops in ((self.raw, True), (self.real, not real_knows)):
             if stops:
                 ppb = clock.ppb

@@ -1,4 +1,4 @@
-"""A service that an agent can talk to: it writes down what it is told and answers as it likes."""
+"""A scripted service for a real agent: it records the messages and answers as a test wants."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from frd.wire import (
 
 
 class Collector:
-    """One service process, as far as an agent can tell."""
+    """One service process, as an agent sees it."""
 
     def __init__(self, instance: str, refuse: int = 0) -> None:
         self.instance = instance

@@ -1,4 +1,4 @@
-"""What tests with real processes need: patience, and ports of their own."""
+"""What tests with real processes need: patience, and free ports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frd.cli.commands.demo.stage import Stage
 
 T = TypeVar("T")
 PATIENCE_S: Final = 60.0
-"""For what takes a few seconds on a quiet machine."""
+"""Limit for operations that take a few seconds on a quiet machine."""
 _NEVER_EPHEMERAL: Final = (16_000, 32_000)
 
 
@@ -29,9 +29,9 @@ def until(
     *,
     ignoring: type[Exception] | None = None,
 ) -> T:
-    """What `said` returns as soon as that is true; the deadline is for hopeless cases.
+    """Poll `said` until it returns a true value, and return that.
 
-    Errors of the kind `ignoring` mean not yet: they are a daemon's that is about to come.
+    Errors of the kind `ignoring` mean not yet, such as those of a daemon that is starting.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -78,12 +78,12 @@ def run_program(
 def frd(
     *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
+    """The command line in its own process."""
     return run_program([sys.executable, "-m", "frd", *map(str, arguments)], env=env)
 
 
 def finding_with(client: Client, key: str, within_s: float = 60.0) -> dict[str, Any]:
-    """The first finding that has something to say under this key."""
+    """The first open finding with a value under this key."""
 
     def found() -> dict[str, Any] | None:
         findings = client.get("/api/v1/findings?state=open")["findings"]
@@ -93,7 +93,7 @@ def finding_with(client: Client, key: str, within_s: float = 60.0) -> dict[str, 
 
 
 def free_port() -> int:
-    """One that nobody is given by chance, also while the daemon that has it is down."""
+    """A port outside the ephemeral range: it stays free while the daemon that uses it is down."""
     while True:
         port = random.SystemRandom().randrange(*_NEVER_EPHEMERAL)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A scripted job under a real `Engine`, on a clock of its own.
+"""A scripted job under a real `Engine`, with its own clock.
 
 Ranks join and complete collectives; every half second all ranks that report do so and the engine
 advances. Nothing sleeps, nothing is replaced by a mock.
@@ -57,7 +57,7 @@ class Job:
         self.statuses: dict[int, RankStatus] = {}
         self.reporting = set(range(world))
         self.session = -1
-        """The agent session that tells rows."""
+        """The agent session that reports rows."""
         self._declare(range(world))
 
     # -- declarations ------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Job:
         observe.watermarks(self.attempt, rows, sorted(self.reporting), as_of, self.now)
 
     def restart_service(self) -> None:
-        """Another engine, which gets the open findings back; nobody has reported to it yet."""
+        """Another engine, which gets the open findings back; no agent has reported to it yet."""
         kept = self.open()
         self.engine = Engine(self.engine.policy)
         self.engine.restore(kept, self.now)

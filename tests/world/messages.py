@@ -1,6 +1,6 @@
 """Messages of agents: columns spelt by ranges, scalars and rows, and what a stream begins with.
 
-A scalar stands for a whole column.
+A scalar fills a whole column.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def declare(
     groups: Sequence[tuple[int, ...]] | None = None,
     signature: Signature = ALL_REDUCE,
 ) -> Declare:
-    """One attempt, its ranks, and its groups: the whole world as ``default_pg``, unless told."""
+    """One attempt, its ranks, and its groups: the whole world as ``default_pg`` by default."""
     world = infos[0].world_size
     members = groups or [tuple(range(world))]
     return Declare(

@@ -1,4 +1,4 @@
-"""The scripted NVIDIA driver of `tests/nvml/driver.c`: built, and told what to say.
+"""The scripted NVIDIA driver of `tests/nvml/driver.c`: built and scripted.
 
 The library bears the name that pynvml looks for. A process finds it through `environment`, at its
 start; this one through `preload`, after which the loader knows the name. Where there is no compiler

@@ -1,4 +1,4 @@
-"""Observations for an `Attempt`, spelt by ranges and scalars; a scalar stands for a whole column.
+"""Observations for an `Attempt`, spelt by ranges and scalars; a scalar fills a whole column.
 
 This module is the only place of the tests that knows the columns of `Attempt.observe_*`.
 """

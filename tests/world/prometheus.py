@@ -1,6 +1,6 @@
-"""The Debian packages' Prometheus and Alertmanager as tests start them, and who is told at last.
+"""The Debian packages' Prometheus and Alertmanager, and the webhook that Alertmanager calls.
 
-Each is a real process with a free port and a folder of its own. Configurations are those that
+Each is a real process with a free port and its own folder. Configurations are those that
 docs/metrics.md shows, with addresses and intervals put in, so that what people copy is what runs.
 """
 
@@ -135,7 +135,7 @@ class Prometheus(_Daemon):
 
 
 class Alertmanager(_Daemon):
-    """Tells one webhook, at once unless `as_documented`."""
+    """Notifies one webhook, immediately unless `as_documented`."""
 
     def __init__(self, folder: Path, webhook: str, *, as_documented: bool = False) -> None:
         super().__init__(folder, "prometheus-alertmanager")

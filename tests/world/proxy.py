@@ -1,9 +1,9 @@
 """A network between two daemons that a test can break: a TCP proxy on loopback.
 
 It passes bytes both ways and, on command, cuts (nothing passes, connections stay, as when a cable
-is pulled), resets all connections, delays each way with jitter, or limits how fast bytes pass. What
-waits does so in bounded space: beyond it the sender feels that nobody reads. It lives in a thread
-with an event loop of its own; every method may be called from anywhere. It knows nothing of gRPC.
+is pulled), resets all connections, delays each way with jitter, or limits the rate. Bytes that
+wait take bounded space; beyond it the sender blocks. The proxy runs in a thread with its own
+event loop; every method may be called from any thread. It knows nothing of gRPC.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Way:
 
 
 class Proxy:
-    """Listens on `address` while the context lasts, and connects to `target` for whoever calls."""
+    """Listens on `address` while the context lasts, and connects each caller to `target`."""
 
     def __init__(self, target: str, seed: int = 0) -> None:
         self.address = ""

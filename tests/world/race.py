@@ -1,9 +1,9 @@
-"""A job whose ranks really wait for each other, on a clock of its own, under a real `Engine`.
+"""A job whose ranks really wait for each other, with their own clock, under a real `Engine`.
 
 A step is a row of *layers*, each of which cuts the ranks into groups: every rank works for a while,
 comes to the collective of its group, and leaves when the last member has come. Times are computed
-first, for all steps, and then told as agents would: late, in batches, and by clocks that are off by
-no more than they say.
+first, for all steps, and then reported as by agents: late, in batches, and by clocks within their
+stated uncertainty.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def arrivals(world: int, layers: Sequence[Layer], steps: int, work: Work) -> lis
 class Race:
     """`per_node` ranks share a clock, which is off by at most `uncertainty_ns`.
 
-    Where `lasts_ns` is told, so are completions: as long after the last member came.
+    Given `lasts_ns`, completions are reported too, that long after the last member joined.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Scripted pictures for tests of the engine: say who stands where, get a `Snapshot` of it.
+"""Scripted snapshots for tests of the engine, from the position of each rank.
 
 Ages are seconds before `NOW`; every rank is live, connected and freshly reported unless a scene
 says otherwise.
@@ -133,7 +133,7 @@ class Scene:
         self.standings[number] = replace(self.standings[number], **changes)
         return self
 
-    # -- what comes of it --------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         ranks = [r for r in sorted(self.standings) if self.standings[r].declared]

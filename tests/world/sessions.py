@@ -1,4 +1,4 @@
-"""Agent streams into the service's sessions and a real engine: no sockets, no time of their own."""
+"""Agent streams into the service's sessions and a real engine: no sockets, injected time."""
 
 from __future__ import annotations
 

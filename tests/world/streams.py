@@ -1,4 +1,4 @@
-"""A real service process, and agents that say whatever they are told to."""
+"""A real service process, and scripted agents."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def entries(first_revision: int, first_seq: int, rows: int, *, rank: int = 0) ->
 async def peer(
     service: Service, node: int = 0, session: str = "s", job: str = "job"
 ) -> AsyncIterator[Peer]:
-    # A connection of its own, as every agent has, without the client's limit on what it sends.
+    # Its own connection, as every agent has, without the client's limit on what it sends.
     unlimited = ("grpc.max_send_message_length", -1)
     options = [unlimited, ("grpc.use_local_subchannel_pool", 1), *CHANNEL_OPTIONS]
     async with grpc.aio.insecure_channel(service.grpc, options=options) as channel:

@@ -63,7 +63,7 @@ def write(path: Path, data: bytes | Iterable[dict[str, Any]]) -> Path:
 
 
 def of_job(job: Job, folder: Path) -> list[Path]:
-    """A file a rank. Ranks whose clock is wrong are on a host of their own."""
+    """A file a rank. Ranks whose clock is wrong are on a separate host."""
     by_rank: dict[int, list[Row]] = defaultdict(list)
     for row in job.rows:
         by_rank[row.rank].append(row)

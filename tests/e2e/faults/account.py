@@ -1,8 +1,8 @@
-"""What became of every collective that the ranks of a job have recorded.
+"""An account of every collective that the ranks of a job have recorded.
 
-The ranks know what they recorded; the journal holds what the service has applied, and its metrics
-tell what is known to be missing. Together they must balance to the last row, whatever was killed or
-cut in between: recorded = applied + open + missing, and what is missing has been counted as a gap.
+The ranks know what they recorded; the journal holds the rows that the service has applied, and its
+metrics count the rows known to be missing. The account must balance to the last row, whatever was
+killed or cut in between: recorded = applied + missing, and missing rows were counted as a gap.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class _Stream:
     jobs: list[str] = field(default_factory=list)
     """By index of the attempt."""
     ranks: list[int] = field(default_factory=list)
-    """Global rank by index; -1 for those of other jobs."""
+    """Global rank by index; -1 for ranks of other jobs."""
 
 
 @dataclass(slots=True)
 class _RankRows:
-    """Everything that was ever said of one rank, as it came."""
+    """All rows of one rank, in order of arrival."""
 
     joined: list[Seqs] = field(default_factory=list)
     completed: list[Seqs] = field(default_factory=list)
@@ -46,14 +46,14 @@ class _RankRows:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Of one job. What is counted are facts: a rank joined a collective, a rank completed one."""
+    """The account of one job. It counts facts: a rank joined a collective, a rank completed one."""
 
     recorded: int
     """By the ranks."""
     applied: int
     """By the service, each counted once."""
     repeated: int
-    """Told again: after a reconnect, by a new agent, or to a new service."""
+    """Sent again: after a reconnect, by a new agent, or to a new service."""
     open: int
     """Joined and not completed."""
     missing: Mapping[int, tuple[int, ...]]
@@ -61,10 +61,10 @@ class Account:
     invented: Mapping[int, tuple[int, ...]]
     """By rank: collectives that the rank never recorded like this."""
     rows_missing: int
-    """Rows that an agent has numbered and that never came, of those before the last that did."""
+    """Rows that an agent has numbered and that never arrived, before the last one that did."""
 
     def balances(self, gap: int) -> bool:
-        """What is missing has been counted, and nothing is invented."""
+        """True if all missing rows have been counted as a gap, and no row is invented."""
         missing = sum(map(len, self.missing.values()))
         return missing == gap and not self.invented and not self.rows_missing
 
@@ -115,7 +115,7 @@ def _holes(batches: list[tuple[int, int]]) -> int:
 
 
 def _read(journal: Path, job: str) -> dict[int, _RankRows]:
-    """By global rank. The journal may still be written: what is half there is left out."""
+    """By global rank. The journal may still be written: a record that is cut off is left out."""
     by_rank: defaultdict[int, _RankRows] = defaultdict(_RankRows)
     streams: dict[int, _Stream] = {}
     for record in read(journal, lambda warning: None):

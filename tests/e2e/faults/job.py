@@ -25,8 +25,8 @@ _PUBLISH_EVERY_S: Final = 0.5
 class Training:
     """The ranks of `run_dirs` in turn, `each` in every one, at up to `rate` steps a second.
 
-    They rest until they are told to go on: what a recorder had forgotten before anybody looked at
-    it is nobody's loss, and would not balance.
+    They rest until `go_on`: entries that a recorder drops before its agent first reads it are no
+    loss, and would not balance.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Training:
             self._held.discard(rank)
 
     def rest(self) -> None:
-        """Nobody takes another step; ranks that have not been held are in no collective."""
+        """No rank takes another step; ranks that have not been held are in no collective."""
         with self._turn:
             self._resting = True
 
@@ -91,7 +91,7 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """That all ranks have completed."""
+        """Steps that all ranks have completed."""
         return min(rank.completed for rank in self.ranks)
 
     @property

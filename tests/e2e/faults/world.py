@@ -1,7 +1,7 @@
-"""Real daemons to be hurt: one service and some agents, each in a process of its own.
+"""Real daemons that faults hit: one service and some agents, each in its own process.
 
-They keep their addresses and folders over a restart, as a supervisor would have it. What they are
-asked is what people and Prometheus may ask; nobody looks inside.
+They keep their addresses and folders over a restart, as under a supervisor. Tests read only the
+HTTP API and the metrics, as users and Prometheus do.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Three ranks: 1 waits for a DataLoader worker that is stuck, 2 saves a checkpoint to a pipe that
-nobody reads (PIPE), 0 waits for both. With a fourth, that one computes for ever."""
+"""Three ranks: 1 waits for a DataLoader worker that is stuck, 2 saves a checkpoint to a pipe
+without a reader (PIPE), 0 waits for both. A fourth rank computes for ever."""
 
 import os
 import sys

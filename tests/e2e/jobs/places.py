@@ -1,4 +1,4 @@
-"""A rank that stands in one known place of torch or Python: SOCKET PLACE RANK STORE.
+"""A rank that is stuck in one known place of torch or Python: SOCKET PLACE RANK STORE.
 
 Rank 0 prints a line when it is about to stand there; a place that takes two is started twice.
 """
@@ -24,7 +24,7 @@ SERVERS: list[_WorkerServer] = []
 
 
 class SlowFile:
-    """Standard output that stands still."""
+    """Standard output that takes nothing."""
 
     def write(self, data: bytes) -> int:
         time.sleep(300)

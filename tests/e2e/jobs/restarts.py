@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 def main() -> None:
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    # Gloo finds the addresses of the first attempt in torchrun's store, unless told apart.
+    # Without a prefix, Gloo finds the addresses of the first attempt in torchrun's store.
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     own = dist.PrefixStore(attempt, store)

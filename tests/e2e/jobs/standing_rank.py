@@ -1,4 +1,4 @@
-"""A rank that serves torch's worker socket and then stands in one place: SOCKET sleep|gil."""
+"""A rank that serves torch's worker socket and is then stuck in one place: SOCKET sleep|gil."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""No findings means nothing where nobody watches: `frd findings` says so, on real processes."""
+"""`frd findings` says so if no agent watches, because "no findings" then means nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WATCHING = "watching 1 job, 2 ranks, 1 agent; last heard "
 
 def test_an_agent_is_killed_under_a_healthy_job() -> None:
     """Before the agent comes, while it watches, after it is killed, and when it is back: four
-    answers of `frd findings` about one healthy job. Then one of its ranks is stopped, and somebody
+    answers of `frd findings` about one healthy job. Then one of its ranks is stopped, and a user
     who knows why closes the finding by hand: it does not come back, and a replay agrees."""
     with Stage(SCENARIOS["healthy"], 2, 3.0) as stage:
         addresses = stage.start_service()
@@ -77,7 +77,7 @@ def _close_by_hand(stage: Stage, client: Client) -> None:
     assert closed.returncode == 0, closed.stderr
     at = _waited_s(client)
     until(lambda: _waited_s(client) > at + 4)
-    assert frd("findings", "--http", http).stdout.startswith("no findings\n")  # it stands still
+    assert frd("findings", "--http", http).stdout.startswith("no findings\n")  # the job is stopped
     stage.ranks[1].send_signal(signal.SIGCONT)
     replayed = frd("replay", str(stage.folder / "data" / "journal"), "--json")
     found: list[dict[str, Any]] = json.loads(replayed.stdout)["findings"]

@@ -1,4 +1,4 @@
-"""`frd dump` and `frd analyze` beside a checkpoint: who waits for a moment is not hung."""
+"""`frd dump` and `frd analyze` during a checkpoint: a rank that waits for a moment is not hung."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def dump(http: str, folder: Path) -> Path:
 
 
 def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
-    """Rank 0 saves while rank 1 waits in a barrier. A dump at once claims nothing, with and without
-    what `frd dump` wrote beside it; another one seconds later proves it, for who takes seconds for
-    a hang; and once rank 0 is back nothing is left of it."""
+    """Rank 0 saves while rank 1 waits in a barrier. A first dump claims nothing, with and without
+    the metadata of `frd dump`; a second one, seconds later, proves a hang if the threshold is that
+    low; once rank 0 is back there is no finding."""
     saving, started = tmp_path / "saving", tmp_path / "started"
     script = Scenario("checkpoint", "", str(JOBS / "checkpoint.py"), lambda world: None)
     with watched(script, 2, STALL_AFTER_S, [str(saving), str(started)]) as (stage, client):
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
 
 
 def acquitted(first: Path, job: str) -> None:
-    """By what the folder tells, and by the times of the bare files."""
+    """By the metadata of the folder, and by the times of the bare files."""
     shown = frd("analyze", first)
     assert shown.returncode == 0, shown.stdout
     words = " ".join(shown.stdout.split())
@@ -79,8 +79,8 @@ def acquitted(first: Path, job: str) -> None:
 
 
 def convicted(first: Path, second: Path, job: str) -> None:
-    """By the second dump, by both, by a folder that holds both, and by both without what `frd dump`
-    wrote beside them."""
+    """By the second dump, by both, by a folder that holds both, and by both without the metadata of
+    `frd dump`."""
     proof = ("--stall-after", LASTED_S)
     holding, bare = first.parent / "holding", first.parent / "files"
     for name, folder in (("b", first), ("a", second)):

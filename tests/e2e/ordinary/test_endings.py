@@ -1,4 +1,4 @@
-"""How real jobs end, and what frd says of it: who began it, and nothing where nobody did."""
+"""How real jobs end, and what frd says: the first rank that ended, or nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,23 @@ class Job:
         for process in self.processes:
             process.wait(60)
         api = f"/api/v1/jobs/{self.name}"
-        until(lambda: self.jobs.client.get(api)["ended"], f"{self.name}: told as ended")
+        until(lambda: self.jobs.client.get(api)["ended"], f"{self.name}: reported as ended")
 
     def only(self) -> Finding:
-        (finding,) = until(lambda: self.jobs.findings(self.name), f"{self.name}: a finding")
-        return finding
+        return self.once(lambda finding: True, "a finding")
+
+    def once(self, is_settled: Callable[[Finding], bool], what: str) -> Finding:
+        """The job's only finding, once this is true of it: a finding may change as ranks report."""
+
+        def settled() -> Finding | None:
+            findings = self.jobs.findings(self.name)
+            assert len(findings) <= 1, findings
+            return next(filter(is_settled, findings), None)
+
+        return until(settled, lambda: f"{self.name}: {what}: {self.jobs.findings(self.name)}")
 
     def closed(self) -> Finding:
-        return until(lambda: f if (f := self.only())["state"] == "closed" else None, self.name)
+        return self.once(lambda finding: finding["state"] == "closed", "closed")
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +135,9 @@ def suspects(finding: Finding) -> list[tuple[int, str, str]]:
 
 
 def test_ctrl_c_on_a_hang_keeps_its_cause(jobs: Jobs) -> None:
-    """Rank 1 hangs and is named; the user presses Ctrl-C: its cause stays, the end is told."""
+    """Rank 1 hangs and is named; the user presses Ctrl-C: its cause stays, the end is added."""
     job = jobs.start("hang").steps()
-    opened = until(lambda: f if suspects(f := job.only())[0][2] == "high" else None, "high")
+    opened = job.once(lambda finding: suspects(finding)[0][2] == "high", "high")
     assert suspects(opened) == [(1, "cpu_stuck", "high")]
     job.signal(signal.SIGINT)
     job.gone()
@@ -161,14 +170,22 @@ def test_the_first_to_go_is_the_cause(jobs: Jobs) -> None:
     """A crash, an early return and an exit status under torchrun, and peers that catch and wait."""
     ways = {"crash": True, "leave": False, "exit": True, "catch": False}
     started = {mode: jobs.start(mode, torchrun=torchrun) for mode, torchrun in ways.items()}
+    begins = {
+        "crash": "rank 1 raised RuntimeError: bad batch (endings.py:",
+        "leave": "rank 1 exited with status 0 at ",
+        "exit": "rank 1 exited with status 1 at ",
+        "catch": "rank 1 exited with status 0 at ",
+    }
     for mode, job in started.items():
-        finding = job.only()
-        assert finding["kind"] == "rank_lost", finding["summary"]
-        assert suspects(finding) == [(1, "exited", "high")], (mode, finding["summary"])
-        assert finding["victims"] == [0, 2]
-    until(lambda: "2 ranks wait for it" in started["catch"].only()["summary"], "both that wait")
-    crash, leave, status, caught = (job.only()["summary"] for job in started.values())
-    assert crash.startswith("rank 1 raised RuntimeError: bad batch (endings.py:")
-    assert status.startswith("rank 1 exited with status 1 at ")
-    assert leave.startswith("rank 1 exited with status 0 at ")
-    assert caught.startswith("rank 1 exited with status 0 at ")
+        finding = job.once(partial(names_rank_1, begins[mode]), "rank 1 ended first, 0 and 2 wait")
+        assert finding["kind"] == "rank_lost"
+    started["catch"].once(lambda finding: "2 ranks wait for it" in finding["summary"], "both wait")
+
+
+def names_rank_1(begin: str, finding: Finding) -> bool:
+    """The finding says that rank 1 ended in this way, and that ranks 0 and 2 are its victims."""
+    return (
+        suspects(finding) == [(1, "exited", "high")]
+        and finding["victims"] == [0, 2]
+        and finding["summary"].startswith(begin)
+    )

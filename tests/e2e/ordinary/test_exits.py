@@ -1,4 +1,4 @@
-"""How ranks end, as their agent tells it, beside what the kernel told their parent."""
+"""How ranks end: agent and parent process must agree."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ EXPECTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def test_every_way_to_end_is_reported(tmp_path: Path) -> None:
     """Ranks leave one after another: by themselves, by sys.exit, of an exception, by os._exit, by
-    signals with and without a handler. The agent tells what the kernel told their parent, with the
-    exception and its line, and in their order, though the parent collects each of them at once
-    (where the kernel is new enough)."""
+    signals with and without a handler. The agent reports what the kernel reports to their
+    parent, with the exception and its line, and in their order, although the parent collects each
+    one immediately (if the kernel is new enough)."""
     world = len(EXPECTED)
     with watched(SCENARIOS["healthy"], world, 60.0, job=False) as (stage, client):
         with running(stage.run_dir, tmp_path) as job:

@@ -1,4 +1,4 @@
-"""A job that pauses for checkpoints, over three starts: told of once, and never critical."""
+"""A job that pauses for checkpoints, over three starts: one warning, never critical."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def living(run_dir: Path, count: int) -> list[tap_files.TapIdentity]:
 
 @pytest.mark.torch
 def test_forked_ranks_below_a_script_that_replaces_pythonpath(tmp_path: Path) -> None:
-    """A shell script sets PYTHONPATH and starts a launcher that forks two ranks; nobody watches.
+    """A shell script sets PYTHONPATH and starts a launcher that forks two ranks; no agent watches.
 
     Both ranks are published, under the names of script and user, and leave exit records; the
     launcher, the workers of the data loaders and the helpers are no ranks. exec says that no agent

@@ -1,4 +1,4 @@
-"""Two agents on one node: beside each other where they can be, and a clear error where not."""
+"""Two agents on one node: both run if they can, otherwise the second ends with a clear error."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_second_agent_on_a_node(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_replaced(tmp_path: Path) -> None:
-    """An agent is told to end, and its successor starts at the same moment: it waits its turn."""
+    """An agent gets SIGTERM, and its successor starts at the same moment: it waits its turn."""
     flags = ("--run-dir", str(tmp_path), "--metrics", "off", "--service", "127.0.0.1:9")
     with agent(tmp_path / "log", *flags) as first:
         until(lambda: (found := holder(tmp_path)) and found.pid == first.pid)

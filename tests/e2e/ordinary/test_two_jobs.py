@@ -1,4 +1,4 @@
-"""Two running jobs of one name beside a third job: only the second of the two is refused."""
+"""Two running jobs of one name and a third job: only the second of the two is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ until = partial(daemons.until, ignoring=FrdError)
 
 @contextmanager
 def launched(stage: Stage, name: str, stop: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A job of two ranks that goes on until it is killed; rank 1 stands still while `stop` is."""
+    """A job of two ranks that goes on until it is killed; rank 1 stops while `stop` exists."""
     where = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
@@ -71,7 +71,7 @@ def said(stage: Stage, client: Client, command: str) -> str:
     return run_program(asked).stdout
 
 
-def test_two_jobs_of_one_name_beside_one_that_hangs(tmp_path: Path) -> None:
+def test_two_jobs_of_one_name_and_one_that_hangs(tmp_path: Path) -> None:
     """Two jobs called train run on one node, and a third job hangs: the agent's stream goes on, the
     hang is named within the normal time, the second train is refused and said so in words; when the
     first one ends, the second is watched."""

@@ -1,4 +1,4 @@
-"""Twelve ranks of one job, each of which ends in a way of its own once it is told to.
+"""Twelve ranks of one job, each of which ends in a different way on request.
 
 Forked from one process, so that torch is loaded once; `main` waits for them as a launcher does and
 prints how the kernel says they ended. A rank goes when its file appears in the folder that is the
@@ -25,7 +25,7 @@ from frd_agent import tap
 
 LINUX = tuple(int(part) for part in os.uname().release.split(".")[:2])
 COLLECTS_AFTER_S = 0.0 if LINUX >= (6, 15) else 0.1
-"""Older kernels do not tell the status of a process that its parent has collected; torchrun looks
+"""Older kernels do not report the status of a process that its parent has collected; torchrun looks
 for ends ten times a second."""
 
 
