@@ -39,14 +39,15 @@ class Engine:
         self._evaluations: dict[AttemptKey, Evaluation] = {}
         self._learned = LearnedPauses()
         self._closed: dict[str, Finding] = {}
-        """Remembered, oldest first."""
+        """Findings that are remembered, oldest first, by id."""
         self._pending: list[FindingEvent] = []
-        """Happened between two calls of `advance`."""
+        """Events between two calls of `advance`."""
         self.faults: list[Exception] = []
-        """Of this program, not of its input: why attempts could not be read or shown since
-        `advance` was called last."""
+        """Errors of this program, not of its input, since the last call of `advance`: why an
+        attempt could not be evaluated or shown."""
         self._evicted = Counter({"attempts": 0, "findings": 0})
-        """With those of attempts that are forgotten, so that the sums never fall."""
+        """How much limits dropped, by what it was. Includes attempts that are forgotten, so that
+        the sums never fall."""
 
     # -- attempts ----------------------------------------------------------------------------
 
@@ -69,7 +70,7 @@ class Engine:
     def rank(self, attempt: Attempt, info: RankInfo, now: AlignedNs) -> int:
         """The handle of a rank; see `Attempt.rank`.
 
-        A process that an attempt which is over has not seen: its job runs again under that name.
+        If the attempt is over and has not seen this process, the job runs again under that name.
 
         Raises:
             WireError: also when the attempt was forgotten since it was declared.
@@ -91,7 +92,7 @@ class Engine:
         return attempt.rank(info, now)
 
     def start_over(self, attempt: Attempt, world_size: int, now: AlignedNs) -> None:
-        """Another run of the job has the attempt from now on: nothing is kept of the last one."""
+        """Another run of the job has the attempt from now on: forget the last run."""
         attempt.start_over(world_size)
         self._supersede(attempt.key, now)
         self._pending += self._evaluation(attempt.key).tracker.close_all(
@@ -102,13 +103,22 @@ class Engine:
         return self._evaluations.setdefault(key, Evaluation(key, self.policy))
 
     def _supersede(self, key: AttemptKey, now: AlignedNs) -> None:
-        """`key` has just begun; of all attempts of its job that run, the newest counts.
+        """Attempt `key` has just begun: supersede all attempts of its job but the newest that runs.
 
-        One that is over does not compete: who starts a job by hand counts attempts from 0 again.
-        Nor does one of which only findings are left: its agents may be about to connect.
+        Attempts that are over do not count, because a person who starts a job by hand numbers its
+        attempts from 0 again. Nor do attempts of which only findings are left: their agents may be
+        about to connect.
         """
-        of_job = {k: c for k, c in self._evaluations.items() if k.job == key.job}
-        running = [k for k, c in of_job.items() if c.attempt is not None and c.over_at is None]
+        of_job = {
+            other: evaluation
+            for other, evaluation in self._evaluations.items()
+            if other.job == key.job
+        }
+        running = [
+            other
+            for other, evaluation in of_job.items()
+            if evaluation.attempt is not None and evaluation.over_at is None
+        ]
         newest = max([key, *running])
         of_job[newest].resume()
         for other, evaluation in of_job.items():
@@ -118,12 +128,16 @@ class Engine:
                 self._pending += evaluation.supersede(now, reason)
 
     def _make_room(self, now: AlignedNs) -> None:
-        """Forget attempts that have ended or have no agent, when there are too many attempts."""
-        alive = [(k, one) for k, one in self._evaluations.items() if one.attempt is not None]
+        """If there are too many attempts, forget one that is over or has no agent."""
+        alive = {
+            key: evaluation
+            for key, evaluation in self._evaluations.items()
+            if evaluation.attempt is not None
+        }
         if len(alive) < self.policy.max_attempts:
             return
-        over = [key for key, one in alive if one.over_at is not None]
-        deserted = [key for key, one in alive if one.is_deserted(now)]
+        over = [key for key, evaluation in alive.items() if evaluation.over_at is not None]
+        deserted = [key for key, evaluation in alive.items() if evaluation.is_deserted(now)]
         if not over and not deserted:
             raise WireError(
                 "attempts", "limit", f"{len(alive)} are alive already: raise policy.max_attempts"
@@ -151,9 +165,9 @@ class Engine:
     # -- findings ----------------------------------------------------------------------------
 
     def advance(self, now: AlignedNs) -> list[FindingEvent]:
-        """All that became of findings since the last call; call it a few times a second.
+        """All changes of findings since the last call; call it a few times a second.
 
-        What goes wrong with one attempt does not keep it from looking at the others; see `faults`.
+        A failure with one attempt does not stop the evaluation of the others; see `faults`.
         """
         events, self._pending = self._pending, []
         self.faults = []
@@ -170,26 +184,27 @@ class Engine:
         return events
 
     def _learn(self, now: AlignedNs) -> None:
-        for key, one in self._evaluations.items():
-            if one.attempt is not None and (waits := one.attempt.take_waits(now)) is not None:
+        for key, evaluation in self._evaluations.items():
+            attempt = evaluation.attempt
+            if attempt is not None and (waits := attempt.take_waits(now)) is not None:
                 self._learned.learn(key.job, waits, now)
 
     @property
     def learned(self) -> list[JobPauses]:
-        """The pauses of all jobs that are known; see `recall`."""
+        """The pauses of all jobs; see `recall`."""
         return self._learned.all()
 
     def take_learned(self) -> list[JobPauses]:
-        """Those of jobs that have learned something since the last call."""
+        """Pauses of the jobs that have learned something since the last call."""
         return self._learned.take_news()
 
     def recall(self, pauses: Sequence[JobPauses]) -> None:
-        """What an earlier process of the service learned of jobs; attempts begin with that."""
+        """Begin attempts with the pauses that an earlier process of the service learned."""
         self._learned.recall(pauses)
 
     def _room(self) -> int:
         return self.policy.max_findings - sum(
-            len(one.tracker) for one in self._evaluations.values()
+            len(evaluation.tracker) for evaluation in self._evaluations.values()
         )
 
     def _remember(self, events: Sequence[FindingEvent]) -> None:
@@ -209,7 +224,7 @@ class Engine:
                 self._drop(key)
 
     def attach(self, finding_id: str, evidence: Evidence) -> list[FindingEvent]:
-        """Better evidence for a finding that is open or remembered; its id stays.
+        """Add evidence to a finding that is open or remembered; its id stays.
 
         An unknown id is no error: findings are forgotten.
         """
@@ -260,13 +275,17 @@ class Engine:
                 self.faults.append(error)
 
     def status_view(self, now: AlignedNs) -> StatusView:
-        """An immutable picture of all that is known, for metrics and HTTP."""
+        """An immutable view of everything, for metrics and HTTP."""
         evicted = Counter(self._evicted)
         evicted["pauses"] = self._learned.evicted
         for evaluation in self._evaluations.values():
             if evaluation.attempt is not None:
                 evicted.update(evaluation.attempt.evicted)
-        still_open = [f for c in self._evaluations.values() for f in c.tracker.findings(now)]
+        still_open = [
+            finding
+            for evaluation in self._evaluations.values()
+            for finding in evaluation.tracker.findings(now)
+        ]
         return StatusView(
             at=now,
             attempts=list(self._views(now)),

@@ -1,8 +1,7 @@
 """One attempt under observation: whether it still runs, what detectors claim, what follows.
 
 Every detector looks at the attempt in turn and makes claims; the tracker turns them into findings.
-What is special about the begin and the end of an attempt is decided here: which findings outlast
-it, and when it is over.
+The evaluation decides when an attempt is over, and which findings outlast it.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ _GIVES_WAY_NS = 60_000_000_000
 _FATAL = (Kind.RANK_LOST, Kind.OOM)
 """Why an attempt may have ended: such findings stay open for a while after its end."""
 _LOSS_OUTLASTS_NS = 30_000_000_000
-"""How long a lost rank stays open after its attempt: two scrapes of a usual Prometheus."""
+"""How long a lost rank stays open after the end of its attempt: two usual scrapes of Prometheus."""
 _UNHEARD_S = 60.0
-"""The same for an attempt that no agent has reported on since the service started."""
+"""How long a lost rank stays open, after a restart of the service, while no agent reports on its
+attempt."""
 
 
 class Detector(Protocol):
@@ -40,7 +40,7 @@ class Detector(Protocol):
         """How its findings open, change and close."""
 
     def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
-        """What is wrong now; None if there is nothing to say. Called at every tick."""
+        """What is wrong now; None if it is too early to look again. Called at every tick."""
 
     def adopt(self, policy: Policy) -> None:
         """Look by another policy from now on."""
@@ -61,9 +61,9 @@ class Evaluation:
         self.attempt: Attempt | None = None
         """None while only findings of an earlier process of the service are known."""
         self.superseded_at: AlignedNs | None = None
-        """Another attempt of the job runs instead; this one is not looked at any more."""
+        """When another attempt of the job replaced it; detectors skip it from then on."""
         self.ended_at: AlignedNs | None = None
-        """All of its ranks are gone, or no agent has reported on it for long."""
+        """When all of its ranks were gone, or no agent had reported on it for long."""
         self.deserted_at: AlignedNs | None = None
         """Since when no agent reports on any of its ranks."""
         self._policy = policy
@@ -79,20 +79,20 @@ class Evaluation:
 
     @property
     def over_at(self) -> AlignedNs | None:
-        """Since when nothing is expected of the attempt any more."""
+        """When the attempt ended or was superseded; None while it runs."""
         over = [at for at in (self.ended_at, self.superseded_at) if at is not None]
         return min(over, default=None)
 
     def is_deserted(self, now: AlignedNs) -> bool:
-        """No agent has reported on it for a minute: it may give way to another."""
+        """No agent has reported on it for a minute: the engine may forget it to make room."""
         return self.deserted_at is not None and now - self.deserted_at >= _GIVES_WAY_NS
 
     def resume(self) -> None:
-        """Its job runs in this attempt, whatever was assumed before."""
+        """The job runs in this attempt: undo that it ended, was superseded or deserted."""
         self.superseded_at = self.ended_at = self.deserted_at = None
 
     def view(self, now: AlignedNs) -> list[AttemptView]:
-        """What people see of the attempt, if more than old findings is known of it."""
+        """What people see of the attempt; empty while only old findings are known of it."""
         if self.attempt is None:
             return []
         view = self.attempt.view(now)
@@ -100,7 +100,7 @@ class Evaluation:
         return [replace(view, ended=ended, superseded=self.superseded_at is not None)]
 
     def expire(self, now: AlignedNs) -> list[FindingEvent]:
-        """Close what no look has shown for long."""
+        """Close findings that no look has shown for long."""
         after_s = self._policy.lost_close_after_s
         closed = self.tracker.expire(now, after_s)
         if self.attempt is None:
@@ -108,9 +108,10 @@ class Evaluation:
         return closed
 
     def look(self, now: AlignedNs, *, room: int) -> Iterator[FindingEvent]:
-        """What becomes of the attempt's findings; at most `room` more of them open.
+        """Ask all detectors and update the findings; at most `room` more findings open.
 
-        Events come as they happen: if a detector fails, those of the others are known already.
+        Yields each event as it happens, so that the failure of one detector loses no event of
+        the detectors before it.
         """
         attempt = self.attempt
         if attempt is None or self.superseded_at is not None:
@@ -137,7 +138,7 @@ class Evaluation:
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
 
     def supersede(self, now: AlignedNs, reason: str) -> list[FindingEvent]:
-        """Another attempt of the job runs instead: report what ended this one, and close it all."""
+        """Another attempt of the job replaces this one: report what ended it, close findings."""
         events: list[FindingEvent] = []
         judged_ns = judged_after_s(self._policy) * 1e9
         is_fresh = self.ended_at is None or now - self.ended_at <= judged_ns

@@ -163,16 +163,16 @@ def hangs(draw: st.DrawFn) -> tuple[Scene, set[int], int, Reason]:
 def test_one_missing_rank_is_found_exactly(case: tuple[Scene, set[int], int, Reason]) -> None:
     """Wherever one rank of a parallel job stops, it alone is named, and all who wait suffer."""
     scene, stuck, culprit, reason = case
-    verdicts = scene.find()
+    diagnoses = scene.find()
     if not stuck:
-        assert verdicts == []
+        assert diagnoses == []
         return
-    for verdict in verdicts:
-        assert verdict.kind is Kind.STALL
-        assert named(verdict) == {culprit: reason}
-        assert verdict.unknown == ()
-    assert set().union(*(verdict.victims for verdict in verdicts)) == stuck
-    assert len(verdicts) == 1
+    for diagnosis in diagnoses:
+        assert diagnosis.kind is Kind.STALL
+        assert named(diagnosis) == {culprit: reason}
+        assert diagnosis.unknown == ()
+    assert set().union(*(diagnosis.victims for diagnosis in diagnoses)) == stuck
+    assert len(diagnoses) == 1
 
 
 @given(hangs(), st.randoms(use_true_random=False))
@@ -217,9 +217,9 @@ def test_the_numbers_of_ranks_do_not_matter(
         for rank, name, peer, send, count, since in scene.channels
     ]
     other.standings = {number[rank]: one for rank, one in scene.standings.items()}
-    for verdict in other.find():
-        assert named(verdict) == {number[culprit]: reason}
-    victims = set().union(*(verdict.victims for verdict in other.find()))
+    for diagnosis in other.find():
+        assert named(diagnosis) == {number[culprit]: reason}
+    victims = set().union(*(diagnosis.victims for diagnosis in other.find()))
     assert victims == {number[rank] for rank in stuck}
 
 
@@ -271,23 +271,23 @@ def nobody_waits_for(scene: Scene, rank: int) -> bool:
 @settings(max_examples=300, deadline=None)
 def test_a_rank_that_nobody_waits_for_is_never_named(scene: Scene) -> None:
     """In any picture at all, who holds nobody up is no suspect; and nobody is named twice."""
-    verdicts = scene.find()
-    suspects = [blame.rank for verdict in verdicts for blame in verdict.suspects]
+    diagnoses = scene.find()
+    suspects = [suspect.rank for diagnosis in diagnoses for suspect in diagnosis.suspects]
     assert len(suspects) == len(set(suspects))
     assert not any(nobody_waits_for(scene, rank) for rank in suspects)
-    for verdict in verdicts:
-        assert not set(named(verdict)) & {*verdict.victims, *verdict.unknown}
+    for diagnosis in diagnoses:
+        assert not set(named(diagnosis)) & {*diagnosis.victims, *diagnosis.unknown}
 
 
 @given(wild_scenes())
 @settings(max_examples=300, deadline=None)
 def test_who_is_not_heard_of_is_never_stuck(scene: Scene) -> None:
     """Missing, late or torn telemetry makes a rank unreachable or unknown, never `cpu_stuck`."""
-    for verdict in scene.find():
-        for blame in verdict.suspects:
-            standing = scene.standings[blame.rank]
+    for diagnosis in scene.find():
+        for suspect in diagnosis.suspects:
+            standing = scene.standings[suspect.rank]
             heard = standing.declared and standing.connected and standing.as_of_age < 5
-            if blame.reason is Reason.CPU_STUCK:
+            if suspect.reason is Reason.CPU_STUCK:
                 assert heard
                 assert not standing.gap
                 assert standing.state is RankState.LIVE

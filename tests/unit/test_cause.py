@@ -32,21 +32,21 @@ def missing_two(**rank_two: object) -> Scene:
 
 def test_a_rank_in_no_collective_is_stuck_in_its_program() -> None:
     """Rank 2 is alive, in no collective, and never joined what the three others wait in."""
-    verdict = missing_two(detail="heartbeat 12 s old: the GIL may be held").only()
-    assert verdict.kind is Kind.STALL
-    assert named(verdict) == {2: Reason.CPU_STUCK}
-    (blame,) = verdict.suspects
-    assert blame.confidence is Confidence.HIGH
-    assert blame.evidence == "last joined seq 6 of dp; heartbeat 12 s old: the GIL may be held"
-    assert (verdict.instance, verdict.op) == (Instance(0, 7), "all_reduce")
-    assert (verdict.waiting, verdict.missing) == ((0, 1, 3), (2,))
-    assert (verdict.victims, verdict.unknown) == ((0, 1, 3), ())
+    diagnosis = missing_two(detail="heartbeat 12 s old: the GIL may be held").only()
+    assert diagnosis.kind is Kind.STALL
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    (suspect,) = diagnosis.suspects
+    assert suspect.confidence is Confidence.HIGH
+    assert suspect.evidence == "last joined seq 6 of dp; heartbeat 12 s old: the GIL may be held"
+    assert (diagnosis.instance, diagnosis.op) == (Instance(0, 7), "all_reduce")
+    assert (diagnosis.waiting, diagnosis.missing) == ((0, 1, 3), (2,))
+    assert (diagnosis.victims, diagnosis.unknown) == ((0, 1, 3), ())
 
 
 def test_a_rank_that_never_joined_anything_is_told_so() -> None:
     """Rank 1 has not joined the first collective of the group yet."""
-    verdict = Scene(2).group("dp", [0, 1]).waits("dp", 1, [0]).only()
-    assert verdict.suspects[0].evidence == "has not joined a collective of dp yet"
+    diagnosis = Scene(2).group("dp", [0, 1]).waits("dp", 1, [0]).only()
+    assert diagnosis.suspects[0].evidence == "has not joined a collective of dp yet"
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,19 @@ def test_positive_evidence_of_an_agent(
     state: RankState, detail: str, reason: Reason, confidence: Confidence
 ) -> None:
     """The missing rank's agent says that its process exited, finished early, or is frozen."""
-    verdict = missing_two(state=state, detail=detail, state_age=11, as_of_age=11).only()
-    assert named(verdict) == {2: reason}
-    assert verdict.suspects[0].confidence is confidence
-    assert detail in verdict.suspects[0].evidence
-    assert verdict.victims == (0, 1, 3)
+    diagnosis = missing_two(state=state, detail=detail, state_age=11, as_of_age=11).only()
+    assert named(diagnosis) == {2: reason}
+    assert diagnosis.suspects[0].confidence is confidence
+    assert detail in diagnosis.suspects[0].evidence
+    assert diagnosis.victims == (0, 1, 3)
 
 
 def test_a_process_that_died_inside_an_op_is_the_cause_when_all_joined() -> None:
     """All four joined seq 7, then 2 was killed in it; the three others wait for ever."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
-    verdict = scene.rank(2, state=RankState.EXITED, state_age=11, as_of_age=11).only()
-    assert named(verdict) == {2: Reason.EXITED}
-    assert verdict.victims == (0, 1, 3)
+    diagnosis = scene.rank(2, state=RankState.EXITED, state_age=11, as_of_age=11).only()
+    assert named(diagnosis) == {2: Reason.EXITED}
+    assert diagnosis.victims == (0, 1, 3)
 
 
 def test_a_frozen_process_inside_an_op_is_the_cause_when_all_joined() -> None:
@@ -93,9 +93,9 @@ def test_a_frozen_process_speaks_before_those_it_left_inside() -> None:
     """2 was stopped inside seq 7; its data still let 3 through, and 0 and 1 are left in it."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 2], 13).waits("dp", 8, [3], 12)
     scene.rank(2, state=RankState.SILENT, detail="process 5 is stopped", state_age=11)
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.UNREACHABLE}
-    assert verdict.victims == (0, 1, 3)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.UNREACHABLE}
+    assert diagnosis.victims == (0, 1, 3)
 
 
 def test_a_node_that_went_down_inside_an_op_is_unreachable() -> None:
@@ -103,10 +103,10 @@ def test_a_node_that_went_down_inside_an_op_is_unreachable() -> None:
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     for rank in (2, 3):
         scene.rank(rank, connected=False, as_of_age=11)
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.UNREACHABLE, 3: Reason.UNREACHABLE}
-    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
-    assert verdict.victims == (0, 1)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.UNREACHABLE, 3: Reason.UNREACHABLE}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
+    assert diagnosis.victims == (0, 1)
 
 
 def test_when_nobody_is_heard_of_nobody_is_unreachable() -> None:
@@ -136,8 +136,8 @@ def ending(finished_age: float, **rank_one: object) -> Diagnosis:
 
 def test_a_job_that_ends_does_not_end_at_one_moment() -> None:
     """A job that hung is ended, and the end of rank 3 is heard of first: no more is known."""
-    verdict = ending(3)
-    assert (verdict.suspects, verdict.unknown, verdict.victims) == ((), (3,), (0, 1, 2))
+    diagnosis = ending(3)
+    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (3,), (0, 1, 2))
 
 
 def test_who_waits_on_for_a_rank_that_finished_waits_for_it() -> None:
@@ -157,18 +157,18 @@ def test_a_job_that_may_have_ended_since_nobody_was_heard_of() -> None:
 def test_a_rank_that_moves_elsewhere_is_named_with_less_confidence() -> None:
     """Rank 2 is missing in dp, but keeps going through its own group with 3."""
     scene = missing_two().group("pair", [2, 3]).passed("pair", 80, [3]).waits("pair", 81, [2], 0.2)
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.CPU_STUCK}
-    assert verdict.suspects[0].confidence is Confidence.MEDIUM
-    assert "still active in other groups" in verdict.suspects[0].evidence
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert "still active in other groups" in diagnosis.suspects[0].evidence
 
 
 def test_an_absence_that_has_only_begun_is_not_stuck_for_sure() -> None:
     """Rank 2 was last heard of 1.5 s after the others had come, and the threshold is 5 s."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 6.0)
-    verdict = scene.rank(2, as_of_age=4.5).only()
-    assert named(verdict) == {2: Reason.CPU_STUCK}
-    assert verdict.suspects[0].confidence is Confidence.MEDIUM
+    diagnosis = scene.rank(2, as_of_age=4.5).only()
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
 
 
 def test_a_rank_between_two_collectives_is_not_called_stuck_for_sure() -> None:
@@ -183,26 +183,26 @@ def test_a_mover_is_not_named_beside_a_rank_that_is_stuck() -> None:
     """Ranks 1 and 2 are both missing; 1 makes progress elsewhere, 2 does nothing."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 6, [1, 2]).waits("dp", 7, [0, 3])
     scene.group("pair", [1, 3]).passed("pair", 80, [3]).waits("pair", 81, [1], 0.2)
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.CPU_STUCK}
-    assert verdict.missing == (1, 2)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.missing == (1, 2)
 
 
 # -- missing telemetry -----------------------------------------------------------------------
 
 
 def test_an_agent_that_is_gone_makes_a_rank_unreachable() -> None:
-    """The stream of the missing rank's agent is down, and nobody else is to blame."""
-    verdict = missing_two(connected=False, as_of_age=30).only()
-    assert named(verdict) == {2: Reason.UNREACHABLE}
-    assert verdict.suspects[0].confidence is Confidence.MEDIUM
+    """The stream of the missing rank's agent is down, and nobody else is to suspect."""
+    diagnosis = missing_two(connected=False, as_of_age=30).only()
+    assert named(diagnosis) == {2: Reason.UNREACHABLE}
+    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
 
 
 def test_late_telemetry_makes_a_rank_unreachable_at_most() -> None:
     """Nothing fresh came from the missing rank for 8 s, though its agent is connected."""
-    verdict = missing_two(as_of_age=8).only()
-    assert named(verdict) == {2: Reason.UNREACHABLE}
-    assert verdict.suspects[0].confidence is Confidence.LOW
+    diagnosis = missing_two(as_of_age=8).only()
+    assert named(diagnosis) == {2: Reason.UNREACHABLE}
+    assert diagnosis.suspects[0].confidence is Confidence.LOW
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_late_telemetry_makes_a_rank_unreachable_at_most() -> None:
 )
 def test_a_rank_of_which_too_little_is_known_is_unknown(standing: dict[str, object]) -> None:
     """The missing rank's telemetry has a gap, or no agent ever reported the rank."""
-    verdict = missing_two(**standing).only()
-    assert verdict.suspects == ()
-    assert verdict.unknown == (2,)
-    assert verdict.victims == (0, 1, 3)
+    diagnosis = missing_two(**standing).only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.unknown == (2,)
+    assert diagnosis.victims == (0, 1, 3)
 
 
 @pytest.mark.parametrize("of", [2, 3])
@@ -225,26 +225,26 @@ def test_a_gap_is_that_of_the_rank_and_of_no_other(of: int) -> None:
     """Nobody reports rank 0, so ranks are not where they are in a job that is all there: a gap in
     what 2 told excuses 2, one in what 3 told does not."""
     scene = Scene(4).group("dp", [1, 2, 3]).passed("dp", 6, [2]).waits("dp", 7, [1, 3])
-    verdict = scene.rank(0, declared=False).rank(of, gap=True).only()
-    assert named(verdict) == ({} if of == 2 else {2: Reason.CPU_STUCK})
-    assert verdict.unknown == ((2,) if of == 2 else ())
+    diagnosis = scene.rank(0, declared=False).rank(of, gap=True).only()
+    assert named(diagnosis) == ({} if of == 2 else {2: Reason.CPU_STUCK})
+    assert diagnosis.unknown == ((2,) if of == 2 else ())
 
 
 def test_absence_older_than_the_wait_is_no_absence() -> None:
     """The last word of rank 2 is fresh enough, but from before the others began to wait."""
     scene = Scene(4, threshold_s=1.0).group("dp", range(4))
     scene.passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], age=2.0).rank(2, as_of_age=3.0)
-    verdict = scene.only()
-    assert (verdict.suspects, verdict.unknown) == ((), (2,))
+    diagnosis = scene.only()
+    assert (diagnosis.suspects, diagnosis.unknown) == ((), (2,))
 
 
 def test_an_unknown_rank_lowers_the_confidence_in_others() -> None:
     """Ranks 1 and 2 are missing; 2 is provably stuck, of 1 nothing is known."""
     scene = missing_two().passed("dp", 6, [1]).rank(1, declared=False)
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.CPU_STUCK}
-    assert verdict.suspects[0].confidence is Confidence.MEDIUM
-    assert verdict.unknown == (1,)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert diagnosis.unknown == (1,)
 
 
 # -- more than one group ---------------------------------------------------------------------
@@ -255,21 +255,21 @@ def test_a_cascade_over_two_layers_of_groups_leads_to_its_root() -> None:
     scene = Scene(8).group("tp0", range(4)).group("tp1", range(4, 8)).group("dp", range(8))
     scene.passed("tp0", 4, range(4)).passed("dp", 1, range(8)).passed("tp1", 3, [5])
     scene.waits("tp1", 4, [4, 6, 7], age=12).waits("dp", 2, range(4), age=11.8)
-    verdict = scene.only()
-    assert named(verdict) == {5: Reason.CPU_STUCK}
-    assert verdict.instance == Instance(1, 4)
-    assert verdict.stalled == (StalledOp(1, 4), StalledOp(2, 2))
-    assert verdict.victims == (0, 1, 2, 3, 4, 6, 7)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {5: Reason.CPU_STUCK}
+    assert diagnosis.instance == Instance(1, 4)
+    assert diagnosis.stalled == (StalledOp(1, 4), StalledOp(2, 2))
+    assert diagnosis.victims == (0, 1, 2, 3, 4, 6, 7)
 
 
 def test_a_culprit_outside_the_groups_that_most_wait_in() -> None:
     """0-3 wait in a for 4, which waits in b for 5, which waits in c for 6: only 6 is named."""
     scene = Scene(7).group("a", [0, 1, 2, 3, 4]).group("b", [4, 5]).group("c", [5, 6])
     scene.waits("a", 1, range(4), 10).waits("b", 1, [4], 11).waits("c", 1, [5], 12)
-    verdict = scene.only()
-    assert named(verdict) == {6: Reason.CPU_STUCK}
-    assert verdict.victims == (0, 1, 2, 3, 4, 5)
-    assert verdict.instance == Instance(2, 1)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {6: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1, 2, 3, 4, 5)
+    assert diagnosis.instance == Instance(2, 1)
 
 
 def test_two_independent_roots_are_two_incidents() -> None:
@@ -286,8 +286,8 @@ def test_two_roots_of_one_wait_are_one_incident_by_onset() -> None:
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 3], 10)
     scene.group("pair", [2, 3]).group("other", [0, 1]).waits("dp", 7, [0, 3], 10)
     scene.rank(2, state=RankState.EXITED, state_age=14)
-    verdict = scene.only()
-    assert [blame.rank for blame in verdict.suspects] == [2, 1]
+    diagnosis = scene.only()
+    assert [suspect.rank for suspect in diagnosis.suspects] == [2, 1]
 
 
 def test_a_member_still_in_an_earlier_collective_holds_up_the_later_one() -> None:
@@ -309,9 +309,9 @@ def circle(**rank_zero: object) -> Scene:
 
 def test_who_is_stopped_in_a_circle_is_not_what_closed_it() -> None:
     """Rank 0 was stopped when the circle had stood for 17 s."""
-    verdict = circle(state_age=3, as_of_age=3).only()
-    assert verdict.kind is Kind.ORDER
-    sure = [blame.rank for blame in verdict.suspects if blame.confidence is Confidence.HIGH]
+    diagnosis = circle(state_age=3, as_of_age=3).only()
+    assert diagnosis.kind is Kind.ORDER
+    sure = [suspect.rank for suspect in diagnosis.suspects if suspect.confidence is Confidence.HIGH]
     assert sure == [2]
 
 
@@ -355,7 +355,7 @@ def test_who_may_be_in_something_is_not_stuck_for_sure() -> None:
     scene = Scene(4).group("dp", range(4)).waits("dp", 2, [2, 3], 30).passed("dp", 1, [0, 1])
     scene.group("sub", [0, 1]).waits("sub", 1, [0], 40)
     scene.forgotten.add(("sub", 0))
-    sure = {blame.rank: blame.confidence for blame in scene.only().suspects}
+    sure = {suspect.rank: suspect.confidence for suspect in scene.only().suspects}
     assert sure == {0: Confidence.MEDIUM, 1: Confidence.HIGH}
 
 
@@ -363,20 +363,20 @@ def test_who_may_have_come_is_not_absent() -> None:
     """Ranks 0, 2 and 3 are still in seq 7, and nothing tells whether 1 is."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4), 100)
     scene.forgotten.add(("dp", 1))
-    verdict = scene.only()
-    assert verdict.suspects == ()
-    assert verdict.unknown == (1,)
+    diagnosis = scene.only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.unknown == (1,)
 
 
 def test_two_ranks_in_opposite_order_are_a_cycle() -> None:
     """0 entered a before b, and 1 entered b before a; 2 waits in a too and is a victim."""
     scene = Scene(3).group("a", [0, 1, 2], s3="broadcast").group("b", [0, 1])
     scene.passed("a", 2, [1]).waits("a", 3, [0, 2]).passed("b", 4, [0]).waits("b", 5, [1], 11)
-    verdict = scene.only()
-    assert verdict.kind is Kind.ORDER
-    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
-    assert verdict.victims == (2,)
-    evidence = {blame.rank: blame.evidence for blame in verdict.suspects}
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert diagnosis.victims == (2,)
+    evidence = {suspect.rank: suspect.evidence for suspect in diagnosis.suspects}
     assert evidence[0] == "is in broadcast #3 on a, and has not joined all_reduce #5 on b"
     assert evidence[1] == "is in all_reduce #5 on b, and has not joined broadcast #3 on a"
 
@@ -385,10 +385,10 @@ def test_three_ranks_in_a_circle() -> None:
     """0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c."""
     scene = Scene(3).group("a", [0, 1]).group("b", [1, 2]).group("c", [0, 2])
     scene.waits("a", 1, [0]).waits("b", 1, [1]).waits("c", 1, [2])
-    verdict = scene.only()
-    assert verdict.kind is Kind.ORDER
-    assert named(verdict) == dict.fromkeys(range(3), Reason.ORDER)
-    assert verdict.victims == ()
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == dict.fromkeys(range(3), Reason.ORDER)
+    assert diagnosis.victims == ()
 
 
 def test_opposite_order_among_enqueued_collectives() -> None:
@@ -396,19 +396,19 @@ def test_opposite_order_among_enqueued_collectives() -> None:
     scene = Scene(2).group("a", [0, 1]).group("b", [0, 1])
     scene.waits("a", 1, [0], 12).waits("b", 1, [0], 11)
     scene.waits("b", 1, [1], 12).waits("a", 1, [1], 11)
-    verdict = scene.only()
-    assert verdict.kind is Kind.ORDER
-    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
-    assert "which it entered before all_reduce #1 on b" in verdict.suspects[0].evidence
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert "which it entered before all_reduce #1 on b" in diagnosis.suspects[0].evidence
 
 
 def test_two_ranks_that_only_send_to_each_other_are_a_cycle() -> None:
     """0 and 1 each wait in a send that the other has posted no receive for."""
     scene = Scene(2).group("pp", [0, 1])
     scene.flying(0, "pp", 1, send=True).flying(1, "pp", 0, send=True)
-    verdict = scene.only()
-    assert verdict.kind is Kind.ORDER
-    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
 
 
 def test_who_has_moved_since_may_have_sent() -> None:
@@ -416,8 +416,8 @@ def test_who_has_moved_since_may_have_sent() -> None:
     it has not moved for longer; else it may have sent, and 0 may have received."""
     scene = Scene(2).group("pp", [0, 1]).flying(0, "pp", 1, send=False).rank(0, as_of_age=2)
     assert named(scene.only()) == {1: Reason.CPU_STUCK}
-    verdict = scene.rank(1, moved_age=1.5).only()
-    assert (verdict.suspects, verdict.unknown) == ((), (1,))
+    diagnosis = scene.rank(1, moved_age=1.5).only()
+    assert (diagnosis.suspects, diagnosis.unknown) == ((), (1,))
 
 
 def test_reports_of_different_age_make_no_circle() -> None:
@@ -425,18 +425,18 @@ def test_reports_of_different_age_make_no_circle() -> None:
     scene = Scene(2).group("pp", [0, 1]).rank(0, as_of_age=2)
     scene.flying(0, "pp", 1, send=False).flying(1, "pp", 0, send=False, age=8)
     assert scene.only().kind is Kind.ORDER
-    verdict = scene.rank(1, moved_age=1.5).only()
-    assert (verdict.kind, verdict.suspects) == (Kind.STALL, ())
+    diagnosis = scene.rank(1, moved_age=1.5).only()
+    assert (diagnosis.kind, diagnosis.suspects) == (Kind.STALL, ())
 
 
 def test_a_receive_posted_long_ahead_does_not_make_a_circle() -> None:
     """0 has posted a receive from 1 long ago and is stuck in b for 2; 1 waits for 0 in a."""
     scene = Scene(3).group("pp", [0, 1]).group("a", [0, 1]).group("b", [0, 2])
     scene.flying(0, "pp", 1, send=False, age=14).waits("b", 1, [0], 12).waits("a", 1, [1], 11)
-    verdict = scene.only()
-    assert verdict.kind is Kind.STALL
-    assert named(verdict) == {2: Reason.CPU_STUCK}
-    assert verdict.victims == (0, 1)
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.STALL
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1)
 
 
 # -- everybody joined ------------------------------------------------------------------------
@@ -445,13 +445,13 @@ def test_a_receive_posted_long_ahead_does_not_make_a_circle() -> None:
 def test_a_rank_inside_what_its_peers_completed_is_named_alone() -> None:
     """1-3 completed seq 7 and wait in seq 8 for 0, which never came out of seq 7."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2, 3], 12)
-    verdict = scene.only()
-    assert named(verdict) == {0: Reason.IN_COLLECTIVE_ALONE}
-    assert verdict.suspects[0].confidence is Confidence.HIGH
-    assert verdict.suspects[0].evidence == (
+    diagnosis = scene.only()
+    assert named(diagnosis) == {0: Reason.IN_COLLECTIVE_ALONE}
+    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert diagnosis.suspects[0].evidence == (
         "still inside all_reduce #7 on dp, which ranks 1-3 completed"
     )
-    assert verdict.victims == (1, 2, 3)
+    assert diagnosis.victims == (1, 2, 3)
 
 
 def recovering(report_age: float) -> Scene:
@@ -466,8 +466,8 @@ def test_a_rank_may_have_left_what_its_peers_completed_after_its_last_word(
 ) -> None:
     """A hang has just ended: what 0 told of itself is older than what its peers tell, or hardly
     younger than that, so that its recorder may not have noticed yet."""
-    verdict = recovering(report_age).only()
-    assert (verdict.suspects, verdict.unknown, verdict.victims) == ((), (0,), (1, 2, 3))
+    diagnosis = recovering(report_age).only()
+    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (0,), (1, 2, 3))
 
 
 def test_a_rank_that_is_still_inside_well_after_its_peers_completed_is_named() -> None:
@@ -478,73 +478,73 @@ def test_a_rank_that_is_still_inside_well_after_its_peers_completed_is_named() -
 def test_of_two_left_inside_only_the_one_that_has_told_since_is_named() -> None:
     """2 and 3 completed seq 7; 0 tells that it did not, and 1 has told nothing since."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1], 13).waits("dp", 8, [2, 3], 12)
-    verdict = scene.moved("dp", [2, 3], 2).rank(1, as_of_age=3).only()
-    assert named(verdict) == {0: Reason.IN_COLLECTIVE_ALONE}
+    diagnosis = scene.moved("dp", [2, 3], 2).rank(1, as_of_age=3).only()
+    assert named(diagnosis) == {0: Reason.IN_COLLECTIVE_ALONE}
 
 
 def test_most_of_a_group_left_behind_is_a_weaker_claim() -> None:
     """Only 3 completed seq 7; three ranks that are left inside are hardly three local faults."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 2], 13).waits("dp", 8, [3], 12)
-    verdict = scene.only()
-    assert set(named(verdict)) == {0, 1, 2}
-    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
+    diagnosis = scene.only()
+    assert set(named(diagnosis)) == {0, 1, 2}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
 
 
 def test_an_op_that_does_not_synchronize_lets_its_root_go() -> None:
     """0 and 1 completed a broadcast that 2 and 3 are inside of: nobody can be named for that."""
     scene = Scene(4).group("dp", range(4), s7="broadcast").passed("dp", 7, [0, 1])
-    verdict = scene.waits("dp", 7, [2, 3]).only()
-    assert verdict.suspects == ()
-    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+    diagnosis = scene.waits("dp", 7, [2, 3]).only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
 
 
 def test_a_device_that_never_started_what_its_peers_started() -> None:
     """With timing on: all joined, the devices of 0, 1 and 3 started, the one of 2 did not."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.DEVICE_STUCK}
-    assert verdict.suspects[0].confidence is Confidence.HIGH
-    assert verdict.victims == (0, 1, 3)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.DEVICE_STUCK}
+    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert diagnosis.victims == (0, 1, 3)
 
 
 def test_a_device_may_have_started_after_the_last_word_of_its_rank() -> None:
     """Devices went on a second ago; what is known of 2 is older than that."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).moved("dp", [0, 1, 3], 1)
-    verdict = scene.rank(2, as_of_age=1.5).only()
-    assert (verdict.suspects, verdict.unknown, verdict.victims) == ((), (2,), (0, 1, 3))
+    diagnosis = scene.rank(2, as_of_age=1.5).only()
+    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (2,), (0, 1, 3))
 
 
 def test_a_device_that_has_just_come_out_of_something_else_is_not_stuck() -> None:
     """The others' devices started seq 7 long ago; that of 2 was in another group until now."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).rank(2, moved_age=0.5)
-    verdict = scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).only()
-    assert (verdict.suspects, verdict.unknown) == ((), (2,))
+    diagnosis = scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).only()
+    assert (diagnosis.suspects, diagnosis.unknown) == ((), (2,))
 
 
 def test_without_timing_nobody_is_device_stuck() -> None:
     """2's recorder tells no starts at all: that it has not started proves nothing."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).started("dp", 7, [0, 1, 3])
-    verdict = scene.only()
-    assert verdict.suspects == ()
-    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+    diagnosis = scene.only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
 
 
 def test_a_device_busy_with_another_op_leads_on_to_that() -> None:
     """The device of 2 has not started dp because it is in tp, where it waits for 4."""
     scene = Scene(5).group("dp", range(4)).group("tp", [2, 4]).waits("dp", 7, range(4), 11)
     scene.started("dp", 7, [0, 1, 3]).waits("tp", 1, [2], 12).started("tp", 1, [2])
-    verdict = scene.only()
-    assert named(verdict) == {4: Reason.CPU_STUCK}
-    assert verdict.victims == (0, 1, 2, 3)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {4: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1, 2, 3)
 
 
 def test_all_joined_and_nobody_completes_is_nobodys_fault() -> None:
     """All four ranks are inside seq 7: network or device, and no suspect is invented."""
-    verdict = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).only()
-    assert (verdict.suspects, verdict.victims) == ((), (0, 1, 2, 3))
-    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+    diagnosis = Scene(4).group("dp", range(4)).waits("dp", 7, range(4)).only()
+    assert (diagnosis.suspects, diagnosis.victims) == ((), (0, 1, 2, 3))
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
 
 
 def test_a_late_comer_has_just_arrived() -> None:
@@ -556,8 +556,8 @@ def test_a_late_comer_has_just_arrived() -> None:
 def test_a_rank_left_inside_that_is_not_heard_of_any_more() -> None:
     """0 was left inside seq 7, but its agent is gone: perhaps it has come out since."""
     scene = Scene(3).group("dp", range(3)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2], 12)
-    verdict = scene.rank(0, connected=False, as_of_age=7).only()
-    assert named(verdict) == {0: Reason.UNREACHABLE}
+    diagnosis = scene.rank(0, connected=False, as_of_age=7).only()
+    assert named(diagnosis) == {0: Reason.UNREACHABLE}
 
 
 # -- P2P -------------------------------------------------------------------------------------
@@ -568,11 +568,11 @@ def test_a_chain_of_pipeline_stages_leads_to_the_one_that_does_nothing() -> None
     scene = Scene(4).group("pp", range(4))
     for stage in (0, 1, 2):
         scene.flying(stage, "pp", stage + 1, send=True, age=10 + stage)
-    verdict = scene.only()
-    assert named(verdict) == {3: Reason.CPU_STUCK}
-    assert verdict.victims == (0, 1, 2)
-    assert verdict.op == "send 2->3"
-    assert verdict.suspects[0].evidence == "has posted no recv that matches rank 2 on pp"
+    diagnosis = scene.only()
+    assert named(diagnosis) == {3: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1, 2)
+    assert diagnosis.op == "send 2->3"
+    assert diagnosis.suspects[0].evidence == "has posted no recv that matches rank 2 on pp"
 
 
 def test_a_paired_receive_leads_to_what_its_rank_is_stuck_in() -> None:
@@ -580,23 +580,23 @@ def test_a_paired_receive_leads_to_what_its_rank_is_stuck_in() -> None:
     scene = Scene(3).group("pp", [0, 1]).group("tp", [1, 2])
     scene.flying(0, "pp", 1, send=True, age=11).flying(1, "pp", 0, send=False, age=11)
     scene.waits("tp", 4, [1], 12)
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.CPU_STUCK}
-    assert verdict.victims == (0, 1)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1)
 
 
 def test_a_receive_from_any_source_names_nobody() -> None:
     """1 receives from whoever sends: nobody in particular is missing."""
-    verdict = Scene(3).group("pp", range(3)).flying(1, "pp", -1, send=False).only()
-    assert verdict.suspects == ()
-    assert verdict.reason is Reason.NETWORK_OR_DEVICE
+    diagnosis = Scene(3).group("pp", range(3)).flying(1, "pp", -1, send=False).only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
 
 
 def test_a_receive_from_any_source_matches_a_send() -> None:
     """0's send to 1 is met by 1's receive from any source."""
     scene = Scene(2).group("pp", [0, 1])
     scene.flying(0, "pp", 1, send=True).flying(1, "pp", -1, send=False)
-    assert all(verdict.suspects == () for verdict in scene.find())
+    assert all(diagnosis.suspects == () for diagnosis in scene.find())
 
 
 # -- mismatch --------------------------------------------------------------------------------
@@ -606,23 +606,23 @@ def test_the_minority_of_a_mismatch_is_named() -> None:
     """Three ranks passed all_reduce, 2 passed broadcast: 2 is the suspect, the others victims."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
     fact = Mismatch(0, 7, [all_reduce(0, 1, 3), broadcast(2)], "ops differ", complete=True)
-    verdict = scene.mismatch(fact).only()
-    assert verdict.kind is Kind.MISMATCH
-    assert named(verdict) == {2: Reason.MISMATCH}
-    assert verdict.suspects[0].confidence is Confidence.HIGH
-    assert verdict.victims == (0, 1, 3)
+    diagnosis = scene.mismatch(fact).only()
+    assert diagnosis.kind is Kind.MISMATCH
+    assert named(diagnosis) == {2: Reason.MISMATCH}
+    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert diagnosis.victims == (0, 1, 3)
     words = "called broadcast where ranks 0-1,3 called all_reduce (#7 on dp)"
-    assert verdict.suspects[0].evidence.startswith(words)
-    assert verdict.disagreement == f"rank 2 {words}"
+    assert diagnosis.suspects[0].evidence.startswith(words)
+    assert diagnosis.disagreement == f"rank 2 {words}"
 
 
 def test_a_tie_names_everybody() -> None:
     """Two ranks, two ops: no majority can be wrong about the other."""
     scene = Scene(2).group("dp", [0, 1]).waits("dp", 7, [0, 1])
     scene.mismatch(Mismatch(0, 7, [all_reduce(0), broadcast(1)], "ops differ", complete=True))
-    verdict = scene.only()
-    assert named(verdict) == {0: Reason.MISMATCH, 1: Reason.MISMATCH}
-    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
+    diagnosis = scene.only()
+    assert named(diagnosis) == {0: Reason.MISMATCH, 1: Reason.MISMATCH}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
 
 
 def test_a_mismatch_outranks_the_absence_that_follows_from_it() -> None:
@@ -630,11 +630,11 @@ def test_a_mismatch_outranks_the_absence_that_follows_from_it() -> None:
     scene = Scene(4).group("dp", range(4)).group("tp", [1, 2, 3]).waits("dp", 7, [0], 10)
     scene.waits("tp", 3, [1, 2, 3], 12)
     fact = Mismatch(1, 3, [all_reduce(1, 3), broadcast(2)], "ops differ", complete=True)
-    verdict = scene.mismatch(fact).only()
-    assert verdict.kind is Kind.MISMATCH
-    assert named(verdict) == {2: Reason.MISMATCH}
-    assert verdict.victims == (0, 1, 3)
-    assert verdict.instance == Instance(1, 3)
+    diagnosis = scene.mismatch(fact).only()
+    assert diagnosis.kind is Kind.MISMATCH
+    assert named(diagnosis) == {2: Reason.MISMATCH}
+    assert diagnosis.victims == (0, 1, 3)
+    assert diagnosis.instance == Instance(1, 3)
 
 
 def test_only_the_first_mismatch_of_a_group_counts() -> None:
@@ -649,9 +649,9 @@ def test_only_the_first_mismatch_of_a_group_counts() -> None:
 def test_sums_that_do_not_balance_name_all_with_little_confidence() -> None:
     """An all_to_all whose members all look alike but put in more than they take out."""
     scene = Scene(2).group("ep", [0, 1]).waits("ep", 1, [0, 1])
-    verdict = scene.mismatch(Mismatch(0, 1, [all_reduce(0, 1)], "+8", complete=True)).only()
-    assert set(named(verdict)) == {0, 1}
-    assert {blame.confidence for blame in verdict.suspects} == {Confidence.LOW}
+    diagnosis = scene.mismatch(Mismatch(0, 1, [all_reduce(0, 1)], "+8", complete=True)).only()
+    assert set(named(diagnosis)) == {0, 1}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.LOW}
 
 
 # -- nothing to tell -------------------------------------------------------------------------
@@ -678,9 +678,9 @@ def test_sixteen_thousand_ranks_waiting_for_one() -> None:
     """Size alone changes nothing: one missing rank of 16,384 is found, all others are victims."""
     scene = Scene(16_384).group("world", range(16_384)).passed("world", 6, [7_777])
     others = np.delete(np.arange(16_384), 7_777).tolist()
-    verdict = scene.waits("world", 7, others).only()
-    assert named(verdict) == {7_777: Reason.CPU_STUCK}
-    assert len(verdict.victims) == 16_383
+    diagnosis = scene.waits("world", 7, others).only()
+    assert named(diagnosis) == {7_777: Reason.CPU_STUCK}
+    assert len(diagnosis.victims) == 16_383
 
 
 # -- dumps that lack something ---------------------------------------------------------------
@@ -690,17 +690,17 @@ def test_a_member_whose_marks_are_hidden_is_unknown() -> None:
     """Rank 2 shows nothing of seq 7, but its dump has lost all it knew of the group."""
     scene = missing_two()
     scene.hidden.add(("dp", 2))
-    verdict = scene.only()
-    assert (named(verdict), verdict.unknown) == ({}, (2,))
+    diagnosis = scene.only()
+    assert (named(diagnosis), diagnosis.unknown) == ({}, (2,))
 
 
 def test_a_circle_of_collectives_stands_whatever_an_unknown_rank_does() -> None:
     """0 and 1 entered tp and dp in opposite orders; both also wait for 2, of which nobody knows."""
     scene = Scene(3).group("tp", range(3)).group("dp", range(3)).rank(2, declared=False)
-    verdict = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).only()
-    assert named(verdict) == {0: Reason.ORDER, 1: Reason.ORDER}
-    assert {blame.confidence for blame in verdict.suspects} == {Confidence.MEDIUM}
-    assert verdict.unknown == (2,)
+    diagnosis = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).only()
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
+    assert diagnosis.unknown == (2,)
 
 
 def test_a_circle_of_collectives_stands_whatever_never_completes_elsewhere() -> None:
@@ -714,9 +714,9 @@ def test_a_circle_of_collectives_stands_whatever_never_completes_elsewhere() -> 
 def test_who_enters_in_another_order_than_most_is_surer_the_cause() -> None:
     """0 entered dp before tp, 1, 2 and 3 the other way round."""
     scene = Scene(4).group("tp", range(4)).group("dp", range(4))
-    verdict = scene.waits("dp", 1, [0]).waits("tp", 1, [1, 2, 3]).only()
-    assert verdict.kind is Kind.ORDER
-    assert {blame.rank: blame.confidence for blame in verdict.suspects} == {
+    diagnosis = scene.waits("dp", 1, [0]).waits("tp", 1, [1, 2, 3]).only()
+    assert diagnosis.kind is Kind.ORDER
+    assert {suspect.rank: suspect.confidence for suspect in diagnosis.suspects} == {
         0: Confidence.HIGH, 1: Confidence.MEDIUM, 2: Confidence.MEDIUM, 3: Confidence.MEDIUM
     }  # fmt: skip
 
@@ -725,8 +725,8 @@ def test_a_circle_is_not_called_while_a_younger_wait_may_explain_it() -> None:
     """As before, but 0 has a younger op in flight, to which the unknown rank may not have come."""
     scene = Scene(4).group("tp", range(3)).group("dp", range(3)).group("cp", [0, 3])
     scene.rank(2, declared=False).rank(3, declared=False)
-    verdict = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).waits("cp", 1, [0], age=11).only()
-    assert (named(verdict), verdict.unknown) == ({}, (2,))
+    diagnosis = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).waits("cp", 1, [0], age=11).only()
+    assert (named(diagnosis), diagnosis.unknown) == ({}, (2,))
 
 
 @pytest.mark.parametrize(("gone_age", "first"), [(3, Reason.DEVICE_STUCK), (9, Reason.EXITED)])
@@ -754,10 +754,10 @@ def test_a_circle_outlives_the_ranks_that_wait_for_it(gone_age: float, first: Re
 def test_a_device_that_stands_still_is_named_although_a_rank_is_unknown() -> None:
     """0 and 1 have started seq 7, the device of 2 has not, and of 3 nobody knows."""
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(3)).rank(3, declared=False)
-    verdict = scene.started("dp", 7, [0, 1]).started("dp", 6, [2]).only()
-    assert named(verdict) == {2: Reason.DEVICE_STUCK}
-    assert verdict.suspects[0].confidence is Confidence.MEDIUM
-    assert verdict.unknown == (3,)
+    diagnosis = scene.started("dp", 7, [0, 1]).started("dp", 6, [2]).only()
+    assert named(diagnosis) == {2: Reason.DEVICE_STUCK}
+    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert diagnosis.unknown == (3,)
 
 
 @pytest.mark.parametrize(

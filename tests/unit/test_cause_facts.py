@@ -26,9 +26,9 @@ def test_what_does_not_match_after_the_first_is_its_consequence(seqs: tuple[int,
     scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4), ahead=1)
     for seq in seqs:
         scene.mismatch(fact(0, seq, odd=2 if seq == 7 else 1))
-    verdict = scene.only()
-    assert (verdict.kind, verdict.instance) == (Kind.MISMATCH, Instance(0, 7))
-    assert named(verdict) == {2: Reason.MISMATCH}
+    diagnosis = scene.only()
+    assert (diagnosis.kind, diagnosis.instance) == (Kind.MISMATCH, Instance(0, 7))
+    assert named(diagnosis) == {2: Reason.MISMATCH}
 
 
 def test_a_rank_that_two_groups_disagree_with_is_one_incident() -> None:
@@ -36,8 +36,8 @@ def test_a_rank_that_two_groups_disagree_with_is_one_incident() -> None:
     scene = Scene(4).group("dp", range(4)).group("tp", range(4))
     scene.passed("dp", 7, range(4)).passed("tp", 3, range(4))
     scene.mismatch(fact(0, 7, odd=2)).mismatch(fact(1, 3, odd=2))
-    verdict = scene.only()
-    assert named(verdict) == {2: Reason.MISMATCH}
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.MISMATCH}
 
 
 def test_ranks_that_two_groups_disagree_with_apart_are_two() -> None:
@@ -45,7 +45,7 @@ def test_ranks_that_two_groups_disagree_with_apart_are_two() -> None:
     scene = Scene(4).group("dp", range(4)).group("tp", range(4))
     scene.passed("dp", 7, range(4)).passed("tp", 3, range(4))
     scene.mismatch(fact(0, 7, odd=2)).mismatch(fact(1, 3, odd=1))
-    assert [set(named(verdict)) for verdict in scene.find()] == [{2}, {1}]
+    assert [set(named(diagnosis)) for diagnosis in scene.find()] == [{2}, {1}]
 
 
 def test_a_mismatch_and_a_stall_of_one_rank_are_one_incident() -> None:
@@ -53,9 +53,9 @@ def test_a_mismatch_and_a_stall_of_one_rank_are_one_incident() -> None:
     scene = Scene(4).group("dp", range(4)).group("tp", range(4))
     scene.passed("dp", 7, range(4)).passed("tp", 2, [2]).waits("tp", 3, [0, 1, 3])
     scene.mismatch(fact(0, 7, odd=2))
-    verdict = scene.only()
-    assert set(named(verdict)) == {2}
-    assert verdict.victims == (0, 1, 3)
+    diagnosis = scene.only()
+    assert set(named(diagnosis)) == {2}
+    assert diagnosis.victims == (0, 1, 3)
 
 
 @pytest.mark.parametrize(

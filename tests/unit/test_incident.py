@@ -140,35 +140,40 @@ def left_inside() -> tuple[Snapshot, StallTable, Diagnosis]:
     any collective; two groups are stalled."""
     scene = Scene(4).group("dp", range(4)).group("tp", [0, 1])
     scene.passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
-    (verdict,) = scene.find()
-    assert {blame.reason for blame in verdict.suspects} == {Reason.IN_COLLECTIVE_ALONE}
-    return scene.snapshot(), scene.stalls(), verdict
+    (diagnosis,) = scene.find()
+    assert {suspect.reason for suspect in diagnosis.suspects} == {Reason.IN_COLLECTIVE_ALONE}
+    return scene.snapshot(), scene.stalls(), diagnosis
 
 
 def looked(looks: Sequence[tuple[float, Sequence[Diagnosis]]]) -> list[list[Change]]:
-    """What is told when verdicts are as they are so many seconds from now."""
+    """What is told when diagnoses are as they are so many seconds from now."""
     snapshot, stalls, _ = left_inside()
     policy, life = Policy(), lifetime_of(Policy())
     tracker = Tracker(snapshot.key, [life])
     events = []
-    for seconds, verdicts in looks:
+    for seconds, diagnoses in looks:
         now = replace(snapshot, now=AlignedNs(snapshot.now + round(seconds * 1e9)))
-        look = look_at(now, stalls, verdicts, policy, Known(), since=AlignedNs(0))
+        look = look_at(now, stalls, diagnoses, policy, Known(), since=AlignedNs(0))
         events.append(changes(tracker.update(life, look, room=10)))
     return events
 
 
 def test_what_passes_is_told_when_it_has_not_passed() -> None:
-    """A verdict that reports of different age could fake stands for 1.5 s, while it grows."""
-    *_, verdict = left_inside()
-    larger = replace(verdict, stalled=(StalledOp(0, 7), StalledOp(1, 3)))
-    assert looked([(0, [verdict]), (1, [larger]), (1.5, [larger])]) == [[], [], [OPENED]]
+    """A diagnosis that reports of different age could fake stands for 1.5 s, while it grows."""
+    *_, diagnosis = left_inside()
+    larger = replace(diagnosis, stalled=(StalledOp(0, 7), StalledOp(1, 3)))
+    assert looked([(0, [diagnosis]), (1, [larger]), (1.5, [larger])]) == [[], [], [OPENED]]
 
 
 def test_what_passed_is_not_held_against_what_comes_again() -> None:
-    """The same verdict twice, two seconds apart, and all was well in between."""
-    *_, verdict = left_inside()
-    assert looked([(0, [verdict]), (1, []), (2, [verdict]), (3, [verdict])]) == [[], [], [], []]
+    """The same diagnosis twice, two seconds apart, and all was well in between."""
+    *_, diagnosis = left_inside()
+    assert looked([(0, [diagnosis]), (1, []), (2, [diagnosis]), (3, [diagnosis])]) == [
+        [],
+        [],
+        [],
+        [],
+    ]
 
 
 def test_somebody_is_named_at_once_where_nobody_was() -> None:

@@ -78,8 +78,8 @@ def two_gone(apart_ms: float) -> Scene:
 
 
 def told(snapshot: Snapshot, scene: Scene) -> Finding:
-    (verdict,) = diagnose(snapshot, scene.stalls())
-    claim = claim_of(snapshot, verdict, Policy())
+    (diagnosis,) = diagnose(snapshot, scene.stalls())
+    claim = claim_of(snapshot, diagnosis, Policy())
     finding = Finding(
         "id",
         Kind.STALL,
@@ -155,8 +155,8 @@ def test_when_not_all_can_be_named_the_surest_are() -> None:
     """3 entered dp before tp, the other five the other way round, and two may be named."""
     scene = Scene(6).group("tp", range(6)).group("dp", range(6))
     snapshot = scene.waits("dp", 1, [3]).waits("tp", 1, [0, 1, 2, 4, 5]).snapshot()
-    (verdict,) = diagnose(snapshot, scene.stalls())
-    named = claim_of(snapshot, verdict, Policy(max_suspects=2)).suspects
+    (diagnosis,) = diagnose(snapshot, scene.stalls())
+    named = claim_of(snapshot, diagnosis, Policy(max_suspects=2)).suspects
     assert [(suspect.rank, suspect.confidence.value) for suspect in named] == [
         (0, "medium"),
         (3, "high"),
@@ -179,10 +179,10 @@ def test_one_agent_alone_does_not_convict_a_rank_of_another(
 ) -> None:
     """Rank 3 is inside what all others are done with, as the agents of these say."""
     scene = Scene(4).group("dp", range(4)).passed("dp", 7, [0, 1, 2]).waits("dp", 7, [3])
-    (verdict,) = diagnose(under(scene.snapshot(), agents, [0.0] * 4), scene.stalls())
-    (blame,) = verdict.suspects
-    assert (blame.rank, blame.reason) == (3, Reason.IN_COLLECTIVE_ALONE)
-    assert blame.confidence is confidence
+    (diagnosis,) = diagnose(under(scene.snapshot(), agents, [0.0] * 4), scene.stalls())
+    (suspect,) = diagnosis.suspects
+    assert (suspect.rank, suspect.reason) == (3, Reason.IN_COLLECTIVE_ALONE)
+    assert suspect.confidence is confidence
 
 
 @pytest.mark.parametrize(("connected", "lost"), [(True, [0]), (False, [])])

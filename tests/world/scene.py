@@ -215,10 +215,10 @@ class Scene:
         return diagnose(self.snapshot(), self.stalls(), threshold_s=lambda group: self.threshold_s)
 
     def only(self) -> Diagnosis:
-        """The verdict of a scene that is one incident."""
-        (verdict,) = self.find()
-        return verdict
+        """The diagnosis of a scene that is one incident."""
+        (diagnosis,) = self.find()
+        return diagnosis
 
 
-def named(verdict: Diagnosis) -> dict[int, Reason]:
-    return {blame.rank: blame.reason for blame in verdict.suspects}
+def named(diagnosis: Diagnosis) -> dict[int, Reason]:
+    return {suspect.rank: suspect.reason for suspect in diagnosis.suspects}

@@ -1,11 +1,14 @@
 """Which open finding each claim of one look is about: a pure function.
 
-A claim continues the finding that is most like it: first one that names the same ranks (for kinds
-that keep their cause), then the one with which it shares most anchors. No two claims continue the
-same finding, and what is paired at one look is paired alike at the next. Findings that are left
-over and like a claim have become one with it. A claim that is left over although a finding is like
-it is a part of what was seen as a whole: late telemetry, or an agent that went away, hides what
-holds the parts together. Such a claim is news only if it says more than the whole does.
+A claim and a finding match if they share anchors or, for kinds that keep their cause, name the same
+rank. Pairing is stable from look to look:
+
+1. A claim continues the finding that matches best: a common rank counts more than anchors, many
+   common anchors count more than few. No two claims continue the same finding.
+2. A finding that is left over merges into the claim that it matches.
+3. A claim that is left over, although a finding matches it, is a part of an incident that was seen
+   as a whole: late telemetry, or an agent that went away, hides what connects the parts. Such a
+   claim is news only if its cause is at least as sure as the cause of the whole.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ class Pairing:
     same: list[OpenFinding] = field(default_factory=list)
     """Findings that the claim continues, or merges into one; oldest first."""
     parts_of: list[OpenFinding] = field(default_factory=list)
-    """Findings that are like the claim but that another claim continues."""
+    """Findings that match the claim but that another claim continues."""
 
     @property
     def is_news(self) -> bool:
-        """It names ranks, or says that no rank is the cause, as surely as what it is a part of."""
+        """The claim names ranks at least as surely as the findings of which it is a part, or
+        says that no rank is the cause."""
         if not self.parts_of or self.claim.reason is not None:
             return True
         known = max(builder.surest(tracked.suspects) for tracked in self.parts_of)
@@ -87,7 +91,7 @@ def _links(
 
 
 def _follows(claim: Claim, loss: OpenFinding) -> bool:
-    """It began after a loss, or names only ranks that have exited too."""
+    """The claim began after a loss, or names only ranks that have exited too."""
     return claim.since >= loss.since or claim.is_of_exited
 
 

@@ -37,12 +37,12 @@ from frd.model import (
 )
 
 _CHANGE_OF_MIND_NS = 1_500_000_000
-"""How long other suspects must be seen before they replace the present ones."""
+"""How long looks must show other suspects before these replace the present ones."""
 
 
 @dataclass(slots=True)
 class Rivals:
-    """Other suspects that the latest looks have shown, and since when."""
+    """Other suspects that the latest looks showed, and since when."""
 
     named: frozenset[tuple[int, Reason]] = frozenset()
     since: AlignedNs | None = None
@@ -130,7 +130,7 @@ class OpenFinding:
         )
 
     def is_over(self, look: Look, life: Lifetime) -> bool:
-        """No look has shown it for its `close_after_s`, and this look could have shown it."""
+        """No look has shown the finding for its `close_after_s`, and this look could have."""
         if self.seen >= look.at or self.finding.kind in life.final:
             return False
         after_s, since = life.close_after_s, self.seen
@@ -237,7 +237,7 @@ class OpenFinding:
         return lasted and builder.surest(suspects) > builder.surest(self.suspects)
 
     def _is_about(self, claim: Claim) -> bool:
-        """The claim is about the finding's collective, or that one is stuck no more."""
+        """The claim is about the finding's collective, or that collective is no longer stuck."""
         anchor = anchor_of(self.finding.collective)
         return anchor not in claim.anchors or anchor == anchor_of(claim.collective)
 
@@ -281,7 +281,7 @@ class OpenFinding:
         return self._report(finding, look.at)
 
     def escalate(self, look: Look, life: Lifetime) -> list[FindingEvent]:
-        """It becomes critical when it has lasted. A restored finding has to be seen again first:
+        """Make the finding critical when it has lasted. A look must show a restored finding first:
         the job may have gone on while the service was down."""
         if self.finding.kind in life.final and look.exited & (
             self.named or {*self.finding.victims}

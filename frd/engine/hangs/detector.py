@@ -1,8 +1,9 @@
-"""Detects what stands still and which ranks are lost: when to look, and what to claim.
+"""Detects hangs and lost ranks: decides when to look, and what to claim.
 
-While all is well a look costs one cheap question. A snapshot is taken, and causes are sought, only
-while something is stuck, lost, mismatched or open. Looks at a big job are spaced by its size, so
-that a hanging job of 16,384 ranks leaves the processor to the sessions that receive its reports.
+In a healthy job a look costs a few cheap checks. The detector takes a snapshot and looks for
+causes only while something is stuck, lost, mismatched or open. The pause between two looks grows
+with the job, so that a hanging job of 16,384 ranks leaves the processor to the sessions that
+receive its reports.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from frd.engine.state.snapshot import Mismatch, Snapshot, StallTable
 from frd.model import AlignedNs, CollectiveRef, Kind
 
 _CONFIRM_S: Final = 1.5
-"""How long a claim must last that reports of different age could fake."""
+"""How long a claim must last if reports of different age could fake it."""
 _LOOK_AGAIN_NS: Final = 1_000_000_000
-"""How often to look although nothing was reported: telemetry gets late, claims get confirmed."""
+"""How often to look if nothing new was reported: telemetry becomes late, and claims last."""
 _PAUSE_NS_PER_RANK: Final = 125_000
-"""The least time between two looks, by ranks."""
+"""The least time between two looks, per rank of the job."""
 _OLD_NEWS_NS: Final = 30_000_000_000
 """A rank that exited this long before the service heard of the attempt was reported before."""
 
@@ -85,7 +86,7 @@ class HangDetector:
         )
 
     def last_look(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look:
-        """Another attempt of the job has begun: what is known of the end of this one."""
+        """How this attempt ended, now that another attempt of the job has begun."""
         snapshot = attempt.snapshot(now)
         gone = bad_exits(snapshot)
         return _look(snapshot, gone, self._policy, known, _news_since(attempt), final=True)
@@ -93,7 +94,7 @@ class HangDetector:
     def _ripe(
         self, mismatches: Sequence[Mismatch], stalled: StallTable, now: AlignedNs
     ) -> list[Mismatch]:
-        """Mismatches that may be claimed: all members came, or had time to come."""
+        """Mismatches that may be claimed: all members joined, or had time to join."""
         self._mismatches = {
             (mismatch.group, mismatch.seq): self._mismatches.get(
                 (mismatch.group, mismatch.seq), now
@@ -120,7 +121,7 @@ def look_at(
     *,
     since: AlignedNs,
 ) -> Look:
-    """What the tracker needs of one look; exits before `since` are no news."""
+    """What the tracker needs of one look; exits before `since` are not reported."""
     gone = bad_exits(snapshot)
     look = _look(snapshot, gone, policy, known, since, final=False)
     stuck = {
