@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from frd.flight import Dump, Entry
 from frd.model import AttemptKey, Flags
 from frd_agent.recorder.naming import KnownGroup, Naming
-from frd_agent.recorder.transitions import Ring
+from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 
 T0 = 1_700_000_000_000_000_000
@@ -58,8 +58,8 @@ class Recorder:
             self.entries[i] = Entry(**fields | {"retired": True})
 
     def dump(self) -> Dump:
-        ring = self.entries[-self.capacity :]
-        return Dump(source="", version="2.10", entries=tuple(ring))
+        tracker = self.entries[-self.capacity :]
+        return Dump(source="", version="2.10", entries=tuple(tracker))
 
 
 def naming() -> Naming:
@@ -75,7 +75,7 @@ def test_every_transition_is_told_once_and_in_order(
     steps: list[tuple[str, int]], capacity: int
 ) -> None:
     """Ops of three groups start and end in any order; dumps are taken at any time, and overrun."""
-    recorder, ring, names = Recorder(capacity), Ring(), naming()
+    recorder, tracker, names = Recorder(capacity), RecorderTracker(), naming()
     joined: defaultdict[int, list[int]] = defaultdict(list)
     completed: defaultdict[int, list[int]] = defaultdict(list)
     lost = 0
@@ -89,7 +89,7 @@ def test_every_transition_is_told_once_and_in_order(
             dump = recorder.dump()
             if before is None and dump.entries:
                 before = dump.entries[0].record_id
-            diff = ring.apply(dump, LATER, names)
+            diff = tracker.apply(dump, LATER, names)
             lost += diff.lost
             for group, seq, _, flags, *_ in diff.rows:
                 if flags & Flags.JOINED:
@@ -101,17 +101,17 @@ def test_every_transition_is_told_once_and_in_order(
     assert sum(map(len, joined.values())) + lost + (before or 0) == len(recorder.entries)
     for group, seqs in completed.items():
         assert set(seqs) <= set(joined[group])
-    for progress in ring.groups:
-        marks = progress.marks
-        assert marks.completed <= marks.enqueued
-        assert (marks.completed < marks.enqueued) == (marks.head_created_ns > 0)
+    for progress in tracker.groups:
+        watermarks = progress.watermarks
+        assert watermarks.completed <= watermarks.enqueued
+        assert (watermarks.completed < watermarks.enqueued) == (watermarks.head_created_ns > 0)
 
 
 @given(steps=STEPS)
 @settings(max_examples=80, deadline=None)
 def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> None:
     """The ring is large enough: all that happened is told, however it was cut into dumps."""
-    recorder, ring, names = Recorder(10_000), Ring(), naming()
+    recorder, tracker, names = Recorder(10_000), RecorderTracker(), naming()
     told: defaultdict[tuple[str, int], Flags] = defaultdict(lambda: Flags(0))
     for what, n in [*steps, ("dump", 0)]:
         if what == "enter":
@@ -119,7 +119,7 @@ def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> Non
         elif what == "finish":
             recorder.finish(n)
         else:
-            for group, seq, _, flags, *_ in ring.apply(recorder.dump(), LATER, names).rows:
+            for group, seq, _, flags, *_ in tracker.apply(recorder.dump(), LATER, names).rows:
                 name = names._dictionary.groups[group].info.name
                 assert not told[name, seq] & flags
                 told[name, seq] |= Flags(flags)
@@ -136,8 +136,8 @@ def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> Non
 
 def test_a_dump_taken_twice_tells_nothing_new() -> None:
     """The same dump again, under another source, tells nothing."""
-    recorder, ring, names = Recorder(100), Ring(), naming()
+    recorder, tracker, names = Recorder(100), RecorderTracker(), naming()
     recorder.enter(0)
     dump = recorder.dump()
-    assert ring.apply(dump, LATER, names).rows
-    assert not ring.apply(replace(dump, source="again"), LATER + 1, names).rows
+    assert tracker.apply(dump, LATER, names).rows
+    assert not tracker.apply(replace(dump, source="again"), LATER + 1, names).rows

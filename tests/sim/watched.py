@@ -30,9 +30,9 @@ from frd_agent.memory.target import Reading
 from frd_agent.ranks.exits import ended_at, exit_info, state_after
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, RawKey
 from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Recorders
 from frd_agent.recorder.rows import columns
-from frd_agent.recorder.standing import raw_of, stand
 from frd_agent.recorder.worker_server import Refused, Silent
 from tests.sim.job import SimRank
 from tests.world.clocks import S
@@ -164,9 +164,9 @@ class Watched:
     def _show(self) -> bool:
         shown = (self._recorders.revision, self._published_mono_ns, self._published_at_ns)
         if shown != self._shown:
-            standing = stand(self._recorders.rings, self._raw, self._published_at_ns)
-            self._agent.current.set_standing(self.number, standing)
-            self._shown, self._is_exact = shown, standing.exact
+            progress = live_progress(self._recorders.trackers, self._raw, self._published_at_ns)
+            self._agent.current.set_progress(self.number, progress)
+            self._shown, self._is_exact = shown, progress.exact
         return self._is_exact
 
     def _judge(self) -> None:
@@ -203,7 +203,7 @@ class Watched:
             self.recorded += len(reading.rows)
             self.joined += sum(row[3] & 1 for row in reading.rows)
         self.lost += reading.lost
-        self._watch.dumped(raw_of(self._recorders.rings), reading.entries)
+        self._watch.dumped(raw_counters(self._recorders.trackers), reading.entries)
         if reading.unread:
             self._watch.retry()
         self._agent.current.set_channels(self._recorders.channels(self.number))

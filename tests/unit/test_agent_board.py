@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frd.model import AttemptKey, NodeNs, RankInfo
-from frd_agent.recorder.progress import Marks
+from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import channel_columns
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
@@ -17,8 +17,8 @@ def current() -> CurrentState:
     return CurrentState(lambda rank: rank % 2)
 
 
-def waiting(since_s: float) -> Marks:
-    return Marks(7, -1, 6, NOW - round(since_s * S))
+def waiting(since_s: float) -> GroupWatermarks:
+    return GroupWatermarks(7, -1, 6, NOW - round(since_s * S))
 
 
 def test_a_new_stream_is_told_of_ranks_at_rest() -> None:
@@ -46,7 +46,7 @@ def test_a_message_tells_of_one_attempt() -> None:
     """Ranks of two attempts have moved: their watermarks go out apart."""
     known = current()
     for rank in range(4):
-        known.set_marks(rank, 0, Marks(7, -1, 7))
+        known.set_watermarks(rank, 0, GroupWatermarks(7, -1, 7))
     told = [known.next_watermarks(NOW), known.next_watermarks(NOW)]
     assert known.next_watermarks(NOW) is None
     ranks = {one.attempt_index: one.columns.rank.tolist() for one in told if one is not None}
@@ -56,26 +56,26 @@ def test_a_message_tells_of_one_attempt() -> None:
 def test_who_waited_once_hides_nobody_who_waits_now() -> None:
     """Rank 0 is done with what it waited in; rank 2 has waited for two seconds."""
     known = current()
-    known.set_marks(0, 0, waiting(30))
-    known.set_marks(0, 0, Marks(7, -1, 7))
+    known.set_watermarks(0, 0, waiting(30))
+    known.set_watermarks(0, 0, GroupWatermarks(7, -1, 7))
     assert not known.someone_waits(NOW)
-    known.set_marks(2, 0, waiting(2))
+    known.set_watermarks(2, 0, waiting(2))
     assert known.someone_waits(NOW)
 
 
 def test_who_has_waited_for_long_is_no_news() -> None:
     """Nor is who has only begun to."""
     known = current()
-    known.set_marks(0, 0, waiting(0.5))
+    known.set_watermarks(0, 0, waiting(0.5))
     assert not known.someone_waits(NOW)
-    known.set_marks(0, 0, waiting(61))
+    known.set_watermarks(0, 0, waiting(61))
     assert not known.someone_waits(NOW)
 
 
 def test_nothing_is_told_of_a_rank_that_is_forgotten() -> None:
     """It moved, and was superseded before anybody was told."""
     known = current()
-    known.set_marks(0, 0, waiting(1))
+    known.set_watermarks(0, 0, waiting(1))
     known.set_as_of(0, NOW)
     known.forget(0)
     assert known.next_watermarks(NOW) is None

@@ -8,7 +8,7 @@ from frd.flight import Dump, Entry
 from frd.model import NodeNs, NodeRawNs, WatermarkColumns
 from frd.wire import MAX_READINGS, MAX_SLACK_NS, ClockHello, Goodbye, Watermarks
 from frd_agent.counters import Counters
-from frd_agent.recorder.transitions import Ring
+from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.node_clock import STEP_NS, Clock, ClockReading, read_clocks
 from tests.unit.test_transitions import naming
@@ -137,7 +137,7 @@ def entry(created_ns: int) -> Entry:
 def test_an_entry_from_before_a_step_back_is_read() -> None:
     """A rank joins and the clock is set back by an hour: its entry is no younger than the dump."""
     for created, read in ((T0 - MS, 0), (T0 + S, 0), (T0 - S, 1), (T0 + 3600 * S, 1)):
-        ring = Ring()
+        tracker = RecorderTracker()
         dump = Dump(source="test", version="2.10", entries=(entry(created),))
-        assert len(ring.apply(dump, T0, naming("0")).rows) == read
-        assert ring.is_whole == bool(read)
+        assert len(tracker.apply(dump, T0, naming("0")).rows) == read
+        assert tracker.is_whole == bool(read)

@@ -39,7 +39,7 @@ from frd.wire import (
 )
 from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading
-from frd_agent.recorder.progress import Marks
+from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rows import columns
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary, StreamIndexes
@@ -106,7 +106,7 @@ def test_rows_come_before_watermarks_and_statuses_last() -> None:
     """All is new on a first stream: the order is what watermarks and statuses rely on."""
     agent, service = Agent(), Service()
     agent.current.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
-    agent.current.set_marks(agent.ranks[0], agent.group, Marks(2, -1, 1, NOW))
+    agent.current.set_watermarks(agent.ranks[0], agent.group, GroupWatermarks(2, -1, 1, NOW))
     agent.current.set_as_of(agent.ranks[0], NOW)
     agent.outbox.record(agent.rows(0, 1, 2))
     agent.dispatch.open(knows_nothing=True)
@@ -178,7 +178,7 @@ def test_a_resync_repeats_what_is_true_on_the_same_stream() -> None:
     """Nothing is declared twice: the stream's dictionary is still there."""
     agent, service = Agent(), Service()
     agent.current.set_status(RankStatus(agent.ranks[0], RankState.LIVE, NOW))
-    agent.current.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
+    agent.current.set_watermarks(agent.ranks[0], agent.group, GroupWatermarks(7, -1, 7))
     agent.dispatch.open(knows_nothing=True)
     service.listen(agent.dispatch)
     agent.dispatch.resync()
@@ -193,7 +193,7 @@ def test_only_what_changed_is_said_again() -> None:
     channels = p2p_ops(agent.ranks[0], (agent.group, 1, True, 1, NOW))
     for _ in range(2):
         agent.current.set_status(status)
-        agent.current.set_marks(agent.ranks[0], agent.group, Marks(7, -1, 7))
+        agent.current.set_watermarks(agent.ranks[0], agent.group, GroupWatermarks(7, -1, 7))
         agent.current.set_as_of(agent.ranks[0], NOW)
         agent.current.set_channels(channels)
     assert kinds(service.listen(agent.dispatch)) == ["ChannelColumns", "Watermarks", "Statuses"]

@@ -17,7 +17,7 @@ from frd.offline.analysis.clocks import clocks_of
 from frd.offline.analysis.rows import Rows, rows_of
 from frd.offline.analysis.watermarks import marks_of
 from frd_agent.recorder.naming import KnownGroup, Naming
-from frd_agent.recorder.transitions import Ring
+from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 from tests import corpus
 
@@ -38,13 +38,13 @@ def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
         marks = marks_of(rows, rows.calls.created_ns, clocks_of(rows))
         channels = channels_of(rows, dict.fromkeys(rows.ranks, 0))
         for rank in rows.ranks:
-            ring, names = read(trace, rank)
-            assert agent_marks(ring, names) == {
+            tracker, names = read(trace, rank)
+            assert agent_watermarks(tracker, names) == {
                 name: (int(marks.enqueued[pair]), int(marks.completed[pair]))
                 for name, pair in known_pairs(rows, rank, marks.first_seq)
             }
             mine = channels.rank == rank
-            seen = ring.channels(0)
+            seen = tracker.channels(0)
             assert sorted(
                 zip(
                     [names[group] for group in seen.group.tolist()],
@@ -64,9 +64,9 @@ def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
             )
 
 
-def agent_marks(ring: Ring, names: dict[int, str]) -> dict[str, tuple[int, int]]:
+def agent_watermarks(tracker: RecorderTracker, names: dict[int, str]) -> dict[str, tuple[int, int]]:
     """Last seq joined and completed, of groups with collectives."""
-    marks = {names[progress.group]: progress.marks for progress in ring.groups}
+    marks = {names[progress.group]: progress.watermarks for progress in tracker.groups}
     return {name: (of.enqueued, of.completed) for name, of in marks.items() if of.enqueued >= 0}
 
 
@@ -77,19 +77,19 @@ def known_pairs(rows: Rows, rank: int, first_seq: np.ndarray) -> Iterator[tuple[
             yield rows.series[int(rows.pair_series[pair])].info.name, pair
 
 
-def read(trace: Trace, rank: int) -> tuple[Ring, dict[int, str]]:
+def read(trace: Trace, rank: int) -> tuple[RecorderTracker, dict[int, str]]:
     """The recorder of a rank, read as it fills; and the names of its groups by index."""
     dictionary = Dictionary()
     naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), trace.world_size))
     naming.replace({info.name: KnownGroup(info.desc, info.ranks) for info in trace.groups})
-    ring, one = Ring(), trace.ranks[rank]
+    tracker, one = RecorderTracker(), trace.ranks[rank]
     cuts = [round(len(one) * part / DUMPS) for part in range(1, DUMPS + 1)]
     for before, end in pairwise((0, *cuts)):
         # What the next dump will show done was not when this one was taken.
         entries = [entry_of(trace, one, row, end == len(one) or row < before) for row in range(end)]
         status = dict(one.status) if end == len(one) else {}
-        ring.apply(Dump("", one.version, entries=tuple(entries), status=status), LATER, naming)
-    return ring, {at: group.info.name for at, group in enumerate(dictionary.groups)}
+        tracker.apply(Dump("", one.version, entries=tuple(entries), status=status), LATER, naming)
+    return tracker, {at: group.info.name for at, group in enumerate(dictionary.groups)}
 
 
 def entry_of(trace: Trace, one: RankTrace, row: int, is_final: bool) -> Entry:

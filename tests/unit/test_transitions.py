@@ -7,10 +7,10 @@ from typing import Any
 
 from frd.flight import Dump, Entry, Status
 from frd.model import AttemptKey, Flags
+from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.naming import KnownGroup, Naming
-from frd_agent.recorder.progress import Marks
 from frd_agent.recorder.rows import columns
-from frd_agent.recorder.transitions import Diff, Ring
+from frd_agent.recorder.transitions import Diff, RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 
 J, S, C, F = Flags.JOINED, Flags.STARTED, Flags.COMPLETED, Flags.FAILED
@@ -58,211 +58,211 @@ def told(diff: Diff) -> list[tuple[int, Flags]]:
     return [(row[1], Flags(row[3])) for row in diff.rows]
 
 
-def marks(ring: Ring) -> list[Marks]:
-    return [progress.marks for progress in ring.groups]
+def watermarks(tracker: RecorderTracker) -> list[GroupWatermarks]:
+    return [progress.watermarks for progress in tracker.groups]
 
 
 def test_a_first_dump_tells_each_entry_once() -> None:
     """A ring is seen for the first time: done entries are joined and completed in one row."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]
-    assert told(ring.apply(dump(entries), LATER, names)) == [(1, J | C), (2, J | C), (3, J)]
-    assert told(ring.apply(dump(entries), LATER, names)) == []
-    assert marks(ring) == [Marks(3, -1, 2, T0 + 2000)]
+    assert told(tracker.apply(dump(entries), LATER, names)) == [(1, J | C), (2, J | C), (3, J)]
+    assert told(tracker.apply(dump(entries), LATER, names)) == []
+    assert watermarks(tracker) == [GroupWatermarks(3, -1, 2, T0 + 2000)]
 
 
 def test_a_completion_comes_as_a_row_of_its_own() -> None:
     """An entry is open in one dump and retired in the next."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1, done=False)]), LATER, names)
-    diff = ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
+    diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
     assert told(diff) == [(1, C), (2, J | C)]
-    assert marks(ring) == [Marks(2, -1, 2)]
+    assert watermarks(tracker) == [GroupWatermarks(2, -1, 2)]
 
 
 def test_completions_wait_for_their_turn() -> None:
     """Gloo's second thread finishes seq 2 first: it is told after seq 1, and only then."""
-    ring, names = Ring(), naming()
-    first = ring.apply(dump([gloo(0, 1, done=False), gloo(1, 2)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    first = tracker.apply(dump([gloo(0, 1, done=False), gloo(1, 2)]), LATER, names)
     assert told(first) == [(1, J), (2, J)]
-    assert marks(ring) == [Marks(2, -1, 0, T0)]
-    assert told(ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)) == [(1, C), (2, C)]
+    assert watermarks(tracker) == [GroupWatermarks(2, -1, 0, T0)]
+    assert told(tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)) == [(1, C), (2, C)]
 
 
 def test_an_overrun_is_a_counted_loss_and_no_transition() -> None:
     """Two thousand entries pass between two dumps of a ring of three: what is lost is counted."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]), LATER, names)
-    diff = ring.apply(dump([gloo(i, i + 1) for i in range(2000, 2003)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]), LATER, names)
+    diff = tracker.apply(dump([gloo(i, i + 1) for i in range(2000, 2003)]), LATER, names)
     assert diff.lost == 1997
     assert told(diff) == [(2001, J | C), (2002, J | C), (2003, J | C)]
-    assert marks(ring) == [Marks(2003, -1, 2003)]
+    assert watermarks(tracker) == [GroupWatermarks(2003, -1, 2003)]
 
 
 def test_an_open_collective_outlives_its_place_in_the_ring() -> None:
     """A hanging op is overwritten by the traffic of another group: it hangs all the same."""
-    ring, names = Ring(), naming("0", "1")
-    ring.apply(dump([gloo(0, 1, done=False), gloo(1, 1, pg_id=1)]), LATER, names)
+    tracker, names = RecorderTracker(), naming("0", "1")
+    tracker.apply(dump([gloo(0, 1, done=False), gloo(1, 1, pg_id=1)]), LATER, names)
     others = [gloo(i, i, pg_id=1) for i in range(2, 5)]
-    ring.apply(dump(others, g0=(1, -1, 0), g1=(4, -1, 4)), LATER, names)
-    assert marks(ring)[0] == Marks(1, -1, 0, T0)
-    rows = ring.apply(dump(others, g0=(1, -1, 1), g1=(4, -1, 4)), LATER, names)
+    tracker.apply(dump(others, g0=(1, -1, 0), g1=(4, -1, 4)), LATER, names)
+    assert watermarks(tracker)[0] == GroupWatermarks(1, -1, 0, T0)
+    rows = tracker.apply(dump(others, g0=(1, -1, 1), g1=(4, -1, 4)), LATER, names)
     assert told(rows) == [(1, C)]
 
 
 def test_a_reset_recorder_is_a_new_epoch_and_no_loss() -> None:
     """torchft resets the recorder: ids start again at 0, seqs go on."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(5, 6), gloo(6, 7)]), LATER, names)
-    diff = ring.apply(dump([gloo(0, 8, time_created_ns=T0 + 10**9)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(5, 6), gloo(6, 7)]), LATER, names)
+    diff = tracker.apply(dump([gloo(0, 8, time_created_ns=T0 + 10**9)]), LATER, names)
     assert (diff.reset, diff.lost, told(diff)) == (True, 0, [(8, J | C)])
 
 
 def test_a_reset_ends_no_op() -> None:
     """A recorder is reset while the rank hangs: it hangs all the same, until the counters tell."""
-    ring, names = Ring(), naming("0", "1")
-    ring.apply(dump([gloo(0, 1), gloo(1, 2, done=False)], g0=(2, -1, 1)), LATER, names)
+    tracker, names = RecorderTracker(), naming("0", "1")
+    tracker.apply(dump([gloo(0, 1), gloo(1, 2, done=False)], g0=(2, -1, 1)), LATER, names)
     other = gloo(0, 1, pg_id=1, time_created_ns=T0 + 10**9)
-    diff = ring.apply(dump([other], g0=(2, -1, 1), g1=(1, -1, 1)), LATER, names)
+    diff = tracker.apply(dump([other], g0=(2, -1, 1), g1=(1, -1, 1)), LATER, names)
     assert diff.reset
-    assert marks(ring) == [Marks(2, -1, 1, T0 + 1000), Marks(1, -1, 1)]
-    done = ring.apply(dump([other], g0=(2, -1, 2), g1=(1, -1, 1)), LATER, names)
+    assert watermarks(tracker) == [GroupWatermarks(2, -1, 1, T0 + 1000), GroupWatermarks(1, -1, 1)]
+    done = tracker.apply(dump([other], g0=(2, -1, 2), g1=(1, -1, 1)), LATER, names)
     assert told(done) == [(2, C)]
 
 
 def test_an_empty_ring_leaves_the_end_to_the_counters() -> None:
     """A recorder was reset and has recorded nothing since: the op in flight is over once the
     counters say so, and not before."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1, done=False)], g0=(1, -1, 0)), LATER, names)
-    assert told(ring.apply(dump([], g0=(1, -1, 0)), LATER, names)) == []
-    assert marks(ring) == [Marks(1, -1, 0, T0)]
-    assert told(ring.apply(dump([], g0=(1, -1, 1)), LATER, names)) == [(1, C)]
-    assert marks(ring) == [Marks(1, -1, 1)]
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1, done=False)], g0=(1, -1, 0)), LATER, names)
+    assert told(tracker.apply(dump([], g0=(1, -1, 0)), LATER, names)) == []
+    assert watermarks(tracker) == [GroupWatermarks(1, -1, 0, T0)]
+    assert told(tracker.apply(dump([], g0=(1, -1, 1)), LATER, names)) == [(1, C)]
+    assert watermarks(tracker) == [GroupWatermarks(1, -1, 1)]
 
 
 def test_what_a_reset_has_taken_is_not_taken_for_absence() -> None:
     """Seq 2 was enqueued and gone before it was read: the rank may be in it until the counters are
     even and rest, or until the next seq shows that it was."""
-    ring, names = Ring(), naming("0", "1")
-    ring.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    tracker, names = RecorderTracker(), naming("0", "1")
+    tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
     later = [LATER + i for i in range(1, 5)]
-    ring.apply(dump([], g0=(2, -1, 1)), later[0], names)
-    assert (ring.is_blind, ring.is_waiting, ring.seen_until_ns) == (True, False, LATER)
-    ring.apply(dump([], g0=(2, -1, 2)), later[1], names)
-    assert (ring.is_blind, ring.seen_until_ns) == (True, LATER)  # its peers may not know yet
-    ring.apply(dump([], g0=(2, -1, 2)), later[2], names)
-    assert (ring.is_blind, ring.seen_until_ns) == (False, later[2])
-    diff = ring.apply(dump([gloo(0, 4, time_created_ns=T0 + 9)], g0=(4, -1, 4)), later[3], names)
-    assert (diff.lost, ring.is_blind, told(diff)) == (2, False, [(4, J | C)])
+    tracker.apply(dump([], g0=(2, -1, 1)), later[0], names)
+    assert (tracker.is_blind, tracker.is_waiting, tracker.seen_until_ns) == (True, False, LATER)
+    tracker.apply(dump([], g0=(2, -1, 2)), later[1], names)
+    assert (tracker.is_blind, tracker.seen_until_ns) == (True, LATER)  # its peers may not know yet
+    tracker.apply(dump([], g0=(2, -1, 2)), later[2], names)
+    assert (tracker.is_blind, tracker.seen_until_ns) == (False, later[2])
+    diff = tracker.apply(dump([gloo(0, 4, time_created_ns=T0 + 9)], g0=(4, -1, 4)), later[3], names)
+    assert (diff.lost, tracker.is_blind, told(diff)) == (2, False, [(4, J | C)])
 
 
 def test_a_ring_that_was_emptied_before_it_was_first_read() -> None:
     """Counters tell of ops, and no entry does: what the rank is in is unknown until it is even."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([], g0=(5, -1, 4)), LATER, names)
-    assert (ring.is_blind, ring.seen_until_ns) == (True, 0)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([], g0=(5, -1, 4)), LATER, names)
+    assert (tracker.is_blind, tracker.seen_until_ns) == (True, 0)
     for _ in range(2):
-        ring.apply(dump([], g0=(5, -1, 5)), LATER, names)
-    assert (ring.is_blind, ring.seen_until_ns) == (False, LATER)
+        tracker.apply(dump([], g0=(5, -1, 5)), LATER, names)
+    assert (tracker.is_blind, tracker.seen_until_ns) == (False, LATER)
 
 
 def test_a_group_that_is_given_up_hides_nothing_for_long() -> None:
     """torchft aborts a group, with a receive in flight, and resets the recorder; the counters of
     the group stay uneven for good, but the rank goes on in the next one."""
-    ring, names = Ring(), naming("0", "1")
+    tracker, names = RecorderTracker(), naming("0", "1")
     recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
-    ring.apply(dump([recv], g0=(1, -1, 0)), LATER, names)
-    ring.apply(dump([], g0=(3, -1, 0)), LATER, names)
-    assert (ring.is_blind, ring.is_waiting) == (True, True)
+    tracker.apply(dump([recv], g0=(1, -1, 0)), LATER, names)
+    tracker.apply(dump([], g0=(3, -1, 0)), LATER, names)
+    assert (tracker.is_blind, tracker.is_waiting) == (True, True)
     for seconds, given_up in ((1, False), (40, True)):
         at = LATER + seconds * 10**9
         new = nccl(seconds, seconds, pg_id=1, time_created_ns=at)
-        ring.apply(dump([new], g0=(3, -1, 0), g1=(seconds, -1, seconds)), at + 10**9, names)
-        assert ring.is_blind is not given_up
-        assert ring.is_waiting is not given_up
+        tracker.apply(dump([new], g0=(3, -1, 0), g1=(seconds, -1, seconds)), at + 10**9, names)
+        assert tracker.is_blind is not given_up
+        assert tracker.is_waiting is not given_up
 
 
 def test_a_group_whose_only_entries_were_wiped_is_not_known_to_be_idle() -> None:
     """The rank went into its first collective of a group just before the recorder was reset."""
-    ring, names = Ring(), naming("0", "1")
-    ring.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    tracker, names = RecorderTracker(), naming("0", "1")
+    tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
     for _ in range(3):
-        ring.apply(dump([], g0=(1, -1, 1), g1=(1, -1, 0)), LATER, names)
-        assert ring.is_blind
+        tracker.apply(dump([], g0=(1, -1, 1), g1=(1, -1, 0)), LATER, names)
+        assert tracker.is_blind
     again = gloo(0, 2, time_created_ns=T0 + 10**9)
-    ring.apply(dump([again], g0=(2, -1, 2), g1=(1, -1, 0)), LATER, names)
-    assert ring.is_blind
+    tracker.apply(dump([again], g0=(2, -1, 2), g1=(1, -1, 0)), LATER, names)
+    assert tracker.is_blind
 
 
 def test_a_receive_in_flight_is_over_when_the_counters_of_its_group_move() -> None:
     """A recorder is reset while a receive is in flight, and all goes on."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
-    ring.apply(dump([recv, nccl(1, 1)], g0=(1, -1, 0)), LATER, names)
+    tracker.apply(dump([recv, nccl(1, 1)], g0=(1, -1, 0)), LATER, names)
     new = nccl(0, 2, time_created_ns=T0 + 10**9)
-    ring.apply(dump([new], g0=(2, -1, 2)), LATER, names)
-    assert not ring.is_waiting
+    tracker.apply(dump([new], g0=(2, -1, 2)), LATER, names)
+    assert not tracker.is_waiting
 
 
 def test_numbers_of_all_groups_together_have_no_gaps() -> None:
     """torchcomms numbers all ops together, so seqs of a group tell nothing of what a reset took."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     one = gloo(9, 10, profiling_name="ncclx:all_reduce", op_id=0)
-    ring.apply(dump([one]), LATER, names)
+    tracker.apply(dump([one]), LATER, names)
     two = gloo(0, 40, profiling_name="ncclx:all_reduce", op_id=0, time_created_ns=T0 + 10**9)
-    assert ring.apply(dump([two]), LATER, names).lost == 0
+    assert tracker.apply(dump([two]), LATER, names).lost == 0
 
 
 def test_a_group_that_is_gone_hides_nothing() -> None:
     """torchft aborts a group, which leaves its counters uneven, and resets the recorder."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
-    ring.close(lambda name: name == "0")
-    ring.apply(dump([], g0=(2, -1, 1)), LATER, names)
-    assert not ring.is_blind
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    tracker.close(lambda name: name == "0")
+    tracker.apply(dump([], g0=(2, -1, 1)), LATER, names)
+    assert not tracker.is_blind
 
 
 def test_a_reset_is_seen_even_when_the_ids_have_caught_up() -> None:
     """After a reset more was recorded than before it: the last record is another one now."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
     again = [gloo(i, i + 3, time_created_ns=T0 + 10**9 + i) for i in range(4)]
-    diff = ring.apply(dump(again), LATER, names)
+    diff = tracker.apply(dump(again), LATER, names)
     assert diff.reset
     assert told(diff) == [(3, J | C), (4, J | C), (5, J | C), (6, J | C)]
 
 
 def test_nccl_retired_without_completed_has_failed() -> None:
     """NCCL's watchdog gives an op up: it is told as failed once and stays open."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([nccl(0, 1), nccl(1, 2, "scheduled")]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([nccl(0, 1), nccl(1, 2, "scheduled")]), LATER, names)
     given_up = dump([nccl(0, 1), nccl(1, 2, "scheduled", retired=True)])
-    assert told(ring.apply(given_up, LATER, names)) == [(2, F)]
-    assert told(ring.apply(given_up, LATER, names)) == []
-    assert marks(ring) == [Marks(2, -1, 1, T0 + 1000)]
+    assert told(tracker.apply(given_up, LATER, names)) == [(2, F)]
+    assert told(tracker.apply(given_up, LATER, names)) == []
+    assert watermarks(tracker) == [GroupWatermarks(2, -1, 1, T0 + 1000)]
 
 
 def test_starts_are_told_where_timing_is_on() -> None:
     """With timing the device's start of an op is a transition, and a watermark."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([nccl(0, 1, "scheduled")]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([nccl(0, 1, "scheduled")]), LATER, names)
     started = nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)
-    diff = ring.apply(dump([started]), LATER, names)
+    diff = tracker.apply(dump([started]), LATER, names)
     assert told(diff) == [(1, S)]
     assert columns(7, 1, diff.rows).started_ns.tolist() == [T0 + 5]
-    assert marks(ring) == [Marks(1, 1, 0, T0)]
+    assert watermarks(tracker) == [GroupWatermarks(1, 1, 0, T0)]
 
 
 def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
     """Two broadcasts are issued as one: one row, whose end is the end of the closing entry."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     parts = [
         nccl(0, 1, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((4,),)),
         nccl(1, 1, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),)),
     ]
     end = nccl(2, 1, profiling_name="nccl:coalesced")
-    diff = ring.apply(dump([*parts, end]), LATER, names)
+    diff = tracker.apply(dump([*parts, end]), LATER, names)
     assert told(diff) == [(1, J | C)]
     signature = names._dictionary.signatures[diff.rows[0][2]]
     assert signature.op == "coalesced(_broadcast_oop x2)"
@@ -271,34 +271,34 @@ def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
 
 def test_what_is_left_of_a_coalesced_collective_is_not_compared() -> None:
     """The ring forgot the first of two broadcasts: nobody learns what was joined, but its end."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([nccl(0, 1)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([nccl(0, 1)]), LATER, names)
     left = nccl(2, 2, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, "scheduled", profiling_name="nccl:coalesced")
-    diff = ring.apply(dump([left, end, nccl(4, 3, "scheduled")]), LATER, names)
+    diff = tracker.apply(dump([left, end, nccl(4, 3, "scheduled")]), LATER, names)
     assert diff.lost == 1
     assert told(diff) == [(3, J)]
-    assert [row[1] for row in ring.in_flight()] == [3]
+    assert [row[1] for row in tracker.in_flight()] == [3]
     done = nccl(3, 2, profiling_name="nccl:coalesced")
-    diff = ring.apply(dump([left, done, nccl(4, 3, "scheduled")]), LATER, names)
+    diff = tracker.apply(dump([left, done, nccl(4, 3, "scheduled")]), LATER, names)
     assert told(diff) == [(2, C)]
 
 
 def test_the_end_of_what_was_cut_is_told_in_its_turn() -> None:
     """It is over, and so are its successors in the same dump: seqs of a group rise in a batch."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([nccl(0, 1)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([nccl(0, 1)]), LATER, names)
     left = nccl(2, 2, profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, profiling_name="nccl:coalesced")
-    diff = ring.apply(dump([left, end, nccl(4, 3), nccl(5, 4)]), LATER, names)
+    diff = tracker.apply(dump([left, end, nccl(4, 3), nccl(5, 4)]), LATER, names)
     assert told(diff) == [(2, C), (3, J | C), (4, J | C)]
 
 
 def test_a_single_op_behind_a_gap_is_whole() -> None:
     """What is no part of a series says all by itself."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([nccl(0, 1)]), LATER, names)
-    assert told(ring.apply(dump([nccl(2, 3), nccl(3, 4)]), LATER, names)) == [
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([nccl(0, 1)]), LATER, names)
+    assert told(tracker.apply(dump([nccl(2, 3), nccl(3, 4)]), LATER, names)) == [
         (3, J | C),
         (4, J | C),
     ]
@@ -306,105 +306,107 @@ def test_a_single_op_behind_a_gap_is_whole() -> None:
 
 def test_an_op_that_may_still_grow_is_read_with_the_next_dump() -> None:
     """A dump cuts a coalesced collective in two: no half of it is told."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     now = T0 + 20_000_000
     part = nccl(1, 2, "scheduled", time_created_ns=now - 10_000_000)
-    assert told(ring.apply(dump([nccl(0, 1, time_created_ns=T0 - 10**9), part]), now, names)) == [
-        (1, J | C)
-    ]
-    assert ring.held
-    assert ring.taken_at_ns == now - 10_000_001
-    assert told(ring.apply(dump([part]), LATER, names)) == [(2, J)]
-    assert not ring.held
+    assert told(
+        tracker.apply(dump([nccl(0, 1, time_created_ns=T0 - 10**9), part]), now, names)
+    ) == [(1, J | C)]
+    assert tracker.held
+    assert tracker.taken_at_ns == now - 10_000_001
+    assert told(tracker.apply(dump([part]), LATER, names)) == [(2, J)]
+    assert not tracker.held
 
 
 def test_a_coalesced_collective_is_over_when_its_last_part_is() -> None:
     """The first of two entries is done, the closing one is not: nothing is told before it is."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     part = {"profiling_name": "nccl:_broadcast_oop"}
     end = nccl(1, 1, "scheduled", profiling_name="nccl:coalesced")
-    assert told(ring.apply(dump([nccl(0, 1, "scheduled", **part), end]), LATER, names)) == [(1, J)]
-    assert told(ring.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == []
+    assert told(tracker.apply(dump([nccl(0, 1, "scheduled", **part), end]), LATER, names)) == [
+        (1, J)
+    ]
+    assert told(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == []
     end = nccl(1, 1, profiling_name="nccl:coalesced")
-    assert told(ring.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == [(1, C)]
+    assert told(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == [(1, C)]
 
 
 def test_what_is_over_was_started() -> None:
     """A recorder with timing shows one op started, and the next one only when it is over."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)]), LATER, names)
-    ring.apply(dump([nccl(0, 1), nccl(1, 2)]), LATER, names)
-    assert marks(ring) == [Marks(2, 2, 2)]
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)]), LATER, names)
+    tracker.apply(dump([nccl(0, 1), nccl(1, 2)]), LATER, names)
+    assert watermarks(tracker) == [GroupWatermarks(2, 2, 2)]
 
 
 def test_counters_that_count_sends_end_no_collective() -> None:
     """NCCL numbers sends and collectives alike: of a group with sends the counters say nothing of
     an open collective that the ring has forgotten."""
-    ring, names = Ring(), naming("0", "1")
+    tracker, names = RecorderTracker(), naming("0", "1")
     send = nccl(0, 0, profiling_name="nccl:send 0->1", is_p2p=True)
-    ring.apply(dump([send, nccl(1, 1, "scheduled"), nccl(2, 1, pg_id=1)]), LATER, names)
+    tracker.apply(dump([send, nccl(1, 1, "scheduled"), nccl(2, 1, pg_id=1)]), LATER, names)
     others = [nccl(i, i - 1, pg_id=1) for i in range(3, 6)]
-    ring.apply(dump(others, g0=(9, -1, 9), g1=(4, -1, 4)), LATER, names)
-    assert marks(ring)[0] == Marks(1, -1, 0, T0 + 1000)
+    tracker.apply(dump(others, g0=(9, -1, 9), g1=(4, -1, 4)), LATER, names)
+    assert watermarks(tracker)[0] == GroupWatermarks(1, -1, 0, T0 + 1000)
 
 
 def test_a_recorder_that_shows_active_entries_only() -> None:
     """Entries that are missing from such a dump are over, and nothing was lost."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([nccl(3, 4, "scheduled"), nccl(7, 8, "scheduled")]), LATER, names)
-    diff = ring.apply(dump([nccl(7, 8, "scheduled"), nccl(30, 31, "scheduled")]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([nccl(3, 4, "scheduled"), nccl(7, 8, "scheduled")]), LATER, names)
+    diff = tracker.apply(dump([nccl(7, 8, "scheduled"), nccl(30, 31, "scheduled")]), LATER, names)
     assert diff.lost == 0
     assert told(diff) == [(4, C), (31, J)]
 
 
 def test_a_group_that_is_set_up_again_is_another_group() -> None:
     """A name comes back under another pg_id: its seqs start anew and the old group is closed."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1, done=False)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
     reborn = gloo(1, 1, pg_id=4, process_group=("0", ""))
-    assert ring.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
-    diff = ring.apply(dump([gloo(0, 1, done=False), reborn]), LATER, names)
+    assert tracker.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
+    diff = tracker.apply(dump([gloo(0, 1, done=False), reborn]), LATER, names)
     assert told(diff) == [(1, J | C)]
-    former, latter = ring.groups
-    assert former.marks == Marks(1, -1, 1)
+    former, latter = tracker.groups
+    assert former.watermarks == GroupWatermarks(1, -1, 1)
     assert names._dictionary.groups[latter.group].info.name == "0~1"
 
 
 def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again() -> None:
     """The entry of an old group's send is still in the ring, and open for ever."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
-    ring.apply(dump([send]), LATER, names)
-    assert len(ring.channels(0).group) == 1
+    tracker.apply(dump([send]), LATER, names)
+    assert len(tracker.channels(0).group) == 1
     reborn = nccl(1, 1, pg_id=4, process_group=("0", ""))
-    ring.apply(dump([send, reborn]), LATER, names)
-    assert len(ring.channels(0).group) == 0
+    tracker.apply(dump([send, reborn]), LATER, names)
+    assert len(tracker.channels(0).group) == 0
 
 
 def test_entries_of_an_earlier_attempt_are_not_of_this_one() -> None:
     """The process has set up all groups again: what the ring still shows of before is passed by."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
-    ring.begin_attempt()
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    tracker.begin_attempt()
     names = naming()
     again = gloo(2, 1, pg_id=3, process_group=("0", ""))
-    diff = ring.apply(dump([gloo(0, 1), gloo(1, 2), again]), LATER, names)
+    diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2), again]), LATER, names)
     assert told(diff) == [(1, J | C)]
     assert names._dictionary.groups[diff.rows[0][0]].info.name == "0"
 
 
 def test_a_late_agent_takes_the_last_of_several_groups_of_one_name() -> None:
     """The ring shows two lives of group 0 at first sight: only the later one is of now."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 1, pg_id=3, process_group=("0", ""))]
-    assert told(ring.apply(dump(entries), LATER, names)) == [(1, J | C)]
+    assert told(tracker.apply(dump(entries), LATER, names)) == [(1, J | C)]
 
 
 def test_two_backends_of_one_group_count_apart() -> None:
     """cpu:gloo,cuda:nccl: both count their own seqs, so the service sees two groups."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     names.replace({"0": KnownGroup("default_pg", (0, 1), ("gloo", "nccl"))})
-    diff = ring.apply(
+    diff = tracker.apply(
         dump([gloo(0, 1), nccl(1, 1, pg_id=1, process_group=("0", ""))]), LATER, names
     )
     told_names = {names._dictionary.groups[row[0]].info.name for row in diff.rows}
@@ -413,7 +415,7 @@ def test_two_backends_of_one_group_count_apart() -> None:
 
 def test_p2p_ops_become_channels() -> None:
     """A send and two receives are in flight between members of a group of ranks 4 to 7."""
-    ring, names = Ring(), naming(ranks=(4, 5, 6, 7))
+    tracker, names = RecorderTracker(), naming(ranks=(4, 5, 6, 7))
     p2p: dict[str, Any] = {"is_p2p": True, "state": "scheduled"}
     entries = [
         nccl(0, 0, profiling_name="nccl:send 0->3", **p2p),
@@ -421,62 +423,62 @@ def test_p2p_ops_become_channels() -> None:
         nccl(2, 0, profiling_name="nccl:recv 0<-1", **p2p),
         nccl(3, 0, profiling_name="nccl:recv 0<-?", **p2p),
     ]
-    ring.apply(dump(entries), LATER, names)
-    seen = ring.channels(9)
+    tracker.apply(dump(entries), LATER, names)
+    seen = tracker.channels(9)
     rows = zip(seen.peer.tolist(), seen.is_send.tolist(), seen.in_flight.tolist(), strict=True)
     assert sorted(rows) == [(-1, 0, 1), (5, 0, 2), (7, 1, 1)]
     entries[1] = nccl(1, 0, "completed", is_p2p=True, profiling_name="nccl:recv 0<-1")
-    ring.apply(dump(entries), LATER, names)
-    assert ring.channels(9).in_flight.tolist() == [1, 1, 1]
+    tracker.apply(dump(entries), LATER, names)
+    assert tracker.channels(9).in_flight.tolist() == [1, 1, 1]
 
 
 def test_a_send_that_is_over_ends_those_before_it() -> None:
     """The ring has forgotten the first, and the second was over when it was read."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     send: dict[str, Any] = {"is_p2p": True, "profiling_name": "nccl:send 0->3"}
-    ring.apply(dump([nccl(0, 0, "scheduled", **send), nccl(1, 1)]), LATER, names)
-    assert ring.is_waiting
-    ring.apply(dump([nccl(7, 7), nccl(8, 0, "completed", **send)]), LATER, names)
-    assert not ring.is_waiting
+    tracker.apply(dump([nccl(0, 0, "scheduled", **send), nccl(1, 1)]), LATER, names)
+    assert tracker.is_waiting
+    tracker.apply(dump([nccl(7, 7), nccl(8, 0, "completed", **send)]), LATER, names)
+    assert not tracker.is_waiting
 
 
 def test_a_send_in_flight_outlives_a_reset() -> None:
     """No entry will tell its end: it is in flight until the counters move, and then it may be, as
     long as they are not even."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     send = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:send 0->3")
-    ring.apply(dump([send], g0=(1, -1, 0)), LATER, names)
+    tracker.apply(dump([send], g0=(1, -1, 0)), LATER, names)
     for _ in range(2):
-        ring.apply(dump([], g0=(1, -1, 0)), LATER, names)
-        assert ring.channels(0).in_flight.tolist() == [1]
-        assert not ring.is_blind
-    ring.apply(dump([], g0=(2, -1, 1)), LATER, names)
-    assert (ring.is_waiting, ring.is_blind) == (False, True)
+        tracker.apply(dump([], g0=(1, -1, 0)), LATER, names)
+        assert tracker.channels(0).in_flight.tolist() == [1]
+        assert not tracker.is_blind
+    tracker.apply(dump([], g0=(2, -1, 1)), LATER, names)
+    assert (tracker.is_waiting, tracker.is_blind) == (False, True)
 
 
 def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
     """batch_isend_irecv: only the closing entry ever completes, and it speaks for all."""
-    ring, names = Ring(), naming()
+    tracker, names = RecorderTracker(), naming()
     p2p: dict[str, Any] = {"is_p2p": True, "p2p_seq_id": 5}
     ops = [
         nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", **p2p),
         nccl(1, 0, "scheduled", profiling_name="nccl:recv 0<-1", **p2p),
     ]
     end = nccl(2, 0, "scheduled", profiling_name="nccl:coalesced", **p2p)
-    ring.apply(dump([*ops, end]), LATER, names)
-    assert len(ring.channels(0).group) == 2
+    tracker.apply(dump([*ops, end]), LATER, names)
+    assert len(tracker.channels(0).group) == 2
     end = nccl(2, 0, "completed", profiling_name="nccl:coalesced", **p2p)
-    ring.apply(dump([*ops, end]), LATER, names)
-    assert len(ring.channels(0).group) == 0
+    tracker.apply(dump([*ops, end]), LATER, names)
+    assert len(tracker.channels(0).group) == 0
 
 
 def test_a_destroyed_group_has_nothing_outstanding() -> None:
     """The tap no longer lists a group in which an op was open: nobody waits there any more."""
-    ring, names = Ring(), naming()
-    ring.apply(dump([gloo(0, 1, done=False)]), LATER, names)
-    ring.close(lambda name: name == "0")
-    assert marks(ring) == [Marks(1, -1, 1)]
-    assert ring.in_flight() == []
+    tracker, names = RecorderTracker(), naming()
+    tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
+    tracker.close(lambda name: name == "0")
+    assert watermarks(tracker) == [GroupWatermarks(1, -1, 1)]
+    assert tracker.in_flight() == []
 
 
 def test_times_that_the_wire_cannot_carry_are_cut() -> None:
@@ -488,7 +490,7 @@ def test_times_that_the_wire_cannot_carry_are_cut() -> None:
 
 def test_a_seq_that_the_wire_cannot_carry_is_passed_by() -> None:
     """One absurd record in a file: the service would refuse the rows of all ranks because of it."""
-    ring, names = Ring(), naming()
-    diff = ring.apply(dump([gloo(0, 1), gloo(1, 2**60), gloo(2, 2)]), LATER, names)
+    tracker, names = RecorderTracker(), naming()
+    diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2**60), gloo(2, 2)]), LATER, names)
     assert told(diff) == [(1, J | C), (2, J | C)]
-    assert marks(ring) == [Marks(2, -1, 2)]
+    assert watermarks(tracker) == [GroupWatermarks(2, -1, 2)]

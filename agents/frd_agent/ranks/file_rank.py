@@ -12,7 +12,7 @@ from frd_agent.ranks.dump_files import DumpFile
 from frd_agent.ranks.rank import RankContext
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.rows import columns
-from frd_agent.recorder.transitions import Ring
+from frd_agent.recorder.transitions import RecorderTracker
 
 
 class FileRank:
@@ -27,7 +27,7 @@ class FileRank:
         attempt = shared.dictionary.attempt(key, 0)
         self.number = shared.dictionary.rank(attempt, self.info)
         self.naming = Naming(shared.dictionary, attempt)
-        self._rings: dict[str, Ring] = {}
+        self._trackers: dict[str, RecorderTracker] = {}
         self._lost = 0
 
     def __str__(self) -> str:
@@ -39,16 +39,16 @@ class FileRank:
         self.naming.learn(
             {name: KnownGroup(group.desc, group.ranks) for name, group in file.dump.groups.items()}
         )
-        ring = self._rings.setdefault(recorder, Ring())
-        diff = ring.apply(file.dump, file.written_at_ns, self.naming)
+        tracker = self._trackers.setdefault(recorder, RecorderTracker())
+        diff = tracker.apply(file.dump, file.written_at_ns, self.naming)
         self._lost += diff.lost
         if diff.rows:
             self._shared.outbox.record(columns(self.number, 0, diff.rows))
         current = self._shared.current
-        for progress in ring.groups:
-            current.set_marks(self.number, progress.group, progress.marks)
-        current.set_channels(ring.channels(self.number))
-        current.set_as_of(self.number, NodeNs(ring.seen_until_ns))
+        for progress in tracker.groups:
+            current.set_watermarks(self.number, progress.group, progress.watermarks)
+        current.set_channels(tracker.channels(self.number))
+        current.set_as_of(self.number, NodeNs(tracker.seen_until_ns))
         current.set_status(
             RankStatus(
                 rank=self.number,
@@ -60,7 +60,7 @@ class FileRank:
         )
 
     def in_flight(self) -> EntryColumns | None:
-        rows = [row for ring in self._rings.values() for row in ring.in_flight()]
+        rows = [row for tracker in self._trackers.values() for row in tracker.in_flight()]
         return columns(self.number, 0, rows) if rows else None
 
 

@@ -1,9 +1,9 @@
-"""One rank process under watch: reads its counters, asks for its ring, knows when it is gone.
+"""One rank process under watch: reads its counters, requests dumps, sees when it is gone.
 
-All decisions are taken by pure parts (`watch`: when to ask; `transitions`: what is new; `standing`:
-where the rank is now); this is the shell that feeds them and passes their results to the outbox and
-the current state. Death and silence are different things here: a dead process refuses or is missing
-in /proc, a silent one exists and does not answer.
+Pure parts take all decisions (`poll_schedule`: when to request a dump; `transitions`: what is new;
+`rank_progress`: how far the rank has come). This is the shell that feeds them and passes their
+results to the outbox and the current state. Death and silence are different: a dead process refuses
+connections or is missing in /proc, a silent process exists and does not answer.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from frd_agent.ranks.process import Listener, Process, listener
 from frd_agent.ranks.stacks import StackReader
 from frd_agent.ranks.tap_files import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
 from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
 from frd_agent.recorder.recorders import KeptDump, Recorders
 from frd_agent.recorder.rows import columns
-from frd_agent.recorder.standing import raw_of, stand, stand_at_end
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Silent
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
@@ -193,7 +193,7 @@ class Rank:
         return self.gone_at_ns is not None
 
     def poll(self, now_s: float, now_ns: NodeNs) -> bool:
-        """Read what costs nothing, and start asking for the ring when that is due.
+        """Read what costs nothing, and request a dump of the recorders when one is due.
 
         False when the process is gone: `end` is to follow, after a last look at its identity.
         """
@@ -207,7 +207,7 @@ class Rank:
         if why is not None and self._task is None and self._recorders is not None:
             self._shared.stats.dumps[why.value] += 1
             self._watch.asked(now_s)
-            self._task = asyncio.create_task(self._poll_ring())
+            self._task = asyncio.create_task(self._poll_recorders())
         return True
 
     def _look(self) -> Vital:
@@ -243,9 +243,9 @@ class Rank:
             return False
         shown = self._recorders.revision, self._published_mono_ns, self._published_at_ns
         if shown != self._shown:
-            standing = stand(self._recorders.rings, self._raw, self._published_at_ns)
-            self._shared.current.set_standing(self.number, standing)
-            self._shown, self._is_exact = shown, standing.exact
+            progress = live_progress(self._recorders.trackers, self._raw, self._published_at_ns)
+            self._shared.current.set_progress(self.number, progress)
+            self._shown, self._is_exact = shown, progress.exact
         return self._is_exact
 
     def _show_last(self) -> None:
@@ -255,10 +255,10 @@ class Rank:
         if self._recorders is None or record is None or self._published_at_ns < record.at_ns:
             self._show()
             return
-        rings = self._recorders.rings
-        standing = stand_at_end(rings, self._raw, self._published_at_ns)
-        if standing is not None:
-            self._shared.current.set_standing(self.number, standing)
+        trackers = self._recorders.trackers
+        progress = final_progress(trackers, self._raw, self._published_at_ns)
+        if progress is not None:
+            self._shared.current.set_progress(self.number, progress)
 
     def set_back(self, by_ns: int) -> None:
         """The wall clock has been: times that are compared with later ones go with it."""
@@ -330,9 +330,9 @@ class Rank:
         if self.process is not None:
             self.process.close()
 
-    # -- the rings -----------------------------------------------------------------------------
+    # -- the recorders -------------------------------------------------------------------------
 
-    async def _poll_ring(self) -> None:
+    async def _poll_recorders(self) -> None:
         try:
             async with self._shared.dumping:
                 await self.ask(DUMP_TIMEOUT_S)
@@ -350,7 +350,7 @@ class Rank:
         self._shared.wake()
 
     async def ask(self, timeout_s: float) -> list[KeptDump]:
-        """Read all rings of the rank now; the dumps as they came.
+        """Read all recorders of the rank now; returns the dumps as received.
 
         Raises:
             ServiceUnavailable: the rank is gone (`Refused`) or silent (`Silent`).
@@ -372,7 +372,7 @@ class Rank:
             self._shared.outbox.record(columns(self.number, 0, reading.rows))
         self._lost += reading.lost
         self._shared.stats.dropped_rows["overrun"] += reading.lost
-        self._watch.dumped(raw_of(self._recorders.rings), reading.entries)
+        self._watch.dumped(raw_counters(self._recorders.trackers), reading.entries)
         if reading.unread:
             self._watch.retry()
         self._shared.current.set_channels(self._recorders.channels(self.number))

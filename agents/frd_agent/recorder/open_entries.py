@@ -1,8 +1,8 @@
 """The open entries of a recorder, and the rows that the next dump adds to what was sent.
 
-Open entries and new ones are read together, by `frd.flight.progress`; the rows are the flags that
-the service does not have yet. What is left of a coalesced collective whose first parts were lost is
-not compared with its peers: it gets no JOINED row. Pure.
+`frd.flight.progress` reads open and new entries together; the rows hold the flags that the service
+does not have yet. A coalesced collective whose first parts were lost gets no JOINED row, because
+its signature cannot be compared with those of its peers. Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from frd.flight.columns import Dictionaries, columns_of
 from frd.flight.progress import NO_CALL, Calls, NameFacts
 from frd.flight.trace import RankTrace
 from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s
+from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
 from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.progress import Open, Progress
 from frd_agent.recorder.rows import MAX_SEQ, Row
 
 _JOINED, _STARTED = int(Flags.JOINED), int(Flags.STARTED)
@@ -30,58 +30,58 @@ _ANY_SOURCE: Final = -1
 
 
 class OpenEntries:
-    """What one recorder showed and what is not over."""
+    """The entries of one recorder that are not over, as the last dump showed them."""
 
     def __init__(self) -> None:
-        self.items: list[Open] = []
+        self.items: list[OpenEntry] = []
         """Oldest first."""
         self.done_created_ns = 0
-        """When the last op was enqueued that the last dump showed done; 0 if it showed none."""
+        """When the newest op that is done in the last dump was enqueued; 0 if no op is done."""
 
     @property
     def is_waiting(self) -> bool:
-        return any(one.peer is not None or one.is_call for one in self.items)
+        return any(item.peer is not None or item.is_call for item in self.items)
 
     def rows(self) -> list[Row]:
-        """Of each open call."""
+        """A row for each open call."""
         return [
             [
-                one.progress.group,
-                one.entry.collective_seq_id,
-                one.signature,
-                one.sent & (_JOINED | _STARTED | _FAILED),
-                one.created_ns,
-                one.started_ns,
+                item.progress.group,
+                item.entry.collective_seq_id,
+                item.signature,
+                item.sent & (_JOINED | _STARTED | _FAILED),
+                item.created_ns,
+                item.started_ns,
                 0,
             ]
-            for one in self.items
-            if one.is_call and not one.cut
+            for item in self.items
+            if item.is_call and not item.cut
         ]
 
-    def is_behind(self, progress: Progress, raw: Status) -> bool:
-        """The counters know of ops, or of ends, that no entry has shown."""
-        mine = (one for one in self.items if one.progress is progress and one.is_call)
+    def is_behind(self, progress: GroupProgress, raw: Status) -> bool:
+        """The counters include ops, or ends of ops, that no entry has shown."""
+        calls = (item for item in self.items if item.progress is progress and item.is_call)
         return raw.enqueued > progress.counter or any(
-            one.in_ring and one.counter <= raw.completed for one in mine
+            call.in_ring and call.counter <= raw.completed for call in calls
         )
 
     def orphan(self) -> None:
         """The recorder was reset: no dump will show the end of what is open now."""
-        for one in self.items:
-            one.orphaned = True
+        for item in self.items:
+            item.orphaned = True
 
-    def forsake(self, pg_ids: Collection[int]) -> None:
-        """Forget the orphaned sends of groups: some op of each has ended, it is unknown which."""
+    def forget_orphaned_sends(self, pg_ids: Collection[int]) -> None:
+        """Forget the orphaned sends of groups in which an op has ended: it is unknown which op."""
         self.items = [
-            one
-            for one in self.items
-            if one.peer is None or not one.orphaned or one.progress.pg_id not in pg_ids
+            item
+            for item in self.items
+            if item.peer is None or not item.orphaned or item.progress.pg_id not in pg_ids
         ]
 
-    def close(self, progress: Progress) -> None:
+    def close(self, progress: GroupProgress) -> None:
         """The group is gone."""
         progress.close()
-        self.items = [one for one in self.items if one.progress is not progress]
+        self.items = [item for item in self.items if item.progress is not progress]
 
     def look(
         self,
@@ -90,119 +90,123 @@ class OpenEntries:
         *,
         absent_is_over: bool,
     ) -> None:
-        """Take the open entries, and the counters, from the next dump."""
-        for one in self.items:
-            found = None if one.orphaned else find(one.entry.record_id)
-            one.look(found, status.get(one.progress.pg_id), absent_is_over=absent_is_over)
+        """Update the open entries from the entries and counters of the next dump."""
+        for item in self.items:
+            entry = None if item.orphaned else find(item.entry.record_id)
+            item.look(entry, status.get(item.progress.pg_id), absent_is_over=absent_is_over)
 
     def read(
         self,
         fresh: Sequence[Entry],
-        progress_of: Callable[[Entry], Progress | None],
+        progress_of: Callable[[Entry], GroupProgress | None],
         names: Naming,
         *,
         may_lack: bool,
     ) -> list[Row]:
-        """The rows of what changed, and of the `fresh` entries.
+        """Rows for changed entries and for the `fresh` entries.
 
-        `may_lack`: entries right before the first fresh one were lost.
+        `may_lack`: entries just before the first fresh entry were lost.
         """
         self.done_created_ns = 0
         if not self.items and not fresh:
             return []
-        read = _Reading(self.items, fresh, progress_of)
-        done = np.flatnonzero(read.state.done)
+        table = _EntryTable(self.items, fresh, progress_of)
+        done = np.flatnonzero(table.state.done)
         if len(done):
-            self.done_created_ns = int(read.table.created_ns[done[-1]])
-        sends = read.sends(names)
-        rows, calls = read.calls(names, may_lack=may_lack)
-        self.items = [one for _, one in sorted((sends | calls).items())]
+            self.done_created_ns = int(table.trace.created_ns[done[-1]])
+        sends = table.sends(names)
+        rows, calls = table.calls(names, may_lack=may_lack)
+        self.items = [item for _, item in sorted((sends | calls).items())]
         return rows
 
 
-class _Reading:
-    """The open entries, then the fresh ones, as columns."""
+class _EntryTable:
+    """The open entries, followed by the fresh entries, as columns."""
 
     def __init__(
         self,
-        known: Sequence[Open],
+        known: Sequence[OpenEntry],
         fresh: Sequence[Entry],
-        progress_of: Callable[[Entry], Progress | None],
+        progress_of: Callable[[Entry], GroupProgress | None],
     ) -> None:
         self.known = known
-        self.entries = [*(one.entry for one in known), *fresh]
+        self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
         columns = columns_of(Dump("", "", entries=tuple(self.entries)), into)
-        self.table = RankTrace(
+        self.trace = RankTrace(
             rank=0, source="", version="", info=None, clock_offset_ns=None, **columns.rows()
         )
         self.signatures, self.names = into.signatures.items, into.names.items
         self.facts = NameFacts.of(self.names)
-        self.progresses: list[Progress] = list(dict.fromkeys(one.progress for one in known))
-        """By pair."""
+        self.progresses: list[GroupProgress] = list(dict.fromkeys(item.progress for item in known))
+        """By pair, a rank in a group."""
         self.pair = self._pairs(progress_of)
-        """-1 for entries of past groups."""
-        self.state = columnar.states(self.table, slice(None), self.facts)
-        self.state.done[: len(known)] |= np.array([one.over for one in known], np.bool_)
-        self.in_order = np.array([judges(one.backend) for one in self.progresses], np.bool_)
+        """The pair of each entry; -1 for groups of earlier attempts."""
+        self.state = columnar.states(self.trace, slice(None), self.facts)
+        self.state.done[: len(known)] |= np.array([item.over for item in known], np.bool_)
+        self.in_order = np.array(
+            [judges(progress.backend) for progress in self.progresses], np.bool_
+        )
 
-    def _pairs(self, progress_of: Callable[[Entry], Progress | None]) -> Int32s:
-        number: dict[Progress | None, int] = {one: at for at, one in enumerate(self.progresses)}
-        of = [number[one.progress] for one in self.known]
-        columns = (self.table.pg_id, self.table.group, self.table.name)
-        numbers: dict[tuple[int, ...], int] = {}
-        for key in zip(*(column[len(of) :].tolist() for column in columns), strict=True):
-            if key not in numbers:
-                progress = progress_of(self.entries[len(of)])
+    def _pairs(self, progress_of: Callable[[Entry], GroupProgress | None]) -> Int32s:
+        number: dict[GroupProgress | None, int] = {
+            progress: index for index, progress in enumerate(self.progresses)
+        }
+        pairs = [number[item.progress] for item in self.known]
+        columns = (self.trace.pg_id, self.trace.group, self.trace.name)
+        pair_of_key: dict[tuple[int, ...], int] = {}
+        for key in zip(*(column[len(pairs) :].tolist() for column in columns), strict=True):
+            if key not in pair_of_key:
+                progress = progress_of(self.entries[len(pairs)])
                 if progress is not None and progress not in number:
                     number[progress] = len(self.progresses)
                     self.progresses.append(progress)
-                numbers[key] = number.get(progress, -1)
-            of.append(numbers[key])
-        return np.array(of, np.int32)
+                pair_of_key[key] = number.get(progress, -1)
+            pairs.append(pair_of_key[key])
+        return np.array(pairs, np.int32)
 
-    def sends(self, names: Naming) -> dict[int, Open]:
+    def sends(self, names: Naming) -> dict[int, OpenEntry]:
         """Sends and receives in flight, and open ends of batches, by row."""
-        at = np.flatnonzero((self.table.is_p2p != 0) & (self.pair >= 0))
-        if not len(at):
+        rows = np.flatnonzero((self.trace.is_p2p != 0) & (self.pair >= 0))
+        if not len(rows):
             return {}
-        for number in np.unique(self.pair[at]).tolist():
+        for number in np.unique(self.pair[rows]).tolist():
             self.progresses[number].has_p2p = True
-        done, name = self.state.done[at], self.table.name[at]
-        flies = columnar.p2p_in_flight(self.table, at, self.pair[at], done, self.facts)
+        done, name = self.state.done[rows], self.trace.name[rows]
+        in_flight = columnar.p2p_in_flight(self.trace, rows, self.pair[rows], done, self.facts)
         kept = {}
-        for row in at[~self.facts.is_p2p[name] & ~done].tolist():
-            one = self.known[row] if row < len(self.known) else self._new(row)
-            if one.in_ring:
-                kept[row] = one
-        for row in at[flies].tolist():
+        for row in rows[~self.facts.is_p2p[name] & ~done].tolist():
+            item = self.known[row] if row < len(self.known) else self._new(row)
+            if item.in_ring:
+                kept[row] = item
+        for row in rows[in_flight].tolist():
             if row < len(self.known):
                 kept[row] = self.known[row]
                 continue
-            one, name = self._new(row), self.names[self.table.name[row]]
-            one.is_send = name.op.endswith("send")
-            one.peer = _peer(name, names.members(one.progress.group))
-            if one.peer is not None:
-                kept[row] = one
+            item, name = self._new(row), self.names[self.trace.name[row]]
+            item.is_send = name.op.endswith("send")
+            item.peer = _peer(name, names.members(item.progress.group))
+            if item.peer is not None:
+                kept[row] = item
         return kept
 
-    def _new(self, row: int) -> Open:
+    def _new(self, row: int) -> OpenEntry:
         entry = self.entries[row]
-        return Open(entry, self.progresses[self.pair[row]], entry.time_created_ns)
+        return OpenEntry(entry, self.progresses[self.pair[row]], entry.time_created_ns)
 
     # -- collectives ---------------------------------------------------------------------------
 
-    def calls(self, names: Naming, *, may_lack: bool) -> tuple[list[Row], dict[int, Open]]:
-        """Rows of what changed, and the calls that are not over, by row."""
+    def calls(self, names: Naming, *, may_lack: bool) -> tuple[list[Row], dict[int, OpenEntry]]:
+        """Rows for what changed, and the calls that are not over, by row."""
         calls = self._calls(names, may_lack=may_lack)
         if not len(calls):
             return [], {}
         done, none = calls.done, np.zeros(len(calls), np.int64)
-        given_up = columnar.given_up(self.table, calls.last_row, self.facts) & ~done
+        given_up = columnar.given_up(self.trace, calls.last_row, self.facts) & ~done
         gone = ~self._with_known("in_ring", none == 0, calls)
         lost = given_up | (gone & (calls.last_row < len(self.known)))
-        marks = columnar.watermarks(calls, self.in_order, lost)
-        over = calls.seq <= marks.completed[calls.pair]
+        watermarks = columnar.watermarks(calls, self.in_order, lost)
+        over = calls.seq <= watermarks.completed[calls.pair]
         ended = over & (done | (self.in_order[calls.pair] & ~lost))
         started_ns = self._started_ns(calls)
         flags = (
@@ -211,29 +215,29 @@ class _Reading:
             + _FAILED * given_up
             + _COMPLETED * ended
         )
-        news = flags & ~self._with_known("sent", none, calls)
-        group = np.array([one.group for one in self.progresses])[calls.pair]
+        unsent = flags & ~self._with_known("sent", none, calls)
+        group = np.array([progress.group for progress in self.progresses])[calls.pair]
         completed_ns = np.where(ended, calls.completed_ns, 0)
-        columns = (group, calls.seq, calls.signature, news)
+        columns = (group, calls.seq, calls.signature, unsent)
         times = (calls.created_ns, started_ns, completed_ns)
-        shown = np.flatnonzero(news)
+        shown = np.flatnonzero(unsent)
         shown = shown[np.argsort(calls.first_row[shown], kind="stable")]
-        counter = self._update_progress(calls, marks)
+        counter = self._update_progress(calls, watermarks)
         kept = {}
         for at in np.flatnonzero(~over).tolist():
-            one = self._open(calls, at, counter)
-            one.started_ns = int(started_ns[at])
-            one.sent |= int(flags[at])
-            kept[int(calls.first_row[at])] = one
+            item = self._open(calls, at, counter)
+            item.started_ns = int(started_ns[at])
+            item.sent |= int(flags[at])
+            kept[int(calls.first_row[at])] = item
         return np.stack((*columns, *times), axis=1)[shown].tolist(), kept
 
     def _calls(self, names: Naming, *, may_lack: bool) -> Calls:
-        """With the dictionary's signatures, and what is known of those that were open before."""
-        table, k = self.table, len(self.known)
-        rows = np.flatnonzero((table.is_p2p == 0) & (self.pair >= 0) & (table.seq < MAX_SEQ))
+        """The calls, with the dictionary's signatures. Calls that were open keep their values."""
+        trace, k = self.trace, len(self.known)
+        rows = np.flatnonzero((trace.is_p2p == 0) & (self.pair >= 0) & (trace.seq < MAX_SEQ))
         rows = self._rising(rows[np.argsort(self.pair[rows], kind="stable")])
         state, cut = self.state.take(rows), (rows == k) & may_lack
-        entries = columnar.calls_of(table, rows, self.pair[rows], state, cut)
+        entries = columnar.calls_of(trace, rows, self.pair[rows], state, cut)
         calls = columnar.joined(entries, self.signatures)
         new = calls.first_row >= k
         used, index = np.unique(calls.signature[new], return_inverse=True)
@@ -248,27 +252,27 @@ class _Reading:
         )
 
     def _with_known(self, name: str, column: npt.NDArray[Any], calls: Calls) -> npt.NDArray[Any]:
-        """`column` with what is known of the calls that were open before."""
+        """`column`, with field `name` of the open entry for each call that was open before."""
         if not self.known:
             return column
-        again = np.flatnonzero(calls.first_row < len(self.known))
+        old = np.flatnonzero(calls.first_row < len(self.known))
         column = column.copy()
-        column[again] = [getattr(self.known[at], name) for at in calls.first_row[again].tolist()]
+        column[old] = [getattr(self.known[row], name) for row in calls.first_row[old].tolist()]
         return column
 
     def _started_ns(self, calls: Calls) -> Int64s:
         """0 for calls that are not known to have started."""
-        first, last = (self.table.started_ns[row] for row in (calls.first_row, calls.last_row))
+        first, last = (self.trace.started_ns[row] for row in (calls.first_row, calls.last_row))
         now_ns = np.where(calls.started, np.where(first > 0, first, last), 0)
         before_ns = self._with_known("started_ns", np.zeros_like(now_ns), calls)
         return np.where(before_ns > 0, before_ns, now_ns)
 
-    def _open(self, calls: Calls, at: int, counter: Int64s) -> Open:
+    def _open(self, calls: Calls, at: int, counter: Int64s) -> OpenEntry:
         row, entry = int(calls.first_row[at]), self.entries[calls.last_row[at]]
         if row < len(self.known):
             self.known[row].entry = entry
             return self.known[row]
-        return Open(
+        return OpenEntry(
             entry,
             self.progresses[calls.pair[at]],
             int(calls.created_ns[at]),
@@ -278,9 +282,9 @@ class _Reading:
         )
 
     def _rising(self, rows: Int64s) -> Int64s:
-        """Without fresh entries whose seq does not rise, unless they are parts of an open call."""
-        k, seq, pair = len(self.known), self.table.seq[rows], self.pair[rows]
-        joined = np.array([one.joined for one in self.progresses], np.int64)[pair]
+        """`rows` without fresh entries whose seq does not rise; parts of an open call stay."""
+        k, seq, pair = len(self.known), self.trace.seq[rows], self.pair[rows]
+        joined = np.array([progress.joined for progress in self.progresses], np.int64)[pair]
         rises = (rows < k) | (seq > joined)
         rises[1:] &= (rows[1:] < k) | (pair[1:] != pair[:-1]) | (seq[1:] > seq[:-1])
         if rises.all():
@@ -295,16 +299,16 @@ class _Reading:
             keep[fresh:end] = seq[fresh:end] >= before + ~is_open
         return rows[keep]
 
-    def _update_progress(self, calls: Calls, marks: columnar.Watermarks) -> Int64s:
-        """Returns what the counters of its group call each call."""
-        pair, op_id = calls.pair, self.table.op_id[calls.first_row]
-        backends = [one.backend for one in self.progresses]
+    def _update_progress(self, calls: Calls, watermarks: columnar.Watermarks) -> Int64s:
+        """Returns the number that the counters of its group give to each call."""
+        pair, op_id = calls.pair, self.trace.op_id[calls.first_row]
+        backends = [progress.backend for progress in self.progresses]
         counter = columnar.counter_of(backends, pair, calls.seq, op_id)
         ahead, seqs, created_ns = (counter - calls.seq).tolist(), calls.seq, calls.created_ns
         size = np.bincount(pair, minlength=len(backends))
         known = np.bincount(pair[calls.first_row < len(self.known)], minlength=len(backends))
         ends = np.cumsum(size)
-        columns = (size, known, ends, marks.started, marks.head)
+        columns = (size, known, ends, watermarks.started, watermarks.head)
         for progress, (count, old, end, started, head) in zip(
             self.progresses, np.stack(columns, axis=1).tolist(), strict=True
         ):
@@ -321,7 +325,7 @@ class _Reading:
 
 
 def _peer(name: Name, members: Sequence[int]) -> int | None:
-    """Global rank of the other end; None where the recorder or the group does not name it."""
+    """Global rank of the other end; None if the recorder or the group does not name it."""
     is_send = name.op.endswith("send")
     local = name.dst if is_send else name.src
     if local is None:

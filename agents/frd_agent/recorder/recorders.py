@@ -20,25 +20,25 @@ from frd.flight import Dump, parse
 from frd.model import ChannelColumns, NodeNs
 from frd_agent import tap
 from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.rank_progress import RecorderHandler
 from frd_agent.recorder.rows import Row, channel_columns
-from frd_agent.recorder.standing import Recorder
-from frd_agent.recorder.transitions import Ring
+from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.recorder.worker_server import HandlerFailed
 
 _RECORDERS: Final = (
-    Recorder("fr_trace_json", {}, tap.GENERIC),
-    Recorder("dump_nccl_trace_json", {}, tap.NCCL),
+    RecorderHandler("fr_trace_json", {}, tap.GENERIC),
+    RecorderHandler("dump_nccl_trace_json", {}, tap.NCCL),
 )
-_NCCL2: Final = Recorder("fr_trace_json", {"backend": "nccl2"}, None)
+_NCCL2: Final = RecorderHandler("fr_trace_json", {"backend": "nccl2"}, None)
 _NCCL2_SINCE: Final = (2, 15)
 _HOLD_S: Final = 3.0
 """How long rows wait for the membership of their group."""
 _KEPT_BYTES: Final = 16 * 1024 * 1024
-"""Of a recorder's last dump, for when the rank is gone."""
+"""Largest last dump of a recorder that is kept for the time after the rank's end."""
 
 
 class WorkerServer(Protocol):
-    """What is asked of a rank: `frd_agent.recorder.worker_server.Handlers`."""
+    """The requests that a rank answers; implemented by `worker_server.Handlers`."""
 
     async def names(self) -> tuple[str, ...]: ...
 
@@ -47,7 +47,7 @@ class WorkerServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptDump:
-    """What a recorder, or a file, said last."""
+    """The last dump of a recorder, or of a file, as bytes."""
 
     source: str
     taken_at_ns: NodeNs
@@ -56,16 +56,16 @@ class KeptDump:
 
 @dataclass(slots=True)
 class Reading:
-    """All rings of a rank, read once."""
+    """Result of one reading of all recorders of a rank."""
 
     dumps: list[KeptDump] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     lost: int = 0
     unread: bool = False
-    """Something was there that could not be read yet: ask again soon."""
+    """Some entries could not be read yet: read again soon."""
     problems: list[str] = field(default_factory=list)
     entries: int = 0
-    """In the largest ring."""
+    """In the largest recorder."""
 
 
 class Recorders:
@@ -81,13 +81,13 @@ class Recorders:
         self._torch_version = torch_version
         self._wall_ns = wall_ns
         self._mono_ns = mono_ns
-        self.rings: list[tuple[Recorder, Ring]] = []
+        self.trackers: list[tuple[RecorderHandler, RecorderTracker]] = []
         """Known after the first reading."""
         self.revision = 0
-        """Changes with all that the rings know."""
+        """Changes whenever a tracker changes."""
         self._kept: dict[int, KeptDump] = {}
         self._held_since_s: dict[int, float] = {}
-        """By ring: since when its rows wait for the membership of a group."""
+        """By tracker: since when its rows wait for the membership of a group."""
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
@@ -97,36 +97,43 @@ class Recorders:
         HandlerFailed: it has no recorder, or reports an error.
         """
         async with self._reading:
-            if not self.rings:
+            if not self.trackers:
                 offered = await self._handlers.names()
-                self.rings = [(recorder, Ring()) for recorder in self._offered(offered)]
-                if not self.rings:
+                self.trackers = [
+                    (recorder, RecorderTracker()) for recorder in self._offered(offered)
+                ]
+                if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
             reading = Reading()
-            for recorder, ring in list(self.rings):
-                await self._read_ring(recorder, ring, naming, timeout_s, reading)
+            for recorder, tracker in list(self.trackers):
+                await self._read_recorder(recorder, tracker, naming, timeout_s, reading)
             return reading
 
-    def _offered(self, names: tuple[str, ...]) -> list[Recorder]:
+    def _offered(self, names: tuple[str, ...]) -> list[RecorderHandler]:
         recorders = [recorder for recorder in _RECORDERS if recorder.handler in names]
         if _NCCL2.handler in names and _version(self._torch_version) >= _NCCL2_SINCE:
             recorders.append(_NCCL2)
         return recorders
 
-    async def _read_ring(
-        self, recorder: Recorder, ring: Ring, naming: Naming, timeout_s: float, reading: Reading
+    async def _read_recorder(
+        self,
+        recorder: RecorderHandler,
+        tracker: RecorderTracker,
+        naming: Naming,
+        timeout_s: float,
+        reading: Reading,
     ) -> None:
         asked_mono_ns = self._mono_ns()
         try:
             data = await self._handlers.ask(
                 recorder.handler, timeout_s=timeout_s, **recorder.params
             )
-            # When it was asked, on the wall clock as it is now: it may have been set meanwhile.
+            # Time of the request by the present wall clock: the clock may have been set meanwhile.
             taken_at_ns = NodeNs(self._wall_ns() - (self._mono_ns() - asked_mono_ns))
             dump = parse(data, source=recorder.handler)
         except HandlerFailed as error:
-            if error.status in (400, 404):  # offered, but not like this
-                self.rings.remove((recorder, ring))
+            if error.status in (400, 404):  # listed, but it refuses these parameters
+                self.trackers.remove((recorder, tracker))
                 self.revision += 1
             reading.problems.append(str(error))
             return
@@ -136,54 +143,58 @@ class Recorders:
         kept = KeptDump(recorder.handler, taken_at_ns, data)
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:
-            self._kept[id(ring)] = kept
-        if self._can_name(ring, dump, taken_at_ns, naming):
+            self._kept[id(tracker)] = kept
+        if self._can_name(tracker, dump, taken_at_ns, naming):
             self.revision += 1
-            diff = ring.apply(dump, taken_at_ns, naming)
+            diff = tracker.apply(dump, taken_at_ns, naming)
             reading.rows += diff.rows
             reading.lost += diff.lost
-            reading.unread |= not ring.is_whole
+            reading.unread |= not tracker.is_whole
         else:
             reading.unread = True
-        reading.entries = max(reading.entries, ring.capacity)
+        reading.entries = max(reading.entries, tracker.capacity)
 
-    def _can_name(self, ring: Ring, dump: Dump, taken_at_ns: NodeNs, naming: Naming) -> bool:
+    def _can_name(
+        self, tracker: RecorderTracker, dump: Dump, taken_at_ns: NodeNs, naming: Naming
+    ) -> bool:
         """The tap publishes new groups within a second, so waiting a little is worth it."""
-        new = ring.new_groups(dump, taken_at_ns)
+        new = tracker.new_groups(dump, taken_at_ns)
         naming.learn(
             {name: KnownGroup(group.desc, group.ranks) for name, group in dump.groups.items()}
         )
         if not any(again or not naming.knows(name) for name, again in new.items()):
-            self._held_since_s.pop(id(ring), None)
+            self._held_since_s.pop(id(tracker), None)
             return True
         now_s = self._mono_ns() / 1e9
-        return now_s - self._held_since_s.setdefault(id(ring), now_s) > _HOLD_S
+        return now_s - self._held_since_s.setdefault(id(tracker), now_s) > _HOLD_S
 
-    # -- what is known without asking ----------------------------------------------------------
+    # -- without a request ---------------------------------------------------------------------
 
     def set_back(self, by_ns: int) -> None:
-        """The wall clock has been."""
+        """The wall clock was set back by `by_ns`."""
         self.revision += 1
-        for _, ring in self.rings:
-            if ring.taken_at_ns:
-                ring.taken_at_ns = max(ring.taken_at_ns - by_ns, 1)
-                ring.seen_until_ns = max(ring.seen_until_ns - by_ns, 0)
+        for _, tracker in self.trackers:
+            if tracker.taken_at_ns:
+                tracker.taken_at_ns = max(tracker.taken_at_ns - by_ns, 1)
+                tracker.seen_until_ns = max(tracker.seen_until_ns - by_ns, 0)
 
     def begin_attempt(self) -> None:
         self.revision += 1
-        for _, ring in self.rings:
-            ring.begin_attempt()
+        for _, tracker in self.trackers:
+            tracker.begin_attempt()
 
     def close(self, gone: Callable[[str], bool]) -> None:
         self.revision += 1
-        for _, ring in self.rings:
-            ring.close(gone)
+        for _, tracker in self.trackers:
+            tracker.close(gone)
 
     def in_flight(self) -> list[Row]:
-        return [row for _, ring in self.rings for row in ring.in_flight()]
+        return [row for _, tracker in self.trackers for row in tracker.in_flight()]
 
     def channels(self, number: int) -> ChannelColumns:
-        parts = [ring.channels(number) for _, ring in self.rings] or [channel_columns(number, ())]
+        parts = [tracker.channels(number) for _, tracker in self.trackers] or [
+            channel_columns(number, ())
+        ]
         return ChannelColumns(
             rank=number,
             group=np.concatenate([part.group for part in parts]),

@@ -1,4 +1,4 @@
-"""What the service receives of a recorder: rows of transitions and channels, as columns."""
+"""Rows of transitions, and channels, as the columns that the agent sends to the service."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from frd.model import ChannelColumns, EntryColumns
-from frd_agent.recorder.progress import Open
+from frd_agent.recorder.group_progress import OpenEntry
 
 LATEST_NS: Final = 7_258_118_399_000_000_000
 """The wire carries times up to the year 2200."""
@@ -35,19 +35,19 @@ def columns(rank: int, first_revision: int, rows: Sequence[Row]) -> EntryColumns
     )
 
 
-def channel_columns(rank: int, in_flight: Iterable[Open]) -> ChannelColumns:
+def channel_columns(rank: int, in_flight: Iterable[OpenEntry]) -> ChannelColumns:
     """Sends and receives in flight, oldest first, counted by group, peer and direction."""
-    found: dict[tuple[int, int, bool], list[int]] = {}
-    for one in in_flight:
-        if one.peer is not None:
-            channel = one.progress.group, one.peer, one.is_send
-            found.setdefault(channel, []).append(min(one.created_ns, LATEST_NS))
-    channels = sorted(found)
+    created_ns: dict[tuple[int, int, bool], list[int]] = {}
+    for entry in in_flight:
+        if entry.peer is not None:
+            channel = entry.progress.group, entry.peer, entry.is_send
+            created_ns.setdefault(channel, []).append(min(entry.created_ns, LATEST_NS))
+    channels = sorted(created_ns)
     return ChannelColumns(
         rank=rank,
         group=np.array([group for group, _, _ in channels], np.uint32),
         peer=np.array([peer for _, peer, _ in channels], np.int32),
         is_send=np.array([is_send for _, _, is_send in channels], np.uint8),
-        in_flight=np.array([len(found[channel]) for channel in channels], np.uint32),
-        head_created_ns=np.array([found[channel][0] for channel in channels], np.int64),
+        in_flight=np.array([len(created_ns[channel]) for channel in channels], np.uint32),
+        head_created_ns=np.array([created_ns[channel][0] for channel in channels], np.int64),
     )

@@ -1,8 +1,9 @@
 """What is new in a dump of a recorder: rows for the service, each change sent once, in order.
 
-A recorder is read again and again, each time whole. `Ring` remembers which record it read last and
-which earlier ones were still open, so its work grows with what is new, not with the size of the
-recorder. `open_entries` compares; here is what a dump proves. Pure: dumps and times in, rows out.
+The agent reads a recorder again and again, each time whole. `RecorderTracker` remembers which
+record it read last and which earlier records were still open, so its work grows with what is new,
+not with the size of the recorder. `open_entries` compares entries; this module decides what a dump
+proves. Pure: dumps and times in, rows out.
 
 Entries that were overwritten between two dumps are lost and counted, never invented. Records that
 start again from 0 are a reset recorder (torchft resets it at every quorum), not a loss. A group
@@ -21,9 +22,9 @@ from typing import Final, TypeAlias
 from frd.flight import Dump, Entry, Status, parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import ChannelColumns
+from frd_agent.recorder.group_progress import GroupProgress
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
-from frd_agent.recorder.progress import Progress
 from frd_agent.recorder.resets import Resets
 from frd_agent.recorder.rows import Row, channel_columns
 
@@ -45,7 +46,7 @@ class Diff:
     reset: bool
 
 
-class Ring:
+class RecorderTracker:
     """One recorder of one rank process."""
 
     def __init__(self) -> None:
@@ -56,27 +57,28 @@ class Ring:
         self.held = False
         """The last dump had entries that were too young to be read; the next dump has them."""
         self.torn = False
-        """The last dump's counters say more than its entries, for the first time: the next dump
-        shows whether it fell between the two."""
+        """The counters of the last dump are ahead of its entries, for the first time. The next dump
+        shows whether the rank had counted an op and not yet written its entry."""
         self.is_blind = False
-        """The rank may be in an op that was enqueued and gone before it was read, as when the
-        recorder is reset while a job hangs; when that is over, the counters are even and rest."""
+        """The rank may be in an op whose entry was removed before it was read, for example because
+        the recorder was reset during a hang. The op is over once enqueued and completed counters
+        are equal and stop changing."""
         self.seen_until_ns = 0
-        """As `taken_at_ns`, of the last dump after which it was not blind."""
+        """`taken_at_ns` of the last dump after which `is_blind` was false."""
         self.capacity = 0
         """The most entries that a dump ever had."""
         self._open = OpenEntries()
         self._resets = Resets()
         self._last_id = -1
         self._last_created_ns = 0
-        self._groups: dict[GroupKey, Progress] = {}
+        self._groups: dict[GroupKey, GroupProgress] = {}
         self._past: set[GroupKey] = set()
-        """Groups of earlier attempts, whose entries the ring still shows."""
-        self._present: dict[tuple[str, str], tuple[int, Progress]] = {}
-        """By group name and backend: its generation, and the last one."""
+        """Groups of earlier attempts, whose entries the recorder still shows."""
+        self._present: dict[tuple[str, str], tuple[int, GroupProgress]] = {}
+        """By group name and backend: the latest generation and its progress."""
 
     @property
-    def groups(self) -> Iterable[Progress]:
+    def groups(self) -> Iterable[GroupProgress]:
         return self._groups.values()
 
     @property
@@ -90,7 +92,7 @@ class Ring:
         return self._open.is_waiting
 
     def in_flight(self) -> list[Row]:
-        """Collectives that were joined and are not over, for a service that knows nothing yet."""
+        """Rows of collectives that were joined and are not over, for a service without state."""
         return self._open.rows()
 
     def channels(self, rank: int) -> ChannelColumns:
@@ -119,7 +121,7 @@ class Ring:
         self._open.items.clear()
 
     def close(self, gone: Callable[[str], bool]) -> None:
-        """Groups that the rank has destroyed: it waits for nothing in them."""
+        """Close the groups that the rank has destroyed: it waits for nothing in them."""
         for (_, name, _), progress in self._groups.items():
             if not progress.closed and gone(name):
                 self._open.close(progress)
@@ -132,8 +134,8 @@ class Ring:
         self._resets.see(self.status, before, taken_at_ns)
         fresh, reset = self._unread(entries, taken_at_ns)
         if reset or not entries:
-            # No entry that comes will be of an op that is open now; its end is in the counters.
-            sends = {one.progress.pg_id for one in self._open.items if one.peer is not None}
+            # No later entry shows the end of an op that is open now; only the counters show it.
+            sends = {item.progress.pg_id for item in self._open.items if item.peer is not None}
             self._resets.begin(self.status, before if self.is_whole else {}, sends)
             self._open.orphan()
         if reset:
@@ -149,7 +151,7 @@ class Ring:
             absent_is_over=partial and not dump.warnings,
         )
         self._past |= self._passed(_keys(fresh)) if not self._groups else set()
-        replaced: list[Progress] = []
+        replaced: list[GroupProgress] = []
         rows = self._open.read(
             fresh,
             lambda entry: self._progress_of(entry, names, replaced),
@@ -164,8 +166,8 @@ class Ring:
         self._end_orphans()
         self.held = bool(entries) and self._last_id < entries[-1].record_id
         if self.held:
-            left = bisect_right(entries, self._last_id, key=_record_id_of)
-            self.taken_at_ns = min(taken_at_ns, entries[left].time_created_ns - 1)
+            unread = bisect_right(entries, self._last_id, key=_record_id_of)
+            self.taken_at_ns = min(taken_at_ns, entries[unread].time_created_ns - 1)
         self.torn = self._is_torn(before)
         closed = {progress.pg_id for progress in self.groups if progress.closed}
         self.is_blind = self._resets.hide(self.status, before, closed)
@@ -199,12 +201,12 @@ class Ring:
         )
 
     def _is_partial(self, entries: Sequence[Entry]) -> bool:
-        """The recorder showed its active entries only: one that is not there is over."""
+        """The recorder showed only its active entries: an entry that is missing is over."""
         first, last = entries[0].record_id, entries[-1].record_id
         return last - first + 1 > len(entries) or len(entries) < min(self.capacity, last + 1)
 
     def _lost(self, fresh: Sequence[Entry], *, reset: bool) -> int:
-        """Unread entries; after a reset, collectives, by the seqs that came later."""
+        """The number of unread entries; after a reset, of collectives, by the gap in seqs."""
         if not reset:
             skipped = fresh[0].record_id - self._last_id - 1 if fresh and self._last_id >= 0 else 0
             return max(skipped, 0)
@@ -223,9 +225,9 @@ class Ring:
     def _is_torn(self, before: Mapping[int, Status]) -> bool:
         """A dump's counters are ahead of its entries, for the first time.
 
-        Gloo counts an op, and later writes its entry; counts its end, and later marks the entry. A
-        dump may fall in between. Or a send was counted, or a later op ended first; then the same
-        counters come again, and have waited for their entries long enough.
+        Gloo counts an op before it writes the entry, and counts the end before it marks the entry;
+        a dump may fall in between. If the next dump has the same counters, the reason was another:
+        a send was counted, or a later op ended first.
         """
         moved = {pg_id for pg_id, raw in self.status.items() if raw != before.get(pg_id)}
         read = {progress.pg_id for progress in self.groups}
@@ -244,22 +246,22 @@ class Ring:
         if self._open.done_created_ns:
             over |= self._resets.take_given_up(self._open.done_created_ns)
         if over:
-            self._open.forsake(over)
+            self._open.forget_orphaned_sends(over)
 
     # -- groups --------------------------------------------------------------------------------
 
     def _progress_of(
-        self, entry: Entry, names: Naming, replaced: list[Progress]
-    ) -> Progress | None:
-        """Of the group of an entry; None for a group of the past. The group that had its name
-        before is added to `replaced`."""
+        self, entry: Entry, names: Naming, replaced: list[GroupProgress]
+    ) -> GroupProgress | None:
+        """The progress of an entry's group; None for a group of an earlier attempt. The group that
+        had its name before is added to `replaced`."""
         key = _key(entry)
         progress = self._groups.get(key)
         if progress is None and key not in self._past:
             generation, former = self._present.get(key[1:], (-1, None))
             replaced += () if former is None else (former,)
             group = names.group(entry.group_name, entry.group_desc, key[2], generation + 1)
-            progress = self._groups[key] = Progress(group, entry.pg_id, key[2])
+            progress = self._groups[key] = GroupProgress(group, entry.pg_id, key[2])
             self._present[key[1:]] = (generation + 1, progress)
         return progress
 
@@ -286,7 +288,7 @@ def _key(entry: Entry) -> GroupKey:
 
 
 def _keys(entries: Iterable[Entry]) -> set[GroupKey]:
-    distinct = {(one.pg_id, one.process_group, one.profiling_name) for one in entries}
+    distinct = {(e.pg_id, e.process_group, e.profiling_name) for e in entries}
     return {
         (pg_id, group[0], parse_profiling_name(name).backend) for pg_id, group, name in distinct
     }
@@ -297,5 +299,7 @@ def _record_id_of(entry: Entry) -> int:
 
 
 def _find(entries: Sequence[Entry], record_id: int) -> Entry | None:
-    at = bisect_left(entries, record_id, key=_record_id_of)
-    return entries[at] if at < len(entries) and entries[at].record_id == record_id else None
+    index = bisect_left(entries, record_id, key=_record_id_of)
+    if index < len(entries) and entries[index].record_id == record_id:
+        return entries[index]
+    return None

@@ -15,9 +15,9 @@ import numpy as np
 
 from frd.model import ChannelColumns, NodeNs, RankStatus, WatermarkColumns
 from frd.wire import Statuses, Watermarks
-from frd_agent.recorder.progress import Marks
+from frd_agent.recorder.group_progress import GroupWatermarks
+from frd_agent.recorder.rank_progress import RankProgress
 from frd_agent.recorder.rows import LATEST_NS
-from frd_agent.recorder.standing import Standing
 
 _STATUSES_A_MESSAGE: Final = 256
 _SLOW_NS: Final = 1_000_000_000
@@ -65,7 +65,7 @@ class CurrentState:
     def __init__(self, attempt_of: Callable[[int], int]) -> None:
         """`attempt_of`: the attempt index of a rank index."""
         self._attempt_of = attempt_of
-        self._marks: _Latest[Pair, Marks] = _Latest()
+        self._watermarks: _Latest[Pair, GroupWatermarks] = _Latest()
         self._as_of: _Latest[int, NodeNs] = _Latest()
         self._status: _Latest[int, RankStatus] = _Latest()
         self._channels: _Latest[int, ChannelColumns] = _Latest()
@@ -74,21 +74,21 @@ class CurrentState:
 
     # -- what is true --------------------------------------------------------------------------
 
-    def set_marks(self, rank: int, group: int, marks: Marks) -> None:
+    def set_watermarks(self, rank: int, group: int, watermarks: GroupWatermarks) -> None:
         pair = rank, group
-        self._marks.change(pair, marks)
-        (self._waiting.add if marks.head_created_ns else self._waiting.discard)(pair)
+        self._watermarks.change(pair, watermarks)
+        (self._waiting.add if watermarks.head_created_ns else self._waiting.discard)(pair)
 
-    def set_standing(self, rank: int, standing: Standing) -> None:
-        for group, marks in standing.marks:
-            self.set_marks(rank, group, marks)
-        if standing.as_of_ns:
-            self.set_as_of(rank, standing.as_of_ns)
+    def set_progress(self, rank: int, progress: RankProgress) -> None:
+        for group, watermarks in progress.watermarks:
+            self.set_watermarks(rank, group, watermarks)
+        if progress.as_of_ns:
+            self.set_as_of(rank, progress.as_of_ns)
 
     def expect(self, rank: int, group: int) -> None:
         """The rank is in the group; nothing is known of what it did there."""
-        if (rank, group) not in self._marks.values:
-            self.set_marks(rank, group, Marks())
+        if (rank, group) not in self._watermarks.values:
+            self.set_watermarks(rank, group, GroupWatermarks())
 
     def set_as_of(self, rank: int, at_ns: NodeNs) -> None:
         """Time up to which the rank's watermarks are complete; decreases only with the clock."""
@@ -109,8 +109,8 @@ class CurrentState:
             self._channels.put(channels.rank, channels)
 
     def forget(self, rank: int) -> None:
-        for pair in [pair for pair in self._marks.values if pair[0] == rank]:
-            self._marks.forget(pair)
+        for pair in [pair for pair in self._watermarks.values if pair[0] == rank]:
+            self._watermarks.forget(pair)
             self._waiting.discard(pair)
         for table in (self._as_of, self._status, self._channels):
             table.forget(rank)
@@ -119,7 +119,7 @@ class CurrentState:
 
     def rewind(self) -> None:
         """A new stream has been given nothing."""
-        for table in (self._marks, self._as_of, self._status, self._channels):
+        for table in (self._watermarks, self._as_of, self._status, self._channels):
             table.rewind()
 
     def next_channels(self) -> ChannelColumns | None:
@@ -129,13 +129,13 @@ class CurrentState:
 
     def next_watermarks(self, sent_at_ns: NodeNs) -> Watermarks | None:
         """All unsent watermarks of one attempt; None when there are none."""
-        ranks = chain((rank for rank, _ in self._marks.unsent), self._as_of.unsent)
+        ranks = chain((rank for rank, _ in self._watermarks.unsent), self._as_of.unsent)
         if (rank := next(ranks, None)) is None:
             return None
         attempt = self._attempt_of(rank)
-        pairs = [pair for pair in self._marks.unsent if self._attempt_of(pair[0]) == attempt]
+        pairs = [pair for pair in self._watermarks.unsent if self._attempt_of(pair[0]) == attempt]
         seen = [rank for rank in self._as_of.unsent if self._attempt_of(rank) == attempt]
-        columns = self._columns(self._marks.take(pairs), self._as_of.take(seen))
+        columns = self._columns(self._watermarks.take(pairs), self._as_of.take(seen))
         return Watermarks(attempt, columns, sent_at_ns)
 
     def next_statuses(self) -> Statuses | None:
@@ -148,7 +148,7 @@ class CurrentState:
 
     def someone_waits(self, now_ns: int) -> bool:
         """A collective is slow enough that its end or its age is news, and not long known."""
-        heads = (self._marks.values[pair].head_created_ns for pair in self._waiting)
+        heads = (self._watermarks.values[pair].head_created_ns for pair in self._waiting)
         return _SLOW_NS < now_ns - min(heads, default=now_ns) < _LONG_KNOWN_NS
 
     @property
@@ -157,14 +157,16 @@ class CurrentState:
         return bool(self._status.unsent or self._channels.unsent)
 
     def _columns(self, pairs: list[Pair], seen: list[int]) -> WatermarkColumns:
-        marks = [self._marks.values[pair] for pair in pairs]
+        watermarks = [self._watermarks.values[pair] for pair in pairs]
         return WatermarkColumns(
             rank=np.array([rank for rank, _ in pairs], np.uint32),
             group=np.array([group for _, group in pairs], np.uint32),
-            enqueued=np.array([m.enqueued for m in marks], np.int64),
-            started=np.array([m.started for m in marks], np.int64),
-            completed=np.array([m.completed for m in marks], np.int64),
-            head_created_ns=np.array([min(m.head_created_ns, LATEST_NS) for m in marks], np.int64),
+            enqueued=np.array([m.enqueued for m in watermarks], np.int64),
+            started=np.array([m.started for m in watermarks], np.int64),
+            completed=np.array([m.completed for m in watermarks], np.int64),
+            head_created_ns=np.array(
+                [min(m.head_created_ns, LATEST_NS) for m in watermarks], np.int64
+            ),
             seen_rank=np.array(seen, np.uint32),
             as_of_ns=np.array([self._as_of.values[rank] for rank in seen], np.int64),
         )

@@ -1,10 +1,11 @@
-"""How far one rank has come in one group, as of the last dump, and what of that is still open.
+"""Progress of one rank in one group as of the last dump, and its open entries.
 
-Only entries are believed. The counters of `pg_status` cost nothing to read, but they count ops
-(Gloo) or mix the numbers of sends with seqs (NCCL), and the op that Gloo completed last need not be
-the latest. A watermark made of counters would claim things that never happened, and the service
-believes watermarks. So counters show that something changed, show a dump that was taken while a
-recorder was between its entries and its counters, and end an op whose entry was overwritten. Pure.
+Watermarks come from entries only. The counters of `pg_status` cost nothing to read, but they count
+ops (Gloo) or mix the numbers of sends with seqs (NCCL), and the op that Gloo completed last need
+not be the latest. A watermark made of counters could be too high, and the service trusts
+watermarks. So counters have three uses: they show that something changed, they show that a dump was
+taken between the update of a counter and of its entry, and they end an op whose entry was
+overwritten. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _VARIES: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class GroupWatermarks:
     """Watermarks of one (rank, group), as in `frd.model.WatermarkColumns`."""
 
     enqueued: int = UNKNOWN_SEQ
@@ -30,7 +31,7 @@ class Marks:
 
 
 @dataclass(slots=True, eq=False)
-class Progress:
+class GroupProgress:
     """One rank in one group."""
 
     group: int
@@ -47,7 +48,7 @@ class Progress:
     has_p2p: bool = False
     """NCCL writes the numbers of P2P ops into the same counters, so they say nothing."""
     counter: int = NO_COUNTER
-    """What the counters of the group call the op `joined`."""
+    """The number that the counters of the group give to the op `joined`."""
     ahead: int | None = None
     """By how much the counters' number of an op is ahead of its seq, if that is the same for all
     ops of the group; None before the first op, `_VARIES` otherwise."""
@@ -58,8 +59,8 @@ class Progress:
         self.joined = seq
         self.counter = counter
         ahead = ahead if self.ahead is None else ahead | {self.ahead}
-        one = ahead.pop() if len(ahead) == 1 else _VARIES
-        self.ahead = one if one >= 0 and counter != NO_COUNTER else _VARIES
+        constant = ahead.pop() if len(ahead) == 1 else _VARIES
+        self.ahead = constant if constant >= 0 and counter != NO_COUNTER else _VARIES
 
     def close(self) -> None:
         """The group is gone: the rank waits for nothing in it."""
@@ -67,26 +68,28 @@ class Progress:
         self.head, self.head_created_ns = UNKNOWN_SEQ, 0
 
     @property
-    def marks(self) -> Marks:
+    def watermarks(self) -> GroupWatermarks:
         """As of the last dump."""
         completed = self.joined if self.head == UNKNOWN_SEQ else self.head - 1
-        return Marks(self.joined, self._started(completed), completed, self.head_created_ns)
+        return GroupWatermarks(
+            self.joined, self._started(completed), completed, self.head_created_ns
+        )
 
-    def last_marks(self, raw: Status, at_ns: int) -> Marks | None:
-        """The marks of a process that has ended, by its last counters, of `at_ns`.
+    def final_watermarks(self, raw: Status, at_ns: int) -> GroupWatermarks | None:
+        """The watermarks of a process that has ended, by its last counters, read at `at_ns`.
 
         None if the counters do not say how many collectives came after the last dump, because they
         count sends as well.
         """
         unread = raw.enqueued - self.counter
         if unread == 0:
-            return self.marks
+            return self.watermarks
         if unread < 0 or self.has_p2p or self.ahead in (None, _VARIES):
             return None
         joined = self.joined + unread
-        completed = max(joined - max(raw.enqueued - raw.completed, 0), self.marks.completed)
+        completed = max(joined - max(raw.enqueued - raw.completed, 0), self.watermarks.completed)
         head_ns = 0 if completed == joined else self.head_created_ns or at_ns
-        return Marks(joined, self._started(completed), completed, head_ns)
+        return GroupWatermarks(joined, self._started(completed), completed, head_ns)
 
     def _started(self, completed: int) -> int:
         """A recorder without timing reports no starts at all."""
@@ -94,21 +97,21 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Open:
+class OpenEntry:
     """A call, send or receive that is not over; or the entry that will close a batch of sends."""
 
     entry: Entry
-    """As last read. A coalesced collective has its end in its last entry."""
-    progress: Progress
+    """As last read; of a coalesced collective its last entry, which has its end."""
+    progress: GroupProgress
     created_ns: int
-    """Of the first entry of a call; so are the next ones."""
+    """Of the first entry of a call; `started_ns` and `signature` too."""
     started_ns: int = 0
     signature: int = 0
     counter: int = NO_COUNTER
     sent: int = 0
     """Flags that the service has."""
     cut: bool = False
-    """Entries of it were overwritten before they were read, so its signature is not known."""
+    """Some of its entries were overwritten before they were read, so the signature is unknown."""
     peer: int | None = None
     """Global rank of the other end of a send or receive, -1 for any source; None for all else."""
     is_send: bool = False
@@ -123,11 +126,11 @@ class Open:
     def is_call(self) -> bool:
         return self.peer is None and not self.entry.is_p2p
 
-    def look(self, found: Entry | None, raw: Status | None, *, absent_is_over: bool) -> None:
-        """`found`: the entry in the next dump; `raw`: the counters of the group there."""
-        self.in_ring = found is not None
-        if found is not None:
-            self.entry = found
+    def look(self, entry: Entry | None, raw: Status | None, *, absent_is_over: bool) -> None:
+        """`entry`: the same entry in the next dump; `raw`: the counters of the group there."""
+        self.in_ring = entry is not None
+        if entry is not None:
+            self.entry = entry
         elif absent_is_over:
             self.over |= self.peer is None or not self.orphaned
         elif raw is not None and not self.progress.has_p2p:

@@ -1,0 +1,123 @@
+"""Progress of a rank: its recorders as last read, and the time up to which that is complete.
+
+The absence of an op proves something only up to that time: the time at which the tap published its
+counters, if none of them has changed since the dump; otherwise the time of the dump. Counters that
+changed only say that there is something to read (`progress` says why). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from frd.flight import Status
+from frd.model import NodeNs
+from frd_agent.ranks.poll_schedule import Raw
+from frd_agent.recorder.group_progress import GroupWatermarks
+from frd_agent.recorder.transitions import RecorderTracker
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderHandler:
+    """One kind of recorder that a rank may offer."""
+
+    handler: str
+    params: Mapping[str, str]
+    number: int | None
+    """The tap's number for it; None if the tap has no counters of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    watermarks: list[tuple[int, GroupWatermarks]]
+    """By group index."""
+    as_of_ns: NodeNs
+    """Time up to which the watermarks are complete; 0 if nothing was read."""
+    exact: bool
+    """`as_of_ns` is as new as the counters."""
+
+
+def live_progress(
+    trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
+    raw: Raw | None,
+    published_at_ns: NodeNs,
+) -> RankProgress:
+    """`raw`: the tap's counters, None if it publishes none that can be read."""
+    watermarks: list[tuple[int, GroupWatermarks]] = []
+    trackers = list(trackers)
+    seems_idle = not any(tracker.is_waiting for _, tracker in trackers)
+    as_of: int | None = None
+    exact = raw is not None and bool(trackers)
+    for recorder, tracker in trackers:
+        watermarks += [(progress.group, progress.watermarks) for progress in tracker.groups]
+        until: int = tracker.taken_at_ns
+        if seems_idle and tracker.is_blind:
+            exact, until = False, tracker.seen_until_ns
+        elif raw is None or recorder.number is None or not tracker.taken_at_ns:
+            exact = False
+        elif published_at_ns > tracker.taken_at_ns:
+            if _has_rested(tracker, _counters_of(recorder.number, raw)):
+                until = published_at_ns
+            else:
+                exact = False
+        as_of = until if as_of is None else min(as_of, until)
+    return RankProgress(watermarks, NodeNs(as_of or 0), exact)
+
+
+def final_progress(
+    trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
+    raw: Raw | None,
+    published_at_ns: NodeNs,
+) -> RankProgress | None:
+    """Progress of a process that has ended, if its tap wrote the counters at exit; None if the
+    counters do not show how far the process came."""
+    watermarks: list[tuple[int, GroupWatermarks]] = []
+    trackers = list(trackers)
+    if raw is None or not trackers:
+        return None
+    for recorder, tracker in trackers:
+        if recorder.number is None or not tracker.taken_at_ns or not tracker.is_whole:
+            return None
+        counters = _counters_of(recorder.number, raw)
+        read = {progress.pg_id: progress for progress in tracker.groups}
+        if any(status.enqueued > 0 and pg_id not in read for pg_id, status in counters.items()):
+            return None  # a group that no dump has shown
+        for pg_id, progress in read.items():
+            last = counters.get(pg_id)
+            known = progress.final_watermarks(last, published_at_ns) if last is not None else None
+            if known is None:
+                return None
+            watermarks.append((progress.group, known))
+    return RankProgress(watermarks, published_at_ns, exact=True)
+
+
+def raw_counters(
+    trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
+) -> dict[tuple[int, int], Status]:
+    """The counters of the last dump, keyed like the tap's: recorder number and `pg_id`."""
+    return {
+        (recorder.number, pg_id): status
+        for recorder, tracker in trackers
+        if recorder.number is not None
+        for pg_id, status in tracker.status.items()
+    }
+
+
+def _counters_of(number: int, raw: Raw) -> dict[int, Status]:
+    return {pg_id: status for (recorder, pg_id), status in raw.items() if recorder == number}
+
+
+def _has_rested(tracker: RecorderTracker, counters: Mapping[int, Status]) -> bool:
+    """Whether nothing was enqueued or completed since the dump."""
+    closed = {progress.pg_id for progress in tracker.groups if progress.closed}
+    alive = {progress.pg_id for progress in tracker.groups if not progress.closed}
+    # A group without counters (torchcomms) may have unread entries.
+    return (
+        tracker.is_whole
+        and alive <= counters.keys()
+        and all(
+            status == tracker.status.get(pg_id)
+            for pg_id, status in counters.items()
+            if pg_id not in closed
+        )
+    )
