@@ -29,7 +29,7 @@ _MATCHING: Final = "frd.engine.matching"
 _HANGS: Final = "frd.engine.hangs"
 _STRAGGLERS: Final = "frd.engine.stragglers"
 _CLOCKS: Final = "frd.engine.clocks"
-_CAUSE: Final = "waits cause moment incident"
+_CAUSE: Final = "waits cause cause_inside cause_order cause_mismatch moment incident"
 _LATE: Final = "arrivals judge straggler"
 _MEMORY: Final = "memory_series memory_scenes memory memory_limits"
 
@@ -55,7 +55,7 @@ MUTANTS: Final = (
     Mutant(_MATCHING, "united", Swap(ast.LtE, ast.Lt), "pauses attempt",
            "one wait that two agents report counts twice"),
     # -- hangs ---------------------------------------------------------------------------------
-    Mutant(_HANGS, "_attend", Swap(ast.Add, ast.Sub), "waits cause",
+    Mutant(_HANGS, "_attend", Swap(ast.Add, ast.Sub), "waits cause cause_inside",
            "a rank that completed the seq before is not inside this one"),
     Mutant(_HANGS, "_attend", Swap("argmin", "argmax"), _CAUSE,
            "the last rank to join is named as the first"),

@@ -1,0 +1,211 @@
+"""First causes of scripted scenes: ranks and devices that are stuck inside an op."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.engine.matching.signature_rules import is_synchronizing
+from frd.model import Confidence, RankState, Reason
+from tests.world.scene import Scene, named
+
+
+def all_joined() -> Scene:
+    """All four ranks of dp are in seq 7."""
+    return Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+
+
+def test_a_process_that_died_inside_an_op_is_the_cause_when_all_joined() -> None:
+    """All four joined seq 7, then 2 was killed in it; the three others wait for ever."""
+    scene = all_joined()
+    diagnosis = scene.rank(2, state=RankState.EXITED, state_age=11, as_of_age=11).only()
+    assert named(diagnosis) == {2: Reason.EXITED}
+    assert diagnosis.victims == (0, 1, 3)
+
+
+def test_a_frozen_process_inside_an_op_is_the_cause_when_all_joined() -> None:
+    """All four joined seq 7, but 2 was stopped by a signal in it."""
+    scene = all_joined()
+    scene.rank(2, state=RankState.SILENT, detail="process 5 is stopped", state_age=11)
+    assert named(scene.only()) == {2: Reason.UNREACHABLE}
+
+
+def test_a_frozen_process_outranks_the_ranks_that_it_left_inside() -> None:
+    """2 was stopped inside seq 7; its data still let 3 through, and 0 and 1 are left in it."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 2], 13).waits("dp", 8, [3], 12)
+    scene.rank(2, state=RankState.SILENT, detail="process 5 is stopped", state_age=11)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.UNREACHABLE}
+    assert diagnosis.victims == (0, 1, 3)
+
+
+def test_a_node_that_went_down_inside_an_op_is_unreachable() -> None:
+    """All joined seq 7; then the node of 2 and 3 went down with its agent."""
+    scene = all_joined()
+    for rank in (2, 3):
+        scene.rank(rank, connected=False, as_of_age=11)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.UNREACHABLE, 3: Reason.UNREACHABLE}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
+    assert diagnosis.victims == (0, 1)
+
+
+def test_without_any_connected_agent_no_rank_is_unreachable() -> None:
+    """All joined seq 7, and then all agents were cut off: that is no cause of the stall."""
+    scene = Scene(2).group("dp", [0, 1]).waits("dp", 7, [0, 1], 30)
+    for rank in (0, 1):
+        scene.rank(rank, connected=False, as_of_age=11)
+    assert scene.only().suspects == ()
+
+
+def test_a_rank_inside_what_its_peers_completed_is_named_alone() -> None:
+    """1-3 completed seq 7 and wait in seq 8 for 0, which never came out of seq 7."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2, 3], 12)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {0: Reason.IN_COLLECTIVE_ALONE}
+    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert diagnosis.suspects[0].evidence == (
+        "still inside all_reduce #7 on dp, which ranks 1-3 completed"
+    )
+    assert diagnosis.victims == (1, 2, 3)
+
+
+def recovering(report_age: float) -> Scene:
+    """1-3 are known to have completed seq 7 for two seconds; 0 was inside of it then."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2, 3], 12)
+    return scene.moved("dp", [1, 2, 3], 2).rank(0, as_of_age=report_age)
+
+
+@pytest.mark.parametrize("report_age", [3, 1.5])
+def test_a_rank_may_leave_an_op_after_its_last_report(
+    report_age: float,
+) -> None:
+    """A hang has just ended: the report of 0 is older than those of its peers, or so little newer
+    that its recorder may not have noticed the completion."""
+    diagnosis = recovering(report_age).only()
+    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (0,), (1, 2, 3))
+
+
+def test_a_rank_that_is_still_inside_well_after_its_peers_completed_is_named() -> None:
+    """The same, but 0 has reported since, and is still inside."""
+    assert named(recovering(0.5).only()) == {0: Reason.IN_COLLECTIVE_ALONE}
+
+
+def test_of_two_ranks_left_inside_only_the_one_that_reported_since_is_named() -> None:
+    """2 and 3 completed seq 7; 0 reports that it did not, and 1 has not reported since."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1], 13).waits("dp", 8, [2, 3], 12)
+    diagnosis = scene.moved("dp", [2, 3], 2).rank(1, as_of_age=3).only()
+    assert named(diagnosis) == {0: Reason.IN_COLLECTIVE_ALONE}
+
+
+def test_most_of_a_group_left_behind_is_a_weaker_claim() -> None:
+    """Only 3 completed seq 7; three ranks that are left inside are hardly three local faults."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 2], 13).waits("dp", 8, [3], 12)
+    diagnosis = scene.only()
+    assert set(named(diagnosis)) == {0, 1, 2}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
+
+
+def test_an_op_that_does_not_synchronize_names_no_rank() -> None:
+    """0 and 1 completed a broadcast that 2 and 3 are inside: that proves no fault."""
+    scene = Scene(4).group("dp", range(4), s7="broadcast").passed("dp", 7, [0, 1])
+    diagnosis = scene.waits("dp", 7, [2, 3]).only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_a_device_that_never_started_what_its_peers_started() -> None:
+    """With timing on: all joined, the devices of 0, 1 and 3 started, the one of 2 did not."""
+    scene = all_joined()
+    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.DEVICE_STUCK}
+    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert diagnosis.victims == (0, 1, 3)
+
+
+def test_a_device_may_start_after_the_last_report_of_its_rank() -> None:
+    """Devices went on a second ago; what is known of 2 is older than that."""
+    scene = all_joined()
+    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).moved("dp", [0, 1, 3], 1)
+    diagnosis = scene.rank(2, as_of_age=1.5).only()
+    assert (diagnosis.suspects, diagnosis.unknown, diagnosis.victims) == ((), (2,), (0, 1, 3))
+
+
+def test_a_device_that_has_just_come_out_of_something_else_is_not_stuck() -> None:
+    """The others' devices started seq 7 long ago; that of 2 was in another group until now."""
+    scene = all_joined().rank(2, moved_age=0.5)
+    diagnosis = scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2]).only()
+    assert (diagnosis.suspects, diagnosis.unknown) == ((), (2,))
+
+
+def test_without_recorded_starts_no_device_is_stuck() -> None:
+    """2's recorder records no starts: that it has not started proves nothing."""
+    scene = all_joined().started("dp", 7, [0, 1, 3])
+    diagnosis = scene.only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_a_device_busy_with_another_op_leads_on_to_that() -> None:
+    """The device of 2 has not started dp because it is in tp, where it waits for 4."""
+    scene = Scene(5).group("dp", range(4)).group("tp", [2, 4]).waits("dp", 7, range(4), 11)
+    scene.started("dp", 7, [0, 1, 3]).waits("tp", 1, [2], 12).started("tp", 1, [2])
+    diagnosis = scene.only()
+    assert named(diagnosis) == {4: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1, 2, 3)
+
+
+def test_no_rank_is_named_if_all_joined_and_none_completes() -> None:
+    """All four ranks are inside seq 7: network or device, and no suspect is invented."""
+    diagnosis = all_joined().only()
+    assert (diagnosis.suspects, diagnosis.victims) == ((), (0, 1, 2, 3))
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_an_op_that_a_late_rank_has_just_joined_is_no_incident() -> None:
+    """Three ranks waited for long, the fourth joined a moment ago: the op is about to complete."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, [0, 1, 3]).waits("dp", 7, [2], 0.3)
+    assert scene.find() == []
+
+
+def test_a_rank_left_inside_whose_agent_disconnects_is_unreachable() -> None:
+    """0 was left inside seq 7, but its agent is gone: it may have left the op since."""
+    scene = Scene(3).group("dp", range(3)).waits("dp", 7, [0], 13).waits("dp", 8, [1, 2], 12)
+    diagnosis = scene.rank(0, connected=False, as_of_age=7).only()
+    assert named(diagnosis) == {0: Reason.UNREACHABLE}
+
+
+@pytest.mark.parametrize(("gone_age", "first"), [(3, Reason.DEVICE_STUCK), (9, Reason.EXITED)])
+def test_a_rank_that_exits_after_a_hang_began_is_no_first_cause(
+    gone_age: float, first: Reason
+) -> None:
+    """All are in seq 7 for 12 seconds, and the device of 2 never started it. Rank 3 was killed 3
+    seconds ago, as watchdogs do; or 9 seconds ago, before the stall threshold."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4), 12)
+    scene.started("dp", 7, [0, 1, 3]).started("dp", 6, [2])
+    scene.rank(3, state=RankState.EXITED, state_age=gone_age, as_of_age=gone_age)
+    assert set(named(scene.only()).values()) == {first}
+
+
+def test_a_stuck_device_is_named_although_a_rank_is_unknown() -> None:
+    """0 and 1 have started seq 7, the device of 2 has not, and nothing is known of 3."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(3)).rank(3, declared=False)
+    diagnosis = scene.started("dp", 7, [0, 1]).started("dp", 6, [2]).only()
+    assert named(diagnosis) == {2: Reason.DEVICE_STUCK}
+    assert diagnosis.suspects[0].confidence is Confidence.MEDIUM
+    assert diagnosis.unknown == (3,)
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("coalesced(all_reduce x3)", True),
+        ("coalesced(broadcast,_all_gather_base)", True),
+        ("ALLGATHER_coalesced(_broadcast_oop x2)", True),
+        ("coalesced(broadcast x2)", False),
+        ("_broadcast_oop", False),
+    ],
+)
+def test_a_coalesced_op_synchronizes_if_one_of_its_parts_does(op: str, expected: bool) -> None:
+    """No rank completes a coalesced collective alone if one of its parts synchronizes."""
+    assert is_synchronizing(op) is expected

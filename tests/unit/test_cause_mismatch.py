@@ -1,0 +1,131 @@
+"""First causes of scripted scenes: mismatches."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.engine.hangs.ops_in_flight import Instance
+from frd.engine.matching.signature_rules import difference
+from frd.engine.state.snapshot import Mismatch
+from frd.model import Confidence, Kind, Reason, Signature
+from tests.world.scene import Scene, named
+
+
+def all_reduce(*ranks: int) -> tuple[Signature, tuple[int, ...]]:
+    return Signature("gloo", "all_reduce", ((4,),)), ranks
+
+
+def broadcast(*ranks: int) -> tuple[Signature, tuple[int, ...]]:
+    return Signature("gloo", "broadcast", ((4,),)), ranks
+
+
+def odd_broadcast(group: int, seq: int, odd: int) -> Mismatch:
+    """One of four ranks passed a broadcast."""
+    others = tuple(rank for rank in range(4) if rank != odd)
+    return Mismatch(group, seq, [all_reduce(*others), broadcast(odd)], "op", complete=True)
+
+
+@pytest.mark.parametrize("seqs", [(7, 8), (8, 7)])
+def test_what_does_not_match_after_the_first_is_its_consequence(seqs: tuple[int, int]) -> None:
+    """Rank 2 made another call at seq 7, which shifts 8 too; whichever is reported first."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4), ahead=1)
+    for seq in seqs:
+        scene.mismatch(odd_broadcast(0, seq, odd=2 if seq == 7 else 1))
+    diagnosis = scene.only()
+    assert (diagnosis.kind, diagnosis.instance) == (Kind.MISMATCH, Instance(0, 7))
+    assert named(diagnosis) == {2: Reason.MISMATCH}
+
+
+def test_a_rank_that_two_groups_disagree_with_is_one_incident() -> None:
+    """Rank 2 went wrong in both of its groups, and all went through: one finding names it."""
+    scene = Scene(4).group("dp", range(4)).group("tp", range(4))
+    scene.passed("dp", 7, range(4)).passed("tp", 3, range(4))
+    scene.mismatch(odd_broadcast(0, 7, odd=2)).mismatch(odd_broadcast(1, 3, odd=2))
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.MISMATCH}
+
+
+def test_ranks_that_two_groups_disagree_with_apart_are_two() -> None:
+    """Rank 2 went wrong in one group and 1 in the other."""
+    scene = Scene(4).group("dp", range(4)).group("tp", range(4))
+    scene.passed("dp", 7, range(4)).passed("tp", 3, range(4))
+    scene.mismatch(odd_broadcast(0, 7, odd=2)).mismatch(odd_broadcast(1, 3, odd=1))
+    assert [set(named(diagnosis)) for diagnosis in scene.find()] == [{2}, {1}]
+
+
+def test_a_mismatch_and_a_stall_of_one_rank_are_one_incident() -> None:
+    """Rank 2 passed something else, which went through; then it never came to another group."""
+    scene = Scene(4).group("dp", range(4)).group("tp", range(4))
+    scene.passed("dp", 7, range(4)).passed("tp", 2, [2]).waits("tp", 3, [0, 1, 3])
+    scene.mismatch(odd_broadcast(0, 7, odd=2))
+    diagnosis = scene.only()
+    assert set(named(diagnosis)) == {2}
+    assert diagnosis.victims == (0, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "differences"),
+    [
+        ("reduce", "input dtypes Float and Half"),
+        ("broadcast", "output dtypes Int and Long"),
+        ("all_reduce", "input sizes [[4]] and [[5]]"),
+    ],
+)
+def test_what_differs_is_what_the_op_compares(op: str, differences: str) -> None:
+    """Sizes differ on the side where the op permits it, dtypes on both: that is the difference."""
+    taken, given = (5, 4) if op != "reduce" else (4, 5)
+    one = Signature("nccl", op, ((4,),), ((4,),), ("Float",), ("Int",))
+    other = Signature("nccl", op, ((taken,),), ((given,),), ("Half",), ("Long",))
+    assert difference(one, other) == differences
+
+
+def test_the_minority_of_a_mismatch_is_named() -> None:
+    """Three ranks passed all_reduce, 2 passed broadcast: 2 is the suspect, the others victims."""
+    scene = Scene(4).group("dp", range(4)).waits("dp", 7, range(4))
+    mismatch = Mismatch(0, 7, [all_reduce(0, 1, 3), broadcast(2)], "ops differ", complete=True)
+    diagnosis = scene.mismatch(mismatch).only()
+    assert diagnosis.kind is Kind.MISMATCH
+    assert named(diagnosis) == {2: Reason.MISMATCH}
+    assert diagnosis.suspects[0].confidence is Confidence.HIGH
+    assert diagnosis.victims == (0, 1, 3)
+    words = "called broadcast where ranks 0-1,3 called all_reduce (#7 on dp)"
+    assert diagnosis.suspects[0].evidence.startswith(words)
+    assert diagnosis.disagreement == f"rank 2 {words}"
+
+
+def test_a_tie_names_all_ranks() -> None:
+    """Two ranks, two ops: no majority can be wrong about the other."""
+    scene = Scene(2).group("dp", [0, 1]).waits("dp", 7, [0, 1])
+    scene.mismatch(Mismatch(0, 7, [all_reduce(0), broadcast(1)], "ops differ", complete=True))
+    diagnosis = scene.only()
+    assert named(diagnosis) == {0: Reason.MISMATCH, 1: Reason.MISMATCH}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
+
+
+def test_a_mismatch_outranks_the_absence_that_follows_from_it() -> None:
+    """2 mismatched in tp, so 2 and 3 never came to dp: one incident, and it is the mismatch."""
+    scene = Scene(4).group("dp", range(4)).group("tp", [1, 2, 3]).waits("dp", 7, [0], 10)
+    scene.waits("tp", 3, [1, 2, 3], 12)
+    mismatch = Mismatch(1, 3, [all_reduce(1, 3), broadcast(2)], "ops differ", complete=True)
+    diagnosis = scene.mismatch(mismatch).only()
+    assert diagnosis.kind is Kind.MISMATCH
+    assert named(diagnosis) == {2: Reason.MISMATCH}
+    assert diagnosis.victims == (0, 1, 3)
+    assert diagnosis.instance == Instance(1, 3)
+
+
+def test_only_the_first_mismatch_of_a_group_counts() -> None:
+    """After one skipped call nothing of the group matches any more; the first is the cause."""
+    scene = Scene(3).group("dp", range(3)).passed("dp", 9, range(3))
+    for seq in (9, 8, 7):
+        mismatch = Mismatch(0, seq, [all_reduce(0, 2), broadcast(1)], "ops", complete=True)
+        scene.mismatch(mismatch)
+    assert scene.only().instance == Instance(0, 7)
+
+
+def test_sums_that_do_not_balance_name_all_with_little_confidence() -> None:
+    """An all_to_all whose members all look alike but put in more than they take out."""
+    scene = Scene(2).group("ep", [0, 1]).waits("ep", 1, [0, 1])
+    diagnosis = scene.mismatch(Mismatch(0, 1, [all_reduce(0, 1)], "+8", complete=True)).only()
+    assert set(named(diagnosis)) == {0, 1}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.LOW}

@@ -1,0 +1,180 @@
+"""First causes of scripted scenes: ranks that wait for each other in a circle, and P2P ops."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.model import Confidence, Kind, RankState, Reason
+from tests.world.scene import Scene, named
+
+
+def circle(**rank_zero: object) -> Scene:
+    """Rank 2 waits in all for the others, and they wait in dp for rank 2; rank 0 is stopped."""
+    scene = Scene(4).group("dp", range(4)).passed("dp", 6, [2]).waits("dp", 7, [0, 1, 3], 20)
+    scene.group("all", range(4)).passed("all", 4, [0, 1, 3]).waits("all", 5, [2], 20)
+    return scene.rank(0, state=RankState.SILENT, detail="process is stopped (state T)", **rank_zero)
+
+
+def test_a_rank_stopped_inside_a_circle_did_not_close_it() -> None:
+    """Rank 0 was stopped when the circle had lasted for 17 s."""
+    diagnosis = circle(state_age=3, as_of_age=3).only()
+    assert diagnosis.kind is Kind.ORDER
+    sure = [suspect.rank for suspect in diagnosis.suspects if suspect.confidence is Confidence.HIGH]
+    assert sure == [2]
+
+
+def test_a_rank_stopped_before_the_hang_is_the_first_cause() -> None:
+    """Rank 0 was stopped three seconds after it had joined dp, before the stall threshold."""
+    assert named(circle(state_age=17, as_of_age=17).only()) == {0: Reason.UNREACHABLE}
+
+
+def test_two_ranks_in_opposite_order_are_a_cycle() -> None:
+    """0 entered a before b, and 1 entered b before a; 2 waits in a too and is a victim."""
+    scene = Scene(3).group("a", [0, 1, 2], s3="broadcast").group("b", [0, 1])
+    scene.passed("a", 2, [1]).waits("a", 3, [0, 2]).passed("b", 4, [0]).waits("b", 5, [1], 11)
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert diagnosis.victims == (2,)
+    evidence = {suspect.rank: suspect.evidence for suspect in diagnosis.suspects}
+    assert evidence[0] == "is in broadcast #3 on a, and has not joined all_reduce #5 on b"
+    assert evidence[1] == "is in all_reduce #5 on b, and has not joined broadcast #3 on a"
+
+
+def test_three_ranks_in_a_circle() -> None:
+    """0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c."""
+    scene = Scene(3).group("a", [0, 1]).group("b", [1, 2]).group("c", [0, 2])
+    scene.waits("a", 1, [0]).waits("b", 1, [1]).waits("c", 1, [2])
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == dict.fromkeys(range(3), Reason.ORDER)
+    assert diagnosis.victims == ()
+
+
+def test_opposite_order_among_enqueued_collectives() -> None:
+    """Both ranks enqueued both collectives, but the devices run them in opposite orders."""
+    scene = Scene(2).group("a", [0, 1]).group("b", [0, 1])
+    scene.waits("a", 1, [0], 12).waits("b", 1, [0], 11)
+    scene.waits("b", 1, [1], 12).waits("a", 1, [1], 11)
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert "which it entered before all_reduce #1 on b" in diagnosis.suspects[0].evidence
+
+
+def test_two_ranks_that_only_send_to_each_other_are_a_cycle() -> None:
+    """0 and 1 each wait in a send that the other has posted no receive for."""
+    scene = Scene(2).group("pp", [0, 1])
+    scene.flying(0, "pp", 1, send=True).flying(1, "pp", 0, send=True)
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.ORDER
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
+
+
+def test_a_peer_that_has_moved_since_may_have_sent() -> None:
+    """0 waits in a receive as of 2 s ago, and 1, as of now, has no send in flight: it is absent, if
+    it has not moved for longer; else it may have sent, and 0 may have received."""
+    scene = Scene(2).group("pp", [0, 1]).flying(0, "pp", 1, send=False).rank(0, as_of_age=2)
+    assert named(scene.only()) == {1: Reason.CPU_STUCK}
+    diagnosis = scene.rank(1, moved_age=1.5).only()
+    assert (diagnosis.suspects, diagnosis.unknown) == ((), (1,))
+
+
+def test_reports_of_different_age_make_no_circle() -> None:
+    """0 received as of 2 s ago; 1 has sent that since, and receives: not from each other."""
+    scene = Scene(2).group("pp", [0, 1]).rank(0, as_of_age=2)
+    scene.flying(0, "pp", 1, send=False).flying(1, "pp", 0, send=False, age=8)
+    assert scene.only().kind is Kind.ORDER
+    diagnosis = scene.rank(1, moved_age=1.5).only()
+    assert (diagnosis.kind, diagnosis.suspects) == (Kind.STALL, ())
+
+
+def test_a_receive_posted_long_ahead_does_not_make_a_circle() -> None:
+    """0 has posted a receive from 1 long ago and is stuck in b for 2; 1 waits for 0 in a."""
+    scene = Scene(3).group("pp", [0, 1]).group("a", [0, 1]).group("b", [0, 2])
+    scene.flying(0, "pp", 1, send=False, age=14).waits("b", 1, [0], 12).waits("a", 1, [1], 11)
+    diagnosis = scene.only()
+    assert diagnosis.kind is Kind.STALL
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1)
+
+
+def test_a_circle_of_collectives_is_named_although_a_rank_is_unknown() -> None:
+    """0 and 1 entered tp and dp in opposite orders; both also wait for rank 2, which is unknown."""
+    scene = Scene(3).group("tp", range(3)).group("dp", range(3)).rank(2, declared=False)
+    diagnosis = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).only()
+    assert named(diagnosis) == {0: Reason.ORDER, 1: Reason.ORDER}
+    assert {suspect.confidence for suspect in diagnosis.suspects} == {Confidence.MEDIUM}
+    assert diagnosis.unknown == (2,)
+
+
+def test_a_circle_of_collectives_is_named_although_another_op_never_completes() -> None:
+    """0 and 1 entered tp and dp in opposite orders; 0 also waits for 2, which is in an op that
+    all have joined and none completes."""
+    scene = Scene(4).group("tp", range(3)).group("dp", range(2)).group("cp", [2, 3])
+    scene.waits("tp", 1, [0]).waits("dp", 1, [1]).waits("cp", 1, [2, 3])
+    assert any(named(v) == {0: Reason.ORDER, 1: Reason.ORDER} for v in scene.find())
+
+
+def test_the_rank_whose_order_differs_from_most_is_the_surest_suspect() -> None:
+    """0 entered dp before tp, 1, 2 and 3 the other way round."""
+    scene = Scene(4).group("tp", range(4)).group("dp", range(4))
+    diagnosis = scene.waits("dp", 1, [0]).waits("tp", 1, [1, 2, 3]).only()
+    assert diagnosis.kind is Kind.ORDER
+    assert {suspect.rank: suspect.confidence for suspect in diagnosis.suspects} == {
+        0: Confidence.HIGH, 1: Confidence.MEDIUM, 2: Confidence.MEDIUM, 3: Confidence.MEDIUM
+    }  # fmt: skip
+
+
+def test_a_circle_is_not_called_while_a_younger_wait_may_explain_it() -> None:
+    """As before, but 0 has a younger op in flight, to which the unknown rank may not have come."""
+    scene = Scene(4).group("tp", range(3)).group("dp", range(3)).group("cp", [0, 3])
+    scene.rank(2, declared=False).rank(3, declared=False)
+    diagnosis = scene.waits("tp", 1, [0]).waits("dp", 1, [1]).waits("cp", 1, [0], age=11).only()
+    assert (named(diagnosis), diagnosis.unknown) == ({}, (2,))
+
+
+@pytest.mark.parametrize(("gone_age", "first"), [(3, Reason.ORDER), (9, Reason.EXITED)])
+def test_a_circle_outlives_the_ranks_that_wait_for_it(gone_age: float, first: Reason) -> None:
+    """0 and 1 are in tp and dp in opposite orders; 2 waits in dp and was killed meanwhile."""
+    scene = Scene(3).group("tp", [0, 1]).group("dp", range(3))
+    scene.waits("dp", 1, [0], 12).waits("tp", 1, [0], 11.5)
+    scene.waits("tp", 1, [1], 12).waits("dp", 1, [1], 11.5).waits("dp", 1, [2], 12)
+    scene.rank(2, state=RankState.EXITED, state_age=gone_age, as_of_age=gone_age)
+    assert set(named(scene.only()).values()) == {first}
+
+
+def test_a_chain_of_pipeline_stages_leads_to_the_one_that_does_nothing() -> None:
+    """Stage 0 sends to 1, 1 to 2, 2 to 3; 3 posted no receive and is in no collective."""
+    scene = Scene(4).group("pp", range(4))
+    for stage in (0, 1, 2):
+        scene.flying(stage, "pp", stage + 1, send=True, age=10 + stage)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {3: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1, 2)
+    assert diagnosis.op == "send 2->3"
+    assert diagnosis.suspects[0].evidence == "has posted no recv that matches rank 2 on pp"
+
+
+def test_a_paired_receive_leads_to_what_its_rank_is_stuck_in() -> None:
+    """1 has posted the receive for 0's send, but its oldest op waits for 2 in tp."""
+    scene = Scene(3).group("pp", [0, 1]).group("tp", [1, 2])
+    scene.flying(0, "pp", 1, send=True, age=11).flying(1, "pp", 0, send=False, age=11)
+    scene.waits("tp", 4, [1], 12)
+    diagnosis = scene.only()
+    assert named(diagnosis) == {2: Reason.CPU_STUCK}
+    assert diagnosis.victims == (0, 1)
+
+
+def test_a_receive_from_any_source_names_no_rank() -> None:
+    """1 receives from any sender: no particular rank is missing."""
+    diagnosis = Scene(3).group("pp", range(3)).flying(1, "pp", -1, send=False).only()
+    assert diagnosis.suspects == ()
+    assert diagnosis.reason is Reason.NETWORK_OR_DEVICE
+
+
+def test_a_receive_from_any_source_matches_a_send() -> None:
+    """0's send to 1 is met by 1's receive from any source."""
+    scene = Scene(2).group("pp", [0, 1])
+    scene.flying(0, "pp", 1, send=True).flying(1, "pp", -1, send=False)
+    assert all(diagnosis.suspects == () for diagnosis in scene.find())
