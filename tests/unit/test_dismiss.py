@@ -15,19 +15,12 @@ from frd.store.journal import read
 from frd.store.records import Record, RecordKind
 from tests.unit.test_replay import SECOND, START, incident, recorded
 from tests.world.evaluated import Evaluated
-from tests.world.job import Job
-
-
-def hanging() -> Job:
-    job = Job(4).group("dp", range(4)).all_reduce("dp", 0)
-    job.run(1)
-    return job.join("dp", [0, 1, 3], 1)
+from tests.world.job import Job, hanging
 
 
 def test_the_same_incident_does_not_come_back() -> None:
     """Dismissed while it lasts: no event for a minute, its end is none either; a new hang is."""
-    job = hanging()
-    job.run(7)
+    job = hanging(7)
     found = job.only()
     (event,) = job.engine.dismiss(found.id, job.now, "closed by hand: a known pause")
     assert event.change is Change.CLOSED
@@ -45,8 +38,7 @@ def test_the_same_incident_does_not_come_back() -> None:
 
 def test_only_an_open_finding_can_be_closed() -> None:
     """Twice, or an id that nobody knows: nothing happens."""
-    job = hanging()
-    job.run(7)
+    job = hanging(7)
     found = job.only()
     assert job.engine.dismiss("nothing", job.now, "x") == []
     assert len(job.engine.dismiss(found.id, job.now, "x")) == 1
@@ -68,8 +60,7 @@ def test_other_findings_of_the_job_are_heard() -> None:
 
 def test_evidence_that_comes_later_is_kept_with_the_closed_finding() -> None:
     """A dump under way when somebody closes the finding is named by it all the same."""
-    job = hanging()
-    job.run(7)
+    job = hanging(7)
     found = job.only()
     job.engine.dismiss(found.id, job.now, "x")
     job.engine.attach(found.id, Evidence(dump="d-1"))

@@ -11,18 +11,11 @@ from frd.engine.findings.claim import severity_of
 from frd.engine.policy import Policy
 from frd.forms import finding_from_json, finding_json
 from frd.model import Change, ExitInfo, ExitKind, Finding, Kind, RankState, Severity
-from tests.world.job import Job, changes
+from tests.world.job import Job, changes, hanging
 
 OPENED, UPDATED, CLOSED = Change.OPENED, Change.UPDATED, Change.CLOSED
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 POLICY = Policy(stall_after_s=5.0, critical_after_s=20.0)
-
-
-def hanging(policy: Policy = POLICY, engine: Engine | None = None) -> Job:
-    """Four ranks; rank 2 does not come to seq 1. The finding opens within 7 s."""
-    job = Job(4, policy, engine=engine).group("dp", range(4)).all_reduce("dp", 0)
-    job.run(1)
-    return job.join("dp", [0, 1, 3], 1)
 
 
 def severities(job: Job) -> list[tuple[Change, Severity | None]]:
@@ -36,8 +29,7 @@ def again(finding: Finding) -> Finding:
 
 def test_a_stall_becomes_critical_once_and_stays_so() -> None:
     """It opens as a warning, is told again 20 s later as critical, and closes as critical."""
-    job = hanging()
-    job.run(7)
+    job = hanging(7, policy=POLICY)
     assert severities(job) == [(OPENED, WARNING)]
     opened_at = job.only().opened_at
     job.run(40)
@@ -57,8 +49,7 @@ def test_a_stall_becomes_critical_once_and_stays_so() -> None:
 
 def test_a_stall_that_passes_was_a_warning() -> None:
     """Rank 2 comes after 20 s, 15 s after the finding opened: nothing critical is ever told."""
-    job = hanging()
-    job.run(20)
+    job = hanging(20, policy=POLICY)
     job.join("dp", [2], 1).complete("dp", range(4), 1)
     job.run(60)
     assert severities(job) == [(OPENED, WARNING), (CLOSED, WARNING)]
@@ -66,15 +57,14 @@ def test_a_stall_that_passes_was_a_warning() -> None:
 
 def test_critical_from_the_first_moment_if_the_policy_says_so() -> None:
     """With `critical_after_s` 0 there is no first stage."""
-    job = hanging(replace(POLICY, critical_after_s=0.0))
+    job = hanging(policy=replace(POLICY, critical_after_s=0.0))
     job.run(7)
     assert severities(job) == [(OPENED, CRITICAL)]
 
 
 def test_a_hang_goes_on_over_a_restart_of_the_service() -> None:
     """The restored finding counts from when it opened, as soon as it has been seen again."""
-    job = hanging()
-    job.run(10)
+    job = hanging(10, policy=POLICY)
     before = job.only()
     job.restart_service()
     job.run(40)
@@ -86,8 +76,7 @@ def test_a_hang_goes_on_over_a_restart_of_the_service() -> None:
 
 def test_what_ended_while_the_service_was_down_does_not_become_critical() -> None:
     """The job went on meanwhile: the restored finding closes as a warning, however old it is."""
-    job = hanging()
-    job.run(10)
+    job = hanging(10, policy=POLICY)
     job.restart_service()
     job.run(40)
     job.marks.update({("dp", rank): [5, -1, 5, 0] for rank in range(4)})
@@ -141,8 +130,7 @@ def test_every_kind_has_its_stages(kind: Kind) -> None:
 
 def test_findings_of_an_earlier_version_have_a_severity_when_they_are_restored() -> None:
     """What was stored without one is a warning, and becomes critical like any other."""
-    before = hanging()
-    before.run(10)
+    before = hanging(10, policy=POLICY)
     stored = {key: v for key, v in finding_json(before.only()).items() if key != "severity"}
     engine = Engine(POLICY)
     engine.restore([finding_from_json(stored)], before.now)

@@ -190,3 +190,13 @@ class Job:
 
 def changes(events: Iterable[FindingEvent]) -> list[Change]:
     return [event.change for event in events]
+
+
+def hanging(
+    seconds: float = 0, *, policy: Policy | None = None, engine: Engine | None = None
+) -> Job:
+    """Four ranks; rank 2 never joins seq 1, in which the others have waited for `seconds`."""
+    job = Job(4, policy, engine=engine).group("dp", range(4)).all_reduce("dp", 0)
+    job.run(1)
+    job.join("dp", [0, 1, 3], 1).run(seconds)
+    return job

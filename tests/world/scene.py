@@ -25,6 +25,7 @@ from frd.model import (
     AlignedNs,
     AttemptKey,
     ExitInfo,
+    Finding,
     GroupInfo,
     RankInfo,
     RankState,
@@ -220,5 +221,6 @@ class Scene:
         return diagnosis
 
 
-def named(diagnosis: Diagnosis) -> dict[int, Reason]:
+def named(diagnosis: Diagnosis | Finding) -> dict[int, Reason | None]:
+    """The suspects: rank and reason."""
     return {suspect.rank: suspect.reason for suspect in diagnosis.suspects}

@@ -1,0 +1,142 @@
+"""Findings of scripted jobs: new attempts, restarts of the service, limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from frd.engine.policy import Policy
+from frd.errors import WireError
+from frd.model import (
+    AlignedNs,
+    Change,
+    RankState,
+    Reason,
+)
+from tests.world.job import Job, changes, hanging
+from tests.world.scene import named
+
+OPENED, CLOSED = Change.OPENED, Change.CLOSED
+
+
+def test_a_new_attempt_closes_the_stall_of_the_old_one_and_is_clean() -> None:
+    """The job is restarted during a stall; late reports of the old attempt change nothing."""
+    job = hanging(8)
+    again = Job(4, attempt=1, engine=job.engine, now=job.now)
+    again.group("dp", range(4)).all_reduce("dp", 0)
+    assert changes(again.run(1)) == [CLOSED]
+    job.now = again.now
+    job.run(20)
+    assert job.open() == []
+
+
+def test_other_jobs_are_not_concerned() -> None:
+    """Two jobs stall; one is restarted; the other's finding stays."""
+    one = hanging()
+    other = Job(2, engine=one.engine, now=one.now, name="other").group("dp", [0, 1])
+    other.join("dp", [0], 0)
+    other.run(1)
+    one.run(1)
+    for _ in range(16):
+        one.run(0.5)
+        other.now = one.now
+        other.report()
+    assert {finding.job for finding in one.open()} == {"job", "other"}
+    Job(4, attempt=1, engine=one.engine, now=one.now).run(1)
+    assert {finding.job for finding in one.open()} == {"other"}
+
+
+def test_a_restarted_service_goes_on_with_the_same_finding() -> None:
+    """Killed during a stall; agents resync one by one: same id, no duplicate, no other suspect."""
+    job = hanging(8)
+    before = job.only()
+    job.restart_service()
+    assert job.only().id == before.id
+    job.reconnect([0, 1])
+    job.run(4)
+    job.reconnect([2, 3])
+    job.run(10)
+    finding = job.only()
+    assert finding.id == before.id
+    assert named(finding) == {2: Reason.CPU_STUCK}
+    assert [f.id for f in job.findings()] == [before.id]
+
+
+def test_a_restored_finding_closes_when_the_job_has_moved_on() -> None:
+    """The job went on during the restart; it closes when all waiting ranks have reported."""
+    job = hanging(8)
+    before = job.only()
+    job.restart_service()
+    job.marks.update({("dp", rank): [5, -1, 5, 0] for rank in range(4)})
+    job.reconnect([0, 1])
+    job.run(5)
+    assert job.only().id == before.id
+    job.reconnect([2, 3])
+    (event,) = job.run(3)
+    assert (event.change, event.finding.id) == (CLOSED, before.id)
+
+
+def test_a_restored_finding_of_a_job_that_is_gone_is_closed_in_the_end() -> None:
+    """No agent reports on the job again."""
+    job = hanging(8)
+    job.restart_service()
+    job.run(10)
+    assert len(job.open()) == 1
+    job.now = AlignedNs(job.now + 1_000_000_000_000)
+    (event,) = job.run(0.5)
+    assert event.finding.close_reason == "nothing new for 900 s"
+
+
+def test_a_restarted_service_does_not_report_an_old_loss_again() -> None:
+    """A rank was lost and the finding closed; later the service restarts and agents resync."""
+    job = Job(4, Policy(stall_after_s=5, lost_close_after_s=30)).group("dp", range(4))
+    job.all_reduce("dp", 0).run(1)
+    job.status(2, RankState.EXITED)
+    job.run(60)
+    assert changes(job.events) == [OPENED, CLOSED]
+    job.restart_service()
+    job.reconnect(range(4))
+    assert job.run(10) == []
+
+
+def test_a_restored_loss_is_reported_once() -> None:
+    """The service restarts right after a loss, and the job stays as it is until that is old."""
+    policy = Policy(stall_after_s=5, lost_close_after_s=30)
+    job = Job(4, policy).group("dp", range(4))
+    job.all_reduce("dp", 0).run(1)
+    job.status(2, RankState.EXITED).run(4)
+    before = job.only()
+    job.restart_service()
+    job.reconnect(range(4))
+    job.run(60)
+    assert [f.id for f in job.findings()] == [before.id]
+    assert job.open() == []
+
+
+def test_attempts_are_limited_and_ended_ones_make_room() -> None:
+    """Two live attempts fill a policy of two; a third job is refused until one has ended."""
+    job = Job(1, Policy(max_attempts=2), name="a")
+    other = Job(1, engine=job.engine, name="b")
+    with pytest.raises(WireError, match="max_attempts"):
+        Job(1, engine=job.engine, name="c")
+    other.status(0, RankState.FINISHED)
+    other.run(1)
+    Job(1, engine=job.engine, name="c")
+    keys = [view.key.job for view in job.engine.status_view(job.now).attempts]
+    assert keys == ["a", "c"]
+
+
+def test_no_more_findings_are_open_than_allowed() -> None:
+    """Two groups stall at the same moment, and there is room for one finding."""
+    job = Job(4, Policy(stall_after_s=1, max_findings=1)).group("a", [0, 1]).group("b", [2, 3])
+    job.join("a", [0], 0).join("b", [3], 0).run(8)
+    assert len(job.findings()) == 1
+
+
+def test_remembered_findings_are_bounded() -> None:
+    """Ten stalls in a row with room for three: the oldest are forgotten, and counted."""
+    job = Job(2, Policy(stall_after_s=1, max_findings=3))
+    for name in map(str, range(10)):
+        job.group(name, [0, 1]).join(name, [0], 0).run(3)
+        job.join(name, [1], 0).complete(name, [0, 1], 0).run(3)
+    assert len(job.findings()) == 3
+    assert job.engine.status_view(job.now).evicted["findings"] >= 7
