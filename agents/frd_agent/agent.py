@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from frd.errors import DumpError, FrdError
-from frd.model import AttemptKey, EntryColumns, NodeNs
+from frd.errors import FrdError
+from frd.model import EntryColumns, NodeNs
 from frd.wire import PROTOCOL, ClockHello, Hello, Request
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
@@ -29,9 +29,9 @@ from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
 from frd_agent.metrics import AgentCollector, MetricsServer
-from frd_agent.ranks.dump_files import DumpFile, DumpFiles
+from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.exits import out_of_memory
-from frd_agent.ranks.file_rank import FileRank
+from frd_agent.ranks.file_rank import DumpWatch, FileRank
 from frd_agent.ranks.poll_schedule import PollPolicy
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
@@ -47,8 +47,6 @@ _GOODBYE_S: Final = 5.0
 """Time limit for sending what is left at the end, if a service is connected."""
 _CONCURRENT_DUMPS: Final = 4
 _CONCURRENT_ANSWERS: Final = 32
-_FILES_EVERY_S: Final = 1.0
-_FILES_A_RANK: Final = 4
 _LOCK_EVERY_S: Final = 0.1
 
 log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class Agent:
         hello = ClockHello(self._boot_id, self._session)
         self._clock = Clock(hello, self._stats, self._on_step)
         self._stream = Stream(
-            service=config.line(),
+            service=config.endpoint(),
             hello=self._hello,
             dispatch=Dispatch(dictionary, outbox, current, self._samples, self._in_flight),
             outbox=outbox,
@@ -90,11 +88,9 @@ class Agent:
         self._lock = RunLock(config.run_dir, me)
         self._roster = Roster(config.run_dir, self._shared, config.node)
         folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
-        self._dump_files = DumpFiles(folders)
-        self._files_of: dict[int, list[Path]] = {}
-        """By number of the rank, newest first."""
-        self._file_ranks: dict[int, FileRank] = {}
-        """By global rank."""
+        self._dump_watch = DumpWatch(
+            DumpFiles(folders), self._roster, self._shared, config.job, self._node, self._boot_id
+        )
         self._pidfds: dict[int, Rank] = {}
         self._failing: set[int] = set()
         """Numbers of ranks about which an unforeseen error has been logged."""
@@ -123,7 +119,7 @@ class Agent:
             launches = LaunchWatch(self._config.run_dir, self._living)
             async with asyncio.TaskGroup() as tasks:
                 stream = tasks.create_task(self._stream.run())
-                files = tasks.create_task(self._follow_files())
+                files = tasks.create_task(self._dump_watch.run())
                 clock = tasks.create_task(self._clock.watch())
                 launch = tasks.create_task(launches.run())
                 await self._watch()
@@ -147,7 +143,7 @@ class Agent:
         live = {key: getattr(config, key) for key in LIVE_KEYS}
         self._config = self._config.model_copy(update=live)
         log.info("configuration read again")
-        self._stream.redial(self._config.line())
+        self._stream.redial(self._config.endpoint())
 
     def _living(self) -> set[int]:
         return {rank.pid for rank in self._roster if not rank.is_gone}
@@ -257,7 +253,7 @@ class Agent:
             return True
 
     def _on_step(self, step_ns: int) -> None:
-        """The wall clock has been set: what was seen before must not look later than now."""
+        """The wall clock was set: earlier times must not appear to be in the future."""
         if step_ns < 0:
             self._shared.current.set_back(-step_ns)
             for rank in self._roster:
@@ -282,45 +278,6 @@ class Agent:
                 asyncio.get_running_loop().remove_reader(fd)
                 self._pidfds.pop(fd).release_process()
 
-    # -- dump files ----------------------------------------------------------------------------
-
-    async def _follow_files(self) -> None:
-        while True:
-            for path in self._dump_files.changed():
-                try:
-                    self._take_file(await asyncio.to_thread(self._dump_files.read, path))
-                except DumpError as error:
-                    self._stats.refused_files["dump"] += 1
-                    log.warning("%s", error)
-                except Exception:  # an error in one file must not stop the watching of ranks
-                    self._stats.refused_files["dump"] += 1
-                    log.exception("%s: could not be processed", path)
-            await asyncio.sleep(_FILES_EVERY_S)
-
-    def _take_file(self, file: DumpFile) -> None:
-        rank: Rank | FileRank | None = self._rank_of(file)
-        if rank is None:
-            rank = self._file_ranks.get(file.rank)
-            if rank is None:
-                key = AttemptKey(self._config.job, 0)
-                rank = FileRank(file.rank, key, self._node, self._boot_id, self._shared)
-                self._file_ranks[file.rank] = rank
-            rank.take(file)
-            self._wake()
-        paths = [path for path in self._files_of.get(rank.number, ()) if path != file.path]
-        self._files_of[rank.number] = [file.path, *paths][:_FILES_A_RANK]
-        log.info("%s: dump file %s, %d entries", rank, file.path, len(file.dump.entries))
-
-    def _rank_of(self, file: DumpFile) -> Rank | None:
-        """The rank with a tap that wrote it: of those with its number, the last one started."""
-        candidates = [
-            rank
-            for rank in self._roster
-            if rank.identity.info.rank == file.rank
-            and rank.identity.started_at_ns <= file.written_at_ns
-        ]
-        return max(candidates, key=lambda rank: rank.identity.started_at_ns, default=None)
-
     # -- the stream ----------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
@@ -337,7 +294,7 @@ class Agent:
         self._stream.wake()
 
     def _in_flight(self) -> Iterator[EntryColumns]:
-        for rank in [*self._roster, *self._file_ranks.values()]:
+        for rank in [*self._roster, *self._dump_watch.ranks]:
             if (rows := rank.in_flight()) is not None:
                 yield rows
 
@@ -352,18 +309,15 @@ class Agent:
                 task.add_done_callback(self._answers.discard)
 
     def _find(self, number: int) -> Rank | FileRank | None:
-        found: Rank | FileRank | None = self._roster.by_number(number)
-        return found or next(
-            (rank for rank in self._file_ranks.values() if rank.number == number), None
-        )
+        ranks: list[Rank | FileRank] = [*self._roster, *self._dump_watch.ranks]
+        return next((rank for rank in ranks if rank.number == number), None)
 
     async def _answer(self, rank: Rank | FileRank, request: Request, *, children: bool) -> None:
-        others = {one.pid for one in self._roster} if children else None
-        kept = (self._dump_files.kept(path) for path in self._files_of.get(rank.number, ()))
-        files = [file for file in kept if file is not None]
+        rank_pids = {rank.pid for rank in self._roster} if children else None
+        files = self._dump_watch.files_of(rank.number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s), self._answering:
-                await answer(rank, request, files, self._stream.answer, others=others)
+                await answer(rank, request, files, self._stream.answer, others=rank_pids)
 
     async def _say_goodbye(self, stream: asyncio.Task[None]) -> None:
         for task in self._answers:

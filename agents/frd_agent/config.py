@@ -27,7 +27,7 @@ LIVE_KEYS = (
     *("service", "tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "token_file", "insecure"),
     *("poll_s", "log_level", "log_format"),
 )
-"""What a running agent takes up."""
+"""Keys that a running agent applies after SIGHUP."""
 _SERVICE_LINK = re.compile(rf"{_PREFIX}(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\w+)?)")
 
 
@@ -61,7 +61,7 @@ class Config(Settings):
     node: Annotated[str, Field(max_length=256)] = ""
     """Name of this node; empty: the host's name."""
     job: Annotated[str, Field(min_length=1, max_length=1024)] = "dumps"
-    """What to call the job of ranks that are known from dump files only."""
+    """Name of the job of ranks that are known from dump files only."""
     poll_s: Annotated[float, Field(gt=0.01, le=10)] = 0.25
     """How often the taps' counters are looked at."""
     outbox_rows: Annotated[int, Field(ge=1_000)] = 400_000
@@ -87,14 +87,14 @@ class Config(Settings):
             except ServiceUnavailable as error:
                 raise ValueError(f"{key}: {error}") from None
         far = not is_loopback(split_address(self.service)[0])
-        if self.token_file is not None and not self.line().tls and far and not self.insecure:
+        if self.token_file is not None and not self.endpoint().tls and far and not self.insecure:
             raise ValueError(
                 "token_file: the token would be sent unencrypted: set tls_ca_file or tls = true, "
                 "or accept it with insecure = true"
             )
         return self
 
-    def line(self) -> Endpoint:
+    def endpoint(self) -> Endpoint:
         """How to reach the service."""
         return Endpoint(
             self.service,

@@ -145,9 +145,9 @@ def test_an_address_to_listen_on_may_be_a_url() -> None:
 def test_the_agents_service_may_be_a_url() -> None:
     """https asks for TLS, http for none, and both at once are a mistake."""
     plain = agent_config.load(flags={"service": "http://frd.local:9373/"})
-    assert (plain.service, plain.line().tls) == ("frd.local:9373", False)
+    assert (plain.service, plain.endpoint().tls) == ("frd.local:9373", False)
     secure = agent_config.load(flags={"service": "https://frd.local"})
-    assert (secure.service, secure.line().tls) == ("frd.local:9373", True)
+    assert (secure.service, secure.endpoint().tls) == ("frd.local:9373", True)
     assert agent_config.load(flags={"metrics": "http://127.0.0.1:1/"}).metrics == "127.0.0.1:1"
     for flags, said in (
         ({"service": "http://frd.local", "tls": True}, "TLS is asked for too: write https://"),

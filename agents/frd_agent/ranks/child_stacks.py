@@ -1,7 +1,7 @@
 """Stacks of a rank's child processes, such as DataLoader workers: often they are what is stuck.
 
-They have no tap and no socket, so they are read from outside, a few at a time, only when the
-stacks of their rank are requested, and no more than `MAX_CHILDREN` of them.
+Child processes have no tap and no socket, so the agent reads them from outside: a few at a time,
+only when the stacks of their rank are requested, and at most `MAX_CHILDREN` of them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from frd_agent.ranks.outside_stacks import NoStack, from_proc, from_py_spy
 
 MAX_CHILDREN: Final = 16
 _MAX_TEXT: Final = 24 * 1024
-"""Characters of one child's stack: with those of all the text stays below a megabyte."""
+"""Characters of one child's stack; the text of all children stays below a megabyte."""
 _MAX_BELOW: Final = 256
 """Descendants of one rank that are looked at."""
 _AT_ONCE: Final = 2
 _PYTHON: Final = re.compile(r"(?:.*/)?(?:pypy|python)[\d.]*t?(?: \(deleted\))?")
 _LOADER: Final = "pt_data_worker"
-"""What torch calls its DataLoader workers."""
+"""The name that torch gives to its DataLoader workers."""
 _HELPER: Final = "/multiprocessing/resource_tracker.py:"
-"""In the stack of a Python process that never runs anything of the user's. (Its command line would
-say so too, but reading that waits for a lock that a process in trouble may hold.)"""
+"""In the stack of a Python process that never runs code of the user. (Its command line would show
+this too, but reading it waits for a lock that a process in trouble may hold.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +40,32 @@ class Child:
 
 
 class ChildStacks:
-    """Of one rank, as of now; `ranks` are the pids of all ranks, which are never workers."""
+    """The Python child processes that a rank has now.
+
+    `ranks`: pids of all ranks of the node, which are never workers.
+    """
 
     def __init__(self, pid: int, ranks: Collection[int] = (), proc: Path = PROC) -> None:
         found = sorted(
-            _python_below(pid, ranks, proc), key=lambda one: (one.name != _LOADER, one.pid)
+            _python_below(pid, ranks, proc), key=lambda child: (child.name != _LOADER, child.pid)
         )
         self._proc = proc
         self._left_out = max(len(found) - MAX_CHILDREN, 0)
         self._children = found[:MAX_CHILDREN]
-        self._meters = {one.pid: Meter(one.pid, proc) for one in self._children}
+        self._meters = {child.pid: Meter(child.pid, proc) for child in self._children}
 
     async def read(self, timeout_s: float) -> str:
-        """A section of text for each, within about the time given; raises nothing."""
+        """A section of text for each child, within about `timeout_s`; raises nothing."""
         gate = asyncio.Semaphore(_AT_ONCE)
         deadline = asyncio.get_running_loop().time() + timeout_s
-        texts = await asyncio.gather(*(self._read(one, gate, deadline) for one in self._children))
+        texts = await asyncio.gather(
+            *(self._read(child, gate, deadline) for child in self._children)
+        )
         for meter in self._meters.values():
             await meter.settled()
         parts = [
-            stacktext.child_header(one.pid, one.name) + self._usage(one) + text
-            for one, text in zip(self._children, texts, strict=True)
+            stacktext.child_header(child.pid, child.name) + self._usage(child) + text
+            for child, text in zip(self._children, texts, strict=True)
             if _HELPER not in text
         ]
         if self._left_out:
@@ -91,14 +96,13 @@ def _ended(text: str) -> str:
 
 
 def _python_below(pid: int, ranks: Collection[int], proc: Path) -> Iterator[Child]:
-    below = descendants(pid, by_parent(read_all(proc)), but=ranks, most=_MAX_BELOW)
-    for child in below:
-        if (name := _python_name(proc / str(child))) is not None:
-            yield Child(child, name)
+    for child_pid in descendants(pid, by_parent(read_all(proc)), but=ranks, most=_MAX_BELOW):
+        if (name := _python_name(proc / str(child_pid))) is not None:
+            yield Child(child_pid, name)
 
 
 def _python_name(process: Path) -> str | None:
-    """What the process calls itself; None if it does not run Python."""
+    """Name of the process as the kernel shows it; None if it does not run Python."""
     try:
         if not _PYTHON.fullmatch(os.readlink(process / "exe")):
             return None

@@ -25,7 +25,7 @@ _INTERRUPT: Final = "KeyboardInterrupt"
 _TRACEBACK: Final = "Traceback (most recent call last):\n"
 _FRAME: Final = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d{1,9}), in (?P<name>.*)')
 _WORKER: Final = re.compile(r"DataLoader worker process \d+")
-"""As torch words it."""
+"""The name of a worker in torch's messages."""
 _HOST_OOM: Final = re.compile(
     r"(?!OutOfMemoryError)\w*MemoryError\b"  # Python's own, numpy's
     r"|.*DefaultCPUAllocator: (?:can't allocate|not enough) memory"
@@ -40,12 +40,12 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
     killed_by, status = _decoded(wait_status)
     exception, where = "", ""
     if record is not None and record.kind == "exception":
-        exception, where = _of_a_worker(record) or (record.detail, _place(record.frames))
+        exception, where = _worker_exception(record) or (record.detail, _place(record.frames))
         if record.interrupted:
             exception = f"{_INTERRUPT}, then {exception}"
     return ExitInfo(
         kind=_kind(record, exception, killed_by, status),
-        signal=killed_by or _passed_on(status),
+        signal=killed_by or _signal_in(status),
         status=status,
         exception=exception,
         where=where,
@@ -53,15 +53,15 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
 
 
 def ended_at(how: ExitInfo, record: ExitRecord | None, seen_at_ns: NodeNs) -> NodeNs:
-    """When the end began. The record is written before the process lets go of its connections, so
-    its time is before anything that peers notice; what was seen from outside comes after it."""
+    """When the end began. The tap writes the record before the process closes its connections, so
+    its time is before any effect on peers; the time seen from outside is later."""
     if record is None or how.kind is ExitKind.SIGNAL:
         return seen_at_ns
     return min(record.at_ns, seen_at_ns)
 
 
 def may_be_oom(how: ExitInfo) -> bool:
-    """The kernel's out-of-memory killer can have been it."""
+    """Whether the kernel's out-of-memory killer may have ended the process."""
     return how.signal == SIGKILL or how.kind is ExitKind.UNKNOWN
 
 
@@ -71,10 +71,10 @@ def _place(frames: Sequence[Frame]) -> str:
     return " ".join(own[0].rsplit(" in ", 1)) if own else ""
 
 
-def _of_a_worker(record: ExitRecord) -> tuple[str, str] | None:
-    """The exception and its place in the worker of a data loader; None where it was no worker's."""
+def _worker_exception(record: ExitRecord) -> tuple[str, str] | None:
+    """The exception of a data loader's worker and its place; None if no worker raised it."""
     lines = record.original.rpartition(_TRACEBACK)[2].splitlines()
-    frames = [found for line in lines if (found := _FRAME.fullmatch(line))]
+    frames = [match for line in lines if (match := _FRAME.fullmatch(line))]
     raised = [line for line in lines if line and not line[0].isspace()]
     if not frames or not raised:
         return None
@@ -96,7 +96,7 @@ def _decoded(wait_status: int | None) -> tuple[int, int | None]:
     return 0, os.WEXITSTATUS(wait_status)
 
 
-def _passed_on(status: int | None) -> int:
+def _signal_in(status: int | None) -> int:
     number = (status or 0) - _BY_SIGNAL
     return number if number in valid_signals() else 0
 
@@ -110,7 +110,7 @@ def _kind(
     if exception:
         interrupted = re.match(rf"{_INTERRUPT}\b", exception) is not None
         return ExitKind.INTERRUPT if interrupted else ExitKind.EXCEPTION
-    if SIGINT in (killed_by, _passed_on(status)):
+    if SIGINT in (killed_by, _signal_in(status)):
         return ExitKind.INTERRUPT
     if killed_by:
         return ExitKind.SIGNAL

@@ -1,18 +1,33 @@
-"""A rank that is known from its dump files only: it has no tap, so no agent watches its process.
+"""Dump files of ranks, and ranks that are known from dump files only.
 
-What its recorder wrote counts like any other dump, up to the moment of writing. Its state is
-unknown, and its silence afterwards is no evidence: `as_of_ns` does not advance.
+A rank without a tap has no process that the agent watches. Its files count like any other dump, up
+to the time of writing. Its state is unknown, and its silence afterwards is no evidence: `as_of_ns`
+does not advance.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from frd.errors import DumpError
 from frd.flight import Dump, parse_profiling_name
 from frd.model import AttemptKey, EntryColumns, NodeNs, RankInfo, RankState, RankStatus
-from frd_agent.ranks.dump_files import DumpFile
-from frd_agent.ranks.rank import RankContext
+from frd_agent.ranks.dump_files import DumpFile, DumpFiles
+from frd_agent.ranks.rank import Rank, RankContext
+from frd_agent.ranks.roster import Roster
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.rows import columns
 from frd_agent.recorder.transitions import RecorderTracker
+
+_EVERY_S: Final = 1.0
+"""How often the folders are listed."""
+_FILES_A_RANK: Final = 4
+
+log = logging.getLogger(__name__)
 
 
 class FileRank:
@@ -69,3 +84,72 @@ def _recorder(dump: Dump) -> str:
     if not dump.entries:
         return ""
     return parse_profiling_name(dump.entries[-1].profiling_name).backend
+
+
+class DumpWatch:
+    """Reads new dump files, and keeps them by rank. A file belongs to a rank with a tap where there
+    is one; otherwise it makes a `FileRank`."""
+
+    def __init__(
+        self,
+        files: DumpFiles,
+        roster: Roster,
+        shared: RankContext,
+        job: str,
+        node: str,
+        boot_id: str,
+    ) -> None:
+        self._files = files
+        self._roster = roster
+        self._shared = shared
+        self._key = AttemptKey(job, 0)
+        self._node, self._boot_id = node, boot_id
+        self._paths: dict[int, list[Path]] = {}
+        """By number of the rank, newest first."""
+        self._ranks: dict[int, FileRank] = {}
+        """By global rank."""
+
+    @property
+    def ranks(self) -> Collection[FileRank]:
+        return self._ranks.values()
+
+    def files_of(self, number: int) -> list[DumpFile]:
+        """The files of a rank that are still in memory, newest first."""
+        kept = (self._files.kept(path) for path in self._paths.get(number, ()))
+        return [file for file in kept if file is not None]
+
+    async def run(self) -> None:
+        while True:
+            for path in self._files.changed():
+                try:
+                    self._take(await asyncio.to_thread(self._files.read, path))
+                except DumpError as error:
+                    self._shared.stats.refused_files["dump"] += 1
+                    log.warning("%s", error)
+                except Exception:  # an error in one file must not stop the watching of ranks
+                    self._shared.stats.refused_files["dump"] += 1
+                    log.exception("%s: could not be processed", path)
+            await asyncio.sleep(_EVERY_S)
+
+    def _take(self, file: DumpFile) -> None:
+        rank: Rank | FileRank | None = self._writer_of(file)
+        if rank is None:
+            rank = self._ranks.get(file.rank)
+            if rank is None:
+                rank = FileRank(file.rank, self._key, self._node, self._boot_id, self._shared)
+                self._ranks[file.rank] = rank
+            rank.take(file)
+            self._shared.wake()
+        paths = [path for path in self._paths.get(rank.number, ()) if path != file.path]
+        self._paths[rank.number] = [file.path, *paths][:_FILES_A_RANK]
+        log.info("%s: dump file %s, %d entries", rank, file.path, len(file.dump.entries))
+
+    def _writer_of(self, file: DumpFile) -> Rank | None:
+        """The rank with a tap that wrote the file: of those with its number, the newest one."""
+        candidates = [
+            rank
+            for rank in self._roster
+            if rank.identity.info.rank == file.rank
+            and rank.identity.started_at_ns <= file.written_at_ns
+        ]
+        return max(candidates, key=lambda rank: rank.identity.started_at_ns, default=None)

@@ -1,8 +1,8 @@
-"""The stack of a process, read from outside it: by py-spy, or by what /proc shows of it.
+"""The stack of a process, read from outside: by py-spy, or from /proc.
 
-py-spy reads the memory of the process, which neither stops it nor needs anything of it
-(``--nonblocking``); it may be absent, or forbidden to the agent. /proc is always there and shows no
-Python: the state of the process and where its threads wait in the kernel.
+py-spy reads the memory of the process without stopping it (``--nonblocking``) and needs no help
+from it; py-spy may be missing, or forbidden to the agent. /proc always works but shows no Python:
+only the state of the process and where its threads wait in the kernel.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TRY_AGAIN_S = 0.05
 
 
 class NoStack(FrdError):
-    """One means did not work; the next one follows."""
+    """One method failed; the caller tries the next method."""
 
 
 class _Moved(NoStack):
-    """The process changed its frames while they were read, for it is not stopped."""
+    """The running process changed its frames while py-spy read them."""
 
 
 async def from_py_spy(pid: int, timeout_s: float) -> str:
@@ -60,20 +60,20 @@ async def _dump(command: str, pid: int) -> str:
     except OSError as error:
         raise NoStack(f"{command}: {error.strerror}: reinstall py-spy") from error
     try:
-        out, said = await process.communicate()
+        out, errors = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode == 0 and b"Thread " in out:
         return decoded(out)[:MAX_TEXT]
-    lines = decoded(said).strip().splitlines() or ["no thread in the answer"]
-    kind = _Moved if b"Failed to get stack traces" in said else NoStack
+    lines = decoded(errors).strip().splitlines() or ["no thread in the answer"]
+    kind = _Moved if b"Failed to get stack traces" in errors else NoStack
     raise kind(f"exit code {process.returncode}: {lines[0][:200]}")
 
 
 def advice(error: NoStack) -> str:
-    """What to do so that the next stack can be read; empty if nothing helps."""
+    """Advice that lets the next stack be read; empty if there is none."""
     if NOT_INSTALLED in str(error):
         return "install py-spy in the agent's environment to see its Python stack"
     if "ermission" in str(error):

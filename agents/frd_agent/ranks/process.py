@@ -37,8 +37,8 @@ _PIDFD_INFO = struct.Struct("=QQ11Ii")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _START_CODE_HIDDEN = 1
-"""What the kernel says of a live process to a reader who may not know its addresses. To the same
-reader it says of every zombie that its exit status is 0."""
+"""The start code that the kernel shows of a live process to a reader without permission to see its
+addresses. To that reader every zombie shows exit status 0."""
 
 
 def collected_status(pidfd: int) -> int | None:
@@ -69,7 +69,7 @@ class Process:
     def __init__(self, pid: int, stat: Stat, pidfd: int | None) -> None:
         self.pid = pid
         self.end: End | None = None
-        """Once it has been seen, by `look` or `ended`."""
+        """Set once `look` or `ended` has seen the end."""
         self._ended_at_s = 0.0
         self._start_ticks = stat.start_ticks
         self._pidfd = pidfd
@@ -115,13 +115,13 @@ class Process:
             end = self.ended(NodeNs(time.time_ns()))
             is_early = time.monotonic() - self._ended_at_s < _STATUS_PATIENCE_S
             if stat is not None and end.wait_status is None and is_early:
-                return Vital.RUNNING  # in a moment more will be known of its end
+                return Vital.RUNNING  # its exit status may be known in a moment
             return Vital.GONE
         return stat.vital
 
     def ended(self, now_ns: NodeNs) -> End:
-        """It has ended, by now: what is known of that. The first call sets the time, and later ones
-        look again for a status that was not to be had."""
+        """The end of the process. The first call sets the time; later calls look again for an exit
+        status that was not available."""
         if self.end is None:
             self._ended_at_s = time.monotonic()
             self.end = End(now_ns, self._wait_status())
@@ -171,12 +171,12 @@ class Process:
 
 
 class Listener(Enum):
-    """What became of asking who listens on a socket."""
+    """Why the process that listens on a socket has no pid."""
 
     NOBODY = "nobody"
-    """Refused or no such file."""
+    """The connection is refused, or the file does not exist."""
     ELSEWHERE = "elsewhere"
-    """Somebody, in a pid namespace that we cannot see into."""
+    """A process in a pid namespace that the agent cannot see."""
 
 
 def listener(address: str) -> int | Listener:

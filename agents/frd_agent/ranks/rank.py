@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RankContext:
-    """What all ranks of one agent have in common."""
+    """The objects that all ranks of one agent share."""
 
     dictionary: Dictionary
     outbox: Outbox
@@ -57,7 +57,7 @@ class RankContext:
     dumping: asyncio.Semaphore
     """So that the ranks of a node are not all polled at the same time."""
     wake: Callable[[], None]
-    """There is news for the service."""
+    """Called when there is something to send to the service."""
 
 
 class Rank:
@@ -72,7 +72,7 @@ class Rank:
         self.gone_at_ns: NodeNs | None = None
         self.files_removed = False
         self.former: list[int] = []
-        """Numbers under which it was known in earlier attempts, the last one only."""
+        """Its number in the previous attempt, if any."""
         self._shared = shared
         self._shm = TapShm(file.shm_path)
         self._socket = None if file.socket_path is None else sockets.address(file.socket_path)
@@ -85,7 +85,7 @@ class Rank:
         self._published_mono_ns = 0
         self._every_s = 1.0
         self._shown = (0, 0, 0)
-        """What it was made of: nothing changes while this does not."""
+        """Versions of the inputs of the current state, which is updated only when they change."""
         self._is_exact = False
         self._silent = False
         self._note = ""
@@ -96,7 +96,7 @@ class Rank:
         self.stacks = StackReader(self.pid, handlers, file.shm_path)
         self._begin_attempt()
 
-    # -- who it is -----------------------------------------------------------------------------
+    # -- identity ------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         key = self.identity.attempt
@@ -106,11 +106,11 @@ class Rank:
         """The process, and whether it is out of sight in another pid namespace."""
         identity = self.identity
         if identity.socket is not None and self._socket is not None:
-            match who := listener(self._socket):
+            match pid := listener(self._socket):
                 case Listener.ELSEWHERE:
                     return None, True
                 case int():
-                    return Process.pin(who), False
+                    return Process.pin(pid), False
         return Process.pin(identity.info.pid, identity.started_at_ns), False
 
     def _begin_attempt(self) -> None:
@@ -159,7 +159,7 @@ class Rank:
 
     @property
     def has_process(self) -> bool:
-        """It was alive when it was found."""
+        """Whether the process was alive when the agent found it."""
         return self.process is not None or self._is_elsewhere
 
     @property
@@ -175,7 +175,7 @@ class Rank:
         return max(time.monotonic_ns() - sample.published_mono_ns, 0) / 1e9
 
     def target(self, now_s: float) -> Target:
-        """What the samplers of memory need to know."""
+        """The rank as the memory samplers see it."""
         return Target(
             number=self.number,
             attempt=self._attempt,
@@ -193,9 +193,9 @@ class Rank:
         return self.gone_at_ns is not None
 
     def poll(self, now_s: float, now_ns: NodeNs) -> bool:
-        """Read what costs nothing, and request a dump of the recorders when one is due.
+        """Read the counters, and request a dump of the recorders when one is due.
 
-        False when the process is gone: `end` is to follow, after a last look at its identity.
+        False if the process is gone: the caller reads its identity once more and calls `end`.
         """
         vital = self._look()
         self._read_counters()
@@ -261,13 +261,13 @@ class Rank:
             self._shared.current.set_progress(self.number, progress)
 
     def set_back(self, by_ns: int) -> None:
-        """The wall clock has been: times that are compared with later ones go with it."""
+        """The wall clock was set back by `by_ns`: shift times that are compared with later ones."""
         self._published_at_ns = NodeNs(max(self._published_at_ns - by_ns, 0))
         if self._recorders is not None:
             self._recorders.set_back(by_ns)
 
     def _judge(self, vital: Vital, now_ns: NodeNs) -> None:
-        """Alive or silent, in words for people."""
+        """Report whether the rank is live or silent, as text for users."""
         if vital is Vital.STOPPED and self._watch.age_s > _STOPPED_AGE_S and self.process:
             self._report(RankState.SILENT, self._published_at_ns or now_ns, self.process.describe())
         elif self._watch.is_stale and (self._silent or self._recorders is None):
@@ -296,7 +296,7 @@ class Rank:
         self._shared.current.set_status(status)
 
     def end(self, now_ns: NodeNs) -> None:
-        """The process is gone; what its counters said last still counts."""
+        """The process is gone: report its last counters and its end."""
         self._show_last()
         self.gone_at_ns = now_ns
         record = self.identity.exit
@@ -309,7 +309,7 @@ class Rank:
         self._shared.wake()
 
     def _note_of(self, how: ExitInfo) -> str:
-        """Why its end is not known, and whether memory may have been the reason."""
+        """Text: why its exit status is unknown, and whether memory may have been the reason."""
         unknown = ""
         if how.kind is ExitKind.UNKNOWN:
             unknown = "its parent collected the status first"
@@ -326,7 +326,7 @@ class Rank:
             self._task.cancel()
 
     def release_process(self) -> None:
-        """Nobody waits for its end any more."""
+        """Close the pidfd."""
         if self.process is not None:
             self.process.close()
 

@@ -42,16 +42,13 @@ class Roster:
         self._namesakes: set[tuple[str, str]] = set()
         """Job and run that the log has warned of."""
         self._is_short = False
-        """And the log has said so."""
+        """The log has reported that the agent is short of descriptors or memory."""
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(list(self._ranks.values()))
 
-    def by_number(self, number: int) -> Rank | None:
-        return next((rank for rank in self._ranks.values() if rank.number == number), None)
-
     def update(self, now_ns: NodeNs) -> list[Rank]:
-        """Read the run directory; the ranks that are new."""
+        """Read the run directory; returns the new ranks."""
         self._files = scan(self._run_dir, self._files, self._node)
         new: list[Rank] = []
         for file in self._files:
@@ -64,12 +61,12 @@ class Roster:
                     new.append(rank)
             elif known.file is not file and not known.files_removed:
                 known.renew(file, file.identity, now_ns)
-        # The living first: whether a dead one is news depends on them.
+        # Live ranks first: whether a dead rank is news depends on them.
         new.sort(key=lambda rank: (not rank.has_process, rank.identity.started_at_ns))
         return [rank for rank in new if self._admit(rank, now_ns)]
 
     def end(self, rank: Rank, now_ns: NodeNs) -> None:
-        """Its process is gone; reported unless another process has taken its place."""
+        """The process of `rank` is gone: report it, unless another process replaced it."""
         if self._successor(rank) is None:
             rank.end(now_ns)
         else:
@@ -78,17 +75,17 @@ class Roster:
             self._forget(rank)
 
     def _successor(self, rank: Rank) -> Rank | None:
-        """A later process of the rank in the same run, whose end the service could not distinguish
-        from this one's."""
+        """A later process of the rank in the same run. The service could not distinguish the end of
+        one from the end of the other."""
         later = (other for other in self._later(rank) if other.identity.run == rank.identity.run)
         return next(later, None)
 
     def _later(self, rank: Rank) -> Iterator[Rank]:
-        me = rank.identity
+        identity = rank.identity
         for other in self:
-            it = other.identity
-            is_same = (it.attempt, it.info.rank) == (me.attempt, me.info.rank)
-            if is_same and it.started_at_ns > me.started_at_ns:
+            later = other.identity
+            is_same = (later.attempt, later.info.rank) == (identity.attempt, identity.info.rank)
+            if is_same and later.started_at_ns > identity.started_at_ns:
                 yield other
 
     def clear(self, now_ns: NodeNs) -> None:
@@ -146,7 +143,7 @@ class Roster:
         return True
 
     def _warn_of_namesake(self, rank: Rank) -> None:
-        """Once for each run: the service watches only one of two running jobs of a name."""
+        """Once for each run: the service watches only one of two running jobs with one name."""
         me = rank.identity
         for other in self:
             it = other.identity

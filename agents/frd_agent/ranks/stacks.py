@@ -1,14 +1,14 @@
-"""Stacks of a rank's program, by the best means that still works.
+"""Stacks of a rank's program, by the best method that still works.
 
-torch's `dump_traceback` handler is exact but needs the rank's GIL, which a stuck rank may never let
-go. What can be read from outside (`frd_agent.ranks.outside_stacks`) needs nothing of the rank. Each
-means that failed leaves a line at the top of the text, because why a stack could not be had is
+torch's `dump_traceback` handler is exact but needs the rank's GIL, which a stuck rank may never
+release. Reading from outside (`frd_agent.ranks.outside_stacks`) needs nothing from the rank. Each
+method that failed leaves a line at the top of the text, because the reason for the failure is
 evidence too.
 
-One question at a time: the handler walks the list of threads while CPython adds the thread of a
-second question to it, unready, and the rank dies of a segmentation fault (seen within seconds of
-three concurrent requests, never with one). Agents do not know of each other, so they take
-turns by a lock on the rank's counters file.
+One request at a time: the handler walks the list of threads while CPython adds the unready thread
+of a second request to it, and the rank dies of a segmentation fault (seen within seconds of three
+concurrent requests, never with one). Agents do not know of each other, so they take turns by a lock
+on the rank's counters file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from frd_agent.ranks.outside_stacks import (
 from frd_agent.recorder.worker_server import Handlers
 
 _TURN_S = 0.02
-"""How often to try whether another agent's question has been answered."""
+"""How often to try whether another agent's request has been answered."""
 _PATIENCE_S = 3_600.0
 """For a request without a waiting caller, see `StackReader`."""
 _PROC = Path("/proc")
@@ -42,7 +42,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class StackText:
-    """What was found, under a line for each means that failed."""
+    """The stack, under a line for each method that failed."""
 
     source: str
     """``dump_traceback``, ``py-spy``, ``proc``, or ``none`` when the process is gone."""
@@ -50,26 +50,25 @@ class StackText:
 
 
 class StackReader:
-    """Reads the stack of one rank process, time and again. Keep one per process.
+    """Reads the stack of one rank process repeatedly. Keep one per process.
 
-    A question that waits for the GIL holds one of about 32 threads of torch's worker server until
-    the GIL comes free, and when all are held the rank answers nothing at all. So one question is
-    left waiting, and later calls wait for its answer: it will show the rank as of then, not as of
-    the question.
+    A request that waits for the GIL holds one of about 32 threads of torch's worker server until
+    the GIL is released; when all threads are held, the rank answers nothing. So only one request
+    waits, and later calls wait for its answer, which shows the stack at the time of the answer.
     """
 
     def __init__(self, pid: int, handlers: Handlers | None, turn: Path | None = None) -> None:
-        """`handlers` is None where the rank has no socket; `turn` is the file that all who ask
-        this rank lock while they do."""
+        """`handlers` is None if the rank has no socket. `turn` is the file that every agent locks
+        during a request to this rank."""
         self._pid = pid
         self._handlers = handlers
         self._turn = turn
-        self._question: asyncio.Task[bytes] | None = None
+        self._request: asyncio.Task[bytes] | None = None
 
     def close(self) -> None:
-        """Gives up the question that still waits, if any."""
-        if self._question is not None:
-            self._question.cancel()
+        """Cancel the request that still waits, if any."""
+        if self._request is not None:
+            self._request.cancel()
 
     async def read(
         self, *, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
@@ -82,30 +81,30 @@ class StackReader:
             notes.append(f"dump_traceback: {error}")
         try:
             text = await from_py_spy(self._pid, py_spy_timeout_s)
-            return StackText("py-spy", _under(notes, text))
+            return StackText("py-spy", _with_notes(notes, text))
         except NoStack as error:
             notes.append(f"py-spy: {error}")
             if what_to_do := advice(error):
                 notes.append(f"{ADVICE.removeprefix('# ')}{what_to_do}")
         try:
-            return StackText("proc", _under(notes, from_proc(_PROC / str(self._pid))))
+            return StackText("proc", _with_notes(notes, from_proc(_PROC / str(self._pid))))
         except FrdError as error:
             notes.append(f"proc: {error}")
-        return StackText("none", _under(notes, ""))
+        return StackText("none", _with_notes(notes, ""))
 
     async def _from_handler(self, timeout_s: float) -> str:
         if self._handlers is None:
             raise NoStack("the rank has no socket")
-        if self._question is None or self._question.done():
-            self._question = asyncio.create_task(self._ask(self._handlers))
-            self._question.add_done_callback(_taken_note_of)
-        question = self._question
-        await asyncio.wait({question}, timeout=timeout_s)
-        if not question.done():
+        if self._request is None or self._request.done():
+            self._request = asyncio.create_task(self._ask(self._handlers))
+            self._request.add_done_callback(_ignore_failure)
+        request = self._request
+        await asyncio.wait({request}, timeout=timeout_s)
+        if not request.done():
             raise NoStack(f"no answer within {timeout_s:g} s: the GIL may be held")
-        if question.cancelled():
+        if request.cancelled():
             raise NoStack("given up")
-        text = decoded(question.result())[:MAX_TEXT]
+        text = decoded(request.result())[:MAX_TEXT]
         if "File " not in text:
             raise NoStack("no Python frame in the answer")
         return text
@@ -117,7 +116,7 @@ class StackReader:
 
 @asynccontextmanager
 async def _turn_at(path: Path | None) -> AsyncIterator[None]:
-    """Holds the lock on `path`; a rank without such a file is asked without."""
+    """Hold the lock on `path`; without such a file, hold nothing."""
     try:
         fd = os.open(path or "", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -141,11 +140,11 @@ def _locked(fd: int) -> bool:
     return True
 
 
-def _taken_note_of(question: asyncio.Task[bytes]) -> None:
-    """A late answer or failure without a waiting caller is ignored."""
-    if not question.cancelled():
-        question.exception()
+def _ignore_failure(request: asyncio.Task[bytes]) -> None:
+    """Retrieve the exception, so that asyncio does not log a failure without a waiting caller."""
+    if not request.cancelled():
+        request.exception()
 
 
-def _under(notes: list[str], text: str) -> str:
+def _with_notes(notes: list[str], text: str) -> str:
     return "".join(f"# {' '.join(note.split())}\n" for note in notes) + text[:MAX_TEXT]

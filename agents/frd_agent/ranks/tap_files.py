@@ -1,4 +1,4 @@
-"""Reads what the taps of this node publish: the agent's side of the run directory.
+"""Reads the files that the taps of this node publish: the agent's side of the run directory.
 
 Everything in that directory was written by training processes, so nothing in it is trusted: a file
 that is foreign, torn or absurd becomes a `TapFile` with a `problem`, never an exception, and names
@@ -55,7 +55,7 @@ class TapGroup:
 
 @dataclass(frozen=True, slots=True)
 class TapIdentity:
-    """Who a rank process says it is, and which groups it is in now."""
+    """The identity that a rank process publishes, and its present groups."""
 
     token: str
     attempt: AttemptKey
@@ -68,12 +68,12 @@ class TapIdentity:
     socket_error: str
     exit: ExitRecord | None
     run: str = ""
-    """Which launch of the job: where its ranks meet; empty when unknown."""
+    """The launch of the job, by the address where its ranks meet; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class TapFile:
-    """One identity file: either `identity` or a `problem` for people."""
+    """One identity file: either an `identity`, or a `problem` as text for users."""
 
     path: Path
     stamp: tuple[int, int, int]
@@ -93,10 +93,10 @@ class TapFile:
 
 
 def scan(run_dir: Path, previous: Iterable[TapFile] = (), node: str = "") -> list[TapFile]:
-    """All identity files, by name; those of `previous` that have not changed are not read again.
+    """All identity files, sorted by name. Unchanged files of `previous` are not read again.
 
-    `node` is what to call the node, whatever the ranks call it; empty: what they do.
-    A directory that does not exist (yet) has none; one that cannot be read is a separate problem.
+    `node`: name of the node; empty: the name in each file.
+    A directory that does not exist has no files; a directory that cannot be read is a problem.
     """
     known = {file.path: file for file in previous}
     try:
@@ -112,7 +112,7 @@ def scan(run_dir: Path, previous: Iterable[TapFile] = (), node: str = "") -> lis
 
 
 def _look(path: Path, known: dict[Path, TapFile], node: str) -> TapFile | None:
-    """None when the file has gone in the meantime."""
+    """None if the file no longer exists."""
     stamp = (0, 0, 0)
     try:
         if (named := _IDENTITY_NAME.fullmatch(path.name)) is None:
@@ -199,51 +199,56 @@ def parse_identity(raw: bytes, token: str) -> TapIdentity:
         ValueError: it is not the identity of `token`; the message names the field.
     """
     try:
-        said = _decoder.decode(raw)
+        decoded = _decoder.decode(raw)
     except untrusted_files.NOT_THE_FORM as error:
         raise ValueError(f"no identity: {error}") from error
-    if said.token != token:
-        raise ValueError(f"token: {said.token!r}: not the file's own")
-    if said.socket not in (None, f"{token}.sock") or said.shm not in (None, f"{token}.shm"):
+    if decoded.token != token:
+        raise ValueError(f"token: {decoded.token!r}: not the file's own")
+    if decoded.socket not in (None, f"{token}.sock") or decoded.shm not in (None, f"{token}.shm"):
         raise ValueError("socket, shm: not the file's own")
-    if said.rank >= said.world_size:
-        raise ValueError(f"rank: {said.rank}: not below world_size {said.world_size}")
+    if decoded.rank >= decoded.world_size:
+        raise ValueError(f"rank: {decoded.rank}: not below world_size {decoded.world_size}")
     return TapIdentity(
         token=token,
-        attempt=AttemptKey(said.job, said.attempt),
+        attempt=AttemptKey(decoded.job, decoded.attempt),
         info=RankInfo(
-            rank=said.rank,
-            world_size=said.world_size,
-            node=said.host,
-            boot_id=said.boot_id,
-            pid=said.pid,
-            local_rank=said.local_rank,
-            torch_version=said.torch_version,
-            backends=tuple(said.backends),
-            devices=tuple(said.devices),
+            rank=decoded.rank,
+            world_size=decoded.world_size,
+            node=decoded.host,
+            boot_id=decoded.boot_id,
+            pid=decoded.pid,
+            local_rank=decoded.local_rank,
+            torch_version=decoded.torch_version,
+            backends=tuple(decoded.backends),
+            devices=tuple(decoded.devices),
         ),
-        groups=tuple(_group(group, said.world_size) for group in said.groups),
-        started_at_ns=NodeNs(said.started_at_ns),
-        run=said.run,
-        socket=said.socket,
-        socket_error=said.socket_error,
-        exit=None if said.exit is None else _exit_record(said.exit),
+        groups=tuple(_group(group, decoded.world_size) for group in decoded.groups),
+        started_at_ns=NodeNs(decoded.started_at_ns),
+        run=decoded.run,
+        socket=decoded.socket,
+        socket_error=decoded.socket_error,
+        exit=None if decoded.exit is None else _exit_record(decoded.exit),
     )
 
 
-def _exit_record(said: _Exit) -> ExitRecord:
-    frames = tuple(Frame(frame.name, frame.file, frame.line) for frame in said.frames)
+def _exit_record(decoded: _Exit) -> ExitRecord:
+    frames = tuple(Frame(frame.name, frame.file, frame.line) for frame in decoded.frames)
     return ExitRecord(
-        said.kind, said.detail, NodeNs(said.at_ns), frames, said.original, said.interrupted
+        decoded.kind,
+        decoded.detail,
+        NodeNs(decoded.at_ns),
+        frames,
+        decoded.original,
+        decoded.interrupted,
     )
 
 
-def _group(said: _Group, world_size: int) -> TapGroup:
-    ranks = tuple(said.ranks)
+def _group(decoded: _Group, world_size: int) -> TapGroup:
+    ranks = tuple(decoded.ranks)
     ascending = all(a < b for a, b in pairwise(ranks))
     if not ascending or (ranks and ranks[-1] >= world_size):
-        raise ValueError(f"groups.ranks: of {said.name!r}: not ascending below {world_size}")
-    return TapGroup(GroupInfo(said.name, said.desc, ranks), said.backend)
+        raise ValueError(f"groups.ranks: of {decoded.name!r}: not ascending below {world_size}")
+    return TapGroup(GroupInfo(decoded.name, decoded.desc, ranks), decoded.backend)
 
 
 # -- the counters ----------------------------------------------------------------------------
@@ -262,19 +267,19 @@ class StatusRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShmSample:
-    """What a rank's counters were at `published_at_ns`, read before them."""
+    """A rank's counters; `published_at_ns` was read just before them."""
 
     published_at_ns: NodeNs
     published_mono_ns: int
     """CLOCK_MONOTONIC of the node."""
     rows: list[StatusRow]
     overflowed: bool
-    """There were more groups than rows."""
+    """More groups than rows: some are missing."""
 
 
 class TapShm:
-    """The counters file of one rank. One that has not moved is opened again, for it may have been
-    replaced."""
+    """The counters file of one rank. If the counters did not advance, the file is opened again,
+    because it may have been replaced."""
 
     def __init__(self, path: Path) -> None:
         self._file = untrusted_files.KeptOpen(path)
@@ -282,7 +287,7 @@ class TapShm:
         self.close = self._file.close
 
     def read(self) -> ShmSample | None:
-        """None while there is nothing whole to read: not there, not published yet, corrupt."""
+        """None if the file is missing, corrupt or not written yet."""
         for _ in range(_TORN_READS):
             if (sample := parse_counters(self._file.read(tap.SHM_SIZE))) is not None:
                 if sample.published_at_ns == self._last_at_ns:
@@ -293,7 +298,7 @@ class TapShm:
 
 
 def parse_counters(raw: bytes) -> ShmSample | None:
-    """None when `raw` is not one whole publication."""
+    """None if `raw` is not one complete publication."""
     if len(raw) < tap.HEADER_SIZE:
         return None
     magic, sequence = tap.PREFIX.unpack_from(raw)
