@@ -13,7 +13,6 @@ import json
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,8 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from frd.config import Config
 from tests.world.daemons import until
-from tests.world.prometheus import Alertmanager, Prometheus, Webhook
+from tests.world.prometheus import Alertmanager, Prometheus, longest_wait_s, notification
+from tests.world.webhook import Receiver
 
 ALERT: Final = "FrdCollectiveStalled"
 LATE_S: Final = 60.0
@@ -37,7 +37,7 @@ def hang(folder: Path) -> dict[str, float]:
         addresses = stage.start_service()
         stage.start_agent(addresses)
         with (
-            Webhook() as webhook,
+            Receiver() as webhook,
             Alertmanager(folder, webhook.url, as_documented=True) as manager,
             Prometheus(
                 folder, addresses.http, alertmanager=manager.address, as_documented=True
@@ -47,15 +47,11 @@ def hang(folder: Path) -> dict[str, float]:
             stage.start_job()
             until(lambda: prometheus.query(f'ALERTS{{alertname="{ALERT}"}}'), "the alert", 120)
             fired_at = time.time()
-            began_at = fired_at - waited_s(addresses.http, stage.job)
-            notified_at, _ = until(lambda: webhook.notification(ALERT, "firing"), "the webhook", 60)
+            began_at = fired_at - longest_wait_s(addresses.http, stage.job)
+            notified_at, _ = until(
+                lambda: notification(webhook, ALERT, "firing"), "the webhook", 60
+            )
     return {"firing_s": fired_at - began_at, "webhook_s": notified_at - began_at}
-
-
-def waited_s(http: str, job: str) -> float:
-    """For how long the first of the waiting ranks has waited by now."""
-    with urllib.request.urlopen(f"http://{http}/api/v1/jobs/{job}") as reply:
-        return float(max(rank["waiting_s"] for rank in json.load(reply)["ranks"]))
 
 
 def main() -> None:

@@ -20,7 +20,6 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -39,6 +38,7 @@ from frd.service.clocks.agent_clocks import AgentClocks, guess
 from frd.service.clocks.pings import PAIR, pause_s
 from frd.wire import Readings, Watermarks
 from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
+from tests.world.daemons import fetch
 
 HOSTS: Final = 16
 SEEDS: Final = 6
@@ -75,8 +75,7 @@ def reported_offsets(http: str, seconds: float) -> tuple[list[float], list[float
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(0.5)
-        with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = fetch(http).splitlines()
         samples = {
             line.split("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "{" in line
         }

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +60,7 @@ from frd.wire import (
     Watermarks,
     encode_agent,
 )
+from tests.world.daemons import metric
 
 RANKS: Final = 8
 """Of a node."""
@@ -305,16 +305,6 @@ def _cpu_s(pid: int) -> float:
 
 def _rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def metric(http: str, series: str) -> float:
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(
-        float(line.rpartition(" ")[2])
-        for line in lines
-        if line.split("{")[0].split(" ")[0] == series
-    )
 
 
 # -- processes -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not i
 
 import numpy as np
 
-from bench.ingest import CONNECT_EVERY_S, RANKS, line, metric, service, started, stream, watch
+from bench.ingest import CONNECT_EVERY_S, RANKS, line, service, started, stream, watch
 from bench.memory_agent import agent_cpu_share
 from bench.recorded import recorded_cost
 from bench.report import show
@@ -45,6 +45,7 @@ from frd.wire import (
     Statuses,
     encode_agent,
 )
+from tests.world.daemons import metric
 
 STREAMS: Final = 2_048
 MOMENTS: Final = 10

@@ -24,9 +24,10 @@ from typing import Any, Final
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
-from bench.ingest import metric, service
+from bench.ingest import service
 from frd.cli.commands.demo.scripted_rank import ScriptedRank
 from frd_agent import tap
+from tests.world.daemons import metric
 from tests.world.nvml import GIB, Driver, build, uuid
 
 RANKS: Final = 8

@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from frd.wire import (
 )
 from frd_agent.uplink.node_clock import BURST
 from tests.world.collector import Collector, agent, play, serving, until
-from tests.world.daemons import free_port, run_program
+from tests.world.daemons import fetch, free_port, run_program
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)
@@ -181,18 +180,18 @@ def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
 
 async def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> None:
     """A service refuses the same rows twice: they are dropped and counted, and the rest goes on."""
-    port, metrics = free_port(), free_port()
+    port, metrics = free_port(), f"127.0.0.1:{free_port()}"
     rank = ScriptedRank(tmp_path)
     rank.enter()
     rank.leave()
     rank.publish()
     service = Collector("one", refuse=2)
-    flags = ("--metrics", f"127.0.0.1:{metrics}")
+    flags = ("--metrics", metrics)
     async with serving(service, port), agent(tmp_path, port, *flags):
         await until(lambda: (0, 0) in service.marks, "the marks")
         assert service.rows == []
         assert service.marks[0, 0][:2] == (1, 1)
-        said = await asyncio.to_thread(scrape, metrics)
+        said = await asyncio.to_thread(fetch, metrics)
         assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in said
         assert "frd_agent_connected 1.0" in said
         assert "process_resident_memory_bytes" in said
@@ -203,12 +202,6 @@ async def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> Non
     rank.close()
 
 
-def scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        text: str = answer.read().decode()
-        return text
-
-
 class Hostile:
     def __reduce__(self) -> tuple[object, ...]:
         return os.system, ("true",)
@@ -216,7 +209,7 @@ class Hostile:
 
 async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
     """torch writes a dump of rank 5 at a timeout; a hostile file next to it is refused, counted."""
-    port, metrics = free_port(), free_port()
+    port, metrics = free_port(), f"127.0.0.1:{free_port()}"
     dumps = tmp_path / "elsewhere"
     dumps.mkdir()
     entry = Entry(
@@ -230,13 +223,13 @@ async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
     dump = Dump(source="", version="2.10", entries=(entry,))
     (dumps / "trace_5").write_bytes(write_pickle(dump, {"0": ("default_pg", (4, 5))}))
     (dumps / "trace_6").write_bytes(pickle.dumps(Hostile()))
-    flags = ("--metrics", f"127.0.0.1:{metrics}", "--dump-dir", str(dumps))
+    flags = ("--metrics", metrics, "--dump-dir", str(dumps))
     async with serving(Collector("one"), port) as service, agent(tmp_path, port, *flags):
         await until(lambda: (5, 0) in service.marks, "the file")
         assert service.marks[5, 0][:2] == (1, 0)
         await service.ask(5)
         assert service.parts[5, Part.DUMP].source == "file trace_5"
-        said = await asyncio.to_thread(scrape, metrics)
+        said = await asyncio.to_thread(fetch, metrics)
         assert 'frd_agent_refused_files_total{kind="dump"} 1.0' in said
 
 

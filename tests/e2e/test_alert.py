@@ -6,7 +6,6 @@ test reads only what an engineer on call gets: the notification, and the page th
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import urllib.request
@@ -18,7 +17,8 @@ import pytest
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Stage
 from tests.world.daemons import until
-from tests.world.prometheus import Alertmanager, Prometheus, Webhook
+from tests.world.prometheus import Alertmanager, Prometheus, longest_wait_s, notification
+from tests.world.webhook import Receiver
 
 STALL_AFTER_S = 5.0
 LATE_S = 18.0
@@ -42,7 +42,7 @@ def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path
     addresses = stage.start_service()
     stage.start_agent(addresses)
     with (
-        Webhook() as webhook,
+        Receiver() as webhook,
         Alertmanager(tmp_path, webhook.url) as manager,
         Prometheus(tmp_path, addresses.http, alertmanager=manager.address) as prometheus,
     ):
@@ -50,9 +50,9 @@ def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path
         stage.start_job()
         alert = "FrdCollectiveStalled"
         notified_at, fired = until(
-            lambda: webhook.notification(alert, "firing"), "the notification"
+            lambda: notification(webhook, alert, "firing"), "the notification"
         )
-        waited_s = seconds_waited(addresses.http, stage.job)
+        waited_s = longest_wait_s(addresses.http, stage.job)
         print(f"notified {waited_s - (time.time() - notified_at):.1f} s after the hang began")
         assert waited_s > 0, f"it took longer than {LATE_S:g} s to notify"
 
@@ -65,16 +65,8 @@ def test_a_hang_is_notified_with_its_suspect_and_resolved(stage: Stage, tmp_path
         with urllib.request.urlopen(says["runbook_url"]) as page:
             assert page.read().startswith(f"# {alert}\n".encode())
 
-        _, over = until(lambda: webhook.notification(alert, "resolved"), "the all-clear", 150)
+        _, over = until(lambda: notification(webhook, alert, "resolved"), "the all-clear", 150)
         (resolved,) = over["alerts"]
         assert resolved["fingerprint"] == firing["fingerprint"], "one alert, from first to last"
-        names = {
-            notification["groupLabels"]["alertname"] for _, notification in webhook.notifications
-        }
+        names = {content["groupLabels"]["alertname"] for content in webhook.received}
         assert names == {alert}, "a hang is one alert, and frd is well"
-
-
-def seconds_waited(http: str, job: str) -> float:
-    """For how long the first of the waiting ranks has waited by now."""
-    with urllib.request.urlopen(f"http://{http}/api/v1/jobs/{job}") as reply:
-        return float(max(rank["waiting_s"] for rank in json.load(reply)["ranks"]))

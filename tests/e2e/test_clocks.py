@@ -13,7 +13,6 @@ import re
 import shutil
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -25,7 +24,7 @@ import pytest
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.world.daemons import frd, free_port, until
+from tests.world.daemons import frd, free_port, metric, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -96,9 +95,7 @@ class TwoNodes(Stage):
         return list(found)
 
     def metric(self, series: str) -> float:
-        with urllib.request.urlopen(f"http://{self.addresses.http}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
+        return metric(self.addresses.http, series)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +74,22 @@ def substituted(expression: str) -> str:
 
 
 @contextmanager
+def playing(
+    play: Callable[[], None], over: threading.Event, job: Sequence[ScriptedRank]
+) -> Iterator[None]:
+    """The ranks of `job` act in a thread that runs `play`, which returns soon after `over`."""
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield
+    finally:
+        over.set()
+        player.join()
+        for rank in job:
+            rank.close()
+
+
+@contextmanager
 def ranks(run_dir: Path) -> Iterator[None]:
     """They complete ten collectives a second for four seconds; then one joins no more.
 
@@ -99,15 +115,8 @@ def ranks(run_dir: Path) -> Iterator[None]:
                 rank.publish()
             job[0].publish_memory([held])
 
-    player = threading.Thread(target=play)
-    player.start()
-    try:
+    with playing(play, over, job):
         yield
-    finally:
-        over.set()
-        player.join()
-        for rank in job:
-            rank.close()
 
 
 @contextmanager
@@ -129,15 +138,8 @@ def uneven_ranks(run_dir: Path) -> Iterator[None]:
                 rank.entries[-1]["time_discovered_completed_ns"] = time.time_ns()
                 rank.publish()
 
-    player = threading.Thread(target=play)
-    player.start()
-    try:
+    with playing(play, over, job):
         yield
-    finally:
-        over.set()
-        player.join()
-        for rank in job:
-            rank.close()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import urllib.request
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from frd.model import MemoryEventKind, SeriesInfo, SeriesKind
 from tests.e2e.test_tap import everywhere, puppets
 from tests.world import nvml
 from tests.world.collector import Collector, agent, serving, until
-from tests.world.daemons import free_port
+from tests.world.daemons import fetch, free_port
 from tests.world.nvml import GIB, GPU_IS_LOST, Driver, uuid
 
 MIB = 1 << 20
@@ -32,10 +31,9 @@ def rise(service: Collector, series: SeriesInfo) -> int:
     return max(values) - values[0] if values else 0
 
 
-def scrape(url: str) -> dict[tuple[str, str], float]:
+def scrape(address: str) -> dict[tuple[str, str], float]:
     """By name, and rank or else GPU."""
-    with urllib.request.urlopen(url) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
+    families = text_string_to_metric_families(fetch(address))
     return {
         (sample.name, sample.labels.get("rank") or sample.labels.get("gpu") or ""): sample.value
         for family in families
@@ -93,7 +91,7 @@ async def test_a_job_on_gpus_is_seen_from_outside(
             driver.write()
             await until(lambda: rise(service, own[1]) == 20 * GIB, "the rise")
             assert rise(service, own[0]) == 0
-            shown = await asyncio.to_thread(scrape, f"http://127.0.0.1:{metrics}/metrics")
+            shown = await asyncio.to_thread(scrape, f"127.0.0.1:{metrics}")
             assert shown["frd_gpu_memory_used_bytes", uuid(1)] == 30 * GIB
             assert shown["frd_gpu_memory_total_bytes", uuid(1)] == 80 * GIB
             assert shown["frd_rank_gpu_memory_bytes", "1"] == 29 * GIB

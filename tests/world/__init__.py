@@ -1,13 +1,22 @@
 """The builders of test worlds: what a test needs around the thing that it tests.
 
-- `observe`: entries, watermarks and P2P ops for an attempt of the engine, by ranges; `attempt`: one
-  attempt at given seconds; `job`, `race`: scripted jobs under a real engine; `scene`: a snapshot.
-- `messages`: what agents send, by ranges; `sessions`: agent streams into the service without I/O;
-  `evaluated`: a job whose findings are evaluated and stored; `views`, `http_api`: what is shown.
-- `memory`: memory curves, samplers, and the series of a job; `nvml`: a scripted driver.
-- `clocks`: hosts whose clocks drift, step and stop, and networks between them.
-- `streams`: agent streams into a real service process; `collector`: a service for a real agent;
-  `http_service`: a scripted HTTP API for the commands.
-- `dump_files`, `telemetry_files`, `traces`: files that ranks and trackers leave.
-- `daemons`, `proxy`, `prometheus`, `webhook`, `certs`: what tests with real processes need.
+Without I/O, with injected time:
+
+- `messages`: columns and messages of agents, spelt by ranges, scalars and rows; `observe` gives the
+  same rows to an `Attempt` of the engine. `attempt.Job`: one attempt, by given seconds.
+- `job.Job`, `race.Race`: scripted jobs under a real `Engine`; `scene.Scene`: a `Snapshot` by hand.
+- `sessions.Service`, `Stream`: agent streams into the service's sessions; `evaluated`: a job whose
+  findings are evaluated and stored; `views`: what the service shows.
+- `memory`: memory curves, samplers, series of a job. `clocks`: hosts with faulty clocks, networks.
+- `dump_files`, `telemetry_files`, `traces`: files of ranks and trackers.
+
+With sockets or processes:
+
+- `daemons`: `until` polls for a condition, `watched` starts service, agent and job, `fetch` and
+  `metric` read a daemon, `frd` runs the command line, `free_port`.
+- `streams.serving`: a real service process, `peer`: a scripted agent of it. `collector.serving`: a
+  scripted service for a real agent, which `collector.agent` starts.
+- `http_api`: the real HTTP API over a fixed state; `http_service`: a scripted API for commands.
+- `proxy.Proxy`, `prometheus`, `webhook.Receiver`, `certs.Authority`, `nvml`: a network with faults,
+  Prometheus and Alertmanager, a receiver of notifications, certificates, a scripted NVIDIA driver.
 """

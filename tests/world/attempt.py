@@ -19,7 +19,8 @@ from frd.model import (
     Signature,
 )
 from tests.world import observe
-from tests.world.observe import BOTH, rank_info
+from tests.world.messages import BOTH
+from tests.world.observe import rank_info
 
 S = 1_000_000_000
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -90,6 +91,20 @@ def finding_with(client: Client, key: str, within_s: float = 60.0) -> dict[str, 
         return next((finding for finding in findings if finding.get(key)), None)
 
     return until(found, f"a finding with {key}", within_s)
+
+
+def fetch(address: str, path: str = "/metrics", timeout_s: float = 30.0) -> str:
+    """The body of a plain HTTP answer of the daemon at HOST:PORT."""
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=timeout_s) as answer:
+        body: bytes = answer.read()
+        return body.decode()
+
+
+def metric(address: str, series: str) -> float:
+    """The sum of the samples of `series`, a name, or a name with all its labels; 0 without any."""
+    lines = fetch(address).splitlines()
+    samples = [line for line in lines if line.startswith((f"{series} ", f"{series}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in samples)
 
 
 def free_port() -> int:

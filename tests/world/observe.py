@@ -6,20 +6,17 @@ This module is the only place of the tests that knows the columns of `Attempt.ob
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.attempt import Applied, Attempt
 from frd.engine.state.entry_batch import EntryRows
 from frd.engine.state.watermarks import WatermarkRows
-from frd.model import AlignedNs, ChannelColumns, Flags, RankInfo, Signature
+from frd.model import AlignedNs, RankInfo, Signature
+from tests.world import messages
+from tests.world.messages import BOTH, Column, column
 
-BOTH = Flags.JOINED | Flags.COMPLETED
 ALL_REDUCE = Signature("nccl", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))
-
-Column = int | Sequence[int] | npt.NDArray[Any]
 
 
 def rank_info(
@@ -47,19 +44,16 @@ def entries(
     seqs = np.array([seq] if isinstance(seq, int) else [*seq], np.int64)
     signatures = [signature] if isinstance(signature, Signature) else signature
     groups = np.atleast_1d(np.asarray(group))
-    pairs = [attempt.pair(rank, int(one)) for one in groups]
-
-    def column(values: Any, dtype: Any = np.int64) -> Any:
-        return np.broadcast_to(np.asarray(values), seqs.shape).astype(dtype)
-
+    pairs = [attempt.pair(rank, int(group)) for group in groups]
+    count = len(seqs)
     rows = EntryRows(
         rank=rank,
-        pair=column(pairs, np.int32),
+        pair=column(pairs, count, np.int32),
         seq=seqs,
-        signature=column([attempt.signature(one) for one in signatures], np.int32),
-        flags=column(flags, np.uint8),
-        created_ns=column(created),
-        completed_ns=column(completed),
+        signature=column([attempt.signature(s) for s in signatures], count, np.int32),
+        flags=column(flags, count, np.uint8),
+        created_ns=column(created, count),
+        completed_ns=column(completed, count),
     )
     return attempt.observe_entries(rows, replay=replay, session=session, now=now)
 
@@ -73,9 +67,9 @@ def watermarks(
 ) -> None:
     """Rows of (pair, enqueued, started, completed, head created); all is known of the ranks `seen`
     up to `as_of`."""
-    pair, enqueued, started, completed, head = _columns(rows, 5)
+    pair, enqueued, started, completed, head = np.array([*rows], np.int64).reshape(-1, 5).T
     ranks = np.array([seen] if isinstance(seen, int) else [*seen], np.int32)
-    as_of_ns = np.broadcast_to(np.asarray(as_of), ranks.shape).astype(np.int64)
+    as_of_ns = column(as_of, len(ranks))
     attempt.observe_watermarks(
         WatermarkRows(pair.astype(np.int32), enqueued, started, completed, head, ranks, as_of_ns),
         now,
@@ -86,18 +80,4 @@ def p2p_ops(
     attempt: Attempt, rank: int, rows: Iterable[tuple[int, int, bool, int, int]], now: AlignedNs
 ) -> None:
     """All P2P ops of a rank in flight: rows of (group, peer, is send, in flight, since)."""
-    group, peer, is_send, in_flight, since = _columns(rows, 5)
-    columns = ChannelColumns(
-        rank=rank,
-        group=group.astype(np.uint32),
-        peer=peer.astype(np.int32),
-        is_send=is_send.astype(np.uint8),
-        in_flight=in_flight.astype(np.uint32),
-        head_created_ns=since,
-    )
-    attempt.observe_channels(columns, now)
-
-
-def _columns(rows: Iterable[tuple[int, ...]], width: int) -> npt.NDArray[np.int64]:
-    table = np.array([*rows], np.int64)
-    return table.reshape(-1, width).T
+    attempt.observe_channels(messages.p2p_ops(rank, *rows), now)

@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
 import yaml
 
-from tests.world.daemons import free_port
+from tests.world.daemons import fetch, free_port
+from tests.world.webhook import Receiver
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm/frd/rules"
@@ -55,12 +52,7 @@ class _Daemon:
         with (self.folder / f"{self._program}.log").open("wb") as log:
             self._process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.terminate()
         try:
@@ -153,42 +145,15 @@ class Alertmanager(_Daemon):
         return self
 
 
-class Webhook:
-    """The receiver of Alertmanager: it keeps every notification with the time at which it came."""
+def notification(webhook: Receiver, alert: str, status: str) -> tuple[float, dict[str, Any]] | None:
+    """The first one of this alert that is ``firing`` or ``resolved``, and when it arrived."""
+    for at, content in zip(webhook.times, list(webhook.received), strict=False):
+        if content["groupLabels"]["alertname"] == alert and content["status"] == status:
+            return at, content
+    return None
 
-    def __init__(self) -> None:
-        received = self.notifications = list[tuple[float, dict[str, Any]]]()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                received.append((time.time(), json.loads(body)))
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Tests read `notifications`."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def notification(self, alert: str, status: str) -> tuple[float, dict[str, Any]] | None:
-        """The first one of this alert that is ``firing`` or ``resolved``, and when it came."""
-        for at, notification in self.notifications:
-            labels = notification["groupLabels"]
-            if labels["alertname"] == alert and notification["status"] == status:
-                return at, notification
-        return None
+def longest_wait_s(http: str, job: str) -> float:
+    """How long the first of the waiting ranks of a job has waited."""
+    ranks = json.loads(fetch(http, f"/api/v1/jobs/{job}"))["ranks"]
+    return max(float(rank["waiting_s"]) for rank in ranks)

@@ -17,7 +17,6 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 from frd.address import split_address
@@ -63,12 +62,7 @@ class Proxy:
         assert self._listening.wait(_START_S), "the proxy does not start"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._call(self._stop.set)
         self._thread.join()
 

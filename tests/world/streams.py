@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from frd.wire import (
     decode_service,
     encode_agent,
 )
+from tests.world.daemons import fetch, metric
 from tests.world.messages import BOTH, declare, entry_columns, watermarks
 
 T = TypeVar("T")
@@ -50,14 +50,10 @@ class Service:
     http: str
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:
-            return json.load(answer)
+        return json.loads(fetch(self.http, path))
 
     def metric(self, series: str) -> float:
-        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        found = [line for line in lines if line.startswith(f"{series} ")]
-        return float(found[0].rpartition(" ")[2]) if found else 0.0
+        return metric(self.http, series)
 
 
 def serve_command(data_dir: Path, *flags: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -13,6 +14,8 @@ class Receiver:
 
     def __init__(self, port: int = 0) -> None:
         self.received: list[dict[str, Any]] = []
+        self.times: list[float] = []
+        """When each of `received` arrived."""
         self.headers: list[dict[str, str]] = []
         self.asked = 0
         self.status = 200
@@ -28,6 +31,7 @@ class Receiver:
                 receiver.gate.wait(60)
                 status = receiver.status
                 if status == 200:
+                    receiver.times.append(time.time())
                     receiver.received.append(content)
                     receiver.headers.append(dict(self.headers))
                 self.send_response(status)

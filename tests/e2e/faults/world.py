@@ -11,17 +11,15 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.e2e.faults.account import Account, account
 from tests.e2e.faults.job import Training
 from tests.world import daemons
-from tests.world.daemons import PATIENCE_S, free_port
+from tests.world.daemons import PATIENCE_S, fetch, free_port, metric
 
 until = partial(daemons.until, ignoring=OSError)
 """A daemon that does not answer gives nothing."""
@@ -100,12 +98,7 @@ class World:
         self.start_service()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for daemon in (*self.agents, self.service):
             daemon.kill()
 
@@ -143,8 +136,7 @@ class World:
     # -- what it says --------------------------------------------------------------------------
 
     def get(self, path: str, timeout_s: float = 10.0) -> Any:
-        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=timeout_s) as answer:
-            return json.load(answer)
+        return json.loads(fetch(self.http, path, timeout_s))
 
     def findings(self, state: str = "") -> list[dict[str, Any]]:
         query = f"?state={state}" if state else ""
@@ -183,14 +175,6 @@ class World:
 
         until(balanced, lambda: f"{last[0]}; known to be missing: {gap}", within_s)
         return last[0]
-
-
-def metric(address: str, series: str) -> float:
-    """The sum of what begins with `series`: a name, or one with all its labels."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    found = [line for line in lines if line.startswith((f"{series} ", f"{series}{{"))]
-    return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
 def blamed(findings: Sequence[Mapping[str, Any]], confidence: str = "") -> set[tuple[int, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.stage import Addresses, Stage
-from tests.world.daemons import free_port, until
+from tests.world.daemons import fetch, free_port, until
 
 JOB = Path(__file__).parents[1] / "jobs/checkpoints.py"
 STALL_AFTER_S = 2.0
@@ -33,14 +32,9 @@ def stage() -> Iterator[Stage]:
         yield stage
 
 
-def ask(http: str, path: str) -> Any:
-    with urllib.request.urlopen(f"http://{http}{path}", timeout=30) as reply:
-        return json.load(reply)
-
-
 def findings(http: str) -> list[dict[str, Any]]:
     """Oldest first."""
-    found: list[dict[str, Any]] = ask(http, "/api/v1/findings")["findings"]
+    found: list[dict[str, Any]] = json.loads(fetch(http, "/api/v1/findings"))["findings"]
     return found[::-1]
 
 
@@ -82,8 +76,6 @@ def test_checkpoints_over_three_starts_and_a_restart_of_the_service(stage: Stage
     assert [(f["kind"], f["severity"]) for f in hang] == [("stall", "warning")]
     assert hang[0]["collective"]["waiting_s"] > CHECKPOINT_S, "a checkpoint is no hang"
     until(lambda: findings(http)[-1]["severity"] == "critical", "its second stage", 90)
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=30) as reply:
-        said = reply.read().decode()
     labels = f'finding="{hang[0]["id"]}",job="{stage.job}",kind="stall"'
-    lines = [line for line in said.splitlines() if line.startswith("frd_finding_critical{")]
+    lines = [line for line in fetch(http).splitlines() if line.startswith("frd_finding_critical{")]
     assert [line.split() for line in lines] == [[f"frd_finding_critical{{{labels}}}", "1.0"]]
