@@ -15,7 +15,7 @@ from frd.model import AttemptKey
 from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.clocks import clocks_of
 from frd.offline.analysis.rows import Rows, rows_of
-from frd.offline.analysis.watermarks import marks_of
+from frd.offline.analysis.watermarks import pair_watermarks
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
@@ -35,7 +35,7 @@ def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
         corpus.run(job)
         trace = corpus.trace(job)
         rows = rows_of(trace)
-        marks = marks_of(rows, rows.calls.created_ns, clocks_of(rows))
+        marks = pair_watermarks(rows, rows.calls.created_ns, clocks_of(rows))
         channels = channels_of(rows, dict.fromkeys(rows.ranks, 0))
         for rank in rows.ranks:
             tracker, names = read(trace, rank)

@@ -21,11 +21,11 @@ from frd.forms import finding_json, utc_text
 from frd.model import Finding, GroupInfo, Kind, RankInfo
 from frd.offline.analysis.clocks import clocks_of
 from frd.offline.analysis.collectives import Collective, Collectives, collectives_of
-from frd.offline.analysis.durations import STALL_AFTER_S, taken_by, taken_of
-from frd.offline.analysis.matching import matched
+from frd.offline.analysis.durations import STALL_AFTER_S, dump_times_of, last_dump_ns
+from frd.offline.analysis.matching import matched_collectives
 from frd.offline.analysis.rows import RankRows, Rows, rows_of
-from frd.offline.analysis.verdict import Waiting, contradicted, judge
-from frd.offline.analysis.watermarks import marks_of
+from frd.offline.analysis.verdict import Waiting, clock_findings, judge
+from frd.offline.analysis.watermarks import pair_watermarks
 
 __all__ = [
     "Analysis",
@@ -161,7 +161,10 @@ class Analysis:
             ],
             "missing_ranks": list(self.missing_ranks),
             "dumps": [
-                {"folder": d.folder, "taken_by": utc_text(d.taken_by_ns) if d.taken_by_ns else None}
+                {
+                    "folder": d.folder,
+                    "taken_by": utc_text(d.taken_by_ns) if d.taken_by_ns else None,
+                }
                 for d in self.dumps
             ],
             "stall_after_s": self.stall_after_s,
@@ -196,29 +199,31 @@ def analyze(
     calls = rows.calls
     offset = np.array([clocks.offset_ns.get(int(r), 0) for r in rows.pair_rank.tolist()], np.int64)
     created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
-    marks = marks_of(rows, created, clocks)
-    found = matched(rows, marks, created)
-    latest = taken_of(rows, clocks).known_at
-    scene = judge(rows, marks, found, clocks, latest, stall_after_s=stall_after_s, earlier=earlier)
-    findings = (*scene.findings, *contradicted(rows, clocks, latest))
-    collectives = collectives_of(rows, marks, found)
+    watermarks = pair_watermarks(rows, created, clocks)
+    matched = matched_collectives(rows, watermarks, created)
+    latest = dump_times_of(rows, clocks).known_at
+    verdict = judge(
+        rows, watermarks, matched, clocks, latest, stall_after_s=stall_after_s, earlier=earlier
+    )
+    findings = (*verdict.findings, *clock_findings(rows, clocks, latest))
+    collectives = collectives_of(rows, watermarks, matched)
     missing = _without_dump(trace)
     return Analysis(
         trace=trace,
         findings=findings,
         groups=_groups(trace, collectives),
-        ranks=_ranks(rows, scene.snapshot),
+        ranks=_ranks(rows, verdict.snapshot),
         missing_ranks=missing,
         collectives=collectives,
         clock_offsets_ns=clocks.offset_ns,
         clock_uncertainties_ns=clocks.uncertainty_ns,
         clock_source=clocks.source,
-        fault=bool(scene.findings),
-        summary=_summary(trace, findings, scene.unproven, missing),
-        waiting=scene.waiting,
-        not_proven=scene.unproven,
+        fault=bool(verdict.findings),
+        summary=_summary(trace, findings, verdict.unproven, missing),
+        waiting=verdict.waiting,
+        not_proven=verdict.unproven,
         stall_after_s=stall_after_s,
-        dumps=[DumpReport(one.folder, taken_by(one)) for one in (*earlier, trace)],
+        dumps=[DumpReport(one.folder, last_dump_ns(one)) for one in (*earlier, trace)],
         warnings=trace.warnings,
     )
 

@@ -19,22 +19,22 @@ from frd.engine.state.snapshot import Bools
 from frd.flight.entry import Frame
 from frd.flight.trace import Trace
 from frd.model import GroupInfo, Int32s, Int64s, Signature
-from frd.offline.analysis.matching import Matched, fact_of
+from frd.offline.analysis.matching import MatchedCollectives, fact_of
 from frd.offline.analysis.rows import Rows
-from frd.offline.analysis.watermarks import Marks
+from frd.offline.analysis.watermarks import PairWatermarks
 
 _STATES = ("scheduled", "started", "completed")
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective: what its members' dumps say of it together."""
+    """One collective, as the dumps of all its members show it."""
 
     group: GroupInfo
     seq: int
     op: str
     signature: Signature
-    """As the first member in time passed it; of a coalesced collective all of its parts."""
+    """Of the member that joined first; of a coalesced collective all of its parts."""
     expected_ranks: tuple[int, ...]
     joined_ranks: tuple[int, ...]
     """Ranks whose dumps show that they joined it."""
@@ -42,12 +42,12 @@ class Collective:
     missing_ranks: tuple[int, ...]
     """Ranks whose dumps show that they did not join it."""
     unknown_ranks: tuple[int, ...]
-    """Ranks without a dump, and those whose dump does not reach back to it."""
+    """Ranks without a dump, and ranks whose dump does not reach back to the collective."""
     mismatched: Mapping[int, str]
-    """By rank, what the members that disagree with the majority (with anybody, when there is no
-    majority) passed, for people."""
+    """By rank, how a member differs from the majority, as text. Without a majority every member is
+    listed that differs from another."""
     difference: str
-    """What differs between members, for people; empty when they agree."""
+    """What differs between members, as text; empty when they agree."""
     input_numel: int
     """Elements over all parts, of the first member in time."""
     output_numel: int
@@ -78,13 +78,13 @@ class Collectives(Sequence[Collective]):
     signature: Int32s
     """Index into `signatures`, of the first member in time."""
     signatures: Sequence[Signature]
-    """Those of the trace, then those of coalesced collectives."""
+    """Signatures of the trace, followed by signatures of coalesced collectives."""
     expected: Int32s
     """Members of the group; if unknown, the ranks that appear in it."""
     joined: Int32s
-    """Members whose dumps hold it."""
+    """Members whose dumps show that they joined."""
     completed: Int32s
-    """Of these, those that are done with it."""
+    """Members that also completed it."""
     missing: Int32s
     """Members whose dumps show that they did not join it."""
     first_created_ns: Int64s
@@ -92,7 +92,7 @@ class Collectives(Sequence[Collective]):
     last_created_ns: Int64s
     mismatch: Bools
     """Members disagree, or all agree on sizes that the op does not allow."""
-    _source: tuple[Rows, Marks, Matched] = field(repr=False)
+    _source: tuple[Rows, PairWatermarks, MatchedCollectives] = field(repr=False)
     _order: list[tuple[Int64s, Int64s]] = field(default_factory=list, repr=False)
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class Collectives(Sequence[Collective]):
         return (self[at] for at in range(len(self)))
 
     def calls(self, at: int) -> Int64s:
-        """The calls of one collective; puts all calls in order the first time."""
+        """The calls of one collective. The first use sorts all calls."""
         if not self._order:
             of_call = self._source[2].of_call
             order = np.argsort(of_call, kind="stable")
@@ -124,9 +124,9 @@ class Collectives(Sequence[Collective]):
     def of_entries(self, rank: int) -> Int64s:
         """The collective of each entry of a rank, parallel to its trace.
 
-        -1 for P2P ops, and for entries that do not count any more (before a reset).
+        -1 for P2P ops, and for entries from before a reset.
         """
-        rows, _, found = self._source
+        rows, _, matched = self._source
         calls, trace = rows.calls, rows.trace.ranks[rank]
         out = np.full(len(trace), -1, np.int64)
         bounds = [
@@ -135,36 +135,36 @@ class Collectives(Sequence[Collective]):
         ]
         mine = np.arange(*bounds)
         first, last = calls.first_row[mine], calls.last_row[mine]
-        out[first] = found.of_call[mine]
+        out[first] = matched.of_call[mine]
         for call in np.flatnonzero(last > first).tolist():  # coalesced
             head, span = first[call], slice(first[call], last[call] + 1)
             parts = (trace.seq[span] == trace.seq[head]) & (trace.group[span] == trace.group[head])
-            out[span][parts & (trace.is_p2p[span] == 0)] = found.of_call[mine[call]]
+            out[span][parts & (trace.is_p2p[span] == 0)] = matched.of_call[mine[call]]
         return out
 
     def find(self, group_id: str, seq: int) -> int:
         """The collective of that group and seq, -1 for none."""
-        rows, _, found = self._source
+        rows, _, matched = self._source
         for at, series in enumerate(rows.series):
             if series.info.group_id == group_id:
-                low, high = np.searchsorted(found.series, [at, at + 1])
+                low, high = np.searchsorted(matched.series, [at, at + 1])
                 place = low + int(np.searchsorted(self.seq[low:high], seq))
                 if place < high and self.seq[place] == seq:
                     return int(place)
         return -1
 
     def _collective(self, at: int) -> Collective:
-        rows, marks, found = self._source
+        rows, watermarks, matched = self._source
         calls, mine = rows.calls, self.calls(at)
-        series, seq = rows.series[int(found.series[at])], int(self.seq[at])
+        series, seq = rows.series[int(matched.series[at])], int(self.seq[at])
         mine = mine[np.argsort(rows.pair_rank[calls.pair[mine]], kind="stable")]
         ranks = rows.pair_rank[calls.pair[mine]]
-        done = calls.done[mine] | (seq <= marks.completed[calls.pair[mine]])
-        absent = known_absent(rows, marks, series.pairs, seq)
+        done = calls.done[mine] | (seq <= watermarks.completed[calls.pair[mine]])
+        absent = known_absent(rows, watermarks, series.pairs, seq)
         missing = series.members[absent]
         unknown = np.setdiff1d(series.members, np.concatenate([ranks, missing]))
         signature = rows.signatures[int(self.signature[at])]
-        fact = fact_of(rows, found, at, mine)
+        fact = fact_of(rows, matched, at, mine)
         wrong = fact.classes if 2 * len(fact.classes[0][1]) <= len(ranks) else fact.classes[1:]
         first = int(mine[int(np.argmax(calls.signature[mine] == self.signature[at]))])
         frames = next((f for call in mine.tolist() if (f := self._frames(rows, call))), ())
@@ -211,44 +211,46 @@ class Collectives(Sequence[Collective]):
         return _STATES[int(trace.state[int(rows.calls.last_row[call])])]
 
 
-def known_absent(rows: Rows, marks: Marks, pairs: slice, seq: int) -> Bools:
-    """Of the members of a series, those whose dumps show that they did not come to `seq`."""
+def known_absent(rows: Rows, watermarks: PairWatermarks, pairs: slice, seq: int) -> Bools:
+    """Which members of a series provably did not join `seq`, by their dumps."""
     there = np.isin(rows.pair_rank[pairs], np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    absent: Bools = there & ~marks.hidden[pairs] & (marks.enqueued[pairs] < seq)
+    absent: Bools = there & ~watermarks.hidden[pairs] & (watermarks.enqueued[pairs] < seq)
     return absent
 
 
-def collectives_of(rows: Rows, marks: Marks, found: Matched) -> Collectives:
+def collectives_of(
+    rows: Rows, watermarks: PairWatermarks, matched: MatchedCollectives
+) -> Collectives:
     group = np.array([one.group for one in rows.series], np.int32)
     members = np.array([len(one.members) for one in rows.series], np.int32)
     return Collectives(
         trace=rows.trace,
-        group=group[found.series],
-        seq=found.seq,
-        signature=found.signature,
+        group=group[matched.series],
+        seq=matched.seq,
+        signature=matched.signature,
         signatures=rows.signatures,
-        expected=members[found.series],
-        joined=found.joined,
-        completed=found.completed,
-        missing=_missing(rows, marks, found),
-        first_created_ns=found.first_created_ns,
-        last_created_ns=found.last_created_ns,
-        mismatch=found.disagree | found.contradiction | (found.surplus != 0),
-        _source=(rows, marks, found),
+        expected=members[matched.series],
+        joined=matched.joined,
+        completed=matched.completed,
+        missing=_missing(rows, watermarks, matched),
+        first_created_ns=matched.first_created_ns,
+        last_created_ns=matched.last_created_ns,
+        mismatch=matched.disagree | matched.contradiction | (matched.surplus != 0),
+        _source=(rows, watermarks, matched),
     )
 
 
-def _missing(rows: Rows, marks: Marks, found: Matched) -> Int32s:
-    """How many members of each collective are known not to have come to it."""
-    missing = np.zeros(len(found), np.int32)
+def _missing(rows: Rows, watermarks: PairWatermarks, matched: MatchedCollectives) -> Int32s:
+    """How many members of each collective provably did not join it."""
+    missing = np.zeros(len(matched), np.int32)
     there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    known = there & ~marks.hidden
+    known = there & ~watermarks.hidden
     last = np.full(len(rows.series), -1, np.int64)
-    np.maximum.at(last, found.series, found.seq)
-    behind = known & (marks.enqueued < last[rows.pair_series])
-    bounds = np.searchsorted(found.series, np.arange(len(rows.series) + 1))
+    np.maximum.at(last, matched.series, matched.seq)
+    behind = known & (watermarks.enqueued < last[rows.pair_series])
+    bounds = np.searchsorted(matched.series, np.arange(len(rows.series) + 1))
     for of in np.unique(rows.pair_series[behind]).tolist():
         pairs, some = rows.series[of].pairs, slice(bounds[of], bounds[of + 1])
-        enqueued = np.sort(marks.enqueued[pairs][behind[pairs]])
-        missing[some] = np.searchsorted(enqueued, found.seq[some], side="left")
+        enqueued = np.sort(watermarks.enqueued[pairs][behind[pairs]])
+        missing[some] = np.searchsorted(enqueued, matched.seq[some], side="left")
     return missing

@@ -35,16 +35,16 @@ from frd.offline.analysis.clock_bounds import FAR
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.collectives import known_absent
 from frd.offline.analysis.rows import Rows
-from frd.offline.analysis.watermarks import Marks
+from frd.offline.analysis.watermarks import PairWatermarks
 
 STALL_AFTER_S = 10.0
-"""The stall threshold where neither the caller nor the folder names one; as the service's."""
+"""The stall threshold if neither the caller nor the folder gives one; the default of the service."""
 _MAX_SLACK_NS = 1 << 58
 """A clock that may be off by more than nine years bounds nothing, and sums must fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class DumpTimes:
     """When the dump of each rank was taken, aligned; parallel to the sorted ranks of the rows."""
 
     rank: Int64s
@@ -72,7 +72,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class WaitDurations:
     """In ns; parallel to the rows of a stall table."""
 
     at_least: Int64s
@@ -90,7 +90,7 @@ class Waited:
         return young
 
 
-def taken_of(rows: Rows, clocks: Clocks) -> Taken:
+def dump_times_of(rows: Rows, clocks: Clocks) -> DumpTimes:
     ranks = sorted(rows.ranks)
     earliest, latest = [], []
     for rank in ranks:
@@ -101,10 +101,10 @@ def taken_of(rows: Rows, clocks: Clocks) -> Taken:
         latest.append(trace.dumped_until_ns + offset if bounded else int(FAR))
     one_clock = len(clocks.domains) < 2
     slack = [0 if one_clock else min(clocks.slack_ns.get(r, 0), _MAX_SLACK_NS) for r in ranks]
-    return Taken(*(np.array(column, np.int64) for column in (ranks, earliest, latest, slack)))
+    return DumpTimes(*(np.array(column, np.int64) for column in (ranks, earliest, latest, slack)))
 
 
-def taken_by(trace: Trace) -> int:
+def last_dump_ns(trace: Trace) -> int:
     """When the last dump of a trace was taken, if known, on its node's clock."""
     return max((of.dumped_until_ns or _newest(of) for of in trace.ranks.values()), default=0)
 
@@ -114,23 +114,23 @@ def _newest(trace: RankTrace) -> int:
     return max(int(column.max(initial=0)) for column in columns)
 
 
-def waited_of(
+def wait_durations_of(
     rows: Rows,
-    marks: Marks,
+    watermarks: PairWatermarks,
     clocks: Clocks,
-    taken: Taken,
+    dump_times: DumpTimes,
     snapshot: Snapshot,
     stalls: StallTable,
     *,
     stall_after_s: float,
     earlier: Sequence[Trace] = (),
-) -> Waited:
+) -> WaitDurations:
     """How long each row of `stalls` had waited. `earlier` are older dumps of the same job."""
-    heads = _heads(rows, marks, clocks)
-    at = taken.rows(stalls.rank.astype(np.int64))
+    heads = _heads(rows, watermarks, clocks)
+    at = dump_times.rows(stalls.rank.astype(np.int64))
     since = stalls.since.copy()
     since[: len(heads.since)] = np.maximum(since[: len(heads.since)], heads.since)
-    earliest, latest = _shown_until(rows, marks, taken, snapshot, stalls, at)
+    earliest, latest = _shown_until(rows, watermarks, dump_times, snapshot, stalls, at)
     timed = since > 0
     at_least = np.where(timed, np.maximum(earliest - since, 0), 0)
     at_most = np.where(timed & (latest < FAR), np.maximum(latest - since, 0), FAR)
@@ -144,7 +144,7 @@ def waited_of(
     at_most = np.where(gave_up, np.maximum(at_most, patience), at_most)
     if earlier:
         at_least = np.maximum(at_least, _apart(rows, snapshot, stalls, earlier))
-    return Waited(at_least, np.maximum(at_most, at_least), patience, limit)
+    return WaitDurations(at_least, np.maximum(at_most, at_least), patience, limit)
 
 
 # -- the waits themselves ----------------------------------------------------------------------
@@ -162,17 +162,17 @@ class _Heads:
     """The watchdog retired the op before it completed."""
 
 
-def waiting_pairs(rows: Rows, marks: Marks) -> Int64s:
+def waiting_pairs(rows: Rows, watermarks: PairWatermarks) -> Int64s:
     """Pairs of `rows` that wait in a collective, of ranks that have a dump."""
     there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    return np.flatnonzero(there & (marks.enqueued > marks.completed))
+    return np.flatnonzero(there & (watermarks.enqueued > watermarks.completed))
 
 
-def _heads(rows: Rows, marks: Marks, clocks: Clocks) -> _Heads:
-    pairs, calls = waiting_pairs(rows, marks), rows.calls
+def _heads(rows: Rows, watermarks: PairWatermarks, clocks: Clocks) -> _Heads:
+    pairs, calls = waiting_pairs(rows, watermarks), rows.calls
     before = np.zeros(len(rows.pair_rank), np.int64)
     gave_up = np.zeros(len(rows.pair_rank), np.bool_)
-    behind = calls.seq - marks.completed[calls.pair]
+    behind = calls.seq - watermarks.completed[calls.pair]
     for call in np.flatnonzero((behind == 0) | (behind == 1)).tolist():
         pair, row = int(calls.pair[call]), int(calls.last_row[call])
         rank = int(rows.pair_rank[pair])
@@ -202,10 +202,15 @@ def _timeouts(rows: Rows) -> Mapping[int, int]:
 
 
 def _shown_until(
-    rows: Rows, marks: Marks, taken: Taken, snapshot: Snapshot, stalls: StallTable, at: Int64s
+    rows: Rows,
+    watermarks: PairWatermarks,
+    dump_times: DumpTimes,
+    snapshot: Snapshot,
+    stalls: StallTable,
+    at: Int64s,
 ) -> tuple[Int64s, Int64s]:
     """Between which times the latest dump that shows each wait was taken."""
-    earliest, latest = taken.earliest[at], taken.latest[at]
+    earliest, latest = dump_times.earliest[at], dump_times.latest[at]
     collective = np.flatnonzero(stalls.seq != UNKNOWN_SEQ)
     keys = np.stack((stalls.group[collective], stalls.seq[collective]))
     instances, which = np.unique(keys, axis=1, return_inverse=True)
@@ -215,12 +220,12 @@ def _shown_until(
         others = at[mine]
         if is_synchronizing(snapshot.groups[of].ops(seq)):
             series = rows.series[of]
-            absent = series.members[known_absent(rows, marks, series.pairs, seq)]
-            others = np.concatenate((others, taken.rows(absent.astype(np.int64))))
-        slack = taken.slack[others]
-        first = int((taken.earliest[others] - slack).max())
-        last = np.minimum(taken.latest[others] + slack, FAR).max()
-        reach = taken.slack[at[mine]]
+            absent = series.members[known_absent(rows, watermarks, series.pairs, seq)]
+            others = np.concatenate((others, dump_times.rows(absent.astype(np.int64))))
+        slack = dump_times.slack[others]
+        first = int((dump_times.earliest[others] - slack).max())
+        last = np.minimum(dump_times.latest[others] + slack, FAR).max()
+        reach = dump_times.slack[at[mine]]
         earliest[mine] = np.maximum(earliest[mine], first - reach)
         latest[mine] = np.maximum(latest[mine], np.minimum(last + reach, FAR))
     return earliest, latest

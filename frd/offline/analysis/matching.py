@@ -1,7 +1,7 @@
 """Which calls belong together, and which of those disagree: the engine's match rules on columns.
 
-Every collective that any dump holds is a row of `Matched`. Ranks are compared with those whose
-dumps show the call, and with no other: a ring that was overwritten proves nothing.
+Every collective that any dump holds is a row of `MatchedCollectives`. A rank is compared only with
+ranks whose dumps show the call: a buffer that was overwritten proves nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from frd.engine.matching import mismatches, signature_rules
 from frd.engine.state.snapshot import Bools, Mismatch
 from frd.model import Int32s, Int64s
 from frd.offline.analysis.rows import Rows, minor_version
-from frd.offline.analysis.watermarks import Marks
+from frd.offline.analysis.watermarks import PairWatermarks
 
 _SPARSE = 8
 """Seqs of a series are counted by position while they span at most this many a call."""
@@ -25,21 +25,21 @@ MOST_FACTS = 1_024
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class MatchedCollectives:
     """Parallel columns, one row a collective, by series and seq."""
 
     series: Int32s
     seq: Int64s
     signature: Int32s
-    """Of the call that was created first."""
+    """Signature of the call that was created first."""
     joined: Int32s
     completed: Int32s
     first_created_ns: Int64s
     last_created_ns: Int64s
     disagree: Bools
-    """Members passed different things."""
+    """Members passed different signatures."""
     surplus: Int64s
-    """Elements that an all_to_all of all members put in beyond those it took out."""
+    """Elements that the inputs of an all_to_all hold in excess of its outputs, over all members."""
     contradiction: Bools
     """All agree on sizes that break the rule of the op."""
     of_call: Int32s
@@ -51,7 +51,9 @@ class Matched:
         return len(self.seq)
 
 
-def matched(rows: Rows, marks: Marks, created_ns: Int64s) -> Matched:
+def matched_collectives(
+    rows: Rows, watermarks: PairWatermarks, created_ns: Int64s
+) -> MatchedCollectives:
     """`created_ns` are the aligned times of the calls."""
     calls = rows.calls
     series_of = rows.pair_series[calls.pair]
@@ -65,13 +67,13 @@ def matched(rows: Rows, marks: Marks, created_ns: Int64s) -> Matched:
     earliest = created_ns == first[of_call]
     for these in (calls.cut, ~calls.cut, earliest & ~calls.cut):  # the last word counts
         signature[of_call[these]] = calls.signature[these]
-    over = calls.done | (calls.seq <= marks.completed[calls.pair])
+    over = calls.done | (calls.seq <= watermarks.completed[calls.pair])
     classes = _classes(rows)
     differs = (classes[calls.signature] != classes[signature[of_call]]) & ~calls.cut
     disagree = np.zeros(count, np.bool_)
     disagree[of_call[differs]] = True
     joined = np.bincount(of_call, minlength=count).astype(np.int32)
-    return Matched(
+    return MatchedCollectives(
         series=series,
         seq=seq,
         signature=signature,
@@ -142,7 +144,7 @@ def _surplus(
 
 
 def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
-    found = np.zeros(len(series), np.bool_)
+    contradicts = np.zeros(len(series), np.bool_)
     gathering = np.array([signature_rules.scales(s.op) for s in rows.signatures], np.bool_)
     at = np.flatnonzero(gathering[signature]) if len(series) else np.empty(0, np.int64)
     members = np.array([len(one.members) for one in rows.series], np.int64)
@@ -159,36 +161,36 @@ def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
             distinct.tolist(), (distinct % (members.max(initial=0) + 1)).tolist(), strict=True
         )
     ]
-    found[at] = np.array(wrong, np.bool_)[which]
-    return found
+    contradicts[at] = np.array(wrong, np.bool_)[which]
+    return contradicts
 
 
 # -- disagreements ---------------------------------------------------------------------------
 
 
-def facts_of(rows: Rows, found: Matched, marks: Marks) -> list[Mismatch]:
-    """The first disagreement of each series; what does not match after it is its consequence.
+def facts_of(rows: Rows, matched: MatchedCollectives, watermarks: PairWatermarks) -> list[Mismatch]:
+    """The first disagreement of each series. Later ones in the series are its consequence.
 
-    Sizes that break a rule although all passed the same count only if a rank is stuck.
+    Sizes on which all members agree but which the op does not allow count only if a rank is stuck.
     """
     members = np.array([len(one.members) for one in rows.series], np.int32)
-    stuck = found.completed < members[found.series] if len(found) else found.disagree
-    wrong = found.disagree | (found.surplus != 0) | (found.contradiction & stuck)
+    stuck = matched.completed < members[matched.series] if len(matched) else matched.disagree
+    wrong = matched.disagree | (matched.surplus != 0) | (matched.contradiction & stuck)
     at = np.flatnonzero(wrong)
-    _, first = np.unique(found.series[at], return_index=True)
+    _, first = np.unique(matched.series[at], return_index=True)
     picked = at[first][:MOST_FACTS]
-    calls = calls_of(found, picked)
+    calls = calls_of(matched, picked)
     return [
-        fact_of(rows, found, one, mine) for one, mine in zip(picked.tolist(), calls, strict=True)
+        fact_of(rows, matched, one, mine) for one, mine in zip(picked.tolist(), calls, strict=True)
     ]
 
 
-def calls_of(found: Matched, collectives: Int64s) -> list[Int64s]:
+def calls_of(matched: MatchedCollectives, collectives: Int64s) -> list[Int64s]:
     """The calls of each of some collectives."""
-    wanted = np.full(len(found), -1, np.int64)
+    wanted = np.full(len(matched), -1, np.int64)
     wanted[collectives] = np.arange(len(collectives))
-    calls = np.flatnonzero(wanted[found.of_call] >= 0)
-    which = wanted[found.of_call[calls]]
+    calls = np.flatnonzero(wanted[matched.of_call] >= 0)
+    which = wanted[matched.of_call[calls]]
     order = np.argsort(which, kind="stable")
     bounds = np.searchsorted(which[order], np.arange(len(collectives) + 1))
     return [
@@ -196,19 +198,19 @@ def calls_of(found: Matched, collectives: Int64s) -> list[Int64s]:
     ]
 
 
-def fact_of(rows: Rows, found: Matched, collective: int, calls: Int64s) -> Mismatch:
-    """What members passed to one collective, whether they agree or not."""
-    series = rows.series[int(found.series[collective])]
+def fact_of(rows: Rows, matched: MatchedCollectives, collective: int, calls: Int64s) -> Mismatch:
+    """The signatures that members passed to one collective."""
+    series = rows.series[int(matched.series[collective])]
     calls = calls[~rows.calls.cut[calls]] if not rows.calls.cut[calls].all() else calls
     ranks = rows.pair_rank[rows.calls.pair[calls]]
     order = np.argsort(ranks, kind="stable")
     return mismatches.fact_of(
-        int(found.series[collective]),
-        int(found.seq[collective]),
+        int(matched.series[collective]),
+        int(matched.seq[collective]),
         ranks[order].tolist(),
         rows.calls.signature[calls[order]].tolist(),
-        found.match_class,
+        matched.match_class,
         rows.signatures,
         group_size=len(series.members),
-        surplus=int(found.surplus[collective]),
+        surplus=int(matched.surplus[collective]),
     )

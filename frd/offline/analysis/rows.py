@@ -35,7 +35,7 @@ class Series:
     """Index into `Trace.groups`."""
     backend: str
     info: GroupInfo
-    """The group's own; of a group with several backends, named like ``0/gloo``."""
+    """The group; with several backends, each is named like ``0/gloo``."""
     members: Int32s
     first_pair: int
     is_known: bool
@@ -52,7 +52,7 @@ class RankRows:
 
     trace: RankTrace
     current: Int64s
-    """Rows of its trace that are not of an earlier time, in recording order."""
+    """Rows of the trace since the last reset and of present groups, in recording order."""
     series: Int32s
     """Of each of `current`."""
     is_p2p: Bools
@@ -63,7 +63,7 @@ class RankRows:
     overran: bool
     """Rows before the first one were overwritten."""
     active_only: bool
-    """The dump shows only ops in flight: an op that is not there is over."""
+    """The dump shows only ops in flight: an op that is missing has completed."""
     has_holes: bool
     """Entries between the first and the last are missing."""
 
@@ -81,7 +81,7 @@ class Rows:
     pair_series: Int32s
     calls: Calls
     signatures: Sequence[Signature]
-    """Those of the trace, then those of coalesced collectives."""
+    """Signatures of the trace, followed by signatures of coalesced collectives."""
     pairs_of: Mapping[int, Int64s] = field(default_factory=dict)
     """The pairs of each rank that has a dump, by rank."""
 
@@ -94,7 +94,7 @@ class Rows:
 
 
 def rows_of(trace: Trace) -> Rows:
-    """All calls of a trace, and what is known of each rank's dump."""
+    """All calls of a trace, and the properties of each rank's dump."""
     backends = list(dict.fromkeys(name.backend for name in trace.names))
     number = {backend: at for at, backend in enumerate(backends)}
     backend_of = np.array([number[name.backend] for name in trace.names], np.int32)
@@ -118,7 +118,7 @@ def rows_of(trace: Trace) -> Rows:
 
 
 def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]]) -> list[Series]:
-    """Of all groups in order, also of groups without entries."""
+    """The series of all groups in order, including groups without entries."""
     of_group: dict[int, list[tuple[str, int]]] = {}
     for key in sorted(used):
         group, at = divmod(key, len(backends))
@@ -145,7 +145,8 @@ def _series(trace: Trace, backends: Sequence[str], used: Mapping[int, set[int]])
 
 
 def _members(trace: Trace, info: GroupInfo, seen: set[int]) -> tuple[int, ...]:
-    """If no dump has the members, the ranks with entries; all ranks for the job's first group."""
+    """The members of a group. If no dump has them: all ranks for the job's first group, else the
+    ranks with entries."""
     if info.ranks:
         return info.ranks
     if info.desc == _WHOLE_JOB:

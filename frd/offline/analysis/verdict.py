@@ -1,11 +1,10 @@
-"""From rows and marks to findings: cut a snapshot, ask the engine, add what entries know.
+"""From rows and watermarks to findings: build a snapshot, ask the engine, add evidence of entries.
 
-A dump is a rank's last word: whatever time it was taken, nothing that it does not show happened
-before. The engine is asked twice. The first time every wait counts, and the dumps are taken to be
-those of a job that stopped: these are the candidates. The second time the waits that are known to
-be young (`frd.offline.analysis.durations`) do not count, and the dumps are as old as they are known
-to be. A candidate without a finding of the second kind is not proven: the job may have been
-healthy.
+A dump is complete up to the moment at which it was taken: an op that it does not show had not
+happened. The engine is asked twice. The first time every wait counts, as if the dumps were from a
+job that has stopped: the result is the candidates. The second time, waits that are known to be
+young (`frd.offline.analysis.durations`) do not count, and each dump is as old as it is known to be.
+A candidate that the second answer does not confirm is not proven: the job may have been healthy.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from frd.offline.analysis.clock_bounds import FAR
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.durations import (
     STALL_AFTER_S,
-    Taken,
-    Waited,
-    taken_of,
-    waited_of,
+    DumpTimes,
+    WaitDurations,
+    dump_times_of,
+    wait_durations_of,
     waiting_pairs,
 )
 from frd.offline.analysis.evidence import finding_of
-from frd.offline.analysis.matching import Matched, facts_of
+from frd.offline.analysis.matching import MatchedCollectives, facts_of
 from frd.offline.analysis.rows import Rows
-from frd.offline.analysis.watermarks import Marks
+from frd.offline.analysis.watermarks import PairWatermarks
 
 _LAST_WORD_NS = 3_600_000_000_000
-"""How long after the latest moment a dump still speaks: longer than any threshold."""
+"""How long a dump stays valid after the latest moment of the trace: longer than any threshold."""
 _EXACT_S = 0.25
 """A shorter interval is shown as one number."""
 _PLACES = 3
@@ -55,7 +54,7 @@ _PLACES = 3
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How long what a verdict rests on had waited when the dumps were taken, in seconds."""
+    """How long the ops behind a finding had waited when the dumps were taken, in seconds."""
 
     at_least_s: float
     at_most_s: float | None
@@ -68,70 +67,70 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """The engine's input, for further evidence."""
+class Verdict:
+    """The findings of a trace, and the snapshot that the engine judged."""
 
     snapshot: Snapshot
     findings: tuple[Finding, ...]
     waiting: tuple[Waiting, ...]
     """Parallel to `findings`."""
     unproven: tuple[str, ...]
-    """What would be a finding if it had lasted, for people."""
+    """One sentence for each candidate that is not proven."""
 
 
 def judge(
     rows: Rows,
-    marks: Marks,
-    found: Matched,
+    watermarks: PairWatermarks,
+    matched: MatchedCollectives,
     clocks: Clocks,
     now: AlignedNs,
     *,
     stall_after_s: float = STALL_AFTER_S,
     earlier: Sequence[Trace] = (),
-) -> Scene:
+) -> Verdict:
     """The findings of a trace, oldest first; `now` is its latest time.
 
     `earlier` are older dumps of the same job.
     """
-    snapshot = _picture(rows, marks, found, clocks.offset_ns, now)
-    stalls, taken = _stalls(rows, marks, snapshot), taken_of(rows, clocks)
-    waited = waited_of(
+    snapshot = _snapshot(rows, watermarks, matched, clocks.offset_ns, now)
+    stalls, dump_times = _stalls(rows, watermarks, snapshot), dump_times_of(rows, clocks)
+    durations = wait_durations_of(
         rows,
-        marks,
+        watermarks,
         clocks,
-        taken,
+        dump_times,
         snapshot,
         stalls,
         stall_after_s=stall_after_s,
         earlier=earlier,
     )
-    verdicts = diagnose(snapshot, stalls, threshold_s=lambda group: 0.0)
+    diagnoses = diagnose(snapshot, stalls, threshold_s=lambda group: 0.0)
     unproven: list[Diagnosis] = []
-    if waited.is_young.any():
-        candidates = verdicts
-        timed = _as_old_as_known(snapshot, taken)
-        verdicts = _proven(candidates, timed, stalls, ~waited.is_young, stall_after_s)
-        unproven = [one for one in candidates if not _is_covered(one, verdicts)]
-    waiting = tuple(_waiting(verdict, stalls, waited) for verdict in verdicts)
-    return Scene(
+    if durations.is_young.any():
+        candidates = diagnoses
+        timed = _as_old_as_known(snapshot, dump_times)
+        diagnoses = _proven(candidates, timed, stalls, ~durations.is_young, stall_after_s)
+        unproven = [one for one in candidates if not _is_covered(one, diagnoses)]
+    waiting = tuple(_waiting(diagnosis, stalls, durations) for diagnosis in diagnoses)
+    return Verdict(
         snapshot,
         tuple(
-            finding_of(rows, snapshot, verdict, clocks, is_open=_is_open(verdict, lasted))
-            for verdict, lasted in zip(verdicts, waiting, strict=True)
+            finding_of(rows, snapshot, diagnosis, clocks, is_open=_is_open(diagnosis, lasted))
+            for diagnosis, lasted in zip(diagnoses, waiting, strict=True)
         ),
         waiting,
-        tuple(_unproven_text(rows, snapshot, v, _waiting(v, stalls, waited)) for v in unproven),
+        tuple(_unproven_text(rows, snapshot, v, _waiting(v, stalls, durations)) for v in unproven),
     )
 
 
-# -- what had lasted ---------------------------------------------------------------------------
+# -- which waits lasted ---------------------------------------------------------------------------
 
 
-def _as_old_as_known(snapshot: Snapshot, taken: Taken) -> Snapshot:
+def _as_old_as_known(snapshot: Snapshot, dump_times: DumpTimes) -> Snapshot:
     """The snapshot with the times at which the dumps were taken, where these are known."""
     last_word = snapshot.now + _LAST_WORD_NS
-    at = taken.rows(snapshot.rank.astype(np.int64))
-    as_of = np.where(taken.latest[at] < FAR, taken.latest[at], last_word)
+    at = dump_times.rows(snapshot.rank.astype(np.int64))
+    as_of = np.where(dump_times.latest[at] < FAR, dump_times.latest[at], last_word)
     return replace(snapshot, as_of=as_of, now=AlignedNs(int(as_of.max(initial=snapshot.now))))
 
 
@@ -142,7 +141,7 @@ def _proven(
     lasting: Bools,
     stall_after_s: float,
 ) -> list[Diagnosis]:
-    """Verdicts that rest on waits that lasted, and candidates that need no time to be true."""
+    """Diagnoses of waits that lasted, and candidates that are true however short the wait."""
     timeless = [one for one in candidates if _is_timeless(one)]
     rows = StallTable(
         stalls.group[lasting], stalls.rank[lasting], stalls.seq[lasting], stalls.since[lasting]
@@ -152,51 +151,54 @@ def _proven(
     return sorted((*timeless, *others), key=lambda one: (one.since, one.instance))
 
 
-def _is_timeless(verdict: Diagnosis) -> bool:
-    """Wrong however young it is. Collectives that ranks entered in different orders are; sends and
-    receives are posted ahead of what they wait for, so a circle of them may be a moment's."""
-    if verdict.kind is Kind.ORDER:
-        return all(stuck.seq != UNKNOWN_SEQ for stuck in verdict.stalled)
-    return verdict.kind is Kind.MISMATCH
+def _is_timeless(diagnosis: Diagnosis) -> bool:
+    """True if the diagnosis is a fault however young it is: a mismatch, or collectives that ranks
+    entered in different orders. A circle of sends and receives may be momentary, because they are
+    posted ahead."""
+    if diagnosis.kind is Kind.ORDER:
+        return all(stuck.seq != UNKNOWN_SEQ for stuck in diagnosis.stalled)
+    return diagnosis.kind is Kind.MISMATCH
 
 
-def _is_open(verdict: Diagnosis, waiting: Waiting) -> bool:
-    """A running job may be healthy, and the length of its waits is unknown."""
-    return not _is_timeless(verdict) and not waiting.is_proven and waiting.is_before_timeout
+def _is_open(diagnosis: Diagnosis, waiting: Waiting) -> bool:
+    """True if the dumps are from a running job whose waits may still end."""
+    return not _is_timeless(diagnosis) and not waiting.is_proven and waiting.is_before_timeout
 
 
-def _is_covered(candidate: Diagnosis, verdicts: Sequence[Diagnosis]) -> bool:
-    """A finding is about some of its ranks."""
+def _is_covered(candidate: Diagnosis, diagnoses: Sequence[Diagnosis]) -> bool:
+    """True if a diagnosis concerns some of the ranks of the candidate."""
     mine = {*_named(candidate), *candidate.waiting}
-    return any(mine & {*_named(one), *one.waiting, *one.victims} for one in verdicts)
+    return any(mine & {*_named(one), *one.waiting, *one.victims} for one in diagnoses)
 
 
-def _named(verdict: Diagnosis) -> set[int]:
-    return {blame.rank for blame in verdict.suspects}
+def _named(diagnosis: Diagnosis) -> set[int]:
+    return {suspect.rank for suspect in diagnosis.suspects}
 
 
-def _waiting(verdict: Diagnosis, stalls: StallTable, waited: Waited) -> Waiting:
-    """Of all that is stalled in it, the longest."""
+def _waiting(diagnosis: Diagnosis, stalls: StallTable, durations: WaitDurations) -> Waiting:
+    """How long the longest stalled op of a diagnosis had waited."""
     rows = np.zeros(len(stalls), np.bool_)
-    for stuck in verdict.stalled:
+    for stuck in diagnosis.stalled:
         mine = (stalls.group == stuck.group) & (stalls.seq == stuck.seq)
         rows |= mine & (stalls.rank == stuck.rank) if stuck.rank >= 0 else mine
     if not rows.any():
         return Waiting(0.0, None, False)
-    least, most = waited.at_least[rows], waited.at_most[rows]
+    least, most = durations.at_least[rows], durations.at_most[rows]
     return Waiting(
         int(least.max()) / 1e9,
         None if most.max() >= FAR else int(most.max()) / 1e9,
-        bool((least >= waited.patience[rows]).any()),
-        bool((most < waited.timeout[rows]).all()),
+        bool((least >= durations.patience[rows]).any()),
+        bool((most < durations.timeout[rows]).all()),
     )
 
 
-def _unproven_text(rows: Rows, snapshot: Snapshot, verdict: Diagnosis, waiting: Waiting) -> str:
+def _unproven_text(rows: Rows, snapshot: Snapshot, diagnosis: Diagnosis, waiting: Waiting) -> str:
     """``rank 0 had kept rank 1 waiting for 0.6 s when dumped (...); take another dump ...``."""
-    named = sorted(_named(verdict))
-    waiters = sorted({*verdict.waiting, *verdict.victims}.difference(named)) or verdict.waiting
-    about = collective_of(snapshot, verdict)
+    named = sorted(_named(diagnosis))
+    waiters = (
+        sorted({*diagnosis.waiting, *diagnosis.victims}.difference(named)) or diagnosis.waiting
+    )
+    about = collective_of(snapshot, diagnosis)
     what = text.collective(about.op, about.seq, about.group)
     lasted = _lasted_text(waiting)
     if named:
@@ -221,11 +223,15 @@ def _lasted_text(waiting: Waiting) -> str:
     return f"{least:.1f} s" if most - least < _EXACT_S else f"{least:.1f} to {most:.1f} s"
 
 
-# -- what the engine looks at ------------------------------------------------------------------
+# -- the input of the engine ------------------------------------------------------------------
 
 
-def _picture(
-    rows: Rows, marks: Marks, found: Matched, offset_ns: Mapping[int, int], now: AlignedNs
+def _snapshot(
+    rows: Rows,
+    watermarks: PairWatermarks,
+    matched: MatchedCollectives,
+    offset_ns: Mapping[int, int],
+    now: AlignedNs,
 ) -> Snapshot:
     ranks = np.fromiter(rows.ranks, np.int32, len(rows.ranks))
     count = len(ranks)
@@ -245,44 +251,44 @@ def _picture(
             GroupSnapshot(
                 info=series.info,
                 members=series.members,
-                enqueued=marks.enqueued[series.pairs],
-                started=marks.started[series.pairs],
-                completed=marks.completed[series.pairs],
-                head_since=marks.head_since[series.pairs],
-                ops=_ops(rows, found, of),
-                hidden=marks.hidden[series.pairs],
+                enqueued=watermarks.enqueued[series.pairs],
+                started=watermarks.started[series.pairs],
+                completed=watermarks.completed[series.pairs],
+                head_since=watermarks.head_since[series.pairs],
+                ops=_ops(rows, matched, of),
+                hidden=watermarks.hidden[series.pairs],
             )
             for of, series in enumerate(rows.series)
         ],
         channels=channels_of(rows, offset_ns),
-        mismatches=facts_of(rows, found, marks),
+        mismatches=facts_of(rows, matched, watermarks),
     )
 
 
-def _ops(rows: Rows, found: Matched, series: int) -> Callable[[int], str]:
-    first, end = np.searchsorted(found.series, [series, series + 1]).tolist()
+def _ops(rows: Rows, matched: MatchedCollectives, series: int) -> Callable[[int], str]:
+    first, end = np.searchsorted(matched.series, [series, series + 1]).tolist()
 
     def op(seq: int) -> str:
-        at = first + int(np.searchsorted(found.seq[first:end], seq))
-        known = at < end and found.seq[at] == seq
-        return rows.signatures[int(found.signature[at])].op if known else ""
+        at = first + int(np.searchsorted(matched.seq[first:end], seq))
+        known = at < end and matched.seq[at] == seq
+        return rows.signatures[int(matched.signature[at])].op if known else ""
 
     return op
 
 
-def _stalls(rows: Rows, marks: Marks, snapshot: Snapshot) -> StallTable:
-    pair = waiting_pairs(rows, marks)
+def _stalls(rows: Rows, watermarks: PairWatermarks, snapshot: Snapshot) -> StallTable:
+    pair = waiting_pairs(rows, watermarks)
     p2p = snapshot.channels
     return StallTable(
         np.concatenate((rows.pair_series[pair], p2p.group)),
         np.concatenate((rows.pair_rank[pair], p2p.rank)),
-        np.concatenate((marks.completed[pair] + 1, np.full(len(p2p.rank), UNKNOWN_SEQ))),
-        np.concatenate((marks.head_since[pair], p2p.since)),
+        np.concatenate((watermarks.completed[pair] + 1, np.full(len(p2p.rank), UNKNOWN_SEQ))),
+        np.concatenate((watermarks.head_since[pair], p2p.since)),
     )
 
 
-def contradicted(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding]:
-    """A finding of each clock that cannot be what it says."""
+def clock_findings(rows: Rows, clocks: Clocks, now: AlignedNs) -> Iterator[Finding]:
+    """A finding for each clock that contradicts the collectives."""
     key = rows.trace.key
     for domain in clocks.domains:
         if not domain.off_by_ns:

@@ -4,7 +4,7 @@
 `pg_status` may help. The keys of `pg_status` are numbers of the process: the rank's own entries
 translate them, or the order of creation if all group names are numbers; never another rank. Numbers
 that may count something else (Gloo counts ops, NCCL writes P2P ops into the same counters) are not
-used. A member of which nothing is known is *hidden*: that it is absent proves nothing.
+used. A member without any information is *hidden*: its absence proves nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frd.offline.analysis.rows import RankRows, Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class PairWatermarks:
     """Parallel to the pairs of `Rows`."""
 
     enqueued: Int64s
@@ -38,37 +38,37 @@ class Marks:
     """The member may have come further than its watermarks say."""
 
 
-def marks_of(rows: Rows, created_ns: Int64s, clocks: Clocks) -> Marks:
+def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWatermarks:
     """`created_ns` are the aligned times of the calls."""
-    marks = _of_calls(rows, created_ns)
+    watermarks = _of_calls(rows, created_ns)
     numbered = _p2p_series(rows)
     for rank, one in rows.ranks.items():
-        _of_p2p(rows, rank, one, marks)
+        _of_p2p(rows, rank, one, watermarks)
         mine = rows.pairs_of[rank]
-        if marks.hidden[mine].any():
-            _of_status(rows, rank, one, marks, numbered)
-            unknown = mine[(marks.head_since[mine] == 0) & _is_waiting(marks, mine)]
+        if watermarks.hidden[mine].any():
+            _of_status(rows, rank, one, watermarks, numbered)
+            unknown = mine[(watermarks.head_since[mine] == 0) & _is_waiting(watermarks, mine)]
             if len(unknown):
-                marks.head_since[unknown] = _began(one) + clocks.offset_ns[rank]
-    if marks.hidden.any():
-        _prove_by_value(rows, marks, numbered)
-    _doubt_implausible(rows, marks)
-    if marks.hidden.any():
-        _prove_by_time(rows, marks, clocks)
-    return marks
+                watermarks.head_since[unknown] = _began(one) + clocks.offset_ns[rank]
+    if watermarks.hidden.any():
+        _prove_by_value(rows, watermarks, numbered)
+    _doubt_implausible(rows, watermarks)
+    if watermarks.hidden.any():
+        _prove_by_time(rows, watermarks, clocks)
+    return watermarks
 
 
-def _is_waiting(marks: Marks, pairs: Int64s) -> Bools:
-    return marks.enqueued[pairs] > marks.completed[pairs]
+def _is_waiting(watermarks: PairWatermarks, pairs: Int64s) -> Bools:
+    return watermarks.enqueued[pairs] > watermarks.completed[pairs]
 
 
 def _began(one: RankRows) -> int:
-    """The oldest time in a rank's dump; entries that it has lost are older."""
+    """The oldest time in a rank's dump. Overwritten entries are older."""
     times = one.trace.created_ns[one.current]
     return int(times.min()) if len(times) else 0
 
 
-def _of_calls(rows: Rows, created_ns: Int64s) -> Marks:
+def _of_calls(rows: Rows, created_ns: Int64s) -> PairWatermarks:
     calls = rows.calls
     in_order = np.array([judges(series.backend) for series in rows.series], np.bool_)
     found = progress.watermarks(calls, in_order[rows.pair_series])
@@ -79,7 +79,7 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> Marks:
     started = np.where(is_timed, np.maximum(found.started, found.completed), found.started)
     there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
     hidden = (found.first == NEVER) & there
-    return Marks(found.enqueued, started, found.completed, since, found.first, hidden)
+    return PairWatermarks(found.enqueued, started, found.completed, since, found.first, hidden)
 
 
 def _has_starts(rows: Rows, started: Int64s) -> Bools:
@@ -102,7 +102,7 @@ def _p2p_series(rows: Rows) -> set[int]:
     return found
 
 
-def _of_p2p(rows: Rows, rank: int, one: RankRows, marks: Marks) -> None:
+def _of_p2p(rows: Rows, rank: int, one: RankRows, watermarks: PairWatermarks) -> None:
     """A P2P entry carries the seq of the last collective before it, which the rank had joined."""
     at = np.flatnonzero(one.is_p2p & (one.trace.is_p2p[one.current] != 0))
     if not len(at):
@@ -113,25 +113,27 @@ def _of_p2p(rows: Rows, rank: int, one: RankRows, marks: Marks) -> None:
         if pair < 0:
             continue
         passed = int(seq[one.series[at] == of].max())
-        if marks.first_seq[pair] == NEVER:
-            marks.enqueued[pair] = marks.completed[pair] = passed
-            marks.hidden[pair] = False
+        if watermarks.first_seq[pair] == NEVER:
+            watermarks.enqueued[pair] = watermarks.completed[pair] = passed
+            watermarks.hidden[pair] = False
 
 
-def _of_status(rows: Rows, rank: int, one: RankRows, marks: Marks, numbered: set[int]) -> None:
+def _of_status(
+    rows: Rows, rank: int, one: RankRows, watermarks: PairWatermarks, numbered: set[int]
+) -> None:
     """Series without entries in the dump."""
     status = _by_series(rows, rank, one)
-    for pair in rows.pairs_of[rank][marks.hidden[rows.pairs_of[rank]]].tolist():
+    for pair in rows.pairs_of[rank][watermarks.hidden[rows.pairs_of[rank]]].tolist():
         of = int(rows.pair_series[pair])
         counts = status.get(of)
         if counts is None:
-            marks.hidden[pair] = one.overran or one.has_holes or one.active_only
+            watermarks.hidden[pair] = one.overran or one.has_holes or one.active_only
         elif counts.enqueued < 0:
-            marks.hidden[pair] = False
+            watermarks.hidden[pair] = False
         elif of not in numbered and judges(rows.series[of].backend or _usual_backend(rows)):
-            marks.enqueued[pair] = counts.enqueued
-            marks.completed[pair] = counts.enqueued if one.active_only else counts.completed
-            marks.hidden[pair] = False
+            watermarks.enqueued[pair] = counts.enqueued
+            watermarks.completed[pair] = counts.enqueued if one.active_only else counts.completed
+            watermarks.hidden[pair] = False
 
 
 def _usual_backend(rows: Rows) -> str:
@@ -162,7 +164,7 @@ def _by_order(rows: Rows, series: list[int], keys: list[int]) -> dict[int, int]:
     return dict(zip(keys, in_order, strict=True))
 
 
-def _doubt_implausible(rows: Rows, marks: Marks) -> None:
+def _doubt_implausible(rows: Rows, watermarks: PairWatermarks) -> None:
     """Hides members whose watermarks have no entry and contradict those of their peers.
 
     A counter counted something else if it says that a member completed a call that no peer has
@@ -172,15 +174,15 @@ def _doubt_implausible(rows: Rows, marks: Marks) -> None:
     joined_by_all = _joined_by_all(rows)
     for of, series in enumerate(rows.series):
         pairs = series.pairs
-        held = marks.first_seq[pairs] < NEVER
+        held = watermarks.first_seq[pairs] < NEVER
         if not held.any() or held.all():
             continue
-        enqueued, completed = marks.enqueued[pairs], marks.completed[pairs]
+        enqueued, completed = watermarks.enqueued[pairs], watermarks.completed[pairs]
         wrong = ~held & (completed > int(enqueued[held].max()))
-        wrong |= ~held & ~marks.hidden[pairs] & (enqueued < joined_by_all[of])
+        wrong |= ~held & ~watermarks.hidden[pairs] & (enqueued < joined_by_all[of])
         enqueued[wrong] = completed[wrong] = UNKNOWN_SEQ
         there = np.isin(series.members, list(rows.ranks)) if wrong.any() else wrong
-        marks.hidden[pairs] |= wrong & there
+        watermarks.hidden[pairs] |= wrong & there
 
 
 def _joined_by_all(rows: Rows) -> Int64s:
@@ -194,37 +196,37 @@ def _joined_by_all(rows: Rows) -> Int64s:
     return last
 
 
-def _prove_by_time(rows: Rows, marks: Marks, clocks: Clocks) -> None:
+def _prove_by_time(rows: Rows, watermarks: PairWatermarks, clocks: Clocks) -> None:
     """A rank did not join if its recorder reaches back to before its peers began to wait and has no
     entry of the series."""
-    for pair in np.flatnonzero(marks.hidden).tolist():
+    for pair in np.flatnonzero(watermarks.hidden).tolist():
         rank = int(rows.pair_rank[pair])
         one = rows.ranks[rank]
         pairs = rows.series[int(rows.pair_series[pair])].pairs
-        waiting = marks.head_since[pairs] > 0
+        waiting = watermarks.head_since[pairs] > 0
         if one.active_only or one.has_holes or not len(one.current) or not waiting.any():
             continue
         began = _began(one) + clocks.offset_ns[rank] + clocks.slack_ns[rank]
         slack = [clocks.slack_ns[r] for r in rows.pair_rank[pairs][waiting].tolist()]
-        if began < int((marks.head_since[pairs][waiting] - np.array(slack)).min()):
-            behind = int(marks.completed[pairs][waiting].min())
-            marks.enqueued[pair] = marks.completed[pair] = behind
-            marks.hidden[pair] = False
+        if began < int((watermarks.head_since[pairs][waiting] - np.array(slack)).min()):
+            behind = int(watermarks.completed[pairs][waiting].min())
+            watermarks.enqueued[pair] = watermarks.completed[pair] = behind
+            watermarks.hidden[pair] = False
 
 
-def _prove_by_value(rows: Rows, marks: Marks, numbered: set[int]) -> None:
+def _prove_by_value(rows: Rows, watermarks: PairWatermarks, numbered: set[int]) -> None:
     """Counters whose groups are unknown: if none has the seq in which the peers wait, the rank did
     not join it. One would have it if the rank had joined and left that call."""
-    for pair in np.flatnonzero(marks.hidden).tolist():
+    for pair in np.flatnonzero(watermarks.hidden).tolist():
         rank, of = int(rows.pair_rank[pair]), int(rows.pair_series[pair])
         one, series = rows.ranks[rank], rows.series[of]
-        waiting = _is_waiting(marks, np.arange(series.pairs.start, series.pairs.stop))
+        waiting = _is_waiting(watermarks, np.arange(series.pairs.start, series.pairs.stop))
         if of in numbered or not judges(series.backend) or not waiting.any():
             continue
-        head = int(marks.completed[series.pairs][waiting].min()) + 1
-        most = int(marks.enqueued[series.pairs].max())
+        head = int(watermarks.completed[series.pairs][waiting].min()) + 1
+        most = int(watermarks.enqueued[series.pairs].max())
         translated = set(np.unique(one.trace.pg_id[one.current]).tolist())
         values = [s.enqueued for key, s in one.trace.status.items() if key not in translated]
         if values and not any(head <= value <= most for value in values):
-            marks.enqueued[pair] = marks.completed[pair] = head - 1
-            marks.hidden[pair] = False
+            watermarks.enqueued[pair] = watermarks.completed[pair] = head - 1
+            watermarks.hidden[pair] = False

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from frd.errors import ConfigError
 from frd.flight.trace import Trace
-from frd.offline.analysis.durations import taken_by
+from frd.offline.analysis.durations import last_dump_ns
 from frd.offline.load.discovery import MAX_FILES, searched
 from frd.offline.load.folder import Progress, load_trace
 from frd.offline.load.frd_dump import SUMMARY, Made, made_by_frd
@@ -55,7 +55,7 @@ def load_dumps(
         )
         for folder in folders
     ]
-    traces.sort(key=taken_by)
+    traces.sort(key=last_dump_ns)
     _check_common_ranks(traces)
     *earlier, last = traces
     known = dict.fromkeys(warning for trace in (*earlier, last) for warning in trace.warnings)
