@@ -38,7 +38,7 @@ from frd.offline.analysis.rows import Rows
 from frd.offline.analysis.watermarks import PairWatermarks
 
 STALL_AFTER_S = 10.0
-"""The stall threshold if neither the caller nor the folder gives one; the default of the service."""
+"""The stall threshold if neither the caller nor the folder gives one: the default of a service."""
 _MAX_SLACK_NS = 1 << 58
 """A clock that may be off by more than nine years bounds nothing, and sums must fit 64 bits."""
 
