@@ -60,7 +60,7 @@ class Agent:
         self._session = secrets.token_hex(8)
         dictionary = Dictionary()
         outbox = Outbox(config.outbox_rows, config.outbox_bytes)
-        current = CurrentState(lambda rank: dictionary.ranks[rank].attempt)
+        current = CurrentState(dictionary.attempt_of)
         self._samples = Samples(config.memory_bytes, dictionary.series_number)
         self._stats = Counters()
         self._shared = RankContext(

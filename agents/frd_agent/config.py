@@ -18,9 +18,10 @@ from pydantic_settings import SettingsConfigDict
 from frd import config_loader
 from frd.address import is_loopback, split_address, without_scheme
 from frd.config_loader import Settings, unknown
-from frd.errors import ConfigError, ServiceUnavailable
+from frd.credentials import read_credential
+from frd.errors import ConfigError
 from frd_agent import tap
-from frd_agent.uplink.endpoint import Endpoint, read
+from frd_agent.uplink.endpoint import Endpoint
 
 _PREFIX = "FRD_AGENT_"
 LIVE_KEYS = (
@@ -83,9 +84,9 @@ class Config(Settings):
             raise ValueError("tls_cert_file and tls_key_file: set both or neither")
         for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "token_file"):
             try:
-                read(getattr(self, key))
-            except ServiceUnavailable as error:
-                raise ValueError(f"{key}: {error}") from None
+                read_credential(key, getattr(self, key))
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
         far = not is_loopback(split_address(self.service)[0])
         if self.token_file is not None and not self.endpoint().tls and far and not self.insecure:
             raise ValueError(

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from frd import tokens
+from frd import credentials
 from frd.address import split_address
 from frd.errors import ConfigError, FrdError, ServiceUnavailable
 
@@ -179,7 +179,7 @@ def token_in(path: Path) -> str:
         raise ConfigError(
             f"--token-file: {path}: {error.strerror}: name a file with a token"
         ) from None
-    if not (token := tokens.token_in(data)):
+    if not (token := credentials.token_in(data)):
         raise ConfigError(f"--token-file: {path}: holds no token: write one on the first line")
     return token
 

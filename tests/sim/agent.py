@@ -78,7 +78,7 @@ class SimAgent:
         self.session = f"{dice.getrandbits(64):016x}"
         self.dictionary = Dictionary()
         self.outbox = Outbox(limits.outbox_rows, 1 << 40)
-        self.current = CurrentState(lambda rank: self.dictionary.ranks[rank].attempt)
+        self.current = CurrentState(self.dictionary.attempt_of)
         self.samples = Samples(limits.memory_bytes, self.dictionary.series_number)
         self.stats = Counters()
         self.watched: dict[int, Watched] = {}

@@ -120,7 +120,7 @@ def shared() -> RankContext:
     return RankContext(
         dictionary=dictionary,
         outbox=Outbox(1000, 100_000),
-        current=CurrentState(lambda rank: dictionary.ranks[rank].attempt),
+        current=CurrentState(dictionary.attempt_of),
         stats=Counters(),
         policy=PollPolicy(),
         dumping=asyncio.Semaphore(1),

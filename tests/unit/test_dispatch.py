@@ -62,7 +62,7 @@ class Agent:
         ]
         self.group = self.dictionary.group(self.attempt, GroupInfo("0", "default_pg", (0, 1)))
         self.outbox = Outbox(1000, 100_000)
-        self.current = CurrentState(lambda rank: self.dictionary.ranks[rank].attempt)
+        self.current = CurrentState(self.dictionary.attempt_of)
         self.samples = Samples(1 << 20, self.dictionary.series_number)
         self.host = SeriesInfo(self.ranks[0], SeriesKind.HOST_USED)
         self.open: list[EntryColumns] = []
@@ -233,12 +233,12 @@ def test_attempts_are_told_apart() -> None:
 def test_a_stream_that_has_been_told_much_is_reopened() -> None:
     """Shapes never repeat: before the service's bound another stream is opened, and old ones go."""
     agent = Agent()
-    told = StreamIndexes(agent.dictionary, max_signatures=3)
+    indexes = StreamIndexes(agent.dictionary, max_signatures=3)
     for size in range(3):
         agent.dictionary.signature(Signature("gloo", "all_reduce", ((size,),)))
         rows = agent.rows(0, size + 1)
-        told.translate(replace(rows, first_revision=1, signature=np.array([size], np.uint32)))
-    assert told.full
+        indexes.translate(replace(rows, first_revision=1, signature=np.array([size], np.uint32)))
+    assert indexes.full
     agent.dictionary.keep_signatures([2])
     assert list(agent.dictionary.signatures) == [2]
     assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2
@@ -268,22 +268,27 @@ def test_a_full_stream_is_followed_by_one_that_tells_what_waits(
 
 
 def test_declarations_of_any_size_fit_their_messages() -> None:
-    """Hundreds of ops of a thousand tensors each, in groups without a pattern, wait at once."""
+    """Ops with a thousand tensors of 64 dimensions, in groups whose ranks have no pattern."""
     dictionary = Dictionary()
     attempt = dictionary.attempt(AttemptKey("big", 0), 16_384)
     rank = dictionary.rank(attempt, RankInfo(0, 16_384, "node", "boot", 1))
-    members = [tuple(r for r in range(16_384) if (r * r + i) % 7 < 3) for i in range(30)]
-    groups = [dictionary.group(attempt, GroupInfo(f"g{i}", "", m)) for i, m in enumerate(members)]
-    shapes = ((1 << 60, 1 << 60),) * 1024
+    world = np.arange(16_384)
+    groups = [
+        dictionary.group(
+            attempt, GroupInfo(f"g{i}", "", tuple(world[(world**2 + i) % 7 < 3].tolist()))
+        )
+        for i in range(30)
+    ]
+    shapes = ((1 << 60,) * 64,) * 1024
     signatures = [
         dictionary.signature(Signature("nccl", f"op{i}", shapes, shapes, ("Half",), ("Half",)))
-        for i in range(400)
+        for i in range(15)
     ]
-    rows = [[groups[i % 30], i, signatures[i], 1, 1, 0, 0] for i in range(400)]
-    told = StreamIndexes(dictionary, max_signature_bytes=1 << 24)
-    sizes = [len(encode_agent(event)) for event in told.translate(columns(rank, 1, rows))]
+    rows = [[group, i, signatures[i % 15], 1, 1, 0, 0] for i, group in enumerate(groups)]
+    indexes = StreamIndexes(dictionary, max_signature_bytes=1 << 24)
+    sizes = [len(encode_agent(event)) for event in indexes.translate(columns(rank, 1, rows))]
     assert sum(sizes) > MAX_MESSAGE_BYTES > max(sizes)
-    assert told.full, "the service bounds what one stream may declare"
+    assert indexes.full, "the service bounds what one stream may declare"
 
 
 def host_series(agent: Agent, value: int, at_ns: int, limit: int = 64 << 30) -> None:
@@ -299,7 +304,7 @@ def test_memory_is_told_last_and_in_the_streams_own_indexes() -> None:
     agent.current.set_as_of(agent.ranks[1], NOW)
     assert kinds(service.listen(agent.dispatch)) == ["Watermarks", "MemoryColumns"]
     (declared,) = [
-        one for event in service.heard if isinstance(event, Declare) for one in event.series
+        series for event in service.heard if isinstance(event, Declare) for series in event.series
     ]
     assert (declared.index, declared.info) == (0, SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1"))
     (memory,) = [event for event in service.heard if isinstance(event, MemoryColumns)]

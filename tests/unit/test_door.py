@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from frd.errors import ConfigError, ServiceUnavailable
+from frd.errors import ConfigError
 from frd.rpc import open_clock
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
@@ -101,9 +101,9 @@ def test_an_empty_token_file_is_no_licence_to_go_without(tmp_path: Path) -> None
 
     async def call() -> None:
         async with Endpoint("127.0.0.1:1", token_file=token).connect():
-            raise AssertionError("a line was opened")
+            raise AssertionError("a connection was opened")
 
-    with pytest.raises(ServiceUnavailable, match="token: no token: write it on the first line"):
+    with pytest.raises(ConfigError, match="token: no token: write it on the first line"):
         asyncio.run(call())
 
 

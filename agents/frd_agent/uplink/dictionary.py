@@ -1,17 +1,17 @@
-"""Attempts, ranks, groups, signatures and series to small numbers, and those to a stream's indexes.
+"""Numbers for attempts, ranks, groups, signatures and series, and their indexes on a stream.
 
-The agent's own numbers (`Dictionary`) are given once and never again, so rows and watermarks can
-wait for any stream. What a stream calls a thing is settled when the stream first needs it
-(`StreamIndexes`): things that have ended are never declared, and if a stream reaches the service's
-bound on declarations, the agent opens another stream. What a signature may carry is cut to what the
-wire allows here, once per signature instead of once per row.
+The agent's own numbers (`Dictionary`) never change, so rows and watermarks can wait for any stream.
+A stream declares a thing, and gives it an index, when an event first refers to it
+(`StreamIndexes`). It therefore never declares things that have ended. If a stream reaches the
+service's limit on declarations, the agent opens another stream. Signatures are cut to the limits of
+the wire here, once per signature instead of once per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeAlias, TypeVar, assert_never
+from dataclasses import replace
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -45,11 +45,11 @@ from frd.wire import (
 MAX_SIGNATURES: Final = 60_000
 """Below the service's bound of 65,536 per stream."""
 MAX_SERIES: Final = 60_000
-"""The same of series."""
+"""Below the service's bound, as above."""
 MAX_WORLD_SIZE: Final = 1 << 20
 """The service's own bound."""
 _MAX_TENSORS: Final = 1_024
-"""Of one signature; the sub-ops of a coalesced one add up."""
+"""Limit per signature; the tensors of all sub-ops of a coalesced collective count."""
 _MAX_DIMENSIONS: Final = 64
 _ITEMS_A_MESSAGE: Final = 1_000
 _BYTES_A_MESSAGE: Final = 4 * 1024 * 1024
@@ -68,79 +68,65 @@ About: TypeAlias = (
 """Events that refer to ranks, groups, signatures or series by number."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rank:
-    attempt: int
-    info: RankInfo
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    attempt: int
-    info: GroupInfo
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    key: AttemptKey
-    world_size: int
-    run: str = ""
-
-
-_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_D = TypeVar("_D")
+_OfAttempt = TypeVar("_OfAttempt", RankDecl, GroupDecl)
 _OfRank = TypeVar("_OfRank", RankStatus, MemoryEvent, SeriesInfo)
 
 
-class _Numbers(Generic[_T]):
-    """Numbers values in the order in which they come; equal ones share a number."""
+class _Numbers(Generic[_P, _D]):
+    """Declarations, numbered in the order in which they come; equal ones share a number."""
 
-    def __init__(self) -> None:
-        self.values: list[_T] = []
-        self._number_of: dict[_T, int] = {}
+    def __init__(self, declaration: Callable[Concatenate[int, _P], _D]) -> None:
+        self.declarations: list[_D] = []
+        self._declaration = declaration
+        self._number_of: dict[tuple[Any, ...], int] = {}
 
-    def of(self, value: _T) -> int:
-        number = self._number_of.setdefault(value, len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
+    def of(self, *content: _P.args, **named: _P.kwargs) -> int:
+        assert not named
+        number = self._number_of.setdefault(content, len(self.declarations))
+        if number == len(self.declarations):
+            self.declarations.append(self._declaration(number, *content, **named))
         return number
 
 
 class Dictionary:
-    """The agent's own numbers. `Watermarks.attempt_index` is one of them too."""
+    """The agent's own numbers, which events and declarations carry instead of stream indexes."""
 
     def __init__(self) -> None:
-        self._attempts: _Numbers[_Attempt] = _Numbers()
-        self._groups: _Numbers[_Group] = _Numbers()
-        self._series: _Numbers[SeriesInfo] = _Numbers()
-        self.attempts = self._attempts.values
-        self.ranks: list[_Rank] = []
-        self.groups = self._groups.values
+        self._attempts = _Numbers(AttemptDecl)
+        self._groups = _Numbers(GroupDecl)
+        self._series = _Numbers(SeriesDecl)
+        self.attempts = self._attempts.declarations
+        self.ranks: list[RankDecl] = []
+        self.groups = self._groups.declarations
         self.signatures: dict[int, Signature] = {}
-        self.series = self._series.values
-        """`rank` is the number of one."""
+        self.series = self._series.declarations
         self._worlds: dict[AttemptKey, int] = {}
         self._signature_of: dict[Signature, int] = {}
         self._next_signature = 0
 
     def attempt(self, key: AttemptKey, world_size: int, run: str = "") -> int:
-        """Each run has its own attempts. Two jobs of one name but of different size are
-        distinguished by it."""
+        """Each run has its own attempts. Two jobs of the same name but of different world sizes get
+        different names."""
         if self._worlds.setdefault(key, world_size) != world_size:
             key = replace(key, job=f"{key.job} (world size {world_size})")
-        return self._attempts.of(_Attempt(key, world_size, run))
+        return self._attempts.of(key, world_size, run)
 
     def rank(self, attempt: int, info: RankInfo) -> int:
         """A new number: every process of a rank has its own."""
-        self.ranks.append(_Rank(attempt, info))
+        self.ranks.append(RankDecl(len(self.ranks), attempt, info))
         return len(self.ranks) - 1
+
+    def attempt_of(self, rank: int) -> int:
+        return self.ranks[rank].attempt_index
 
     def who(self, rank: int) -> tuple[str, int]:
         """Job and global rank, for people."""
-        known = self.ranks[rank]
-        return self.attempts[known.attempt].key.job, known.info.rank
+        return self.attempts[self.attempt_of(rank)].key.job, self.ranks[rank].info.rank
 
     def group(self, attempt: int, info: GroupInfo) -> int:
-        return self._groups.of(_Group(attempt, info))
+        return self._groups.of(attempt, info)
 
     def signature(self, signature: Signature) -> int:
         index = self._signature_of.get(signature)
@@ -156,9 +142,9 @@ class Dictionary:
         return self._series.of(series)
 
     def keep_signatures(self, used: Iterable[int]) -> None:
-        """Forget all others: a job whose shapes never repeat must not fill the memory."""
+        """Forget all other signatures: a job whose shapes never repeat must not fill the memory."""
         self.signatures = {index: self.signatures[index] for index in set(used)}
-        self._signature_of = {s: i for i, s in self.signatures.items()}
+        self._signature_of = {signature: index for index, signature in self.signatures.items()}
 
 
 class StreamIndexes:
@@ -182,7 +168,7 @@ class StreamIndexes:
 
     @property
     def full(self) -> bool:
-        """Another stream must be opened soon."""
+        """The agent must open another stream soon."""
         return (
             len(self._signatures) >= self._max_signatures
             or len(self._series) >= MAX_SERIES
@@ -190,11 +176,11 @@ class StreamIndexes:
         )
 
     def rank_of(self, stream_index: int) -> int | None:
-        """Whom the service means."""
+        """The agent's number of the rank with this stream index; None if it is not declared."""
         return self._ranks.number_of(stream_index)
 
     def translate(self, event: About) -> list[Declare | About]:
-        """The event in the stream's own indexes, after what must be declared for it."""
+        """The event in the stream's own indexes, after the declarations that it needs."""
         match event:
             case EntryColumns():
                 declares = self._declare([event.rank], event.group, event.signature)
@@ -227,10 +213,10 @@ class StreamIndexes:
                 declares = self._declare([status.rank for status in event.statuses])
                 translated = Statuses(tuple(map(self._of_rank, event.statuses)))
             case MemoryColumns():
-                declares = self._declare_series(event.series)
+                declares = self._declare(series=event.series)
                 translated = replace(event, series=self._series.all_of(event.series))
             case MemoryEvents():
-                declares = self._declare([one.rank for one in event.events])
+                declares = self._declare([item.rank for item in event.events])
                 translated = MemoryEvents(tuple(map(self._of_rank, event.events)))
             case ResponsePart():
                 declares = self._declare([event.rank_index])
@@ -241,55 +227,60 @@ class StreamIndexes:
 
     def _declare(
         self,
-        ranks: Iterable[int],
+        ranks: Iterable[int] = (),
         groups: npt.NDArray[Any] | None = None,
         signatures: npt.NDArray[Any] | None = None,
+        series: npt.NDArray[Any] | None = None,
     ) -> list[Declare]:
+        """Declarations of all arguments that the stream has not declared, and of the ranks and
+        attempts to which these refer."""
         known = self._dictionary
-        new_ranks = self._ranks.missing(ranks)
+        new_series = self._series.missing_of(series)
+        new_ranks = self._ranks.missing([*ranks, *(known.series[n].info.rank for n in new_series)])
         new_groups = self._groups.missing_of(groups)
         new_signatures = self._signatures.missing_of(signatures)
         new_attempts = self._attempts.missing(
-            [known.ranks[r].attempt for r in new_ranks]
-            + [known.groups[g].attempt for g in new_groups]
+            [known.ranks[n].attempt_index for n in new_ranks]
+            + [known.groups[n].attempt_index for n in new_groups]
         )
-        ranks_of = _pieces(new_ranks, lambda _: 0)
-        groups_of = _pieces(new_groups, lambda g: 12 * len(known.groups[g].info.ranks))
-        signatures_of = _pieces(new_signatures, lambda s: _signature_bytes(known.signatures[s]))
-        declares = [Declare(attempts=tuple(map(self._attempt_decl, new_attempts)))]
-        declares += [Declare(ranks=tuple(map(self._rank_decl, some))) for some in ranks_of]
-        declares += [Declare(groups=tuple(map(self._group_decl, some))) for some in groups_of]
-        declares += [
-            Declare(signatures=tuple(map(self._signature_decl, some))) for some in signatures_of
-        ]
-        return [declare for declare in declares if declare != Declare()]
-
-    def _declare_series(self, series: npt.NDArray[Any]) -> list[Declare]:
-        known = self._dictionary.series
-        new = self._series.missing_of(series)
-        declares = self._declare([known[number].rank for number in new])
-        return declares + [
-            Declare(series=tuple(map(self._series_decl, some)))
-            for some in _pieces(new, lambda _: 0)
+        bytes_of = {n: _signature_bytes(known.signatures[n]) for n in new_signatures}
+        attempts = [replace(known.attempts[n], index=self._attempts.add(n)) for n in new_attempts]
+        return [
+            *([Declare(attempts=tuple(attempts))] if attempts else ()),
+            *(
+                Declare(ranks=tuple(map(self._rank_decl, piece)))
+                for piece in _pieces(new_ranks, lambda _: 0)
+            ),
+            *(
+                Declare(groups=tuple(map(self._group_decl, piece)))
+                for piece in _pieces(new_groups, lambda n: 12 * len(known.groups[n].info.ranks))
+            ),
+            *(
+                Declare(signatures=tuple(map(self._signature_decl, piece)))
+                for piece in _pieces(new_signatures, bytes_of.__getitem__)
+            ),
+            *(
+                Declare(series=tuple(map(self._series_decl, piece)))
+                for piece in _pieces(new_series, lambda _: 0)
+            ),
         ]
 
     def _of_rank(self, value: _OfRank) -> _OfRank:
         return replace(value, rank=self._ranks.of(value.rank))
 
-    def _series_decl(self, number: int) -> SeriesDecl:
-        return SeriesDecl(self._series.add(number), self._of_rank(self._dictionary.series[number]))
-
-    def _attempt_decl(self, number: int) -> AttemptDecl:
-        attempt = self._dictionary.attempts[number]
-        return AttemptDecl(self._attempts.add(number), attempt.key, attempt.world_size, attempt.run)
+    def _of_attempt(self, declared: _OfAttempt, indexes: _Indexes) -> _OfAttempt:
+        attempt_index = self._attempts.of(declared.attempt_index)
+        return replace(declared, index=indexes.add(declared.index), attempt_index=attempt_index)
 
     def _rank_decl(self, number: int) -> RankDecl:
-        rank = self._dictionary.ranks[number]
-        return RankDecl(self._ranks.add(number), self._attempts.of(rank.attempt), rank.info)
+        return self._of_attempt(self._dictionary.ranks[number], self._ranks)
 
     def _group_decl(self, number: int) -> GroupDecl:
-        group = self._dictionary.groups[number]
-        return GroupDecl(self._groups.add(number), self._attempts.of(group.attempt), group.info)
+        return self._of_attempt(self._dictionary.groups[number], self._groups)
+
+    def _series_decl(self, number: int) -> SeriesDecl:
+        info = self._of_rank(self._dictionary.series[number].info)
+        return SeriesDecl(self._series.add(number), info)
 
     def _signature_decl(self, number: int) -> SignatureDecl:
         signature = self._dictionary.signatures[number]
@@ -298,7 +289,7 @@ class StreamIndexes:
 
 
 class _Indexes:
-    """Numbers to dense stream indexes, by table: columns are translated without a loop."""
+    """Dense stream indexes of numbers, in a table that translates columns without a loop."""
 
     def __init__(self) -> None:
         self._table = np.full(64, -1, np.int64)
@@ -339,7 +330,7 @@ class _Indexes:
 
 
 def _pieces(numbers: list[int], size_of: Callable[[int], int]) -> list[list[int]]:
-    """Chunks that fit into one message each; `size_of` in bytes, without names."""
+    """Chunks that fit into one message each; `size_of` gives bytes, without names."""
     pieces: list[list[int]] = []
     room = 0
     for number in numbers:
@@ -353,14 +344,14 @@ def _pieces(numbers: list[int], size_of: Callable[[int], int]) -> list[list[int]
 
 
 def _signature_bytes(signature: Signature) -> int:
-    """At most, on the wire."""
+    """Upper bound of the bytes on the wire."""
     shapes = (*signature.input_sizes, *signature.output_sizes)
     dtypes = (*signature.input_dtypes, *signature.output_dtypes)
     return sum(4 + 10 * len(shape) for shape in shapes) + sum(4 + len(name) for name in dtypes)
 
 
 def _fitted(signature: Signature) -> Signature:
-    """What a stream may carry; the same cut on every rank keeps equal ones equal."""
+    """The signature within the limits of the wire; equal signatures stay equal on all ranks."""
     return replace(
         signature,
         input_sizes=_fitted_sizes(signature.input_sizes),

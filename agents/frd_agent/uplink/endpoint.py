@@ -16,13 +16,12 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from frd.errors import ServiceUnavailable
+from frd.credentials import read_credential, token_in
+from frd.errors import ConfigError
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock, open_stream
-from frd.tokens import token_in
 
 # Every attempt uses a new channel: a shared one would add its own back-off to ours.
 _OPTIONS: Final = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +55,15 @@ class Endpoint:
     async def connect(self) -> AsyncIterator[Connection]:
         """
         Raises:
-            ServiceUnavailable: a file cannot be read.
+            ConfigError: a file cannot be read, or has no token.
         """
-        token = read(self.token_file)
         metadata: tuple[tuple[str, str], ...] = ()
-        if token is not None:
-            metadata = (("authorization", f"Bearer {_word(self, token)}"),)
+        if (data := read_credential("token_file", self.token_file)) is not None:
+            if not (token := token_in(data)):
+                raise ConfigError(
+                    f"token_file: {self.token_file}: no token: write it on the first line"
+                )
+            metadata = (("authorization", f"Bearer {token}"),)
         async with self._channel() as channel:
             yield Connection(channel, metadata)
 
@@ -69,13 +71,15 @@ class Endpoint:
         if not self.tls:
             return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
         credentials = grpc.ssl_channel_credentials(
-            read(self.ca_file), read(self.key_file), read(self.cert_file)
+            read_credential("tls_ca_file", self.ca_file),
+            read_credential("tls_key_file", self.key_file),
+            read_credential("tls_cert_file", self.cert_file),
         )
         return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
 
 
 def advice(details: str) -> str:
-    """What to do about a service that gRPC could not reach, by gRPC's own words."""
+    """What a user can do if gRPC could not reach the service; `details` is gRPC's own text."""
     why = details.rpartition("last error: ")[2]
     reason = why.lower()
     if "http1" in reason or "http2 header with status" in reason:
@@ -93,23 +97,3 @@ def advice(details: str) -> str:
     if "refused" in reason:
         return "nothing listens there: is `frd serve` running, and is --service its --grpc address?"
     return f"{why}: is `frd serve` running there, and may this node reach it?"
-
-
-def read(path: Path | None) -> bytes | None:
-    """
-    Raises:
-        ServiceUnavailable: naming the file.
-    """
-    if path is None:
-        return None
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_FILE_BYTES)
-    except OSError as error:
-        raise ServiceUnavailable(f"{path}: {error.strerror}: make it readable") from None
-
-
-def _word(service: Endpoint, data: bytes) -> str:
-    if not (token := token_in(data)):
-        raise ServiceUnavailable(f"{service.token_file}: no token: write it on the first line")
-    return token

@@ -21,7 +21,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from frd.errors import ServiceUnavailable, WireError
+from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.model import NodeNs
 from frd.rpc import StreamCall
 from frd.wire import (
@@ -103,7 +103,7 @@ class Stream:
             began = time.monotonic()
             try:
                 await self._live()
-            except ServiceUnavailable as error:
+            except FrdError as error:
                 self._say_lost(error)
             except Exception:
                 log.exception("service %s: unexpected error", self.service)
@@ -281,7 +281,7 @@ class Stream:
             )
         return _Lost(f"refused: {refusal.message}")
 
-    def _say_lost(self, error: ServiceUnavailable) -> None:
+    def _say_lost(self, error: FrdError) -> None:
         """One line when the stream goes, and one when the service cannot be reached at first."""
         if self.stats.connected or not self._unreachable:
             log.warning(

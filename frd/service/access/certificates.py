@@ -14,15 +14,13 @@ import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import grpc
 
 from frd.config import TlsFiles
+from frd.credentials import read_credential
 from frd.errors import ConfigError
 from frd.service.access.grants import stamp
-
-_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +100,8 @@ def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 def _load(files: TlsFiles) -> _Loaded:
-    certificate = _read("tls.cert_file", files.cert_file)
-    key = _read("tls.key_file", files.key_file)
+    certificate = read_credential("tls.cert_file", files.cert_file)
+    key = read_credential("tls.key_file", files.key_file)
     assert files.cert_file is not None
     assert certificate is not None
     assert key is not None
@@ -126,23 +124,13 @@ def _load(files: TlsFiles) -> _Loaded:
 
 
 def _authorities(key: str, path: Path | None) -> bytes | None:
-    pem = _read(key, path)
+    pem = read_credential(key, path)
     if pem is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode())
         except (ValueError, ssl.SSLError) as error:
             raise ConfigError(f"{key}: {path}: {_why(error)}: give PEM certificates") from None
     return pem
-
-
-def _read(key: str, path: Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_FILE_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{key}: {path}: {error.strerror}: name a readable PEM file") from None
 
 
 def _why(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.tokens import token_in
+from frd.credentials import token_in
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Files with credentials: certificates, keys, and the token of an agent or a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from frd.errors import ConfigError
+
+_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Larger than any bundle of CA certificates: the wrong file cannot fill the memory."""
+
+
+def read_credential(key: str, path: Path | None) -> bytes | None:
+    """The content of the file that the configuration key `key` names; None if it names none.
+
+    Raises:
+        ConfigError: the file cannot be read; the message starts with `key`.
+    """
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"{key}: {path}: {error.strerror}: name a file that can be read"
+        ) from None
+
+
+def token_in(data: bytes) -> str:
+    """The token in the content of a file: its first word.
+
+    In the service's own file, the rights of the token follow. Empty if the file has no token, or
+    one that an HTTP header cannot carry.
+    """
+    words = data.split(maxsplit=1)
+    word = words[0].decode("ascii", "replace") if words else ""
+    return word if word.isascii() and word.isprintable() else ""
