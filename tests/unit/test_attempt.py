@@ -45,7 +45,7 @@ def test_a_stranger_is_no_member() -> None:
 
 
 def test_a_group_of_unknown_membership_learns_its_members() -> None:
-    """Nobody told who is in the group: whoever shows up is, and others are no suspects."""
+    """The members of the group are unknown: ranks that join are members, others are no suspects."""
     job = Job()
     group = job.attempt.group(GroupInfo("9", "unknown"))
     job.entries(3, [1, 2], group=group)
@@ -167,7 +167,7 @@ def test_a_program_that_runs_ahead_is_not_stalled() -> None:
 
 
 def test_marks_only_rise() -> None:
-    """A watermark row that is behind what entries told changes neither marks nor the head."""
+    """A watermark row that is behind the entries changes neither marks nor the head."""
     job = Job()
     job.entries(0, [1, 2, 3], created=1)
     job.entries(0, [4], Flags.JOINED, created=2)
@@ -178,7 +178,7 @@ def test_marks_only_rise() -> None:
 
 
 def test_when_a_member_came_as_far_as_it_is() -> None:
-    """Ends and starts count, told by rows or by watermarks, and not what tells nothing new."""
+    """Ends and starts count, from rows or from watermarks; repeated reports do not."""
     job = Job()
     job.watermark(0, 1, 1, as_of=1)
     job.watermark(0, 2, 1, 2, as_of=2)
@@ -191,7 +191,7 @@ def test_when_a_member_came_as_far_as_it_is() -> None:
     assert moved_at.tolist() == [at(1), at(3), at(5), 0]
 
 
-def test_a_wait_of_unknown_age_counts_from_when_it_was_told() -> None:
+def test_a_wait_of_unknown_age_counts_from_its_report() -> None:
     """Only counters are known of a rank, no entry: it waits at least since they said so."""
     job = Job()
     job.watermark(0, 7, 6, as_of=5)
@@ -228,7 +228,7 @@ def test_p2p_waits_are_stalls_too() -> None:
 
 
 def test_only_another_word_of_sends_is_a_move() -> None:
-    """A stream that was lost is followed by one that tells all again."""
+    """The stream after a lost stream repeats everything."""
     job = Job()
     for second, flying, moved_s in ((1, 1, 1), (5, 1, 1), (9, 2, 9), (12, 0, 12), (15, 0, 12)):
         job.sends(3, (2, False, flying, 0), now=second)
@@ -267,7 +267,7 @@ def test_what_all_members_completed_is_matched() -> None:
 
 
 def test_unknown_completion_times_make_no_duration() -> None:
-    """Gloo never tells when an op completed: skew is known, duration is not."""
+    """Gloo never records when an op completed: skew is known, duration is not."""
     job = Job()
     for rank in job.ranks:
         job.entries(rank, [1])
@@ -321,7 +321,7 @@ def test_seqs_that_go_backwards_are_refused_whole(seqs: list[int]) -> None:
 
 
 def test_a_failed_op_is_not_complete() -> None:
-    """The watchdog gave up on an op: the rank left it, and nobody may think it was done."""
+    """The watchdog gave up on an op: the rank left it, which does not complete it."""
     job = Job()
     job.entries(0, [1], Flags.JOINED)
     job.entries(0, [1], Flags.COMPLETED | Flags.FAILED)
@@ -355,7 +355,7 @@ def test_a_member_that_never_reports_costs_bounded_memory() -> None:
 # -- mismatches ----------------------------------------------------------------------------------
 
 
-def test_the_minority_is_told_from_the_majority() -> None:
+def test_a_mismatch_lists_the_majority_first() -> None:
     """Rank 2 passes another size; it does not matter that its rows came first."""
     job = Job()
     job.entries(2, [1], Flags.JOINED, size=8)
@@ -372,7 +372,7 @@ def test_the_minority_is_told_from_the_majority() -> None:
     assert fact.detail == "input sizes [[4]] and [[8]]"
 
 
-def test_a_mismatch_that_completed_is_told_for_a_while() -> None:
+def test_a_completed_mismatch_is_kept_for_a_while() -> None:
     """The collective went through in spite of it: the fact stays some seconds, then it goes."""
     job = Job(world=2)
     job.entries(0, [1], size=4)
@@ -519,7 +519,7 @@ def test_a_view_does_not_change_afterwards() -> None:
     assert snapshot.groups[0].ops(2) == ""
 
 
-def test_a_member_nobody_told_of_opens_nothing() -> None:
+def test_a_member_that_was_never_declared_opens_nothing() -> None:
     """The agent of rank 1 is not up yet: its silence is not a heap of open collectives."""
     job = Job(world=1)
     attempt = Attempt(AttemptKey("job", 1), 2, Policy(), at(0))

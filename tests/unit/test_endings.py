@@ -1,4 +1,4 @@
-"""How jobs end, in scripted jobs: who is named, who is not, and what a finding says afterwards."""
+"""How scripted jobs end: which rank is named, and what the finding says afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def running(world: int = 4, policy: Policy | None = None) -> Job:
 
 
 def hanging() -> Job:
-    """Rank 2 never comes to #4, and a finding names it, high."""
+    """Rank 2 never joins #4, and a finding names it with high confidence."""
     job = running().join("dp", [0, 1, 3], 4)
     job.run(8)
     assert [(s.rank, s.reason) for s in job.only().suspects] == [(2, Reason.CPU_STUCK)]
@@ -61,7 +61,7 @@ def leave(job: Job, rank: int, how: ExitInfo, ago_s: float = 0.0) -> None:
 
 
 def finish(job: Job, rank: int) -> None:
-    """With status 0, and all that it did is known."""
+    """The rank exits with status 0, and everything that it did is known."""
     leave(job, rank, CLEAN, ago_s=0.2)
 
 
@@ -79,7 +79,7 @@ def end_all(job: Job, how: ExitInfo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "ended_by"),
     [
         (CTRL_C, "ended by KeyboardInterrupt at"),
         (TERM, "ended by SIGTERM at"),
@@ -89,8 +89,8 @@ def end_all(job: Job, how: ExitInfo) -> None:
         (UNKNOWN, "rank 2 ended by an unknown cause (no exit record) at"),
     ],
 )
-def test_however_a_hung_job_ends_its_cause_stays(how: ExitInfo, told: str) -> None:
-    """Rank 2 hangs; all ranks end one by one: one finding and one cause, and the end beside it."""
+def test_the_cause_of_a_hung_job_outlasts_its_end(how: ExitInfo, ended_by: str) -> None:
+    """Rank 2 hangs; all ranks end one by one: one finding with one cause and its end."""
     job = hanging()
     opened = job.only()
     first_end = job.now
@@ -101,9 +101,9 @@ def test_however_a_hung_job_ends_its_cause_stays(how: ExitInfo, told: str) -> No
     assert finding.id == opened.id
     assert named(finding) == named(opened)
     assert finding.close_reason == "the attempt ended"
-    assert told in finding.ended_by
+    assert ended_by in finding.ended_by
     if how in (CTRL_C, TERM):
-        assert finding.ended_by == f"{told} {clock_text(first_end)}"
+        assert finding.ended_by == f"{ended_by} {clock_text(first_end)}"
     assert finding.ended_by in finding.summary
     labels = {tuple((s.rank, s.reason) for s in e.finding.suspects) for e in job.events}
     assert labels == {((2, Reason.CPU_STUCK),)}
@@ -114,8 +114,8 @@ def test_however_a_hung_job_ends_its_cause_stays(how: ExitInfo, told: str) -> No
     assert finding_from_json(finding_json(finding)).ended_by == finding.ended_by
 
 
-def test_who_is_killed_after_a_hang_began_is_not_its_cause() -> None:
-    """All joined and nobody completes; then somebody kills rank 1: it is not named for the hang."""
+def test_a_rank_killed_after_a_hang_began_is_not_its_cause() -> None:
+    """All joined and none completes; then rank 1 is killed: it is not the cause of the hang."""
     job = running().join("dp", range(4), 4)
     job.run(8)
     assert job.only().reason is Reason.NETWORK_OR_DEVICE
@@ -125,8 +125,8 @@ def test_who_is_killed_after_a_hang_began_is_not_its_cause() -> None:
     assert job.only().ended_by.startswith("rank 1 ended by SIGKILL at")
 
 
-def test_who_waits_on_when_others_have_given_up_is_not_the_cause() -> None:
-    """All joined and nobody completes. Rank 1 gives up, which Gloo records as an end of its op, and
+def test_a_rank_that_still_waits_when_others_gave_up_is_not_the_cause() -> None:
+    """All joined and none completes. Rank 1 gives up, which Gloo records as an end of its op, and
     leaves; 0 and 3 catch the same error. Rank 2 is still inside: it does not become the cause."""
     job = running().join("dp", range(4), 4)
     job.run(8)
@@ -147,7 +147,7 @@ def test_a_certain_cause_stays_when_its_process_is_stopped() -> None:
     assert named(job.only()) == [(2, Reason.CPU_STUCK, Confidence.HIGH)]
 
 
-# -- ends that are nobody's fault --------------------------------------------------------------
+# -- ends without a fault --------------------------------------------------------------------
 
 
 def spread(job: Job, ends: Iterable[tuple[int, ExitInfo]], every_s: float) -> None:
@@ -258,7 +258,7 @@ def test_peers_that_catch_the_error_and_wait_do_not_hide_who_left() -> None:
 
 
 def test_an_exit_status_comes_before_the_launchers_sigterm() -> None:
-    """Rank 2 calls sys.exit(1); torchrun ends the rest at once, and all is seen at one time."""
+    """Rank 2 calls sys.exit(1); torchrun ends the rest, and agents see all exits at one time."""
     job = running().join("dp", [0, 1, 3], 4)
     spread(job, [(0, TERM), (1, TERM), (2, STATUS_1), (3, RESET)], 0.0)
     job.run(5)
@@ -279,7 +279,7 @@ def test_a_killed_rank_comes_before_peers_that_exit_because_of_it() -> None:
 
 
 def test_a_launcher_that_kills_the_rest_is_not_the_cause() -> None:
-    """Rank 2 raises; whatever started the job kills the others at once with SIGKILL."""
+    """Rank 2 raises; the launcher kills the others immediately with SIGKILL."""
     job = running()
     leave(job, 2, BAD_BATCH, ago_s=0.1)
     spread(job, [(0, KILL), (1, KILL), (3, UNKNOWN)], 0.0)
@@ -287,7 +287,7 @@ def test_a_launcher_that_kills_the_rest_is_not_the_cause() -> None:
     assert named(job.only()) == [(2, Reason.EXITED, Confidence.HIGH)]
 
 
-def test_a_crash_is_told_with_its_line_and_stays_in_the_history() -> None:
+def test_a_crash_is_reported_with_its_line_and_stays_in_the_history() -> None:
     """Rank 1 raises; torchrun ends the rest. The finding closes with the attempt."""
     job = running().join("dp", [0, 2, 3], 4)
     leave(job, 1, BAD_BATCH)
@@ -302,7 +302,7 @@ def test_a_crash_is_told_with_its_line_and_stays_in_the_history() -> None:
     assert "rank 1 raised RuntimeError: bad batch (train.py:88 load) at " in finding.summary
 
 
-def test_a_killed_rank_of_a_job_that_restarts_at_once_is_told() -> None:
+def test_a_killed_rank_of_a_job_that_restarts_immediately_is_reported() -> None:
     """SIGKILL to rank 1, SIGTERM to the rest 0.1 s later, the next attempt 2 s later: opened and
     closed with what is known by then."""
     job = running().join("dp", [0, 2, 3], 4)
@@ -334,7 +334,7 @@ def test_a_lost_rank_says_who_waits_for_it() -> None:
 
 
 def test_an_abort_before_the_launchers_sigterm_is_likely_the_cause() -> None:
-    """SIGABRT may be a watchdog's answer to a peer; nothing here tells of one."""
+    """SIGABRT may be a watchdog's answer to a peer; nothing here shows one."""
     job = running().join("dp", [0, 2, 3], 4)
     leave(job, 1, ABORT)
     for rank in (0, 2, 3):
@@ -343,8 +343,8 @@ def test_an_abort_before_the_launchers_sigterm_is_likely_the_cause() -> None:
     assert named(job.only()) == [(1, Reason.EXITED, Confidence.MEDIUM)]
 
 
-def test_where_each_blames_a_peer_nobody_is_named() -> None:
-    """All ranks lose a connection, and no agent has told of one that left before."""
+def test_if_each_rank_blames_a_peer_no_rank_is_named() -> None:
+    """All ranks lose a connection, and no agent has reported a rank that exited earlier."""
     job = running()
     spread(job, [(0, RESET), (1, RESET), (2, RESET), (3, RESET)], 0.5)
     job.run(5)
@@ -355,7 +355,7 @@ def test_where_each_blames_a_peer_nobody_is_named() -> None:
     )
 
 
-def test_where_nobody_knows_how_far_the_one_that_finished_came_nobody_is_named() -> None:
+def test_no_rank_is_named_if_the_progress_of_the_finished_rank_is_unknown() -> None:
     """Rank 0 finishes, but its last counters do not tell what it joined; all others lose it."""
     job = running()
     leave(job, 0, CLEAN)
@@ -387,7 +387,7 @@ def test_a_restored_loss_of_which_no_agent_tells_closes_within_a_minute() -> Non
 
 
 def test_ranks_that_all_leave_with_status_0_are_the_end_of_the_job() -> None:
-    """SIGTERM to all, and each has a handler that calls sys.exit(0): rank 1 at once, the others
+    """SIGTERM to all, and each has a handler that calls sys.exit(0): rank 1 immediately, the others
     when the collective that it never came to has failed, half a second after each other."""
     job = running().join("dp", [0, 2, 3], 4)
     job.run(0.5)

@@ -69,9 +69,9 @@ class PairRuns:
         """Rows."""
         return len(self.seq)
 
-    def column(self, of: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def column(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A column of the batch in the order of the runs."""
-        return of[self.places]
+        return values[self.places]
 
     def spread(self, values: Int64s) -> Int64s:
         """One value a run, repeated for each of its rows (a single one is left to broadcast)."""
@@ -90,11 +90,11 @@ class EntryBatch:
         self._order = _by_pair(rows.pair)
         self._all: Places = slice(None) if self._order is None else self._order
         self._whole: PairRuns | None = None
-        one = int(flags[0])
-        if (flags == one).all():
-            self.joins = self._all if one & _JOINED else _NOTHING
-            self.completes = self._all if one & _LEFT == _COMPLETED else _NOTHING
-            self.starts: Places = slice(None) if one & _STARTED else _NOTHING
+        first = int(flags[0])
+        if (flags == first).all():
+            self.joins = self._all if first & _JOINED else _NOTHING
+            self.completes = self._all if first & _LEFT == _COMPLETED else _NOTHING
+            self.starts: Places = slice(None) if first & _STARTED else _NOTHING
         else:
             self.joins = self._where(flags & _JOINED != 0)
             self.completes = self._where(flags & _LEFT == _COMPLETED)
@@ -110,7 +110,7 @@ class EntryBatch:
         return None if is_empty(self.joins) else self._split(self.joins)
 
     def news(self, places: Places, seen: Int64s, *, replay: bool) -> PairRuns | None:
-        """The runs of rows that go beyond what was `seen` (by pair); None when there are none.
+        """The runs of rows whose seqs are above those in `seen` (by pair); None if there are none.
 
         Raises:
             WireError: when the seqs of a pair do not rise, or repeat what was seen and are no
@@ -118,19 +118,19 @@ class EntryBatch:
         """
         if is_empty(places):
             return None
-        found = self._split(places)
-        marks = seen[found.pair]
-        behind = found.first <= marks
+        runs = self._split(places)
+        applied = seen[runs.pair]
+        behind = runs.first <= applied
         if not behind.any():
-            return found
+            return runs
         if not replay:
             at = int(behind.argmax())
             raise WireError(
                 "entries.seq",
                 "backwards",
-                f"{found.first[at]}: the rank has already reported {marks[at]} of this group",
+                f"{runs.first[at]}: the rank has already reported {applied[at]} of this group",
             )
-        fresh = found.seq > found.spread(marks)
+        fresh = runs.seq > runs.spread(applied)
         if not fresh.any():
             return None
         return _runs(self._pair, self._seq, np.arange(len(self._seq))[places][fresh])
@@ -144,13 +144,13 @@ class EntryBatch:
         return self._whole
 
     def repeated(self, *news: PairRuns | None) -> int:
-        """How many rows join or complete something, but nothing that is among the news."""
+        """How many rows join or complete an op, but are not in `news`."""
         repeated = np.zeros(len(self._seq), np.bool_)
         repeated[self.joins] = True
         repeated[self.completes] = True
-        for found in news:
-            if found is not None:
-                repeated[found.places] = False
+        for runs in news:
+            if runs is not None:
+                repeated[runs.places] = False
         return int(repeated.sum())
 
 

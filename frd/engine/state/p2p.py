@@ -29,7 +29,7 @@ class P2PChannels:
         """Aligned ns, 0 for none; at least as long as the highest rank that ever sent."""
 
     def replace(self, columns: ChannelColumns, head_node_ns: Int64s | None = None) -> bool:
-        """All channels of one rank; false when nothing has changed. See
+        """Replace all channels of one rank; false if nothing has changed. See
         `Attempt.observe_channels`."""
         rank = columns.rank
         known = self._by_rank.get(rank)
@@ -55,14 +55,14 @@ class P2PChannels:
         return known is None or not _alike(known, reported)
 
     def realign(self, ranks: Sequence[int], align: Callable[[Int64s], Int64s]) -> None:
-        """More is known of the clock of these ranks."""
+        """Align the times of these ranks again: more is known of their clock."""
         for rank in self._node.keys() & ranks:
             since = align(self._node[rank])
             self._by_rank[rank] = replace(self._by_rank[rank], since=since)
             self.since[rank] = since.min()
 
     def keep_heads(self, ranks: Sequence[int]) -> None:
-        """Their times are not aligned again."""
+        """Do not align the times of these ranks again."""
         for rank in self._node.keys() & ranks:
             del self._node[rank]
 
@@ -83,7 +83,7 @@ class P2PChannels:
         return rank in self._seen
 
     def are_waiting(self, latest: int) -> bool:
-        """There are channels in `waiting_before(latest)`."""
+        """Whether `waiting_before(latest)` has any channel."""
         return bool(((self.since > 0) & (self.since <= latest)).any())
 
     def waiting_before(self, latest: int) -> ChannelSnapshot:
@@ -106,8 +106,8 @@ _NONE: Final = ChannelSnapshot(
 _COLUMNS: Final = [column.name for column in fields(ChannelSnapshot)]
 
 
-def _alike(one: ChannelSnapshot, other: ChannelSnapshot) -> bool:
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in _COLUMNS)
+def _alike(left: ChannelSnapshot, right: ChannelSnapshot) -> bool:
+    return all(np.array_equal(getattr(left, name), getattr(right, name)) for name in _COLUMNS)
 
 
 def _joined(tables: list[ChannelSnapshot]) -> ChannelSnapshot:

@@ -168,8 +168,8 @@ class StallTable:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def rows(self, those: Bools | slice = slice(None)) -> list[StalledOp]:
-        """What these rows are about; ranks that wait in one collective are about the same."""
-        seq = self.seq[those]
-        rank = np.where(seq == UNKNOWN_SEQ, self.rank[those], -1)
-        return list(map(StalledOp, self.group[those].tolist(), seq.tolist(), rank.tolist()))
+    def rows(self, selected: Bools | slice = slice(None)) -> list[StalledOp]:
+        """The stalled op of each selected row; ranks that wait in one collective share one."""
+        seq = self.seq[selected]
+        rank = np.where(seq == UNKNOWN_SEQ, self.rank[selected], -1)
+        return list(map(StalledOp, self.group[selected].tolist(), seq.tolist(), rank.tolist()))

@@ -69,15 +69,15 @@ def stalls(
 def _confirmed(
     ranks: RankTable, groups: GroupTable, rank: Int32s, group: Int32s, since: Int64s
 ) -> Bools:
-    there: Bools = ranks.state[rank] < EXITED
-    return there & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
+    running: Bools = ranks.state[rank] < EXITED
+    return running & (ranks.as_of[rank] - since >= groups.threshold_ns[group])
 
 
 def _limits(
     ranks: RankTable, groups: GroupTable, pairs: PairTable, row: Int64s, ends_early: EndsEarly
 ) -> Int64s:
-    """The highest seq that each can have completed: none that another member, whose report is of a
-    later time, has not joined."""
+    """The highest seq that each row can have completed: a member cannot complete an op that another
+    member, by a later report, has not joined."""
     group, done = pairs.group[row], completed(groups, pairs, row)
     layout = pairs.layout()
     come = pairs.enqueued[layout.order]
@@ -87,16 +87,18 @@ def _limits(
     odd = odd[~ends_early(group[odd], done[odd])]
     odd = odd[np.argsort(group[odd], kind="stable")]
     limit = np.full(len(row), _FAR, np.int64)
-    for mine in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
-        members = groups.rows(int(group[mine[0]]))
-        limit[mine] = _least_joined(ranks, pairs, members, pairs.done_at[row[mine]])
+    for rows_of_group in np.split(odd, np.flatnonzero(np.diff(group[odd])) + 1) if len(odd) else ():
+        members = groups.rows(int(group[rows_of_group[0]]))
+        limit[rows_of_group] = _least_joined(
+            ranks, pairs, members, pairs.done_at[row[rows_of_group]]
+        )
     return limit
 
 
 def _least_joined(
     ranks: RankTable, pairs: PairTable, members: slice | list[int], after: Int64s
 ) -> Int64s:
-    """The lowest seq joined by the members whose reports are of a time after each of these."""
+    """For each time in `after`: the lowest seq joined by members whose reports are later."""
     rank, come = pairs.rank[members], pairs.enqueued[members]
     known = ranks.knows(rank) & (come > UNKNOWN_SEQ)
     known[known] = pairs.last_session[members][known] == ranks.session[rank[known]]
@@ -114,7 +116,7 @@ def completed(groups: GroupTable, pairs: PairTable, row: Int64s) -> Int64s:
 
 
 class RankColumns(TypedDict):
-    """The fields of a `Snapshot` that say where the ranks stand."""
+    """The fields of a `Snapshot` about ranks: state, reports and clocks."""
 
     rank: Int32s
     as_of: Int64s
