@@ -6,30 +6,30 @@ a second, of the allocator five times) and the unix socket of torch's own C++ wo
 knows nothing of jobs, agents and services, and is self-contained: standard library only, Python 3.9
 or later, loaded by path where frd is not installed.
 
-The rank is sacred. One daemon thread does everything, asleep but for some 100 µs a second; whatever
-fails costs one line on stderr, and the rank runs on as if frd were not there. No signal handler, no
-excepthook, nothing of torch replaced. What that demanded, each tried on torch 2.13 but for the
-allocator, which a CPU build has not:
+The rank is sacred. One daemon thread does everything and sleeps except for about 100 µs a second. A
+failure costs one line on stderr, and the rank runs on as if frd were not there. The tap installs no
+signal handler and no excepthook, and replaces nothing of torch. That led to these rules, tested
+with torch 2.13 except for the allocator, which a CPU build lacks:
 
 - The worker server is never shut down or destroyed: its shutdown holds the GIL while it waits for
   handlers that need the GIL, and a forked child that destroys its copy of the object shuts the
   shared listening socket, upon which torch terminates the *parent*. So the object is made immortal.
-- A handler that asks for the GIL of a finalizing interpreter aborts the process. So at exit the
-  socket's name goes first, and a moment passes for questions already under way.
+- A handler that takes the GIL of a finalizing interpreter aborts the process. So at exit the tap
+  removes the socket's name first, and then waits a moment for requests already under way.
 - Counters are written with pwrite, not through a mapping: a full disk is then an error to report,
-  not a SIGBUS, and a slow one is waited for without the GIL. Readers are guarded by a checksum,
-  which holds on any memory model. No descriptor stays open: a program that closes all that it does
-  not know would have its next file overwritten.
-- No reference to a process group is kept, so that none is ever destroyed late or on this thread.
+  not a SIGBUS, and a slow disk is waited for without the GIL. A checksum guards readers on any
+  memory model. No descriptor stays open: if a program closed it as unknown, the next file that the
+  program opens would get its number and be overwritten.
+- The tap keeps no reference to a process group, so none is destroyed late or on this thread.
 - Nothing is imported on the thread: a fork at that moment would leave an import lock held.
-- torch reads its allocator's counters under the GIL only, some tens of µs a device, so they are
-  read five times a second and not more. All ranks read them together, at fifths of a second of the
+- torch reads its allocator's counters under the GIL, some tens of µs a device, so the tap reads
+  them at most five times a second. All ranks read them together, at fifths of a second of the
   wall clock: one pause for a job that waits for its slowest rank anyway, and samples that can be
   compared.
   It also takes the allocator's lock: while a cudaMalloc or cudaFree of this rank does not return,
   its other Python threads may wait as they would for its own torch.cuda.memory_stats.
-- The observer of out-of-memory errors appends a tuple to a deque and knows nothing else: it runs in
-  the middle of a failing allocation, and torch offers no way to take it back.
+- The observer of out-of-memory errors only appends a tuple to a deque: it runs in the middle of a
+  failing allocation, and torch offers no way to remove it.
 - The environment is changed in one place only, `settle_variables`: on the thread that imports
   torch.distributed and before torch's C++ code reads it. A change after init_process_group could
   crash a thread of torch that reads the environment at that moment.
@@ -119,20 +119,20 @@ _TORCHRUN_PORT = "29500"
 SOCKET_PATH_MAX = 107
 """Bytes in the path of a unix socket."""
 MAX_FRAMES = 64
-"""Of the traceback in an exit record: the innermost ones."""
+"""Frames of the traceback in an exit record, the innermost."""
 MAX_TEXT = 500
 """Characters of each text in an exit record."""
 MAX_ORIGINAL = 4000
-"""Characters of the traceback of a data loader's worker: the last ones."""
+"""Characters of the traceback of a data loader's worker, the last."""
 _IN_A_WORKER = "\nOriginal Traceback (most recent call last):\n"
-"""What torch puts between its own words and the traceback of a worker, in one message."""
+"""torch writes this between its own message and the traceback of a worker."""
 
-# -- pace ----------------------------------------------------------------------------------
+# -- intervals ------------------------------------------------------------------------------
 
 WAIT_S = 0.3
-"""How often a process that may become a rank looks for process groups."""
+"""Interval at which a process that may become a rank looks for process groups."""
 WAIT_LONG_S = 1.0
-"""The same after a minute without any, and in forked children, most of which are no ranks."""
+"""The same after a minute without groups, and in forked children: most never become ranks."""
 TICK_S = 0.2
 """How often a rank looks for new groups (identity comparisons only; short, because ranks number
 re-initializations by counting them, and one that lives for less than this goes unnoticed), and at
@@ -142,23 +142,23 @@ PUBLISH_MAX_S = 5.0
 SHARE = 1 / 500
 """Each of both publications slows down, as far as `PUBLISH_MAX_S`, to take no more of a core."""
 RESCAN_S = 30.0
-"""How often devices that this rank has not used so far are looked at again."""
+"""Interval at which the tap checks devices that this rank has not used so far."""
 REFRESH_S = 3600.0
-"""The identity is rewritten, so that cleaners of temporary folders do not remove it as old."""
+"""The tap rewrites the identity, so that cleaners of temporary folders do not remove it as old."""
 PAUSE_S = 0.01
 """Between the removal of the socket's name and the end of the interpreter."""
 JOIN_S = 2.0
 """Longest wait for the exit record at interpreter exit (a hung file system)."""
 
 THREAD_NAME = b"frd-tap"
-"""Of the tap's thread, as the kernel shows it."""
+"""Name of the tap's thread in the kernel."""
 RENAMED = (
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
 )
-"""Settings of the Flight Recorder under their present name and their old one."""
+"""Settings of the Flight Recorder: present name, old name."""
 RENAMED_SINCE = (2, 10)
-"""torch from then on surely reads the present names, and complains about the old ones."""
+"""From this version of torch on: it reads the present names and warns about the old ones."""
 
 _C10D = "torch.distributed.distributed_c10d"
 _installed_pid = 0
@@ -169,12 +169,12 @@ _follows_forks = False
 def install() -> None:
     """Watch this process and, once it is a rank, publish it. Never raises; twice does no harm.
 
-    Children that multiprocessing forks are watched too; in a child of os.fork that is to be a rank,
-    call it by hand.
+    Children that multiprocessing forks are watched too. A child of os.fork that becomes a rank must
+    call this itself.
     """
     global _follows_forks
     try:
-        # The tap may be here twice: loaded by path (`frd-agent exec`) and imported by hand.
+        # The tap may be loaded twice: by path (`frd-agent exec`) and by an import of the user.
         this = sys.modules[__name__]
         first = sys.modules.setdefault("_frd_tap", this)
         if first is not this:
@@ -202,14 +202,14 @@ def _start(inherited: Mapping[int, int] | None) -> tuple[int, threading.Event, t
 
 
 class _Child:
-    """What multiprocessing wants to hold on to for a function that it calls in its children."""
+    """The object that multiprocessing requires with a function to call in its children."""
 
 
 _child = _Child()
 
 
 def _forked() -> None:
-    """In every forked child, inside os.fork: ask multiprocessing, if it forked it, for a call."""
+    """In every forked child, inside os.fork: if multiprocessing forked it, ask it for a call."""
     with contextlib.suppress(Exception):
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
@@ -224,8 +224,8 @@ def _in_child(_: _Child) -> None:
         of_loader = (getattr(target, "__module__", None) or "").startswith("torch.utils.data.")
         if of_loader or _installed_pid == os.getpid():
             return
-        word = _start(_default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {})
-        sys.modules["multiprocessing.util"].Finalize(None, _at_exit, word, exitpriority=0)
+        started = _start(_default_ranks(getattr(sys.modules.get(_C10D), "_world", None)) or {})
+        sys.modules["multiprocessing.util"].Finalize(None, _at_exit, started, exitpriority=0)
     except Exception as error:
         _complain("forked child", error)
 
@@ -237,20 +237,21 @@ def _at_exit(pid: int, stop: threading.Event, thread: threading.Thread) -> None:
 
 
 def _complain(what: str, error: BaseException) -> None:
-    """The one line. Written past `sys.stderr`, whose lock a daemon thread must not die holding."""
+    """Write the one line, bypassing `sys.stderr`: a daemon thread must not die with its lock."""
     global _complained_pid
     if _complained_pid == os.getpid() or sys.__stderr__ is None:
         return
     _complained_pid = os.getpid()
-    said = " ".join(str(error).split())[:300] or type(error).__name__
-    line = f"frd: warning: tap: {what}: {said}: this rank runs on without it\n"
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    line = f"frd: warning: tap: {what}: {reason}: this rank runs on without it\n"
     with contextlib.suppress(OSError):
         os.write(2, line.encode("utf-8", "backslashreplace"))
 
 
 def settle_variables(environ: MutableMapping[str, str]) -> None:
-    """Drop the old name of a setting where this torch reads the present one, which says the same:
-    torch prints a line for each old name. Call it on a thread that is importing torch.distributed.
+    """Drop the old name of a setting if this torch reads the present name and both have the same
+    value: torch prints a line for each old name. Call it on a thread that imports
+    torch.distributed.
     """
     version = getattr(sys.modules.get("torch.version"), "__version__", "")
     major, _, rest = str(version).partition(".")
@@ -288,14 +289,14 @@ def _run(stop: threading.Event, inherited: Mapping[int, int] | None) -> None:
 
 
 class Pace:
-    """How often something is published, by what it costs."""
+    """Calls a publication at an interval that depends on its cost."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._due = 0.0
 
     def take(self, publish: Callable[[], None]) -> None:
-        """If it is due. A failing disk may come back."""
+        """Call `publish` if it is due. After a failure it is tried again: a disk may recover."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -311,7 +312,7 @@ class Pace:
 
 
 def _name_thread() -> None:
-    """For the kernel, and so for agents: this process has a tap, though it may be no rank (yet)."""
+    """Shows agents, through /proc, that this process has a tap, although it may not be a rank."""
     with contextlib.suppress(OSError), open("/proc/thread-self/comm", "wb", buffering=0) as file:
         file.write(THREAD_NAME)
 
@@ -326,7 +327,7 @@ def _await_groups(stop: threading.Event, inherited: Mapping[int, int] | None) ->
     ):
         if found:
             return sys.modules[_C10D]
-        # One turn more, because init_process_group has a few things to set after the groups.
+        # One more turn: init_process_group sets a few more things after the groups.
         ranks = _default_ranks(getattr(sys.modules.get(_C10D), "_world", None))
         found = ranks is not None and ranks is not inherited
     return None
@@ -341,10 +342,10 @@ def _default_ranks(world: Any) -> Mapping[int, int] | None:
 
 
 class Membership:
-    """The process groups as torch has them now, each written out as JSON once.
+    """The present process groups of torch, each encoded as JSON once.
 
-    Groups are distinguished by the identity of their rank mappings, plain dicts that are safe to
-    hold (which also keeps the ids of dead ones from coming back)."""
+    The identity of its rank mapping identifies a group: a plain dict, which is safe to hold.
+    Holding it also prevents that a new mapping gets the id of a dead one."""
 
     def __init__(self, c10d: Any) -> None:
         self._c10d = c10d
@@ -402,7 +403,7 @@ class Membership:
 
 
 def _backends(group: Any, config: str) -> list[str]:
-    """`cpu:gloo,cuda:nccl` names a backend for every device; those registered are in use."""
+    """`cpu:gloo,cuda:nccl` names a backend for every device; registered devices are in use."""
     devices = {device.type for device in getattr(group, "_device_types", ())}
     pairs = [part.rpartition(":") for part in config.split(",") if part]
     used = {
@@ -422,7 +423,7 @@ class Allocator:
         self._errors = Errors()
 
     def read(self) -> list[Device] | None:
-        """None where there is nothing to read."""
+        """None if there is nothing to read."""
         cuda = sys.modules.get("torch.cuda")
         if not self._usable or cuda is None or not cuda.is_initialized():
             return None
@@ -458,19 +459,19 @@ class Allocator:
         return devices[:MAX_DEVICES]
 
     def devices(self) -> list[str]:
-        """The devices that this rank has used, as the driver spells them."""
+        """UUIDs of the devices that this rank has used, as the driver writes them."""
         return [spelled(uuid) for uuid, _ in self._known.values() if any(uuid)]
 
     def errors(self) -> list[Error]:
         unknown = (bytes(16), 0)
         return [
             (number, at_ns, self._known.get(device, unknown)[0], requested, free)
-            for number, at_ns, device, requested, free in self._errors.last()
+            for number, at_ns, device, requested, free in self._errors.latest()
         ]
 
 
 def _device(properties: Any) -> tuple[bytes, int]:
-    """UUID and size. torch has its own type of UUIDs, which old releases lack."""
+    """UUID and size. torch has its own type of UUID, which old releases lack."""
     digits = str(getattr(properties, "uuid", "")).replace("-", "")
     uuid = bytes(16)
     with contextlib.suppress(ValueError):
@@ -484,7 +485,7 @@ def spelled(uuid: bytes) -> str:
 
 
 class Errors:
-    """Allocations that failed because memory was exhausted, as reported to torch's observers."""
+    """Allocations that failed because memory was exhausted, as torch reports them."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, int, int, int, int]] = deque(maxlen=MAX_ERRORS)
@@ -500,15 +501,15 @@ class Errors:
             attach = getattr(torch, "_cuda_attach_out_of_memory_observer", None)
             if attach is not None:
                 with contextlib.suppress(Exception):  # a replaced allocator that has no observers
-                    attach(self.saw)
+                    attach(self.record)
 
-    def saw(self, device: int, requested: int, _device_total: int, free: int) -> None:
-        """Called by torch in the thread whose allocation fails. An error here would become the
-        program's own; only a signal's exception passes, for that is the program's own already."""
+    def record(self, device: int, requested: int, _device_total: int, free: int) -> None:
+        """torch calls this in the thread whose allocation fails. An error here would reach the
+        program, so only the exception of a signal handler passes: it is the program's own."""
         with contextlib.suppress(Exception):
             self._seen.append((next(self._numbers), time.time_ns(), device, requested, free))
 
-    def last(self) -> list[tuple[int, int, int, int, int]]:
+    def latest(self) -> list[tuple[int, int, int, int, int]]:
         return list(self._seen)
 
 
@@ -529,11 +530,11 @@ class Counters:
                 (
                     recorder,
                     int(pg_id),
-                    int(of.get("last_enqueued_collective", -1)),
-                    int(of.get("last_started_collective", -1)),
-                    int(of.get("last_completed_collective", -1)),
+                    int(counts.get("last_enqueued_collective", -1)),
+                    int(counts.get("last_started_collective", -1)),
+                    int(counts.get("last_completed_collective", -1)),
                 )
-                for pg_id, of in status.items()
+                for pg_id, counts in status.items()
             ]
         return rows
 
@@ -549,16 +550,16 @@ def default_run_dir(environ: Mapping[str, str]) -> str:
 
 
 def run_dir(environ: Mapping[str, str]) -> str:
-    """Where the taps and the agent of one user meet."""
+    """The run directory, which the taps and the agent of one user share."""
     given = environ.get("FRD_RUN_DIR")
     return os.path.abspath(given) if given else default_run_dir(environ)
 
 
 def make_run_dir(path: str, environ: Mapping[str, str]) -> None:
-    """The default is in a folder that anyone may write to, so it must be ours alone.
+    """The default directory is in a folder that anyone may write to, so it must be private.
 
     Raises:
-        OSError: it cannot be made, or the default one belongs to another user.
+        OSError: it cannot be created, or the default one belongs to another user.
     """
     os.makedirs(path, mode=0o700, exist_ok=True)
     if path == default_run_dir(environ):
@@ -610,7 +611,7 @@ class Files:
         self._write(prefix + body + CHECKSUM.pack(zlib.crc32(body)), MEMORY_AT)
 
     def _write(self, whole: bytes, at: int) -> None:
-        """In one piece. What tears nevertheless fails its checksum and is read again."""
+        """Write in one call. A torn read fails the checksum, and the agent reads again."""
         fd = os.open(self._shm, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.pwrite(fd, whole, at)
@@ -619,7 +620,7 @@ class Files:
 
 
 class Tap:
-    """One rank as it is published. Lives on the tap's thread."""
+    """Publishes one rank. Used only on the tap's thread."""
 
     def __init__(self, c10d: Any, environ: Mapping[str, str]) -> None:
         self._directory = run_dir(environ)
@@ -713,7 +714,8 @@ class Tap:
 
 
 def _start_server(ext: Any, path: str) -> Any:
-    """A path too long for a socket is gone around, through a descriptor of its directory."""
+    """A path that is too long for a socket is replaced by a path through a descriptor of its
+    directory."""
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return ext._WorkerServer(path)
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
@@ -724,18 +726,18 @@ def _start_server(ext: Any, path: str) -> Any:
 
 
 def _exit_record(at_ns: int) -> dict[str, Any]:
-    """An uncaught exception is the one that the interpreter printed last (`sys.last_type`).
-    SystemExit is never printed: the agent learns the status from the kernel."""
+    """The uncaught exception is the one that the interpreter printed last (`sys.last_type`).
+    It never prints SystemExit: the agent gets the exit status from the kernel."""
     record: dict[str, Any] = {"kind": "clean", "detail": "", "at_ns": at_ns}
     raised = getattr(sys, "last_type", None)
     if raised is not None:
         detail = raised.__name__
         with contextlib.suppress(Exception):  # str() of a user's exception is a user's code
-            said = str(sys.last_value).strip()
-            first = said.partition("\n")[0]
+            message = str(sys.last_value).strip()
+            first = message.partition("\n")[0]
             detail += ": " + first if first else ""
-            if _IN_A_WORKER in said:
-                record["original"] = _printable(said[-MAX_ORIGINAL:], MAX_ORIGINAL)
+            if _IN_A_WORKER in message:
+                record["original"] = _printable(message[-MAX_ORIGINAL:], MAX_ORIGINAL)
         with contextlib.suppress(Exception):
             if _while_interrupted(sys.last_value):
                 record["interrupted"] = True
@@ -745,8 +747,8 @@ def _exit_record(at_ns: int) -> dict[str, Any]:
 
 
 def _while_interrupted(error: Any) -> bool:
-    """It was raised while a KeyboardInterrupt was handled: Ctrl-C in the middle of `torch.save`
-    ends in the RuntimeError of a file that is not whole."""
+    """Whether `error` was raised while a KeyboardInterrupt was handled: Ctrl-C during `torch.save`
+    ends with a RuntimeError about an incomplete file."""
     for _ in range(MAX_FRAMES):
         error = error.__cause__ or error.__context__
         if error is None or isinstance(error, KeyboardInterrupt):
@@ -755,7 +757,7 @@ def _while_interrupted(error: Any) -> bool:
 
 
 def _frames(traceback: Any) -> list[tuple[str, int, str]]:
-    """File, line and function, innermost first. Lines of the source are not read, nor locals."""
+    """File, line and function, innermost first. No source lines and no local variables are read."""
     places: deque[tuple[Any, int]] = deque(maxlen=MAX_FRAMES)
     while traceback is not None:
         places.appendleft((traceback.tb_frame.f_code, traceback.tb_lineno or 0))
@@ -767,7 +769,7 @@ def _frames(traceback: Any) -> list[tuple[str, int, str]]:
 
 
 def _printable(text: str, most: int = MAX_TEXT) -> str:
-    """As JSON carries it: short, and without lone surrogates."""
+    """`text` for JSON: short, and without lone surrogates."""
     return text[:most].encode("utf-8", "backslashreplace").decode()[:most]
 
 
@@ -775,12 +777,12 @@ def _printable(text: str, most: int = MAX_TEXT) -> str:
 
 
 def job_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
-    """A name that all ranks of one job arrive at, and other jobs do not.
+    """A name that all ranks of one job compute, and other jobs do not.
 
-    In this order: what the user gave (`FRD_JOB`, torchrun's id); Slurm's name and number; what
-    `frd-agent exec` read from the command (`FRD_JOB_DEFAULT`, such as ``train-alice``) with the
-    place where the ranks meet; that place alone. torchrun's id is "none" where the user gave none
-    and, with --standalone, a random UUID.
+    In this order: the name that the user gave (`FRD_JOB`, torchrun's id); Slurm's name and number;
+    the name that `frd-agent exec` took from the command (`FRD_JOB_DEFAULT`, such as
+    ``train-alice``) with the address where the ranks meet; that address alone.
+    torchrun's id is "none" if the user gave none and, with --standalone, a random UUID.
     """
     if given := environ.get("FRD_JOB", "").strip():
         return given
@@ -813,13 +815,13 @@ def _meeting_place(environ: Mapping[str, str], init_method: str | None) -> tuple
 
 
 def run_of(environ: Mapping[str, str], init_method: str | None = None) -> str:
-    """Where the ranks meet: two running launches of one job name cannot meet at one place."""
+    """Address where the ranks meet: two running launches with one job name cannot share it."""
     place = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environ}
     return job_of(place, init_method) if place or init_method else ""
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    """Restarts by the launcher are counted on top of the runs that `frd-agent exec` has counted."""
+    """Restarts by the launcher, plus the runs that `frd-agent exec` has counted."""
     restarts = _number(environ, 0, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return _number(environ, _number(environ, 0, "FRD_RUN_NUMBER") + restarts, "FRD_ATTEMPT")
 

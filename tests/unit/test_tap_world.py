@@ -284,9 +284,9 @@ def test_nothing_raises_into_a_failing_allocation(cuda: Cuda) -> None:
     """Whatever torch passes to the observer, the program sees its own error and no other."""
     cuda.initialized = True
     errors = tap.Errors()
-    errors.saw(*([object()] * 4))  # type: ignore[arg-type]
+    errors.record(*([object()] * 4))  # type: ignore[arg-type]
     errors._seen = None  # type: ignore[assignment]
-    errors.saw(0, 1, 2, 3)
+    errors.record(0, 1, 2, 3)
 
 
 def test_what_costs_more_is_published_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
