@@ -1,4 +1,4 @@
-"""However a ring is cut into dumps, each transition is told exactly once, in order."""
+"""Dumps are taken at any time: each transition is reported exactly once, in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = st.lists(
 
 @dataclass
 class Recorder:
-    """Three groups on one ring; ops may finish in any order."""
+    """Three groups in one recorder; ops may finish in any order."""
 
     capacity: int
     entries: list[Entry] = field(default_factory=list)
@@ -74,7 +74,7 @@ def naming() -> Naming:
 def test_every_transition_is_told_once_and_in_order(
     steps: list[tuple[str, int]], capacity: int
 ) -> None:
-    """Ops of three groups start and end in any order; dumps are taken at any time, and overrun."""
+    """Ops of three groups start and end in any order; entries are overwritten between dumps."""
     recorder, tracker, names = Recorder(capacity), RecorderTracker(), naming()
     joined: defaultdict[int, list[int]] = defaultdict(list)
     completed: defaultdict[int, list[int]] = defaultdict(list)
@@ -96,8 +96,8 @@ def test_every_transition_is_told_once_and_in_order(
                     joined[group].append(seq)
                 if flags & Flags.COMPLETED:
                     completed[group].append(seq)
-    for told in (*joined.values(), *completed.values()):
-        assert told == sorted(set(told)), "once, in order"
+    for reported in (*joined.values(), *completed.values()):
+        assert reported == sorted(set(reported)), "once, in order"
     assert sum(map(len, joined.values())) + lost + (before or 0) == len(recorder.entries)
     for group, seqs in completed.items():
         assert set(seqs) <= set(joined[group])
@@ -110,9 +110,9 @@ def test_every_transition_is_told_once_and_in_order(
 @given(steps=STEPS)
 @settings(max_examples=80, deadline=None)
 def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> None:
-    """The ring is large enough: all that happened is told, however it was cut into dumps."""
+    """The recorder is large enough: every transition is reported, whenever dumps are taken."""
     recorder, tracker, names = Recorder(10_000), RecorderTracker(), naming()
-    told: defaultdict[tuple[str, int], Flags] = defaultdict(lambda: Flags(0))
+    reported: defaultdict[tuple[str, int], Flags] = defaultdict(lambda: Flags(0))
     for what, n in [*steps, ("dump", 0)]:
         if what == "enter":
             recorder.enter(n)
@@ -121,8 +121,8 @@ def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> Non
         else:
             for group, seq, _, flags, *_ in tracker.apply(recorder.dump(), LATER, names).rows:
                 name = names._dictionary.groups[group].info.name
-                assert not told[name, seq] & flags
-                told[name, seq] |= Flags(flags)
+                assert not reported[name, seq] & flags
+                reported[name, seq] |= Flags(flags)
     by_group: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in recorder.entries:
         by_group[entry.group_name].append(entry)
@@ -131,11 +131,11 @@ def test_without_overrun_nothing_is_missing(steps: list[tuple[str, int]]) -> Non
         for entry in entries:
             in_order = in_order and entry.retired
             expected = Flags.JOINED | (Flags.COMPLETED if in_order else Flags(0))
-            assert told[name, entry.collective_seq_id] == expected
+            assert reported[name, entry.collective_seq_id] == expected
 
 
 def test_a_dump_taken_twice_tells_nothing_new() -> None:
-    """The same dump again, under another source, tells nothing."""
+    """The same dump from another source reports nothing."""
     recorder, tracker, names = Recorder(100), RecorderTracker(), naming()
     recorder.enter(0)
     dump = recorder.dump()

@@ -1,4 +1,4 @@
-"""Where a rank stands between two dumps, and up to when that is the whole truth."""
+"""Progress of a rank between two dumps, and the time up to which it is complete."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def at(
 
 
 def test_unchanged_counters_carry_the_dump_forward() -> None:
-    """Nothing has happened since the dump: it is the whole truth up to the publication."""
+    """Nothing has happened since the dump: it is complete up to the publication."""
     tracker = tracker_of([op(0, 1), op(1, 2, retired=False)], Status(2, -1, 1))
     assert at(tracker, Status(2, -1, 1)) == RankProgress(
         [(0, GroupWatermarks(2, -1, 1, T0 + 1))], PUBLISHED, True
@@ -76,7 +76,7 @@ def test_unchanged_counters_carry_the_dump_forward() -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_counters_that_moved_claim_nothing(backend: str) -> None:
-    """The counters are 5 ahead: sends that Gloo counts, or NCCL numbers, are no collectives."""
+    """The counters are 5 ahead: they count sends, too, so no watermark follows from them."""
     entries = [op(i, i + 1, backend=backend) for i in range(300)]
     tracker = tracker_of(entries, Status(300, -1, 300))
     assert at(tracker, Status(305, -1, 305)) == RankProgress(
@@ -85,7 +85,7 @@ def test_counters_that_moved_claim_nothing(backend: str) -> None:
 
 
 def test_what_gloo_completed_last_is_not_all_that_it_completed() -> None:
-    """Op 2 hangs in one of Gloo's threads while the other one ends op 3: 2 is still open."""
+    """Op 2 hangs in one of Gloo's threads while another thread ends op 3: op 2 is still open."""
     entries = [op(0, 1), op(1, 2, retired=False), op(2, 3, retired=False)]
     tracker = tracker_of(entries, Status(3, -1, 1))
     assert at(tracker, Status(3, -1, 3)).watermarks == [(0, GroupWatermarks(3, -1, 1, T0 + 1))]
@@ -99,7 +99,7 @@ def test_what_gloo_completed_last_is_not_all_that_it_completed() -> None:
     ],
 )
 def test_a_dump_between_counter_and_entry(torn: list[Entry], whole: list[Entry]) -> None:
-    """The rank rests, but the dump was taken in the middle of its last op: it is taken again."""
+    """The rank is idle, but the dump fell in the middle of its last op: another dump is needed."""
     tracker, status = RecorderTracker(), Status(2, -1, 2)
     names = naming()
     tracker.apply(dump(torn, status), DUMPED, names)
@@ -110,7 +110,7 @@ def test_a_dump_between_counter_and_entry(torn: list[Entry], whole: list[Entry])
 
 
 def test_counters_ahead_of_entries_in_two_dumps_are_so_for_good() -> None:
-    """Op 2 hangs, op 3 is over, and a send was counted: the second dump is the truth."""
+    """Op 2 hangs, op 3 is over, and a send was counted: the second dump is complete."""
     entries, status = [op(0, 1), op(1, 2, retired=False), op(2, 3)], Status(4, -1, 3)
     tracker, names = RecorderTracker(), naming()
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_counters_ahead_of_entries_in_two_dumps_are_so_for_good() -> None:
 
 
 def test_the_first_op_of_a_group_is_counted_before_it_is_seen() -> None:
-    """A dump has counters of a group and no entry of it yet: that group is not known to be idle."""
+    """A dump has counters of a group but no entry: the group is not known to be idle."""
     tracker, names = RecorderTracker(), naming()
     new = Dump("", "2.10", entries=(op(0, 1),), status={0: Status(1, -1, 1), 7: Status(1, -1, 0)})
     tracker.apply(new, DUMPED, names)
@@ -129,14 +129,14 @@ def test_the_first_op_of_a_group_is_counted_before_it_is_seen() -> None:
 
 
 def test_a_group_that_no_entry_has_named_yet() -> None:
-    """A new process group has counters, and the dump is older: absence elsewhere is unproven."""
+    """A new process group has counters, and the dump is older: the dump is not complete."""
     tracker = tracker_of([op(0, 1)], Status(1, -1, 1))
     raw = {(0, 0): Status(1, -1, 1), (0, 5): Status(1, -1, 0)}
     assert live_progress([(GENERIC, tracker)], raw, PUBLISHED).as_of_ns == DUMPED
 
 
 def test_a_group_that_was_destroyed_is_not_waited_for() -> None:
-    """The tap tells no counters of it any more; of the rest nothing has moved since the dump."""
+    """The tap has no counters of a closed group any more; the others have not moved since."""
     other = structs.replace(op(1, 1), process_group=("1", "old"), pg_id=1)
     status = {0: Status(1, -1, 1), 1: Status(1, -1, 1)}
     tracker, names = RecorderTracker(), naming()
@@ -147,7 +147,7 @@ def test_a_group_that_was_destroyed_is_not_waited_for() -> None:
 
 
 def test_without_counters_the_dump_is_all() -> None:
-    """The tap cannot be read, or the recorder has no counters: as of the dump."""
+    """The tap cannot be read, or the recorder has no counters: progress is as of the dump."""
     tracker = tracker_of([op(0, 1)], Status(1, -1, 1))
     assert live_progress([(GENERIC, tracker)], None, PUBLISHED) == RankProgress(
         [(0, GroupWatermarks(1, -1, 1))], DUMPED, False
@@ -157,7 +157,7 @@ def test_without_counters_the_dump_is_all() -> None:
 
 
 def test_several_recorders_are_known_as_far_as_the_worst_of_them() -> None:
-    """One recorder rests, the other has moved: the rank is known up to the latter's dump."""
+    """One recorder is idle, the other has moved: progress is as of the dump of the other."""
     good = tracker_of([op(0, 1)], Status(1, -1, 1))
     bad = tracker_of([op(0, 1), op(1, 2)], Status(2, -1, 2))
     open_collectives = [(GENERIC, good), (RecorderHandler("dump_nccl_trace_json", {}, 1), bad)]
@@ -167,7 +167,7 @@ def test_several_recorders_are_known_as_far_as_the_worst_of_them() -> None:
 
 
 def test_a_dump_newer_than_the_counters_counts() -> None:
-    """The GIL is held: the socket answers, and its dump is what is known."""
+    """The GIL is held, but the socket answers: progress is as of the dump."""
     tracker = tracker_of([op(0, 1), op(1, 2)], Status(2, -1, 2))
     progress = live_progress(
         [(GENERIC, tracker)], {(0, 0): Status(1, -1, 1)}, NodeNs(DUMPED - 10**9)
@@ -199,7 +199,7 @@ def test_the_last_counters_of_a_process_tell_how_far_it_came(backend: str) -> No
 
 
 def test_the_last_counters_do_not_tell_sends_from_collectives() -> None:
-    """Gloo has counted a send among the ops of the group, so what came after is not known."""
+    """Gloo has counted a send among the ops of the group, so later progress is unknown."""
     tracker = tracker_of([op(0, 1), op(1, 2, op_id=3)], Status(3, -1, 3))
     assert last(tracker, Status(5, -1, 5)) is None
     assert last(tracker, Status(3, -1, 3)) == RankProgress(
@@ -208,7 +208,7 @@ def test_the_last_counters_do_not_tell_sends_from_collectives() -> None:
 
 
 def test_a_group_that_no_dump_has_shown_leaves_the_end_unknown() -> None:
-    """It was made and used after the last dump."""
+    """A group was created and used after the last dump."""
     tracker = tracker_of([op(0, 1)], Status(1, -1, 1))
     raw = {(0, 0): Status(1, -1, 1), (0, 1): Status(4, -1, 4)}
     assert final_progress([(GENERIC, tracker)], raw, PUBLISHED) is None

@@ -1,4 +1,4 @@
-"""The diff of two dumps: each change once, in order, and nothing invented."""
+"""The difference of two dumps: each change is reported once, in order; nothing is invented."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def dump(entries: Iterable[Entry], **status: tuple[int, int, int]) -> Dump:
     )
 
 
-def told(diff: Diff) -> list[tuple[int, Flags]]:
+def changes(diff: Diff) -> list[tuple[int, Flags]]:
     return [(row[1], Flags(row[3])) for row in diff.rows]
 
 
@@ -63,11 +63,11 @@ def watermarks(tracker: RecorderTracker) -> list[GroupWatermarks]:
 
 
 def test_a_first_dump_tells_each_entry_once() -> None:
-    """A ring is seen for the first time: done entries are joined and completed in one row."""
+    """The first dump of a recorder: done entries are joined and completed in one row."""
     tracker, names = RecorderTracker(), naming()
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]
-    assert told(tracker.apply(dump(entries), LATER, names)) == [(1, J | C), (2, J | C), (3, J)]
-    assert told(tracker.apply(dump(entries), LATER, names)) == []
+    assert changes(tracker.apply(dump(entries), LATER, names)) == [(1, J | C), (2, J | C), (3, J)]
+    assert changes(tracker.apply(dump(entries), LATER, names)) == []
     assert watermarks(tracker) == [GroupWatermarks(3, -1, 2, T0 + 2000)]
 
 
@@ -76,38 +76,38 @@ def test_a_completion_comes_as_a_row_of_its_own() -> None:
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
     diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
-    assert told(diff) == [(1, C), (2, J | C)]
+    assert changes(diff) == [(1, C), (2, J | C)]
     assert watermarks(tracker) == [GroupWatermarks(2, -1, 2)]
 
 
 def test_completions_wait_for_their_turn() -> None:
-    """Gloo's second thread finishes seq 2 first: it is told after seq 1, and only then."""
+    """Gloo's second thread finishes seq 2 first: its end is reported only after seq 1 ended."""
     tracker, names = RecorderTracker(), naming()
     first = tracker.apply(dump([gloo(0, 1, done=False), gloo(1, 2)]), LATER, names)
-    assert told(first) == [(1, J), (2, J)]
+    assert changes(first) == [(1, J), (2, J)]
     assert watermarks(tracker) == [GroupWatermarks(2, -1, 0, T0)]
-    assert told(tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)) == [(1, C), (2, C)]
+    assert changes(tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)) == [(1, C), (2, C)]
 
 
 def test_an_overrun_is_a_counted_loss_and_no_transition() -> None:
-    """Two thousand entries pass between two dumps of a ring of three: what is lost is counted."""
+    """Two thousand entries pass between two dumps of three entries: lost entries are counted."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]), LATER, names)
     diff = tracker.apply(dump([gloo(i, i + 1) for i in range(2000, 2003)]), LATER, names)
     assert diff.lost == 1997
-    assert told(diff) == [(2001, J | C), (2002, J | C), (2003, J | C)]
+    assert changes(diff) == [(2001, J | C), (2002, J | C), (2003, J | C)]
     assert watermarks(tracker) == [GroupWatermarks(2003, -1, 2003)]
 
 
 def test_an_open_collective_outlives_its_place_in_the_ring() -> None:
-    """A hanging op is overwritten by the traffic of another group: it hangs all the same."""
+    """Another group's entries overwrite the entry of a hanging op: the op stays open."""
     tracker, names = RecorderTracker(), naming("0", "1")
     tracker.apply(dump([gloo(0, 1, done=False), gloo(1, 1, pg_id=1)]), LATER, names)
     others = [gloo(i, i, pg_id=1) for i in range(2, 5)]
     tracker.apply(dump(others, g0=(1, -1, 0), g1=(4, -1, 4)), LATER, names)
     assert watermarks(tracker)[0] == GroupWatermarks(1, -1, 0, T0)
     rows = tracker.apply(dump(others, g0=(1, -1, 1), g1=(4, -1, 4)), LATER, names)
-    assert told(rows) == [(1, C)]
+    assert changes(rows) == [(1, C)]
 
 
 def test_a_reset_recorder_is_a_new_epoch_and_no_loss() -> None:
@@ -115,11 +115,11 @@ def test_a_reset_recorder_is_a_new_epoch_and_no_loss() -> None:
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(5, 6), gloo(6, 7)]), LATER, names)
     diff = tracker.apply(dump([gloo(0, 8, time_created_ns=T0 + 10**9)]), LATER, names)
-    assert (diff.reset, diff.lost, told(diff)) == (True, 0, [(8, J | C)])
+    assert (diff.reset, diff.lost, changes(diff)) == (True, 0, [(8, J | C)])
 
 
 def test_a_reset_ends_no_op() -> None:
-    """A recorder is reset while the rank hangs: it hangs all the same, until the counters tell."""
+    """A recorder is reset during a hang: the op stays open until the counters show its end."""
     tracker, names = RecorderTracker(), naming("0", "1")
     tracker.apply(dump([gloo(0, 1), gloo(1, 2, done=False)], g0=(2, -1, 1)), LATER, names)
     other = gloo(0, 1, pg_id=1, time_created_ns=T0 + 10**9)
@@ -127,23 +127,23 @@ def test_a_reset_ends_no_op() -> None:
     assert diff.reset
     assert watermarks(tracker) == [GroupWatermarks(2, -1, 1, T0 + 1000), GroupWatermarks(1, -1, 1)]
     done = tracker.apply(dump([other], g0=(2, -1, 2), g1=(1, -1, 1)), LATER, names)
-    assert told(done) == [(2, C)]
+    assert changes(done) == [(2, C)]
 
 
 def test_an_empty_ring_leaves_the_end_to_the_counters() -> None:
-    """A recorder was reset and has recorded nothing since: the op in flight is over once the
-    counters say so, and not before."""
+    """A recorder was reset and has recorded nothing since: the op in flight is over when the
+    counters show its end, and not before."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(0, 1, done=False)], g0=(1, -1, 0)), LATER, names)
-    assert told(tracker.apply(dump([], g0=(1, -1, 0)), LATER, names)) == []
+    assert changes(tracker.apply(dump([], g0=(1, -1, 0)), LATER, names)) == []
     assert watermarks(tracker) == [GroupWatermarks(1, -1, 0, T0)]
-    assert told(tracker.apply(dump([], g0=(1, -1, 1)), LATER, names)) == [(1, C)]
+    assert changes(tracker.apply(dump([], g0=(1, -1, 1)), LATER, names)) == [(1, C)]
     assert watermarks(tracker) == [GroupWatermarks(1, -1, 1)]
 
 
 def test_what_a_reset_has_taken_is_not_taken_for_absence() -> None:
-    """Seq 2 was enqueued and gone before it was read: the rank may be in it until the counters are
-    even and rest, or until the next seq shows that it was."""
+    """The entry of seq 2 was removed before it was read: the rank may be in that op until the
+    counters are equal and stop changing, or until the next seq appears."""
     tracker, names = RecorderTracker(), naming("0", "1")
     tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
     later = [LATER + i for i in range(1, 5)]
@@ -154,11 +154,11 @@ def test_what_a_reset_has_taken_is_not_taken_for_absence() -> None:
     tracker.apply(dump([], g0=(2, -1, 2)), later[2], names)
     assert (tracker.is_blind, tracker.seen_until_ns) == (False, later[2])
     diff = tracker.apply(dump([gloo(0, 4, time_created_ns=T0 + 9)], g0=(4, -1, 4)), later[3], names)
-    assert (diff.lost, tracker.is_blind, told(diff)) == (2, False, [(4, J | C)])
+    assert (diff.lost, tracker.is_blind, changes(diff)) == (2, False, [(4, J | C)])
 
 
 def test_a_ring_that_was_emptied_before_it_was_first_read() -> None:
-    """Counters tell of ops, and no entry does: what the rank is in is unknown until it is even."""
+    """Counters show ops without entries: the rank's op is unknown until the counters are equal."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([], g0=(5, -1, 4)), LATER, names)
     assert (tracker.is_blind, tracker.seen_until_ns) == (True, 0)
@@ -168,8 +168,8 @@ def test_a_ring_that_was_emptied_before_it_was_first_read() -> None:
 
 
 def test_a_group_that_is_given_up_hides_nothing_for_long() -> None:
-    """torchft aborts a group, with a receive in flight, and resets the recorder; the counters of
-    the group stay uneven for good, but the rank goes on in the next one."""
+    """torchft aborts a group with a receive in flight and resets the recorder. The counters of
+    the group stay unequal, but the rank continues in the next group."""
     tracker, names = RecorderTracker(), naming("0", "1")
     recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
     tracker.apply(dump([recv], g0=(1, -1, 0)), LATER, names)
@@ -184,7 +184,7 @@ def test_a_group_that_is_given_up_hides_nothing_for_long() -> None:
 
 
 def test_a_group_whose_only_entries_were_wiped_is_not_known_to_be_idle() -> None:
-    """The rank went into its first collective of a group just before the recorder was reset."""
+    """The rank entered its first collective of a group just before the recorder was reset."""
     tracker, names = RecorderTracker(), naming("0", "1")
     tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
     for _ in range(3):
@@ -196,7 +196,7 @@ def test_a_group_whose_only_entries_were_wiped_is_not_known_to_be_idle() -> None
 
 
 def test_a_receive_in_flight_is_over_when_the_counters_of_its_group_move() -> None:
-    """A recorder is reset while a receive is in flight, and all goes on."""
+    """A recorder is reset while a receive is in flight, and the rank continues."""
     tracker, names = RecorderTracker(), naming()
     recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
     tracker.apply(dump([recv, nccl(1, 1)], g0=(1, -1, 0)), LATER, names)
@@ -206,7 +206,7 @@ def test_a_receive_in_flight_is_over_when_the_counters_of_its_group_move() -> No
 
 
 def test_numbers_of_all_groups_together_have_no_gaps() -> None:
-    """torchcomms numbers all ops together, so seqs of a group tell nothing of what a reset took."""
+    """torchcomms numbers all ops together, so a gap in a group's seqs after a reset is no loss."""
     tracker, names = RecorderTracker(), naming()
     one = gloo(9, 10, profiling_name="ncclx:all_reduce", op_id=0)
     tracker.apply(dump([one]), LATER, names)
@@ -215,7 +215,7 @@ def test_numbers_of_all_groups_together_have_no_gaps() -> None:
 
 
 def test_a_group_that_is_gone_hides_nothing() -> None:
-    """torchft aborts a group, which leaves its counters uneven, and resets the recorder."""
+    """torchft aborts a group, which leaves its counters unequal, and resets the recorder."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
     tracker.close(lambda name: name == "0")
@@ -224,22 +224,22 @@ def test_a_group_that_is_gone_hides_nothing() -> None:
 
 
 def test_a_reset_is_seen_even_when_the_ids_have_caught_up() -> None:
-    """After a reset more was recorded than before it: the last record is another one now."""
+    """More was recorded after a reset than before it: the last record id is a different entry."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
     again = [gloo(i, i + 3, time_created_ns=T0 + 10**9 + i) for i in range(4)]
     diff = tracker.apply(dump(again), LATER, names)
     assert diff.reset
-    assert told(diff) == [(3, J | C), (4, J | C), (5, J | C), (6, J | C)]
+    assert changes(diff) == [(3, J | C), (4, J | C), (5, J | C), (6, J | C)]
 
 
 def test_nccl_retired_without_completed_has_failed() -> None:
-    """NCCL's watchdog gives an op up: it is told as failed once and stays open."""
+    """NCCL's watchdog gives up an op: its failure is reported once, and the op stays open."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([nccl(0, 1), nccl(1, 2, "scheduled")]), LATER, names)
     given_up = dump([nccl(0, 1), nccl(1, 2, "scheduled", retired=True)])
-    assert told(tracker.apply(given_up, LATER, names)) == [(2, F)]
-    assert told(tracker.apply(given_up, LATER, names)) == []
+    assert changes(tracker.apply(given_up, LATER, names)) == [(2, F)]
+    assert changes(tracker.apply(given_up, LATER, names)) == []
     assert watermarks(tracker) == [GroupWatermarks(2, -1, 1, T0 + 1000)]
 
 
@@ -249,13 +249,13 @@ def test_starts_are_told_where_timing_is_on() -> None:
     tracker.apply(dump([nccl(0, 1, "scheduled")]), LATER, names)
     started = nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)
     diff = tracker.apply(dump([started]), LATER, names)
-    assert told(diff) == [(1, S)]
+    assert changes(diff) == [(1, S)]
     assert columns(7, 1, diff.rows).started_ns.tolist() == [T0 + 5]
     assert watermarks(tracker) == [GroupWatermarks(1, 1, 0, T0)]
 
 
 def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
-    """Two broadcasts are issued as one: one row, whose end is the end of the closing entry."""
+    """Two coalesced broadcasts are one row, which ends with the closing entry."""
     tracker, names = RecorderTracker(), naming()
     parts = [
         nccl(0, 1, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((4,),)),
@@ -263,76 +263,76 @@ def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
     ]
     end = nccl(2, 1, profiling_name="nccl:coalesced")
     diff = tracker.apply(dump([*parts, end]), LATER, names)
-    assert told(diff) == [(1, J | C)]
+    assert changes(diff) == [(1, J | C)]
     signature = names._dictionary.signatures[diff.rows[0][2]]
     assert signature.op == "coalesced(_broadcast_oop x2)"
     assert signature.input_sizes == ((4,), (5,))
 
 
 def test_what_is_left_of_a_coalesced_collective_is_not_compared() -> None:
-    """The ring forgot the first of two broadcasts: nobody learns what was joined, but its end."""
+    """The first of two coalesced broadcasts was overwritten: only the end is reported."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([nccl(0, 1)]), LATER, names)
     left = nccl(2, 2, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, "scheduled", profiling_name="nccl:coalesced")
     diff = tracker.apply(dump([left, end, nccl(4, 3, "scheduled")]), LATER, names)
     assert diff.lost == 1
-    assert told(diff) == [(3, J)]
+    assert changes(diff) == [(3, J)]
     assert [row[1] for row in tracker.in_flight()] == [3]
     done = nccl(3, 2, profiling_name="nccl:coalesced")
     diff = tracker.apply(dump([left, done, nccl(4, 3, "scheduled")]), LATER, names)
-    assert told(diff) == [(2, C)]
+    assert changes(diff) == [(2, C)]
 
 
 def test_the_end_of_what_was_cut_is_told_in_its_turn() -> None:
-    """It is over, and so are its successors in the same dump: seqs of a group rise in a batch."""
+    """A partly overwritten collective is over, and later ones of the same dump too."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([nccl(0, 1)]), LATER, names)
     left = nccl(2, 2, profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, profiling_name="nccl:coalesced")
     diff = tracker.apply(dump([left, end, nccl(4, 3), nccl(5, 4)]), LATER, names)
-    assert told(diff) == [(2, C), (3, J | C), (4, J | C)]
+    assert changes(diff) == [(2, C), (3, J | C), (4, J | C)]
 
 
 def test_a_single_op_behind_a_gap_is_whole() -> None:
-    """What is no part of a series says all by itself."""
+    """An entry that is no part of a coalesced collective is complete by itself."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([nccl(0, 1)]), LATER, names)
-    assert told(tracker.apply(dump([nccl(2, 3), nccl(3, 4)]), LATER, names)) == [
+    assert changes(tracker.apply(dump([nccl(2, 3), nccl(3, 4)]), LATER, names)) == [
         (3, J | C),
         (4, J | C),
     ]
 
 
 def test_an_op_that_may_still_grow_is_read_with_the_next_dump() -> None:
-    """A dump cuts a coalesced collective in two: no half of it is told."""
+    """A dump falls in the middle of a coalesced collective: neither half is reported."""
     tracker, names = RecorderTracker(), naming()
     now = T0 + 20_000_000
     part = nccl(1, 2, "scheduled", time_created_ns=now - 10_000_000)
-    assert told(
+    assert changes(
         tracker.apply(dump([nccl(0, 1, time_created_ns=T0 - 10**9), part]), now, names)
     ) == [(1, J | C)]
     assert tracker.held
     assert tracker.taken_at_ns == now - 10_000_001
-    assert told(tracker.apply(dump([part]), LATER, names)) == [(2, J)]
+    assert changes(tracker.apply(dump([part]), LATER, names)) == [(2, J)]
     assert not tracker.held
 
 
 def test_a_coalesced_collective_is_over_when_its_last_part_is() -> None:
-    """The first of two entries is done, the closing one is not: nothing is told before it is."""
+    """The first of two entries is done: no end is reported before the closing entry is done."""
     tracker, names = RecorderTracker(), naming()
     part = {"profiling_name": "nccl:_broadcast_oop"}
     end = nccl(1, 1, "scheduled", profiling_name="nccl:coalesced")
-    assert told(tracker.apply(dump([nccl(0, 1, "scheduled", **part), end]), LATER, names)) == [
+    assert changes(tracker.apply(dump([nccl(0, 1, "scheduled", **part), end]), LATER, names)) == [
         (1, J)
     ]
-    assert told(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == []
+    assert changes(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == []
     end = nccl(1, 1, profiling_name="nccl:coalesced")
-    assert told(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == [(1, C)]
+    assert changes(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == [(1, C)]
 
 
 def test_what_is_over_was_started() -> None:
-    """A recorder with timing shows one op started, and the next one only when it is over."""
+    """A recorder with timing shows the start of one op, and the next op only after its end."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)]), LATER, names)
     tracker.apply(dump([nccl(0, 1), nccl(1, 2)]), LATER, names)
@@ -340,8 +340,8 @@ def test_what_is_over_was_started() -> None:
 
 
 def test_counters_that_count_sends_end_no_collective() -> None:
-    """NCCL numbers sends and collectives alike: of a group with sends the counters say nothing of
-    an open collective that the ring has forgotten."""
+    """NCCL numbers sends and collectives together: in a group with sends the counters do not show
+    whether a collective whose entry was overwritten is over."""
     tracker, names = RecorderTracker(), naming("0", "1")
     send = nccl(0, 0, profiling_name="nccl:send 0->1", is_p2p=True)
     tracker.apply(dump([send, nccl(1, 1, "scheduled"), nccl(2, 1, pg_id=1)]), LATER, names)
@@ -351,12 +351,12 @@ def test_counters_that_count_sends_end_no_collective() -> None:
 
 
 def test_a_recorder_that_shows_active_entries_only() -> None:
-    """Entries that are missing from such a dump are over, and nothing was lost."""
+    """Entries that are missing from a dump of active entries are over, and nothing was lost."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([nccl(3, 4, "scheduled"), nccl(7, 8, "scheduled")]), LATER, names)
     diff = tracker.apply(dump([nccl(7, 8, "scheduled"), nccl(30, 31, "scheduled")]), LATER, names)
     assert diff.lost == 0
-    assert told(diff) == [(4, C), (31, J)]
+    assert changes(diff) == [(4, C), (31, J)]
 
 
 def test_a_group_that_is_set_up_again_is_another_group() -> None:
@@ -366,14 +366,14 @@ def test_a_group_that_is_set_up_again_is_another_group() -> None:
     reborn = gloo(1, 1, pg_id=4, process_group=("0", ""))
     assert tracker.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
     diff = tracker.apply(dump([gloo(0, 1, done=False), reborn]), LATER, names)
-    assert told(diff) == [(1, J | C)]
+    assert changes(diff) == [(1, J | C)]
     former, latter = tracker.groups
     assert former.watermarks == GroupWatermarks(1, -1, 1)
     assert names._dictionary.groups[latter.group].info.name == "0~1"
 
 
 def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again() -> None:
-    """The entry of an old group's send is still in the ring, and open for ever."""
+    """The entry of an old group's send stays in the recorder and is never completed."""
     tracker, names = RecorderTracker(), naming()
     send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
     tracker.apply(dump([send]), LATER, names)
@@ -384,26 +384,26 @@ def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again() -> None:
 
 
 def test_entries_of_an_earlier_attempt_are_not_of_this_one() -> None:
-    """The process has set up all groups again: what the ring still shows of before is passed by."""
+    """The process has set up all groups again: older entries in the recorder are ignored."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
     tracker.begin_attempt()
     names = naming()
     again = gloo(2, 1, pg_id=3, process_group=("0", ""))
     diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2), again]), LATER, names)
-    assert told(diff) == [(1, J | C)]
+    assert changes(diff) == [(1, J | C)]
     assert names._dictionary.groups[diff.rows[0][0]].info.name == "0"
 
 
 def test_a_late_agent_takes_the_last_of_several_groups_of_one_name() -> None:
-    """The ring shows two lives of group 0 at first sight: only the later one is of now."""
+    """The first dump shows two groups named 0: only the later one is current."""
     tracker, names = RecorderTracker(), naming()
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 1, pg_id=3, process_group=("0", ""))]
-    assert told(tracker.apply(dump(entries), LATER, names)) == [(1, J | C)]
+    assert changes(tracker.apply(dump(entries), LATER, names)) == [(1, J | C)]
 
 
 def test_two_backends_of_one_group_count_apart() -> None:
-    """cpu:gloo,cuda:nccl: both count their own seqs, so the service sees two groups."""
+    """cpu:gloo,cuda:nccl: each backend counts its own seqs, so the service sees two groups."""
     tracker, names = RecorderTracker(), naming()
     names.replace({"0": KnownGroup("default_pg", (0, 1), ("gloo", "nccl"))})
     diff = tracker.apply(
@@ -433,7 +433,7 @@ def test_p2p_ops_become_channels() -> None:
 
 
 def test_a_send_that_is_over_ends_those_before_it() -> None:
-    """The ring has forgotten the first, and the second was over when it was read."""
+    """The first entry was overwritten, and the second op was over when it was read."""
     tracker, names = RecorderTracker(), naming()
     send: dict[str, Any] = {"is_p2p": True, "profiling_name": "nccl:send 0->3"}
     tracker.apply(dump([nccl(0, 0, "scheduled", **send), nccl(1, 1)]), LATER, names)
@@ -443,8 +443,8 @@ def test_a_send_that_is_over_ends_those_before_it() -> None:
 
 
 def test_a_send_in_flight_outlives_a_reset() -> None:
-    """No entry will tell its end: it is in flight until the counters move, and then it may be, as
-    long as they are not even."""
+    """No entry will show the end of a send: it is in flight until the counters move, and may be in
+    flight until they are equal."""
     tracker, names = RecorderTracker(), naming()
     send = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:send 0->3")
     tracker.apply(dump([send], g0=(1, -1, 0)), LATER, names)
@@ -457,7 +457,7 @@ def test_a_send_in_flight_outlives_a_reset() -> None:
 
 
 def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
-    """batch_isend_irecv: only the closing entry ever completes, and it speaks for all."""
+    """batch_isend_irecv: only the closing entry completes, and it ends all ops of the batch."""
     tracker, names = RecorderTracker(), naming()
     p2p: dict[str, Any] = {"is_p2p": True, "p2p_seq_id": 5}
     ops = [
@@ -473,7 +473,7 @@ def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
 
 
 def test_a_destroyed_group_has_nothing_outstanding() -> None:
-    """The tap no longer lists a group in which an op was open: nobody waits there any more."""
+    """The tap no longer lists a group in which an op was open: the rank no longer waits in it."""
     tracker, names = RecorderTracker(), naming()
     tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
     tracker.close(lambda name: name == "0")
@@ -492,5 +492,5 @@ def test_a_seq_that_the_wire_cannot_carry_is_passed_by() -> None:
     """One absurd record in a file: the service would refuse the rows of all ranks because of it."""
     tracker, names = RecorderTracker(), naming()
     diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2**60), gloo(2, 2)]), LATER, names)
-    assert told(diff) == [(1, J | C), (2, J | C)]
+    assert changes(diff) == [(1, J | C), (2, J | C)]
     assert watermarks(tracker) == [GroupWatermarks(2, -1, 2)]
