@@ -84,7 +84,7 @@ def run(config: Path | None, **flags: object) -> None:
     async def main() -> None:
         agent = Agent(loaded)
         loop = asyncio.get_running_loop()
-        # What a terminal sends when it closes is a goodbye too, or an alert would cry blind.
+        # A terminal that closes sends SIGHUP: stop properly, or the service reports blind ranks.
         hangs_up = agent.stop if sys.stderr.isatty() else partial(_reload, agent, config, flags)
         handlers = {signal.SIGTERM: agent.stop, signal.SIGINT: agent.stop, signal.SIGHUP: hangs_up}
         for number, handler in handlers.items():
@@ -99,7 +99,7 @@ def run(config: Path | None, **flags: object) -> None:
 
 
 def _reload(agent: Agent, path: Path | None, flags: Mapping[str, object]) -> None:
-    """A file that cannot be used changes nothing."""
+    """Apply the file again; an invalid file changes nothing."""
     from frd import logs
     from frd_agent.config import load
 
@@ -137,9 +137,9 @@ def exec_(
         from frd_agent.launch import checks
 
         done = []
-        for one in checks.of_node(command, run_dir):
-            done.append(one)
-            click.echo(checks.line(one))
+        for check_ in checks.of_node(command, run_dir):
+            done.append(check_)
+            click.echo(checks.line(check_))
         return 0 if checks.as_json(done)["ok"] else 1
     if not command:
         raise click.UsageError("COMMAND...: missing")
@@ -154,5 +154,5 @@ def main() -> None:
 
 
 def run_cli(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code."""
+    """Run one command line; returns its exit code."""
     return usage.run(cli, "frd-agent", arguments)

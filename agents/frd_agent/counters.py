@@ -1,4 +1,4 @@
-"""What the agent counts of itself. Plain numbers; `frd_agent.metrics` shows them."""
+"""Counters of the agent itself; `frd_agent.metrics` exposes them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Counters:
     ranks: int = 0
     """Rank processes under watch that are alive."""
     dumps: Counter[str] = field(default_factory=Counter)
-    """Dumps asked of ranks, by why."""
+    """Dumps requested from ranks, by reason."""
     refused_files: Counter[str] = field(default_factory=Counter)
-    """Files of others' making that could not be used, by kind: ``identity``, ``dump``."""
+    """Files of ranks that could not be used, by kind: ``identity``, ``dump``."""
     dropped_rows: Counter[str] = field(default_factory=Counter)
     """Rows that will never reach the service, by reason: ``overrun``, ``refused``."""
     poll_buckets: list[int] = field(default_factory=lambda: [0] * (len(POLL_BOUNDS) + 1))

@@ -46,8 +46,8 @@ def exec_command(
     is_new = not os.path.isdir(directory)
     env = environment(os.environ, directory, timing=timing, job=job)
     if is_new:
-        _let_agent_in(directory)
-    started = _leave_word(directory, cmd, env)
+        _await_agent(directory)
+    started = _record_start(directory, cmd, env)
     sys.stdout.flush()
     sys.stderr.flush()
     # Python ignores these, and what is ignored stays so across exec: `yes | head` would complain.
@@ -101,7 +101,7 @@ def _set_both(env: dict[str, str], names: tuple[str, str], default: str) -> None
         env.setdefault(name, value)
 
 
-def _let_agent_in(directory: str) -> None:
+def _await_agent(directory: str) -> None:
     """An agent that has waited for this directory to appear needs a moment to take its lock."""
     deadline = time.monotonic() + _AGENT_TURN_S
     while watcher(directory) is None and time.monotonic() < deadline:
@@ -110,10 +110,10 @@ def _let_agent_in(directory: str) -> None:
         select.select((), (), (), 0.05)
 
 
-def _leave_word(directory: str, cmd: Sequence[str], env: dict[str, str]) -> Path | None:
-    """Name the job in `env`, record the command, and say it when no agent watches."""
+def _record_start(directory: str, cmd: Sequence[str], env: dict[str, str]) -> Path | None:
+    """Name the job in `env`, record the command, and warn if no agent watches."""
     if not os.path.isdir(directory):
-        return None  # `environment` has said why
+        return None  # `environment` has printed the reason
     _name_job(directory, cmd, env)
     is_first = all(env.get(name, "0") == "0" for name in _LOCAL_RANKS)  # one line a node
     if is_first and (warning := unwatched(directory)) is not None:
@@ -152,7 +152,7 @@ def unwatched(directory: str) -> str | None:
 
 
 def watcher(directory: str) -> Holder | None:
-    """The agent of this run directory; an unknown one if that cannot be seen."""
+    """The agent of this run directory; an empty `Holder` if the lock cannot be read."""
     try:
         return holder(Path(directory))
     except OSError:
@@ -165,8 +165,8 @@ def _elsewhere(directory: str) -> str | None:
     """
     login = f"/run/user/{os.getuid()}/frd"
     for place in (login, tap.default_run_dir({}), tap.default_run_dir(os.environ)):
-        found = None if place == directory else watcher(place)
-        if found is not None and found.pid:
+        agent = None if place == directory else watcher(place)
+        if agent is not None and agent.pid:
             return place
     return None
 

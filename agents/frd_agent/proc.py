@@ -59,7 +59,7 @@ def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
     # The command's name is in parentheses and may itself contain spaces and parentheses.
     fields = raw[raw.rfind(b")") + 2 :].split()
     fields += [b"0"] * (50 - len(fields))
-    numbers = [int(fields[at]) for at in (1, 11, 12, 19, 23, 25, 49)]
+    numbers = [int(fields[index]) for index in (1, 11, 12, 19, 23, 25, 49)]
     parent, user, system, start, code, stack, status = numbers
     return Stat(fields[0].decode("ascii"), parent, user + system, start, code, stack, status)
 
@@ -94,10 +94,10 @@ def by_parent(stats: Mapping[int, Stat]) -> dict[int, list[int]]:
 def descendants(
     pid: int, children: Mapping[int, list[int]], *, but: Collection[int] = (), most: int = 1 << 20
 ) -> list[int]:
-    """Processes below `pid`, the nearest first; none of `but` and none below them."""
+    """Processes below `pid`, nearest first, without the processes `but` and their descendants."""
     found = [pid]
-    for at in found:
-        found += [child for child in children.get(at, ()) if child not in but and child != pid]
+    for parent in found:
+        found += [child for child in children.get(parent, ()) if child not in but and child != pid]
         if len(found) > most:
             break
     return found[1 : most + 1]

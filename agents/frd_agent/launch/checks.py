@@ -52,8 +52,8 @@ class Check:
 def of_node(
     cmd: Sequence[str], run_dir: Path | None, service: str | None = None
 ) -> Iterator[Check]:
-    """In order. `cmd` is the job's command, perhaps empty; `service` the gRPC address, if known
-    better than from the agent."""
+    """The checks, in order. `cmd` is the job's command and may be empty. `service` is the gRPC
+    address; by default the address that the agent reports to."""
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
     env = starter.environment(os.environ, directory)
     yield from _tap(cmd, env)
@@ -143,7 +143,7 @@ def _variables(shown: Mapping[str, str]) -> Check:
 
 
 def interpreter(cmd: Sequence[str]) -> tuple[str, bool]:
-    """The Python that this command starts, and whether that is sure."""
+    """The Python that this command starts, and whether that is certain."""
     if not cmd:
         launcher = shutil.which("torchrun")
         return (_shebang(launcher) if launcher else None) or sys.executable, True
@@ -248,10 +248,10 @@ def _version() -> str:
 
 
 def _untapped(directory: str) -> Iterator[Check]:
-    """Of commands that run here already."""
+    """Checks of the commands that already run here."""
     for command in commands.running(directory):
         if lost := commands.untapped(command)[1]:
-            named = ", ".join(f"pid {one.pid} ({one.words})" for one in lost[:4])
+            named = ", ".join(f"pid {process.pid} ({process.words})" for process in lost[:4])
             yield Check(
                 "running command",
                 State.FAILED,
@@ -301,7 +301,7 @@ def _stacks(agent: Holder | None) -> Check:
 
 
 def _may_trace(agent: Holder | None) -> bool:
-    """By the agent's capabilities, where it can be seen; else by our own."""
+    """Whether the agent may trace; if that cannot be seen, whether this process may."""
     for pid in (str(agent.pid) if agent is not None and agent.pid else "self", "self"):
         try:
             status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
@@ -313,7 +313,7 @@ def _may_trace(agent: Holder | None) -> bool:
 
 
 def _number_in(path: str, base: int) -> int:
-    """0 where there is no such file: a kernel without that restriction."""
+    """0 if the file is missing: a kernel without that restriction."""
     try:
         return int(Path(path).read_text("ascii"), base)
     except (OSError, ValueError):
@@ -325,7 +325,7 @@ def line(check: Check) -> str:
 
 
 def as_json(checks: Sequence[Check]) -> dict[str, Any]:
-    """``ok`` is false if one has failed."""
+    """``ok`` is false if a check has failed."""
     return {
         "ok": not any(check.state is State.FAILED for check in checks),
         "checks": [

@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Final
 
@@ -34,7 +35,7 @@ def brief(cmd: Sequence[str]) -> str:
     """Program and script, such as ``torchrun train.py``; arguments may hold secrets."""
     if not cmd:
         return ""
-    takes_module = [word for at, word in enumerate(cmd[1:], 1) if cmd[at - 1] == "-m"]
+    takes_module = [word for before, word in pairwise(cmd) if before == "-m"]
     scripts = [script for word in cmd[1:] if (script := _script(word)) is not None]
     return " ".join((PurePath(cmd[0]).name, *(scripts or takes_module)[:1]))[:_MAX_BRIEF]
 
@@ -74,12 +75,12 @@ def _user() -> str:
 def has_id(cmd: Sequence[str], environ: Mapping[str, str]) -> bool:
     """True if torchrun or Slurm has been given an identity for the job."""
     ids = ("--rdzv-id", "--rdzv_id")
-    typed = any(word.partition("=")[0] in ids for word in _own_words(cmd))
-    return typed or "SLURM_JOB_ID" in environ or "PET_RDZV_ID" in environ
+    is_flag_given = any(word.partition("=")[0] in ids for word in _own_words(cmd))
+    return is_flag_given or "SLURM_JOB_ID" in environ or "PET_RDZV_ID" in environ
 
 
 def _own_words(cmd: Sequence[str]) -> Iterator[str]:
-    """Without the arguments of the script that is started."""
+    """The words of `cmd` before the script and its arguments."""
     for word in cmd:
         if word.endswith(_SCRIPTS):
             return
@@ -89,8 +90,8 @@ def _own_words(cmd: Sequence[str]) -> Iterator[str]:
 def is_whole_job(cmd: Sequence[str], environ: Mapping[str, str]) -> bool:
     """True if this command surely starts all ranks of a job: torchrun for one node.
 
-    Only then may this node alone decide what the job is called and which run of it this is: the
-    ranks of other nodes would not know.
+    Only then may this node alone choose the job's name and the number of the run: ranks of other
+    nodes would not know them.
     """
     if any(name in environ for name in _RANK_VARIABLES):
         return False

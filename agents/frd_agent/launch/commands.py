@@ -56,7 +56,7 @@ class Untapped:
 
 
 def record(directory: str, cmd: Sequence[str]) -> Path:
-    """This process is about to become `cmd`.
+    """Record that this process is about to become `cmd`; returns the file.
 
     Raises:
         OSError: the run directory cannot be written to.
@@ -65,23 +65,24 @@ def record(directory: str, cmd: Sequence[str]) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     stat = read_stat(os.getpid())
     path = folder / f"{os.getpid()}.json"
-    temporary = folder / f".{os.getpid()}.tmp"
     text = json.dumps({"start_ticks": stat.start_ticks if stat else 0, "words": brief(cmd)})
-    write_private(temporary, text)
-    temporary.replace(path)
+    write_private(path, text)
     return path
 
 
 def write_private(path: Path, text: str) -> None:
-    """Into a new file: what is there could be a pipe, which would block the command's start.
+    """Replace `path`, through a new file: an existing one could be a pipe, which would block the
+    command's start.
 
     Raises:
         OSError: the folder cannot be written to.
     """
-    path.unlink(missing_ok=True)
+    temporary = path.with_name(f".{path.stem}.tmp")
+    temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with open(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:
+    with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:
         file.write(text)
+    temporary.replace(path)
 
 
 def running(directory: str) -> list[Command]:
@@ -115,8 +116,8 @@ def _read(path: Path, pid: int) -> Command | None:
 
 
 def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list[Untapped]]:
-    """All processes of a command that runs, and those of them that have loaded torch without the
-    tap for longer than `grace_s`; ones that this user may not look into are left out."""
+    """All processes of a running command, and the processes that have loaded torch for longer than
+    `grace_s` without the tap. Processes that this user may not read are left out."""
     stats = read_all()
     pids = {command.pid, *descendants(command.pid, by_parent(stats))}
     found = []
@@ -134,8 +135,8 @@ def untapped(command: Command, grace_s: float = GRACE_S) -> tuple[set[int], list
 def _has_tap(pid: int) -> bool:
     with contextlib.suppress(OSError):
         threads = os.listdir(PROC / str(pid) / "task")
-        return any(_text(pid, f"task/{of}/comm").strip() == tap.THREAD_NAME for of in threads)
-    return True  # it has gone meanwhile
+        return any(_text(pid, f"task/{tid}/comm").strip() == tap.THREAD_NAME for tid in threads)
+    return True  # the process has ended
 
 
 def _text(pid: int, name: str) -> bytes:

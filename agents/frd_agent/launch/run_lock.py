@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The agent that watches a run directory, as it reports itself; unknown parts are empty."""
+    """The agent that watches a run directory, from its lock file; unknown fields are empty."""
 
     pid: int = 0
     """In the agent's own pid namespace."""
@@ -79,12 +79,12 @@ class RunLock:
         return self._busy_since is not None
 
     def keep(self, now_s: float) -> bool:
-        """Whether the lock is held now; to be called again and again, with a monotonic time.
+        """Take or keep the lock; returns whether it is held. Call it at every turn.
 
-        False while the directory does not exist, or when it is not writable, which costs a warning.
+        False if the directory does not exist, or is not writable, which is logged once.
 
         Raises:
-            RunDirBusy: another agent has held it for `PATIENCE_S`.
+            RunDirBusy: another agent has held the lock for `PATIENCE_S`.
         """
         if self._fd is not None and self._is_current(self._fd):
             return True
@@ -134,14 +134,14 @@ class RunLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps(asdict(self._me)).encode("ascii"), 0)
             with contextlib.suppress(OSError):
-                os.fchmod(fd, 0o644)  # ranks of another user may ask; the directory guards it
+                os.fchmod(fd, 0o644)  # ranks of another user may read it; the directory guards it
         except BaseException:
             os.close(fd)
             raise
         return fd
 
     def _is_current(self, fd: int) -> bool:
-        """The name still refers to this file: the directory has not been cleaned up."""
+        """Whether the path still refers to this file: the directory may have been cleaned up."""
         try:
             return os.path.samestat(os.fstat(fd), os.lstat(self._path))
         except OSError:
@@ -152,7 +152,7 @@ def make_default(run_dir: Path, environ: Mapping[str, str]) -> None:
     """Make the run directory if it is the user's default one and the place for it is the user's.
 
     Not in the runtime folder of another user, as after `sudo -E`: that user's ranks could not use
-    it. A failure is no error: the directory is taken up when it appears.
+    it. A failure is no error: the agent uses the directory when it appears.
     """
     if str(run_dir) != tap.default_run_dir(environ):
         return
@@ -163,7 +163,7 @@ def make_default(run_dir: Path, environ: Mapping[str, str]) -> None:
 
 
 def holder(run_dir: Path) -> Holder | None:
-    """The live agent that watches `run_dir`, None when there is none.
+    """The live agent that watches `run_dir`; None if there is none.
 
     Raises:
         OSError: the lock exists and cannot be read.

@@ -39,7 +39,7 @@ class _Written(msgspec.Struct):
 
 
 def begin(directory: str, job: str, *, must_be_free: bool) -> tuple[str, int]:
-    """This process is about to become a run of `job`: the job's name and the number of the run.
+    """Count a run of `job`, which this process is about to become; returns its name and number.
 
     While another run of that name is alive: with `must_be_free` the first free name of ``job-2``,
     ``job-3``, ..; otherwise the same name and number, a conflict that the service reports.
@@ -65,7 +65,7 @@ def begin(directory: str, job: str, *, must_be_free: bool) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Without waiting long: a lock that stays held may cost a number, never the command's start."""
+    """Hold the lock, or go on without it after a short wait: the command must start."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         for _ in range(_TRIES):
@@ -92,9 +92,7 @@ def _last(path: Path) -> tuple[int, bool]:
 def _write(path: Path, number: int) -> None:
     stat = read_stat(os.getpid())
     written = _Written(os.getpid(), stat.start_ticks if stat is not None else 0, number)
-    temporary = path.with_suffix(".tmp")
-    write_private(temporary, msgspec.json.encode(written).decode("ascii"))
-    temporary.replace(path)
+    write_private(path, msgspec.json.encode(written).decode("ascii"))
 
 
 def _tidy(folder: Path) -> None:

@@ -14,14 +14,17 @@ from frd_agent.launch import commands
 _EVERY_S: Final = 1.0
 _LOOK_S: Final = 5.0
 _LOOK_LATER_S: Final = 30.0
-"""Interval after a minute without a new process: a command that is no job may run for days."""
+"""Interval after a minute without a new command: a command that is no job may run for days."""
 
 log = logging.getLogger(__name__)
 
 
 class LaunchWatch:
-    """`living` are the pids of the ranks that the agent watches. A process may have torch without
-    the tap for `grace_s`."""
+    """Warns about ranks without a tap.
+
+    `living` returns the pids of the ranks that the agent watches. A process may have torch without
+    the tap for `grace_s`.
+    """
 
     def __init__(
         self, run_dir: Path, living: Callable[[], set[int]], grace_s: float = commands.GRACE_S
@@ -32,7 +35,7 @@ class LaunchWatch:
         self._settled: set[commands.Command] = set()
         """Commands of which a rank has been seen, or a warning has been logged."""
         self._met: dict[commands.Command, float] = {}
-        """When this agent first saw the others."""
+        """When this agent first saw each running command."""
         self._look_at = 0.0
 
     async def run(self) -> None:
@@ -49,10 +52,8 @@ class LaunchWatch:
             return
         running = commands.running(self._directory)
         self._settled &= set(running)
-        self._met = {of: at for of, at in self._met.items() if of in running}
+        self._met = {command: self._met.get(command, now) for command in running}
         fresh = [command for command in running if command not in self._settled]
-        for command in fresh:
-            self._met.setdefault(command, now)
         if fresh:
             await asyncio.to_thread(self._judge, fresh, self._living())
         new = any(now - self._met[command] < 60 for command in fresh)
@@ -71,11 +72,11 @@ class LaunchWatch:
 
 
 def warning(command: commands.Command, lost: list[commands.Untapped]) -> str:
-    one = lost[0]
+    first = lost[0]
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return (
-        f"pid {one.pid}{more} ({one.words}), started by `frd-agent exec -- {command.words}`: has "
-        "loaded torch without the tap, so its rank is not watched: does the launch script replace "
-        "PYTHONPATH, or start python -S? install frd in that environment, and check with "
+        f"pid {first.pid}{more} ({first.words}), started by `frd-agent exec -- {command.words}`: "
+        "has loaded torch without the tap, so its rank is not watched: does the launch script "
+        "replace PYTHONPATH, or start python -S? install frd in that environment, and check with "
         "`frd-agent exec --check -- CMD`"
     )

@@ -1,12 +1,12 @@
-"""When to read one rank's whole ring: often enough to lose no entries, rarely enough to cost
+"""When to read all recorders of a rank: often enough to lose no entries, rarely enough to cost
 little.
 
 The tap's counters are free and come about once a second; a dump costs the rank's server thread
-about 16 µs an entry. So the ring is asked for when somewhat more than half of it is new, when the
-counters have come to rest over an op in flight (a job that hangs looks like that, and then a dump
-says all), when they have not been heard of for seconds (the GIL is held, or the process is stopped;
-the socket needs neither), and otherwise only as often as a small share of a core allows. Pure:
-times come in as monotonic seconds.
+about 16 µs an entry. So a dump is requested when more than about half of the recorder is new; when
+the counters stop during an op in flight (a hang looks like that, and then a dump shows
+everything); when the counters are seconds old (the GIL is held, or the process is stopped; the
+socket needs neither); and otherwise only as often as a small share of a core allows. Pure: times
+are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Raw: TypeAlias = Mapping[RawKey, Status]
 
 @dataclass(frozen=True, slots=True)
 class PollPolicy:
-    """All in seconds, where no other unit is said."""
+    """Values are in seconds unless another unit is given."""
 
     ring_entries: int = 2_000
     """Size of the ring until a dump shows more."""
@@ -35,14 +35,14 @@ class PollPolicy:
     still_s: float = 1.0
     """Counters that have not moved for this long are at rest."""
     stale_s: float = 2.0
-    """Counters older than this, or than two publications take, say nothing of now."""
+    """Counters older than this, or than two publications, say nothing about the present."""
     stale_every_s: float = 3.0
     min_interval_s: float = 1.0
-    """Between two dumps of one rank, whatever happens."""
+    """Least time between two dumps of one rank."""
     entry_cost_s: float = 16e-6
     """What one entry of a dump costs the rank."""
     cost_share: float = 0.005
-    """Of a core, for dumps that nothing urgent asks for."""
+    """Share of a core for dumps without an urgent reason."""
     min_refresh_s: float = 2.0
     max_refresh_s: float = 6.5
     """Between dumps of a moving rank, which is known as of the last one: below what the service
@@ -82,7 +82,7 @@ class PollSchedule:
         self._ring = policy.ring_entries
         self._retry = False
 
-    # -- what is seen --------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------
 
     def see(
         self, raw: Raw | None, age_s: float, *, exact: bool, now: float, every_s: float = 1.0
@@ -104,27 +104,27 @@ class PollSchedule:
             self._moved_at = now - age_s
 
     def asked(self, now: float) -> None:
-        """A dump is being asked for; that counts whether it comes or not."""
+        """A dump was requested; this counts even if no answer comes."""
         self._asked_at = now
         self._asked_raw = self._raw
         self._retry = False
 
     def dumped(self, raw: Raw, entries: int) -> None:
-        """It came: with these counters, and with `entries` in its largest ring."""
+        """A dump came, with these counters and with `entries` in the largest recorder."""
         self._dumped_raw = raw
         self._known_raw = self._asked_raw
         self._entries = entries
         self._ring = max(self._ring, entries)
 
     def retry(self) -> None:
-        """It came, but cannot be used yet."""
+        """A dump came, but cannot be used yet."""
         self._retry = True
 
     def rested_s(self, now: float) -> float:
         """For how long the counters have not moved."""
         return now - self._moved_at
 
-    # -- what is due ---------------------------------------------------------------------------
+    # -- decisions -----------------------------------------------------------------------------
 
     @property
     def age_s(self) -> float:
