@@ -1,9 +1,8 @@
 """The service as one object: built, started, stopped; `frd serve` only parses flags.
 
 Engine, streams, evaluation and HTTP share one event loop and need no locks; what touches a disk
-runs in threads. Here is the only place that reads the clock for the engine, and the only one that
-knows all parts: everything else gets what it needs handed in. `App` is also the `ServiceView` that
-HTTP sees.
+runs in threads. This is the only module that reads the clock for the engine, and the only one that
+knows all parts: every other module gets its dependencies as arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,15 +27,15 @@ from frd import __version__
 from frd.address import split_address
 from frd.config import Config, StoreLimits, changed_keys, needs_restart
 from frd.engine.engine import Engine
-from frd.errors import ConfigError, ServiceUnavailable, StoreError
-from frd.model import AlignedNs, AttemptKey, Finding, FindingEvent, FindingState
+from frd.errors import ConfigError, StoreError
+from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
 from frd.service.access.http_guard import HttpGuard
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
-from frd.service.findings.dismissal import Dismissal
+from frd.service.clocks.real_time import RealTime
 from frd.service.findings.dumper import Dumper
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.notifier import Notifier
@@ -50,45 +49,17 @@ from frd.service.journal.settings import Settings
 from frd.service.journal.writer import JournalWriter
 from frd.service.metrics.loop_lag import LoopLag
 from frd.service.servers import GrpcServer, HttpServer
-from frd.service.state import Counters, DumpResult, ServiceState
+from frd.service.state import Counters, ServiceState
+from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
-from frd.store.findings import FindingStore, Place
+from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits
 from frd.views import StatusView
 
 _CLOCKS_EVERY_S: Final = 0.5
 _PRUNE_EVERY_S: Final = 60.0
-_SLOWER: Final = 2_500
-_STALE_AFTER_S: Final = 5.0
 
 log = logging.getLogger(__name__)
-
-
-class RealTime:
-    """CLOCK_REALTIME that never runs backwards.
-
-    After a step back it goes on with the raw clock, a little slower, until the wall clock has
-    caught up: if it stood still, nothing would ever have waited too long. No faster than the kernel
-    itself slews a clock, or the clocks of all nodes would seem to run away from it.
-    """
-
-    def __init__(
-        self, wall: Callable[[], int] = time.time_ns, raw: Callable[[], int] = raw_now
-    ) -> None:
-        self._wall = wall
-        self._raw = raw
-        self._last = wall()
-        self._read_at = raw()
-
-    def __call__(self) -> AlignedNs:
-        # In this order: the process may lose its core in between, and what passes then must not be
-        # reckoned a second time.
-        wall = self._wall()
-        read_at = self._raw()
-        passed = read_at - self._read_at
-        self._last = max(wall, self._last + passed - passed // _SLOWER)
-        self._read_at = read_at
-        return AlignedNs(self._last)
 
 
 class App:
@@ -159,13 +130,14 @@ class App:
         self._responder = Responder(
             self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
         )
+        view = ServiceView(self._evaluator, self._findings, self._dumps, self._dumper, now)
         self._loop_lag = LoopLag()
         self._forgotten_findings = 0
         self._grpc = GrpcServer(
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
         )
         self._http = HttpServer(
-            self._guarded(create_app(self)),
+            self._guarded(create_app(view)),
             config.http,
             self._certificates,
             config.limits.http_connections_per_peer,
@@ -254,69 +226,7 @@ class App:
             address = f"{socket.gethostname()}:{port}"
         return f"{'http' if self._certificates is None else 'https'}://{address}"
 
-    # -- what HTTP sees ------------------------------------------------------------------------
-
-    def state(self) -> ServiceState:
-        return self._evaluator.state
-
-    def not_ready(self) -> str | None:
-        evaluated_at = self._evaluator.state.evaluated_at or 0
-        if self._now() - evaluated_at > _STALE_AFTER_S * 1e9:
-            return "the last evaluation is stale: see the service's log"
-        return None
-
-    def findings(
-        self, *, state: FindingState | None, job: str | None, limit: int
-    ) -> Sequence[Finding]:
-        if state is FindingState.OPEN:  # open findings are in memory
-            found = [f for f in self.state().open_findings() if job in (None, f.job)]
-        else:
-            stored = self._findings.query(state=state, job=job, limit=limit)
-            kept_back = [
-                f
-                for f in self._evaluator.kept_back()
-                if job in (None, f.job) and state in (None, f.state)
-            ]
-            shown = {f.id: f for f in (*stored, *kept_back)}
-            still_open = {f.id: f for f in self.state().open_findings() if f.id in shown}
-            found = list((shown | still_open).values())
-        return sorted(found, key=lambda f: (-f.opened_at, f.id))[:limit]
-
-    def history(
-        self,
-        *,
-        after: Place,
-        since: AlignedNs,
-        until: AlignedNs | None,
-        job: str | None,
-        limit: int,
-    ) -> Sequence[Finding]:
-        return self._findings.page(after=after, since=since, until=until, job=job, limit=limit)
-
-    def finding(self, finding_id: str) -> Finding | None:
-        # An open finding from memory: the store has its last change.
-        known = (*self.state().open_findings(), *self._evaluator.kept_back())
-        live = next((f for f in known if f.id == finding_id), None)
-        return live or self._findings.get(finding_id)
-
-    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
-        try:
-            return await self._evaluator.dismiss(dismissal)
-        except TimeoutError:
-            raise ServiceUnavailable(
-                f"finding: {dismissal.finding}: not closed: the service is too busy:  "
-                "see its log, and try again"
-            ) from None
-
-    async def take_dump(
-        self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
-    ) -> DumpResult:
-        return await self._dumper.take(key, ranks, stacks=stacks, timeout_s=timeout_s)
-
-    def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
-        return self._dumps.tar(dump_id)
-
-    # -- what is published ---------------------------------------------------------------------
+    # -- publishing ---------------------------------------------------------------------
 
     def _project(self, status_view: StatusView) -> ServiceState:
         self._streams.keep(frozenset(view.key for view in status_view.attempts))

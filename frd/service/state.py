@@ -1,42 +1,38 @@
-"""What the service lets the outside see: one immutable state, and the narrow door behind HTTP.
+"""The state that the service publishes after every evaluation, as one immutable value.
 
-The app publishes a `ServiceState` after every evaluation; metrics and the JSON API are
-projections of it and hold nothing themselves, so that a scrape can never see half an update and
-a slow reader can never hold up ingest. `ServiceView` is all that `frd.service.http.routes` may ask
-of the app: it knows no engine, no stream and no database.
+Metrics and the JSON API are projections of a `ServiceState` and hold nothing themselves. So a
+scrape never sees half an update, and a slow reader never delays ingest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from frd.model import AlignedNs, AttemptKey, Finding, FindingState, Kind, RankState
 from frd.service.clocks.view import ClockView
-from frd.service.findings.dismissal import Dismissal
 from frd.service.ingest.job_runs import JobWarning
-from frd.store.findings import Place
 from frd.views import AttemptView, StatusView
 
 UNWATCHED: Final = "unwatched"
 RANK_STATES: Final = (*(state.value for state in RankState), UNWATCHED)
-"""What a rank is shown as."""
+"""The states that metrics and the API show."""
 _OVER: Final = (RankState.EXITED, RankState.FINISHED)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What one agent that has spoken to this service watches: a host as a rule."""
+    """One agent that has reported to this service, and the ranks that it watches."""
 
     node: str
     boot_id: str
     connected: bool
     """The agent's stream is up."""
     reporting: bool
-    """Connected, and heard of recently enough to be believed."""
+    """Connected, and its last message is recent."""
     last_message_at: AlignedNs
-    """When the service last heard of it; 0 before the first message."""
+    """When its last message arrived; 0 before the first one."""
     clock: ClockView
     ranks: Mapping[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
     """Sorted global ranks that the node hosts."""
@@ -49,14 +45,14 @@ class Counters:
     entries: int = 0
     """Entry rows applied."""
     duplicates: int = 0
-    """Entry rows that were known already."""
+    """Entry rows that an earlier agent process had already reported."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Streams refused by `WireError.reason`; `memory`: samples that cannot be true; `job_name`:
     rank processes of a job whose name another running job has."""
     clock_refused: Mapping[str, int] = field(default_factory=dict)
-    """Timestamps not believed and clock streams not served, by `pings.REASONS`."""
+    """Refused timestamps and clock streams, by `pings.REASONS`."""
     evicted: Mapping[str, int] = field(default_factory=dict)
-    """Things that the service (not the engine) dropped to stay within limits, by what."""
+    """What the service (not the engine) dropped to stay within limits, by kind of thing."""
     store_errors: Mapping[str, int] = field(default_factory=dict)
     """Failed writes, by store: findings, journal, dumps."""
     findings: Mapping[tuple[str, Kind], int] = field(default_factory=dict)
@@ -64,7 +60,7 @@ class Counters:
     http_refused: Mapping[str, int] = field(default_factory=dict)
     """Requests and connections refused by HTTP, by reason."""
     handshakes_failed: int = 0
-    """TLS handshakes with agents that came to nothing."""
+    """TLS handshakes with agents that failed."""
     throttled: int = 0
     """Messages after which a stream had to wait."""
     notifications: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -93,7 +89,7 @@ class ServiceState:
     """Configured number of agents by job; a job without one expects those it has seen."""
 
     def latest_attempts(self) -> dict[str, AttemptView]:
-        """The attempt that every job is at: others are history and only confuse."""
+        """The present attempt of every job."""
         ordered = sorted(self.status_view.attempts, key=lambda v: (not v.superseded, v.key.attempt))
         return {view.key.job: view for view in ordered}
 
@@ -102,10 +98,10 @@ class ServiceState:
 
 
 def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, AlignedNs]:
-    """Ranks that run as far as is known, without an agent that reports, and since when.
+    """Ranks that run, as far as known, without an agent that reports; with the time since when.
 
-    The engine keeps the state that an agent reported last, which is evidence. People and metrics
-    must not take it for the present: a rank that was live when its agent ended is `unwatched`.
+    The engine keeps the last state that an agent reported. That is evidence, but not the present: a
+    rank that was live when its agent ended is shown as `unwatched`.
     """
     watched: set[int] = set()
     heard: dict[int, AlignedNs] = {}
@@ -125,57 +121,9 @@ def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, Alig
 
 @dataclass(frozen=True, slots=True)
 class DumpResult:
-    """What came of a dump request; `id` names the stored folder."""
+    """The result of a dump request; `id` names the stored folder."""
 
     id: str
     answered: tuple[int, ...]
     failed: Mapping[int, str]
-    """Ranks without a dump, and why."""
-
-
-class ServiceView(Protocol):
-    """All that HTTP may ask. Only `take_dump` and `dismiss` may take time, and it is bounded."""
-
-    def state(self) -> ServiceState: ...
-
-    def not_ready(self) -> str | None:
-        """Why the service cannot serve yet or any more; None when it can."""
-
-    def findings(
-        self, *, state: FindingState | None, job: str | None, limit: int
-    ) -> Sequence[Finding]:
-        """Newest first. Called from a worker thread: reads the database."""
-
-    def history(
-        self,
-        *,
-        after: Place,
-        since: AlignedNs,
-        until: AlignedNs | None,
-        job: str | None,
-        limit: int,
-    ) -> Sequence[Finding]:
-        """A page of all stored findings, oldest first. Called from a worker thread."""
-
-    def finding(self, finding_id: str) -> Finding | None:
-        """Called from a worker thread."""
-
-    async def dismiss(self, dismissal: Dismissal) -> Finding | None:
-        """Close a finding by hand: the closed finding, or None when no such finding is open.
-
-        Raises:
-            ServiceUnavailable: when the evaluation does not get to it.
-        """
-
-    async def take_dump(
-        self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
-    ) -> DumpResult:
-        """Ask the agents of `ranks` (None: all) and store what comes.
-
-        Raises:
-            ServiceUnavailable: when no agent of the attempt is connected.
-            StoreError: when the dump cannot be stored.
-        """
-
-    def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
-        """The folder as a tar stream; None when there is no such dump."""
+    """Ranks without a dump, with the reason."""

@@ -20,9 +20,9 @@ from frd.engine.engine import Engine
 from frd.engine.policy import Policy
 from frd.errors import FrdError, WireError
 from frd.model import FindingEvent, ServiceRawNs
-from frd.service.app import RealTime
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Asked
+from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import Evaluator
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.ingest.watermark_buffer import WatermarkBuffer

@@ -14,9 +14,9 @@ from frd.rpc import open_clock
 from frd.service.access.admission import Admission
 from frd.service.access.grants import Tokens
 from frd.service.access.token_bucket import TokenBucket
-from frd.service.app import RealTime
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
+from frd.service.clocks.real_time import RealTime
 from frd.service.servers import GrpcServer
 from frd_agent.config import load
 from frd_agent.uplink.endpoint import Endpoint

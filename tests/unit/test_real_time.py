@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from frd.service.app import RealTime
+from frd.service.clocks.real_time import RealTime
 
 S = 1_000_000_000
 HOUR = 3600 * S

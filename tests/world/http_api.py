@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from frd.model import (
 from frd.service.findings.dismissal import Dismissal
 from frd.service.http.routes import create_app
 from frd.service.state import DumpResult, ServiceState
+from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
-from frd.store.findings import FindingStore, Place
+from frd.store.findings import FindingStore
 from frd.views import AttemptView, StatusView
 from frd.wire import Part
 from tests.world.views import NOW, SECOND, attempt_view, group_view, node_view, rank_view
@@ -71,7 +72,7 @@ def finding(number: int, job: str = "train") -> Finding:
 
 
 class Service:
-    """A service without streams or engine: a fixed state over real stores."""
+    """A service over real stores, with a fixed state and agents that answer from a script."""
 
     def __init__(self, folder: Path, jobs: Sequence[AttemptView]) -> None:
         self.store = FindingStore(folder / "findings.sqlite")
@@ -83,34 +84,13 @@ class Service:
         self.store.save([FindingEvent(Change.OPENED, item) for item in (*findings, closed)])
         ranks = {view.key: (0, 1) for view in jobs}
         node = node_view("node0", ranks, heard_s=0.5, behind_ns=1_000_000, boot="boot0")
-        self.shown = ServiceState(StatusView(NOW, jobs, findings), [node])
-        self.why_not_ready: str | None = None
-        self.asked: list[tuple[AttemptKey, tuple[int, ...] | None, bool, float]] = []
+        self.state = ServiceState(StatusView(NOW, jobs, findings), [node], evaluated_at=NOW)
+        self.now = NOW
+        self.asked: list[tuple[AttemptKey, Sequence[int] | None, bool, float]] = []
+        self.view = ServiceView(self, self.store, self.dumps, self, lambda: self.now)
 
-    def state(self) -> ServiceState:
-        return self.shown
-
-    def not_ready(self) -> str | None:
-        return self.why_not_ready
-
-    def findings(
-        self, *, state: FindingState | None, job: str | None, limit: int
-    ) -> Sequence[Finding]:
-        return self.store.query(state=state, job=job, limit=limit)
-
-    def history(
-        self,
-        *,
-        after: Place,
-        since: AlignedNs,
-        until: AlignedNs | None,
-        job: str | None,
-        limit: int,
-    ) -> Sequence[Finding]:
-        return self.store.page(after=after, since=since, until=until, job=job, limit=limit)
-
-    def finding(self, finding_id: str) -> Finding | None:
-        return self.store.get(finding_id)
+    def kept_back(self) -> list[Finding]:
+        return []
 
     async def dismiss(self, dismissal: Dismissal) -> Finding | None:
         found = self.store.get(dismissal.finding)
@@ -122,8 +102,8 @@ class Service:
         self.store.save([FindingEvent(Change.CLOSED, closed)])
         return closed
 
-    async def take_dump(
-        self, key: AttemptKey, ranks: tuple[int, ...] | None, *, stacks: bool, timeout_s: float
+    async def take(
+        self, key: AttemptKey, ranks: Sequence[int] | None, *, stacks: bool, timeout_s: float
     ) -> DumpResult:
         self.asked.append((key, ranks, stacks, timeout_s))
         if key.job == "gone":
@@ -133,9 +113,6 @@ class Service:
         failed = {1: "no answer within 1 s"}
         dump_id = writer.finish({"answered": [0], "failed": {"1": failed[1]}})
         return DumpResult(dump_id, (0,), failed)
-
-    def dump_tar(self, dump_id: str) -> Iterator[bytes] | None:
-        return self.dumps.tar(dump_id)
 
 
 @dataclass
@@ -155,7 +132,7 @@ class Client:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._app = create_app(service)
+        self._app = create_app(service.view)
 
     def get(self, path: str, query: str = "") -> Answer:
         return self.send("GET", path, query)

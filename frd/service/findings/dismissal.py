@@ -1,4 +1,4 @@
-"""Closing a finding by hand: the request, its form in the journal, the reason that people see."""
+"""A request to close a finding by hand: its form in the journal, and the reason that users see."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Takes a dump: asks the agents, stores answers as they arrive, records which ranks did not answer.
+"""Takes dumps: asks the agents, stores answers as they arrive, and records ranks without an answer.
 
-A rank has answered when its dump is whole. Stacks are extra: a rank without one still counts, and
-summary.json says what is missing. `rank_<rank>.json` is the agent's report plus what only the
-service knows: the clock's offset, and which source the dump came from.
+A rank has answered when its dump is complete. Stacks are optional: summary.json lists the ranks
+without one. `rank_<rank>.json` is the agent's report, with two things that only the service knows:
+the clock's offset and the source of the dump.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Dumper:
         self, key: AttemptKey, asking: AsyncGenerator[list[Answer], None], taking: _Taking
     ) -> DumpResult:
         async with aclosing(asking) as asked:
-            # Whether any agent is connected is known when the first answers arrive.
+            # The first answers show that an agent is connected.
             answers = await anext(asked)
             writer = await asyncio.to_thread(self._store.create, key, self._now())
             try:
@@ -132,18 +132,18 @@ class Dumper:
 
 
 class _Taking:
-    """Parts received of each rank so far."""
+    """The parts that have arrived, by rank."""
 
     def __init__(self, on_stack: OnStack) -> None:
         self.sources: dict[int, str] = {}
-        """Ranks whose dump is whole, and which source gave it."""
+        """Ranks whose dump is complete, with its source."""
         self.failed: dict[int, str] = {}
         self._without_stack: dict[int, str] = {}
         self._texts: dict[tuple[int, Part], bytearray] = {}
         self._on_stack = on_stack
 
     def take(self, answers: Sequence[Answer]) -> list[Answer]:
-        """The pieces that should be stored as they are."""
+        """Add answers; returns the pieces to be stored unchanged."""
         stored = []
         for answer in answers:
             if answer.part is not Part.DUMP:
@@ -157,7 +157,7 @@ class _Taking:
         return stored
 
     def identity(self, rank: int) -> dict[str, Any]:
-        """The agent's JSON object, empty when there is none that can be read."""
+        """The agent's JSON object; empty when there is none, or it cannot be parsed."""
         try:
             value = json.loads(self._texts.get((rank, Part.IDENTITY), b"{}"))
         except (ValueError, RecursionError):

@@ -1,10 +1,10 @@
 """Advances the engine, stores its findings, and then publishes them.
 
 The only writer of the published state. Evidence that arrives in between (a stack, a dump's id)
-waits for the next evaluation, and brings it forward. A store that fails, or a disk that does not
-answer, must not suppress an alert: the finding is published anyway, the failure is counted, and
-storing is tried again every time. The same holds for a fault in one job: other jobs are not
-affected, and the evaluation counts as stale.
+waits for the next evaluation and triggers it. A store that fails, or a disk that does not respond,
+must not suppress an alert: the finding is published without being stored, the failure is counted,
+and the next evaluation tries again. A fault in one job does not affect other jobs, but the
+evaluation then counts as stale.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 
 
 class Evaluator:
-    """`project` makes the state that goes out with a snapshot; `publish` gets the changes.
-    `settle` is called before each evaluation, at the same moment: a replay does the same."""
+    """`project` turns a status view into the published state; `publish` gets changes of findings.
+    `settle` is called before each evaluation with its time, as in a replay."""
 
     def __init__(
         self,
@@ -67,26 +67,26 @@ class Evaluator:
         self._publish = publish
         self._settle = settle
         self._evidence: list[tuple[str, Evidence]] = []
-        """By id of the finding; not applied yet."""
+        """Evidence that is not applied yet, each with the id of its finding."""
         self._dismissals: list[tuple[Dismissal, asyncio.Future[Finding | None]]] = []
-        """Not applied yet, each with its waiting caller."""
+        """Dismissals that are not applied yet, each with the future that its caller awaits."""
         self._unsaved: dict[str, FindingEvent] = {}
-        """By finding; what the store has not taken yet."""
+        """The last change of each finding that is not stored yet, by id."""
         self._unsaved_pauses: dict[str, JobPauses] = {}
-        """The same, by job."""
+        """Learned pauses that are not stored yet, by job."""
         self._saving: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._stopping = False
         self._broken = ""
 
     def kept_back(self) -> list[Finding]:
-        """What has been published although the store has not taken it. For any thread."""
+        """Findings that are published but not stored. Any thread may call this."""
         published = {finding.id for finding in self.state.status_view.findings}
         unsaved = [event.finding for event in list(self._unsaved.values())]
         return [finding for finding in unsaved if finding.id in published]
 
     def attach(self, finding_id: str, evidence: Evidence) -> None:
-        """Put evidence into an open finding, soon."""
+        """Put evidence into an open finding at the next evaluation."""
         self._evidence.append((finding_id, evidence))
         self._wake.set()
 
@@ -95,7 +95,7 @@ class Evaluator:
         such finding is open.
 
         Raises:
-            TimeoutError: the evaluation does not get to it.
+            TimeoutError: no evaluation closed it in time.
         """
         closed: asyncio.Future[Finding | None] = asyncio.get_running_loop().create_future()
         self._dismissals.append((dismissal, closed))
@@ -104,7 +104,7 @@ class Evaluator:
             return await closed
 
     def take_up(self) -> None:
-        """Go on with what an earlier process of the service found and learned.
+        """Restore the open findings and learned pauses of an earlier process of the service.
 
         Raises:
             StoreError: the store cannot be read.
@@ -136,7 +136,7 @@ class Evaluator:
             await asyncio.wait({self._saving}, timeout=SAVE_WITHIN_S)
 
     def stop(self) -> None:
-        """`run` evaluates once more, sees to the disk what was found, and returns."""
+        """Have `run` evaluate once more, store the result, and return."""
         self._stopping = True
         self._wake.set()
 
@@ -181,12 +181,12 @@ class Evaluator:
     async def _save(self, events: Sequence[FindingEvent]) -> None:
         for event in events:
             earlier = self._unsaved.get(event.finding.id)
-            # An opening that has not been stored is still one: it must reach the disk for sure.
+            # A finding whose opening is not stored yet must be stored as an opening.
             opening = earlier is not None and earlier.change is Change.OPENED
             change = Change.OPENED if opening else event.change
             self._unsaved[event.finding.id] = FindingEvent(change, event.finding)
         if self._saving is not None and not self._saving.done():
-            return  # the disk still does not answer: alerts do not wait for it again
+            return  # the disk still does not respond: alerts do not wait for it again
         if self._unsaved or self._unsaved_pauses:
             saving = self._store_all(dict(self._unsaved), dict(self._unsaved_pauses))
             self._saving = asyncio.create_task(saving)
@@ -200,7 +200,7 @@ class Evaluator:
         try:
             await asyncio.to_thread(self._store.save, list(unsaved.values()))
             await asyncio.to_thread(self._store.save_pauses, list(pauses.values()))
-        except Exception as error:  # of whatever kind: it must not keep a finding back
+        except Exception as error:  # any error: it must not hold a finding back
             self._log_store_error(str(error) or repr(error))
             return
         for finding_id, event in unsaved.items():

@@ -1,4 +1,4 @@
-"""What a webhook is sent about findings, and when: pure, no thread and no socket.
+"""Which messages about findings a webhook gets, and when. Pure: no thread and no socket.
 
 A finding causes at most four messages: it opens, it becomes critical, it gets its first suspect, it
 closes. If two of these happen together, a target gets one message, for the first of them in its
@@ -19,7 +19,7 @@ from frd.forms import finding_json
 from frd.model import Change, Finding, FindingEvent, Kind, Severity
 
 VERSION: Final = 1
-"""Of the JSON form. It changes when a key loses its meaning, not when keys are added."""
+"""Version of the JSON form. It changes when a key loses its meaning, not when keys are added."""
 _MAX_SLACK_CHARS: Final = 3_500
 _MAX_SUSPECTS: Final = 16
 
@@ -34,20 +34,20 @@ class Notice:
 
 @dataclass(slots=True)
 class _Seen:
-    """What has been news of an open finding."""
+    """What has already been announced of an open finding."""
 
     critical: bool
     suspect: bool
 
 
 class News:
-    """Finds out what of the engine's events is news. Knows all findings that are open."""
+    """Turns events of the engine into notices, and remembers what was announced."""
 
     def __init__(self, known: Iterable[Finding] = ()) -> None:
         self._seen = {finding.id: _seen(finding) for finding in known}
 
     def of(self, event: FindingEvent) -> Sequence[Notice]:
-        """What happened, the most important first."""
+        """The notices of an event, the most important first."""
         finding = event.finding
         match event.change:
             case Change.OPENED:
@@ -80,15 +80,15 @@ def _names(seen: _Seen) -> list[NotifyEvent]:
 
 
 class Choice:
-    """What one target is sent of the news."""
+    """Selects the notices that one target gets."""
 
     def __init__(self, target: NotifyTarget, known: Iterable[Finding] = ()) -> None:
         self._target = target
         self._announced = {finding.id for finding in known if self._is_severe(finding)}
-        """Open findings that it was sent something about."""
+        """Open findings about which the target got a message."""
 
     def of(self, notices: Sequence[Notice]) -> Notice | None:
-        """The one of `notices`, which are of one finding and one moment, to send."""
+        """The notice to send, out of those of one finding at one moment; None for no message."""
         chosen = next((n for n in notices if self._wants(n)), None)
         for notice in notices:
             if notice.event == "closed":
@@ -200,5 +200,5 @@ def _command(finding: Finding) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As Slack wants it; so nothing in a job's name becomes a mention or a link."""
+    """Text escaped for Slack, so that nothing in a job's name becomes a mention or a link."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,10 +1,10 @@
 """Collects evidence when a finding opens: dumps and stacks of the ranks involved.
 
 The ranks involved, suspects first, are asked for dumps and stacks once per finding; a suspect that
-is named later is asked for its stack alone. Child processes are read of suspects only. Stacks go
-into the finding as they come, also of the ranks that wait, one of which becomes its witness; the
-dump's id when the dump is stored. This evidence is optional, so an error here is logged and the
-finding stays as it is.
+is named later is asked for its stack alone. Only suspects are asked for stacks of child processes.
+Each stack goes into the finding as soon as it arrives, including stacks of ranks that wait, one of
+which becomes the witness. The id of the dump follows when the dump is stored. Evidence is optional:
+an error is logged, and the finding stays as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from frd.model import Activity, AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.findings.dumper import Dumper
 
 NOT_STANDING: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
-"""Kinds that ranks are left alone with: where they are just now says nothing of it."""
+"""Kinds for which no rank is asked: where a rank is at the moment does not explain them."""
 MAX_INVOLVED: Final = 64
 """Ranks that are dumped for one finding."""
 MAX_AT_ONCE: Final = 4
@@ -57,7 +57,7 @@ class Responder:
                 self._asked[finding.id] = set(suspects)
                 self._start(finding, _involved(finding), dump=self.keep_dumps)
             else:
-                # A finding from before a restart has had its answers: its suspects are not new.
+                # The suspects of a finding from before a restart were asked then.
                 asked = self._asked.setdefault(finding.id, set(suspects))
                 if new := [rank for rank in suspects if rank not in asked]:
                     asked.update(new)
@@ -106,7 +106,7 @@ class Responder:
 
 
 def _involved(finding: Finding) -> list[int]:
-    """Ranks of a finding, the most important first."""
+    """The ranks of a finding, the most important first."""
     suspects = [suspect.rank for suspect in finding.suspects]
     collective = finding.collective
     members = (*collective.missing_ranks, *collective.waiting_ranks) if collective else ()

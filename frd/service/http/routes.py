@@ -1,4 +1,4 @@
-"""HTTP: metrics, health, the JSON API and runbooks, through the interface `ServiceView`.
+"""HTTP: metrics, health, the JSON API and runbooks, over a `ServiceView`.
 
 Routes, checks of what came in, and the form of errors; what an answer means is decided elsewhere.
 Every error is ``{"error": "what: which: what to do"}``. Whatever is large or touches the disk is
@@ -30,7 +30,8 @@ from frd.service.findings.dismissal import MAX_REASON_CHARS, Dismissal
 from frd.service.http import runbooks
 from frd.service.http.json_api import API_VERSION, findings_json, job_json, jobs_json
 from frd.service.metrics import collector
-from frd.service.state import ServiceState, ServiceView
+from frd.service.state import ServiceState
+from frd.service.view import ServiceView
 from frd.store.findings import Place
 from frd.views import AttemptView
 

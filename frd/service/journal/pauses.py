@@ -1,4 +1,4 @@
-"""The form in which the journal keeps what the engine knew of the pauses of jobs: a line a job."""
+"""The learned pauses of jobs as a record of the journal: one line for each job."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def decoded(data: bytes, form: type[_Form], what: str) -> _Form:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Keys that this version does not know are ignored, absent ones have their defaults."""
+    """Keys that this version does not know are ignored. Absent keys have their defaults."""
 
     version: str = "unknown"
     policy: Policy = field(default_factory=Policy)
