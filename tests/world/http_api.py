@@ -100,6 +100,9 @@ class Service:
             found, state=FindingState.CLOSED, closed_at=NOW, close_reason=dismissal.close_reason
         )
         self.store.save([FindingEvent(Change.CLOSED, closed)])
+        still_open = [one for one in self.state.open_findings() if one.id != closed.id]
+        status_view = dataclasses.replace(self.state.status_view, findings=still_open)
+        self.state = dataclasses.replace(self.state, status_view=status_view)
         return closed
 
     async def take(
