@@ -232,7 +232,7 @@ def broken(report: dict[str, Any]) -> list[str]:
     rows, partition = report["rows"], report["partition"]
     growths = [report[f"{who}_growth_bytes_per_min"] for who in ("service", "agent")]
     kept = {
-        "nobody is blamed": not report["findings"],
+        "no rank is blamed": not report["findings"],
         "no row is lost": rows["missing"] == rows["unwritten_at_kills"] + rows["gap"],
         "no row is invented": not rows["invented"],
         "memory is flat": all(growth is None or growth < MOST_GROWTH for growth in growths),

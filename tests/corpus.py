@@ -161,10 +161,10 @@ def _programs(
     pp: int,
     groups: dict[str, tuple[str, tuple[int, ...]]],
 ) -> dict[int, list[Op]]:
-    mine: dict[int, dict[str, str]] = {rank: {} for rank in range(world)}
+    group_of: dict[int, dict[str, str]] = {rank: {} for rank in range(world)}
     for name, (desc, ranks) in groups.items():
         for rank in ranks:
-            mine[rank][desc] = name
+            group_of[rank][desc] = name
     script = [step for _ in range(dice.choice([1, 2, 3])) for step in _iteration(dice, pp)]
     stage = world // pp
     programs: dict[int, list[Op]] = {}
@@ -173,7 +173,7 @@ def _programs(
         sent: dict[tuple[int, int], int] = {}
         at, program = rank // stage, []
         for desc, name in script:
-            if (group := mine[rank].get(desc)) is None:
+            if (group := group_of[rank].get(desc)) is None:
                 continue
             if name in ("forward", "backward"):
                 way = 1 if name == "forward" else -1
@@ -183,7 +183,7 @@ def _programs(
                         op = "recv" if dst == at else "send"
                         program.append(Op(group, op, number, src, dst))
                         if dst == at:
-                            program += _compute(seqs, mine[rank])
+                            program += _compute(seqs, group_of[rank])
                 continue
             program.append(_next(seqs, group, name))
         programs[rank] = program
@@ -207,8 +207,8 @@ def _iteration(dice: random.Random, pp: int) -> Iterator[tuple[str, str]]:
     yield "DATA", "_all_gather_base"
 
 
-def _compute(seqs: dict[str, int], mine: dict[str, str]) -> list[Op]:
-    return [_next(seqs, mine["TENSOR"], "all_reduce")]
+def _compute(seqs: dict[str, int], groups: dict[str, str]) -> list[Op]:
+    return [_next(seqs, groups["TENSOR"], "all_reduce")]
 
 
 def _next(seqs: dict[str, int], group: str, name: str) -> Op:
@@ -290,11 +290,15 @@ class _Play:
         self._dice = random.Random(-1 - made.seed)
         self._fault = {injected.rank: injected for injected in made.faults}
         self._programs = {rank: list(program) for rank, program in made.programs.items()}
-        for one in made.faults:
-            if one.fault is Fault.ORDER:
-                program = self._programs[one.rank]
-                program[one.at : one.at + 2] = reversed(program[one.at : one.at + 2])
-        self._dead = {_target(made, one) for one in made.faults if one.fault is Fault.NETWORK}
+        for injected in made.faults:
+            if injected.fault is Fault.ORDER:
+                program = self._programs[injected.rank]
+                program[injected.at : injected.at + 2] = reversed(
+                    program[injected.at : injected.at + 2]
+                )
+        self._dead = {
+            _target(made, injected) for injected in made.faults if injected.fault is Fault.NETWORK
+        }
         self._over = dict.fromkeys(range(made.world), 0)
         self._began: dict[Key, list[tuple[int, Step]]] = {}
         self._now = 0.0
@@ -307,8 +311,8 @@ class _Play:
         return any([*moved, *[self._complete(key) for key in list(self._began)]])
 
     def _enqueue(self, rank: int) -> bool:
-        mine, fault = self.steps[rank], self._fault.get(rank)
-        at, program = len(mine), self._programs[rank]
+        steps, fault = self.steps[rank], self._fault.get(rank)
+        at, program = len(steps), self._programs[rank]
         if at >= len(program) or at - self._over[rank] >= self._made.ahead:
             return False
         step = Step(program[at], created=self._now + self._dice.random() * 0.5)
@@ -318,7 +322,7 @@ class _Play:
             if fault.fault in (Fault.SIZE, Fault.OP):
                 step.wrong = fault.fault
                 self._dead.add(step.op.key)
-        mine.append(step)
+        steps.append(step)
         return True
 
     def _begin(self, rank: int) -> bool:
@@ -332,11 +336,11 @@ class _Play:
         return True
 
     def _complete(self, key: Key) -> bool:
-        those = self._began[key]
+        joined = self._began[key]
         size = 2 if key[2] >= 0 else len(self._made.groups[key[0]][1])
-        if len(those) < size or key in self._dead:
+        if len(joined) < size or key in self._dead:
             return False
-        for rank, step in those:
+        for rank, step in joined:
             fault = self._fault.get(rank)
             alone = fault is not None and fault.fault is Fault.ALONE
             if not (alone and fault is not None and self._over[rank] == fault.at):
@@ -367,29 +371,35 @@ class Truth:
 
 def truth(made: Job) -> Truth:
     heads = {rank: _head(made, rank) for rank in range(made.world)}
-    there = {r for r in heads if r not in made.missing}
-    evidence = [(one, *_evidence(made, one, heads, there)) for one in made.faults]
-    came = [(one, ranks, seen) for one, ranks, has_come, seen in evidence if has_come]
+    dumped = {r for r in heads if r not in made.missing}
+    evidence = [(injected, *_evidence(made, injected, heads, dumped)) for injected in made.faults]
+    came = [(injected, ranks, seen) for injected, ranks, has_come, seen in evidence if has_come]
     named = {rank for _, ranks, seen in came if seen for rank in ranks}
     tolerated = {rank for _, ranks, _ in came for rank in ranks}
     clear = all(seen for _, _, seen in came)
-    wrong = [one for one, _, _ in came if one.fault in (Fault.SIZE, Fault.OP)]
+    wrong = [injected for injected, _, _ in came if injected.fault in (Fault.SIZE, Fault.OP)]
     if len(came) > 1:
         # What is held up by another fault too is not a first cause, and a mismatch, of each group
         # the first, speaks for all that it holds up.
-        clear &= all(one.fault is not Fault.NETWORK for one, _, _ in came)
-        named -= {r for one, ranks, _ in came if one.fault is Fault.ORDER for r in ranks}
-        named |= {r for one, ranks, _ in came if one.fault is not Fault.ORDER for r in ranks}
+        clear &= all(injected.fault is not Fault.NETWORK for injected, _, _ in came)
+        named -= {r for injected, ranks, _ in came if injected.fault is Fault.ORDER for r in ranks}
+        named |= {
+            r for injected, ranks, _ in came if injected.fault is not Fault.ORDER for r in ranks
+        }
     if wrong:
         first: dict[str, int] = {}
-        for one in wrong:
-            op = made.programs[one.rank][one.at]
+        for injected in wrong:
+            op = made.programs[injected.rank][injected.at]
             first[op.group] = min(op.seq, first.get(op.group, op.seq))
-        foremost = [one for one in wrong if _op_of(made, one).seq == first[_op_of(made, one).group]]
-        named = {one.rank for one in foremost}
-        for one in foremost:
-            members = set(made.groups[_op_of(made, one).group][1])
-            if 2 * len(members & there - named) <= len(members & there):
+        foremost = [
+            injected
+            for injected in wrong
+            if _op_of(made, injected).seq == first[_op_of(made, injected).group]
+        ]
+        named = {injected.rank for injected in foremost}
+        for injected in foremost:
+            members = set(made.groups[_op_of(made, injected).group][1])
+            if 2 * len(members & dumped - named) <= len(members & dumped):
                 clear = False  # no majority: all of them are named
                 tolerated |= members
     if not next(iter(made.groups)).isdecimal() and (made.active_only or made.ring < 100):
@@ -399,7 +409,7 @@ def truth(made: Job) -> Truth:
         frozenset(tolerated),
         clear,
         stuck=any(h is not None for h in heads.values()),
-        came=tuple(one for one, _, _ in came),
+        came=tuple(injected for injected, _, _ in came),
     )
 
 
@@ -412,48 +422,52 @@ def _head(made: Job, rank: int) -> Step | None:
 
 
 def _evidence(
-    made: Job, one: Injected, heads: dict[int, Step | None], there: set[int]
+    made: Job, injected: Injected, heads: dict[int, Step | None], dumped: set[int]
 ) -> tuple[set[int], bool, bool]:
     """Whom it is about, whether it came about at all, and whether the dumps show it."""
-    mine = made.steps[one.rank]
-    members = set(made.groups[made.programs[one.rank][one.at].group][1])
-    key = _target(made, one)
+    steps = made.steps[injected.rank]
+    members = set(made.groups[made.programs[injected.rank][injected.at].group][1])
+    key = _target(made, injected)
 
     def waits(rank: int) -> bool:
         head = heads[rank]
-        return head is not None and head.op.key == key and rank in there
+        return head is not None and head.op.key == key and rank in dumped
 
-    match one.fault:
+    match injected.fault:
         case Fault.CPU_STUCK:
-            came = len(mine) == one.at and heads[one.rank] is None
-            joined = {step.op.key for step in mine}
+            came = len(steps) == injected.at and heads[injected.rank] is None
+            joined = {step.op.key for step in steps}
             held = {
                 r
                 for r, h in heads.items()
-                if h is not None and one.rank in _meet(made, h.op) and h.op.key not in joined
+                if h is not None and injected.rank in _meet(made, h.op) and h.op.key not in joined
             }
-            seen = one.rank in there and bool(held & there)
-            return {one.rank}, came and bool(held), seen
+            seen = injected.rank in dumped and bool(held & dumped)
+            return {injected.rank}, came and bool(held), seen
         case Fault.ALONE:
-            head = heads[one.rank]
-            came = _is_at(mine, one.at, head) and _all_began(made, key)
-            others = [r for r in members - {one.rank} if r in there and _ended(made, r, key)]
-            return {one.rank}, came, one.rank in there and bool(others)
+            head = heads[injected.rank]
+            came = _is_at(steps, injected.at, head) and _all_began(made, key)
+            others = [r for r in members - {injected.rank} if r in dumped and _ended(made, r, key)]
+            return {injected.rank}, came, injected.rank in dumped and bool(others)
         case Fault.DEVICE:
-            head = heads[one.rank]
-            came = _is_at(mine, one.at, head)
-            started = [r for r in members - {one.rank} if waits(r) and _began(made, r, key)]
-            any_started = [r for r in members - {one.rank} if _began(made, r, key)]
-            return {one.rank}, came and bool(any_started), one.rank in there and bool(started)
+            head = heads[injected.rank]
+            came = _is_at(steps, injected.at, head)
+            started = [r for r in members - {injected.rank} if waits(r) and _began(made, r, key)]
+            any_started = [r for r in members - {injected.rank} if _began(made, r, key)]
+            return (
+                {injected.rank},
+                came and bool(any_started),
+                injected.rank in dumped and bool(started),
+            )
         case Fault.SIZE | Fault.OP:
-            those = {r for r in members if any(s.op.key == key for s in made.steps[r])}
-            came = one.rank in those and len(those) > 1
-            return {one.rank}, came, one.rank in there and len(those & there) > 2
+            callers = {r for r in members if any(s.op.key == key for s in made.steps[r])}
+            came = injected.rank in callers and len(callers) > 1
+            return {injected.rank}, came, injected.rank in dumped and len(callers & dumped) > 2
         case Fault.ORDER:
-            return _order_evidence(made, one, heads, there)
+            return _order_evidence(made, injected, heads, dumped)
         case Fault.NETWORK:
             came = _all_began(made, key)
-            return set(), came, all(r in there for r in members)
+            return set(), came, all(r in dumped for r in members)
 
 
 def _meet(made: Job, op: Op) -> set[int]:
@@ -479,23 +493,23 @@ def _ended(made: Job, rank: int, key: Key) -> bool:
 
 
 def _order_evidence(
-    made: Job, one: Injected, heads: dict[int, Step | None], there: set[int]
+    made: Job, injected: Injected, heads: dict[int, Step | None], dumped: set[int]
 ) -> tuple[set[int], bool, bool]:
     """Those in one of the two ops while the rank is in the other; all of them make the circle."""
-    first, second = made.programs[one.rank][one.at : one.at + 2]
-    head = heads[one.rank]
+    first, second = made.programs[injected.rank][injected.at : injected.at + 2]
+    head = heads[injected.rank]
     if head is None or head.op.key != second.key:
         return set(), False, False
     common = set(made.groups[first.group][1]) & set(made.groups[second.group][1])
-    circle = {one.rank}
-    for rank in common - {one.rank}:
+    circle = {injected.rank}
+    for rank in common - {injected.rank}:
         other = heads[rank]
         if other is not None and other.op.key == first.key:
             circle.add(rank)
-    seen = circle <= there
+    seen = circle <= dumped
     if made.ahead > 1:  # all others came, so that the order of devices is all that is left
         others = {*made.groups[first.group][1], *made.groups[second.group][1]}
-        seen = others <= there and all(
+        seen = others <= dumped and all(
             any(step.op.key == op.key for step in made.steps[rank])
             for op in (first, second)
             for rank in made.groups[op.group][1]
@@ -523,8 +537,8 @@ def trace(made: Job) -> Trace:
     for rank in range(made.world):
         if rank in made.missing:
             continue
-        mine = [name for name in names if rank in made.groups[name][1]]
-        pg_ids = dict(zip(mine, sorted(dice.sample(range(40), len(mine))), strict=True))
+        own_groups = [name for name in names if rank in made.groups[name][1]]
+        pg_ids = dict(zip(own_groups, sorted(dice.sample(range(40), len(own_groups))), strict=True))
         rows = _rows(made, rank, pg_ids)
         status = _status(rows, pg_ids)
         if made.active_only:

@@ -56,7 +56,7 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
                 )
                 for node in range(64)
             ]
-            await asyncio.gather(*(one.introduce() for one in peers))
+            await asyncio.gather(*(peer.introduce() for peer in peers))
             speaking = asyncio.create_task(stall(peers))
             host, _, port = service.http.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))

@@ -140,9 +140,14 @@ async def test_a_real_gpu_agrees(tmp_path: Path) -> None:
             await until(lambda: len(kinds(service)) >= 5, "a series of each kind")
             await asyncio.to_thread(rank.do, "cuda 512")
             for kind in (SeriesKind.TORCH_RESERVED, SeriesKind.PROCESS_USED):
-                (series,) = [one for one in service.samples if one.kind is kind]
+                (series,) = [
+                    series_info for series_info in service.samples if series_info.kind is kind
+                ]
                 await until(partial(rose, service, series, 512 * MIB), kind)
-            assert len({one.device for one in service.samples if one.device}) == 1
+            assert (
+                len({series_info.device for series_info in service.samples if series_info.device})
+                == 1
+            )
             assert await asyncio.to_thread(rank.do, "overflow") == "out of memory\n"
             await until(lambda: bool(service.events), "the event")
             (event,) = service.events

@@ -37,7 +37,7 @@ class Swap:
 
     def _places(self, tree: ast.AST) -> Iterator[Callable[[], None]]:
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
-        for node in sorted(nodes, key=lambda one: (one.lineno, one.col_offset)):
+        for node in sorted(nodes, key=lambda place: (place.lineno, place.col_offset)):
             match node:
                 case ast.Compare(ops=ops):
                     for at, op in enumerate(ops):
@@ -101,10 +101,14 @@ def find(package: str, function: str) -> FunctionType:
     owner, _, name = function.rpartition(".")
     found: dict[str, list[Any]] = {"function": [], "method": []}
     for module in _modules(package):
-        own = [one for one in vars(module).values() if _is_of(one, module)]
-        classes = [one for one in own if inspect.isclass(one) and owner in ("", one.__name__)]
-        found["method"] += [vars(one)[name] for one in classes if name in vars(one)]
-        found["function"] += [one for one in own if one is vars(module).get(name) and not owner]
+        own = [member for member in vars(module).values() if _is_of(member, module)]
+        classes = [
+            member for member in own if inspect.isclass(member) and owner in ("", member.__name__)
+        ]
+        found["method"] += [vars(member)[name] for member in classes if name in vars(member)]
+        found["function"] += [
+            member for member in own if member is vars(module).get(name) and not owner
+        ]
     fitting = found["function"] or found["method"]
     if len(fitting) != 1:
         raise LookupError(f"{package}: {len(fitting)} functions are named {function}")

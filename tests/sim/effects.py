@@ -119,17 +119,17 @@ class Effects:
         """Ranks of which each waits for the next."""
         free: set[int] = set()
 
-        def hangs(one: SimRank) -> bool:
-            if one.rank in path or _is_stuck(one, self._job.now):
+        def hangs(rank: SimRank) -> bool:
+            if rank.rank in path or _is_stuck(rank, self._job.now):
                 return True
-            if one.head is None or one.rank in free:
+            if rank.head is None or rank.rank in free:
                 return False
-            path.add(one.rank)
-            others = (self._job.ranks[number] for number in _absent(one.head))
+            path.add(rank.rank)
+            others = (self._job.ranks[number] for number in _absent(rank.head))
             if any(not o.alive or o.stopped or o.is_held or hangs(o) for o in others):
                 return True
-            path.remove(one.rank)
-            free.add(one.rank)
+            path.remove(rank.rank)
+            free.add(rank.rank)
             return False
 
         return hangs(rank)
@@ -208,7 +208,11 @@ class Effects:
 
     def met(self, meeting: Meeting) -> None:
         """All members have joined. They may have waited for a straggler."""
-        late = [one for one in self._stragglers if one.began is not None and one.healed is None]
+        late = [
+            straggler
+            for straggler in self._stragglers
+            if straggler.began is not None and straggler.healed is None
+        ]
         if not late or meeting.op.is_p2p or meeting.size < 2:
             return
         *_, before, last = by_time = sorted(meeting.present, key=lambda record: record.came_at)
@@ -240,7 +244,11 @@ class Effects:
     def look_for_hidden(self) -> None:
         """A rank that waits in a send or receive of Gloo looks like a rank that does not join,
         because no recorder shows these ops. From recorders alone, naming it is no mistake."""
-        hangs = [one for one in self._job.injected if one.began and one.healed is None]
+        hangs = [
+            injected
+            for injected in self._job.injected
+            if injected.began and injected.healed is None
+        ]
         if not hangs:
             return
         long_ago = self._job.now - 2 * self._job.plan.step_ns
@@ -253,9 +261,9 @@ class Effects:
             injected.may_name |= hidden - injected.culprits
 
 
-def _forget(those: list[Injected], injected: Injected) -> None:
-    if injected in those:
-        those.remove(injected)
+def _forget(known: list[Injected], injected: Injected) -> None:
+    if injected in known:
+        known.remove(injected)
 
 
 def _is_stuck(rank: SimRank, now: int) -> bool:

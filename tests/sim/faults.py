@@ -110,7 +110,9 @@ def draw_fault(dice: random.Random, plan: JobPlan, job: Job) -> Fault | None:
     if kind is FaultKind.NETWORK:
         return Fault(kind, ())
     able = [rank.rank for rank in job.ranks if _is_able(kind, plan, rank)]
-    victims = {rank for one in job.injected if one.healed is None for rank in one.culprits}
+    victims = {
+        rank for injected in job.injected if injected.healed is None for rank in injected.culprits
+    }
     if not (able := [rank for rank in able if rank not in victims]):
         return None
     match kind:

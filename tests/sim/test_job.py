@@ -68,7 +68,7 @@ def test_members_of_a_group_record_the_same(plan: JobPlan) -> None:
     for members in seen.values():
         shortest = min(map(len, members))
         assert max(map(len, members)) - shortest <= 6
-        assert all(one[:shortest] == members[0][:shortest] for one in members)
+        assert all(seqs[:shortest] == members[0][:shortest] for seqs in members)
         seqs = list(dict.fromkeys(seq for seq, *_ in members[0]))
         assert seqs == list(range(1, len(seqs) + 1))
 

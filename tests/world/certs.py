@@ -41,7 +41,7 @@ class Authority:
         """Files `name`.pem and `name`.key for these names (default: this machine)."""
         key = ec.generate_private_key(ec.SECP256R1())
         until = datetime.now(UTC) + (-_DAY if expired else _DAY)
-        alternatives = [_general(one) for one in names or ("localhost", "127.0.0.1")]
+        alternatives = [_general(name) for name in names or ("localhost", "127.0.0.1")]
         certificate = (
             self._builder(_name(name), key, until)
             .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)

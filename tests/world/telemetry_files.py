@@ -52,7 +52,7 @@ def event(at_s: float = 0.0, **changes: Any) -> dict[str, Any]:
 
 
 def lines(events: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(one).encode() + b"\n" for one in events)
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
 def write(path: Path, data: bytes | Iterable[dict[str, Any]]) -> Path:

@@ -36,7 +36,7 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
 
         def all_named() -> tuple[dict[str, Any], dict[int, Any]] | None:
             for finding in client.get("/api/v1/findings")["findings"]:
-                suspects = {one["rank"]: one for one in finding["suspects"]}
+                suspects = {suspect["rank"]: suspect for suspect in finding["suspects"]}
                 if set(suspects) == {1, 2, 3} and all(s.get("doing") for s in suspects.values()):
                     return finding, suspects
             return None
@@ -51,7 +51,7 @@ def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
             f"waits for its DataLoader worker pid {stuck['pid']}: {place} __getitem__"
         )
         assert Path(f"/proc/{stuck['pid']}/comm").read_text() == "pt_data_worker\n"
-        assert [one["doing"] for one in waits["workers"][1:]] == ["waits for work"]
+        assert [worker["doing"] for worker in waits["workers"][1:]] == ["waits for work"]
         assert "idle: used no processor time" in waits["evidence"]
         assert saves["doing"] == "saving a checkpoint"
         assert saves["stack"][0] == f"doing.py:{line_of('torch.save(')} in save"
