@@ -1,4 +1,4 @@
-"""Answers to the service's requests: a rank's dump, who it is, and what it is doing.
+"""Answers to the service's requests: a rank's dump, its identity, and its stacks.
 
 Every part is answered, with data or with the reason why there is none, within the time that the
 service gives. For a rank that no longer answers, its last known dump is used.
@@ -30,7 +30,7 @@ from frd_agent.recorder.naming import KnownGroup
 from frd_agent.recorder.recorders import KeptDump
 
 _MARGIN: Final = 0.8
-"""Of the time given, what the rank may use; the rest is for the way back."""
+"""The share of the request's time that the rank may use; the rest is for the answer's way back."""
 _DUMP_S: Final = 5.0
 _HANDLER_S: Final = 2.0
 
@@ -38,7 +38,7 @@ Send: TypeAlias = Callable[[ResponsePart], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _RankDump:
     dump: Dump
     source: str
     taken_at_ns: NodeNs
@@ -52,7 +52,7 @@ async def answer(
     *,
     others: Collection[int] | None = None,
 ) -> None:
-    """All parts that `request` wants of one rank. `files`: dump files of it, newest first.
+    """Send all parts that `request` asks of one rank. `files`: its dump files, newest first.
 
     `others` are the pids of all ranks, if the stacks of this one's child processes are wanted: a
     rank is never a worker of another rank.
@@ -82,41 +82,44 @@ async def _answer_dump(
     await _send(rank, request, Part.IDENTITY, send, data=identity, source=found.source)
 
 
-async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: float) -> _Found:
-    """The best dump there is: now from the rank, else its last one, else a file.
+async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: float) -> _RankDump:
+    """The best available dump: from the rank now, else its last one, else a file.
 
     Raises:
-        FrdError: there is none; the message says why the rank did not answer.
+        FrdError: there is no dump; the message says why the rank did not answer.
     """
-    said: FrdError | TimeoutError | None = None
+    refusal: FrdError | TimeoutError | None = None
     if isinstance(rank, Rank):
         try:
             if not rank.is_gone:
                 async with asyncio.timeout(budget_s):
                     return _chosen(await rank.ask(budget_s), "")
         except (FrdError, TimeoutError) as error:
-            said = error
+            refusal = error
         if kept := rank.kept():
             newest = max(dump.taken_at_ns for dump in kept)
             if not files or files[0].written_at_ns <= newest:
                 return _chosen(kept, f", kept from {utc_text(newest)}")
     if files:
         file = files[0]
-        return _Found(file.dump, f"file {file.path.name}", file.written_at_ns)
-    raise said or DumpError(f"{rank}: gone, and it left no dump")
+        return _RankDump(file.dump, f"file {file.path.name}", file.written_at_ns)
+    raise refusal or DumpError(f"{rank}: gone, and it left no dump")
 
 
-def _chosen(kept: Sequence[KeptDump], suffix: str) -> _Found:
-    """One recorder's dump is used for the rank: one with something open, NCCL's before Gloo's."""
+def _chosen(kept: Sequence[KeptDump], suffix: str) -> _RankDump:
+    """The rank's dump, from one recorder: one with open entries, NCCL's before Gloo's."""
     found = [
-        _Found(parse(dump.data, source=dump.source), dump.source + suffix, dump.taken_at_ns)
+        _RankDump(parse(dump.data, source=dump.source), dump.source + suffix, dump.taken_at_ns)
         for dump in kept
     ]
     if not found:
         raise DumpError("no recorder gave a dump")
     return max(
         reversed(found),
-        key=lambda one: (any(not e.retired for e in one.dump.entries), bool(one.dump.entries)),
+        key=lambda kept: (
+            any(not entry.retired for entry in kept.dump.entries),
+            bool(kept.dump.entries),
+        ),
     )
 
 
@@ -203,7 +206,7 @@ def _who(rank: Rank | FileRank) -> tuple[AttemptKey, RankInfo]:
     return rank.key, rank.info
 
 
-def _identity(rank: Rank | FileRank, found: _Found | None, error: str) -> bytes:
+def _identity(rank: Rank | FileRank, found: _RankDump | None, error: str) -> bytes:
     """``rank_<rank>.json`` of a dump folder; the service adds the clock's offset."""
     key, info = _who(rank)
     document = {

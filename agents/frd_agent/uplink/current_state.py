@@ -32,7 +32,7 @@ _V = TypeVar("_V")
 
 
 class _Latest(Generic[_K, _V]):
-    """The newest value by key, and the keys whose value the stream has not been given."""
+    """The newest value by key, and the keys whose value was not sent on the stream."""
 
     def __init__(self) -> None:
         self.values: dict[_K, _V] = {}
@@ -72,7 +72,7 @@ class CurrentState:
         self._waiting: set[Pair] = set()
         """Pairs with something outstanding."""
 
-    # -- what is true --------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------
 
     def set_watermarks(self, rank: int, group: int, watermarks: GroupWatermarks) -> None:
         pair = rank, group
@@ -86,7 +86,7 @@ class CurrentState:
             self.set_as_of(rank, progress.as_of_ns)
 
     def expect(self, rank: int, group: int) -> None:
-        """The rank is in the group; nothing is known of what it did there."""
+        """The rank is in the group; its progress there is unknown."""
         if (rank, group) not in self._watermarks.values:
             self.set_watermarks(rank, group, GroupWatermarks())
 
@@ -96,7 +96,7 @@ class CurrentState:
             self._as_of.put(rank, at_ns)
 
     def set_back(self, by_ns: int) -> None:
-        """The wall clock went back by this: no time that was just true may lie in the future."""
+        """The wall clock was set back: no time of a rank may be in its future."""
         times = self._as_of.values
         times.update({rank: NodeNs(max(at_ns - by_ns, 1)) for rank, at_ns in times.items()})
 
@@ -115,10 +115,10 @@ class CurrentState:
         for table in (self._as_of, self._status, self._channels):
             table.forget(rank)
 
-    # -- what is to be sent --------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------
 
     def rewind(self) -> None:
-        """A new stream has been given nothing."""
+        """A new stream: everything is unsent."""
         for table in (self._watermarks, self._as_of, self._status, self._channels):
             table.rewind()
 
@@ -143,17 +143,18 @@ class CurrentState:
         return Statuses(tuple(self._status.values[rank] for rank in ranks)) if ranks else None
 
     def is_sent(self, rank: int) -> bool:
-        """The stream has been given the rank's last status."""
+        """The rank's last status was sent on the current stream."""
         return rank not in self._status.unsent
 
     def someone_waits(self, now_ns: int) -> bool:
-        """A collective is slow enough that its end or its age is news, and not long known."""
+        """True if a collective is slow enough that the service should soon get its end or its age,
+        and has not been slow for long."""
         heads = (self._watermarks.values[pair].head_created_ns for pair in self._waiting)
         return _SLOW_NS < now_ns - min(heads, default=now_ns) < _LONG_KNOWN_NS
 
     @property
     def has_news(self) -> bool:
-        """Something that should not wait for the next round of watermarks."""
+        """True if something should not wait for the next round of watermarks."""
         return bool(self._status.unsent or self._channels.unsent)
 
     def _columns(self, pairs: list[Pair], seen: list[int]) -> WatermarkColumns:

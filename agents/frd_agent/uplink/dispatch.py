@@ -46,7 +46,7 @@ class Dispatch:
 
     @property
     def must_reopen(self) -> bool:
-        """The stream has declared about as much as one stream may."""
+        """The stream is near its limit of declarations."""
         return self._indexes.full
 
     def open(self, *, knows_nothing: bool) -> None:
@@ -55,19 +55,19 @@ class Dispatch:
             open_now = [int(i) for batch in self._in_flight() for i in batch.signature]
             self._dictionary.keep_signatures([*open_now, *self._outbox.used_signatures()])
         self._indexes = StreamIndexes(self._dictionary)
-        self._say_all_again(replay=knows_nothing)
+        self._send_all_again(replay=knows_nothing)
 
     def resync(self) -> None:
         """The service asks for everything again, on this stream."""
-        self._say_all_again(replay=True)
+        self._send_all_again(replay=True)
 
     def ack(self, revisions: dict[int, int]) -> None:
-        """By stream index."""
+        """`revisions` are by stream index."""
         ranks = {self._indexes.rank_of(index): revision for index, revision in revisions.items()}
         self._outbox.ack({rank: n for rank, n in ranks.items() if rank is not None})
 
     def round_s(self, now_ns: NodeNs) -> float:
-        """How often watermarks are due: more often while a stall may be about to be found."""
+        """The interval between rounds of watermarks: shorter while a stall may be imminent."""
         return _ROUND_WAITING_S if self._current.someone_waits(now_ns) else _ROUND_S
 
     def rank_of(self, stream_index: int) -> int | None:
@@ -77,7 +77,7 @@ class Dispatch:
         return list(self._indexes.translate(event))
 
     def next(self, now_ns: NodeNs, *, watermarks_due: bool) -> list[AgentEvent]:
-        """The next messages, in order; none when the service knows all that is due."""
+        """The next messages, in order; empty if nothing is due."""
         event: About | None
         if self._replays:
             event = self._replays.popleft()
@@ -93,7 +93,7 @@ class Dispatch:
             event = self._samples.next_batch()
         return [] if event is None else self.translate(event)
 
-    def _say_all_again(self, *, replay: bool) -> None:
+    def _send_all_again(self, *, replay: bool) -> None:
         self._outbox.rewind()
         self._current.rewind()
         self._samples.rewind()

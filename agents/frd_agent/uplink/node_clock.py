@@ -49,7 +49,7 @@ from frd_agent.uplink.stream import PROVEN_S, Backoff
 READ_EVERY_S: Final = 0.25
 BURST: Final = 8
 _BURST_AFTER_STEP: Final = 3
-"""The service believes nothing that began before it."""
+"""After a step, the service ignores exchanges that began before it."""
 _TOGETHER: Final = 2
 """The first ping wakes both hosts and is slow; the second is not, and carries the first
 answer's arrival."""
@@ -60,7 +60,7 @@ _LONGEST_PAUSE_S: Final = 60.0
 _TRIES: Final = 3
 _GOOD_SLACK_NS: Final = 2_000
 _SLEW: Final = 500e-6
-"""What the kernel does at most to bring a clock round without a step."""
+"""The kernel's maximum rate of correction without a step."""
 STEP_NS: Final = 1_000_000
 """A smaller step is not sent immediately; the service sees it a second later."""
 
@@ -71,7 +71,7 @@ class ClockReading(NamedTuple):
     raw_ns: NodeRawNs
     real_ns: NodeNs
     slack_ns: int
-    """The wall clock was read within this of the raw one."""
+    """The two clocks were read at most this far apart."""
 
 
 def raw_now() -> NodeRawNs:
@@ -79,7 +79,7 @@ def raw_now() -> NodeRawNs:
 
 
 def read_clocks() -> ClockReading:
-    """Both clocks; the tightest of a few tries, for the kernel may take the core in between."""
+    """Both clocks: the closest of a few pairs of readings, as the kernel may preempt in between."""
     best = None
     for _ in range(_TRIES):
         before, real, after = raw_now(), NodeNs(time.time_ns()), raw_now()
@@ -97,7 +97,7 @@ class Clock:
     hello: ClockHello
     stats: Counters
     on_step: Callable[[int], None]
-    """The wall clock has stepped, by so many nanoseconds."""
+    """Called with the size of a step of the wall clock, in nanoseconds."""
     read: Callable[[], ClockReading] = read_clocks
     roll: Callable[[float, float], float] = random.uniform
     _readings: deque[ClockReading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
@@ -106,7 +106,7 @@ class Clock:
     _pong: tuple[int, NodeRawNs] | None = None
     _pause_s: float = _PING_EVERY_S
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
-    _complained: str = ""
+    _last_warning: str = ""
 
     # -- readings ------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Clock:
         return reading
 
     def stamp(self, event: AgentEvent) -> AgentEvent:
-        """The last touch to what is about to be sent: watermarks take the newest reading along."""
+        """Add the newest reading to watermarks immediately before they are sent."""
         if not isinstance(event, Watermarks) or (reading := self.look()) is None:
             return event
         if not self._stepped.is_set():  # else the next ping carries all of it
@@ -140,7 +140,7 @@ class Clock:
         return replace(event, sent_at_ns=real_ns, sent_raw_ns=raw_ns, sent_slack_ns=slack_ns)
 
     def take_readings(self) -> Readings:
-        """Those that have not been taken yet."""
+        """The readings that have not been taken yet."""
         table = np.array(self._readings, np.int64).reshape(-1, 3)
         self._readings.clear()
         return Readings(*table.T)
@@ -155,11 +155,11 @@ class Clock:
             try:
                 await self._live(connection.clock())
             except FrdError as error:
-                self._complain(str(error))
+                self._warn(str(error))
             except Exception as error:
-                if self._complained != repr(error):
+                if self._last_warning != repr(error):
                     log.exception("clock: unexpected error")
-                self._complained = repr(error)
+                self._last_warning = repr(error)
             if time.monotonic() - began > PROVEN_S:
                 backoff.reset()
             await asyncio.sleep(backoff.next_s())
@@ -169,7 +169,10 @@ class Clock:
         tasks: list[asyncio.Task[None]] = []
         try:
             await call.write(encode_clock(self.hello))
-            tasks += (asyncio.create_task(self._hear(call)), asyncio.create_task(self._say(call)))
+            tasks += (
+                asyncio.create_task(self._receive(call)),
+                asyncio.create_task(self._send(call)),
+            )
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -180,43 +183,43 @@ class Clock:
                 task.cancel()
             call.cancel()
 
-    async def _hear(self, call: StreamCall) -> None:
+    async def _receive(self, call: StreamCall) -> None:
         while isinstance(data := await call.read(), bytes):
             at = raw_now()
             number, pause_s = decode_pong(data)
             self._pong = number, at
             self._pause_s = min(pause_s or _PING_EVERY_S, _LONGEST_PAUSE_S)
             self.stats.pongs += 1
-            self._complained = ""
+            self._last_warning = ""
         raise await _ending(call)
 
-    async def _say(self, call: StreamCall) -> None:
-        hasty = BURST
+    async def _send(self, call: StreamCall) -> None:
+        burst_left = BURST
         for number in itertools.count(1):
             self.look()
             readings = self.take_readings()
             pong, self._pong = self._pong, None
             await call.write(encode_clock(Ping(number, raw_now(), readings, pong)))
-            hasty -= 1
-            if hasty > 0:
+            burst_left -= 1
+            if burst_left > 0:
                 await asyncio.sleep(_BURST_EVERY_S)
                 continue
             pause_s = self._pause_s * self.roll(*_JITTER)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stepped.wait(), pause_s)
-            hasty = _TOGETHER
+            burst_left = _TOGETHER
             if self._stepped.is_set():
                 self._stepped.clear()
-                hasty = _BURST_AFTER_STEP
+                burst_left = _BURST_AFTER_STEP
 
-    def _complain(self, why: str) -> None:
-        if self._complained != why:
+    def _warn(self, why: str) -> None:
+        if self._last_warning != why:
             log.warning("clock: pings have ended: %s", why)
-        self._complained = why
+        self._last_warning = why
 
 
 async def _ending(call: StreamCall) -> ServiceUnavailable:
-    """Why a call that is over ended."""
+    """The reason why a call has ended."""
     try:
         async with asyncio.timeout(1.0):
             return ServiceUnavailable(f"{(await call.code()).name.lower()}: {await call.details()}")
@@ -225,8 +228,8 @@ async def _ending(call: StreamCall) -> ServiceUnavailable:
 
 
 def _step_ns(last: ClockReading, reading: ClockReading) -> int:
-    """By how much the wall clock left the raw one since `last`, beyond any slew; 0 when it did
-    not."""
+    """The step of the wall clock against the raw clock since `last`; 0 if slewing explains the
+    difference."""
     moved = (reading.real_ns - last.real_ns) - (reading.raw_ns - last.raw_ns)
     slewed = _SLEW * (reading.raw_ns - last.raw_ns) + last.slack_ns + reading.slack_ns
     return moved if abs(moved) > slewed + STEP_NS else 0

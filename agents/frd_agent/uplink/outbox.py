@@ -19,7 +19,7 @@ import numpy as np
 from frd.model import EntryColumns, Flags
 
 ROW_BYTES: Final = 41
-"""Of all columns together."""
+"""Bytes of one row in all columns."""
 _COLUMNS: Final = (
     *("group", "seq", "signature", "flags", "created_ns", "started_ns", "completed_ns"),
 )
@@ -34,10 +34,10 @@ class _Queue:
     batches: deque[EntryColumns] = field(default_factory=deque)
     """Oldest first; revisions rise, with a hole where rows were dropped."""
     recorded: int = 0
-    """The last revision given."""
+    """The last revision assigned."""
     acked: int = 0
     sent: int = 0
-    """The last revision that the present stream was given."""
+    """The last revision sent on the current stream."""
 
 
 class Outbox:
@@ -45,20 +45,20 @@ class Outbox:
         self._max_rows = max(min(max_rows, max_bytes // ROW_BYTES), 1)
         self._queues: dict[int, _Queue] = {}
         self._order: deque[tuple[int, int]] = deque()
-        """Rank and last revision of each batch that may still be here, oldest first."""
+        """Rank and last revision of each batch that may still wait, oldest first."""
         self.rows = 0
         """Rows that wait for an acknowledgement."""
         self.dropped: dict[int, int] = {}
         """Rows that the service will never see, by rank."""
         self.dropped_total = 0
-        """Rows dropped to stay within bounds, of all ranks there ever were."""
+        """Rows of all ranks ever that were dropped to stay within bounds."""
 
     @property
     def bytes(self) -> int:
         return self.rows * ROW_BYTES
 
     def record(self, rows: EntryColumns) -> None:
-        """Numbers the rows (whatever their `first_revision` says) and keeps them."""
+        """Number the rows, ignoring their `first_revision`, and keep them."""
         queue = self._queues.setdefault(rows.rank, _Queue())
         for start in range(0, len(rows), _BATCH_ROWS):
             piece = part(rows, start, start + _BATCH_ROWS)
@@ -69,7 +69,7 @@ class Outbox:
         self._make_room()
 
     def next_batch(self) -> EntryColumns | None:
-        """The next rows that the present stream has not been given; None when it has all."""
+        """The next rows not sent on the current stream; None if all are sent."""
         for queue in self._queues.values():
             if queue.sent < queue.recorded:
                 for batch in queue.batches:
@@ -81,7 +81,7 @@ class Outbox:
         return None
 
     def ack(self, revisions: Mapping[int, int]) -> None:
-        """Everything up to these revisions, by rank, may be forgotten."""
+        """Forget the rows up to these revisions, by rank."""
         for rank, revision in revisions.items():
             if (queue := self._queues.get(rank)) is None:
                 continue
@@ -96,12 +96,12 @@ class Outbox:
         self._tidy_order()
 
     def rewind(self) -> None:
-        """A new stream: all that is not acknowledged goes out again."""
+        """A new stream: send all rows again that are not acknowledged."""
         for queue in self._queues.values():
             queue.sent = queue.acked
 
     def first_joined(self, rank: int) -> dict[int, int]:
-        """By group, the lowest seq that the rank joined in a row that waits here."""
+        """By group, the lowest seq that the rank joined according to its waiting rows."""
         first: dict[int, int] = {}
         for batch in self._queues.get(rank, _Queue()).batches:
             joined = (batch.flags & Flags.JOINED) != 0
@@ -111,7 +111,7 @@ class Outbox:
         return first
 
     def clear(self) -> int:
-        """Drop all that waits; how many rows that was."""
+        """Drop all waiting rows; returns their number."""
         dropped = 0
         for rank, queue in self._queues.items():
             for batch in queue.batches:
@@ -123,14 +123,14 @@ class Outbox:
         return dropped
 
     def forget(self, rank: int) -> None:
-        """The rank is gone, and that has been sent."""
+        """Forget a rank that is gone, after its last status was sent."""
         if (queue := self._queues.pop(rank, None)) is not None:
             self.rows -= sum(len(batch) for batch in queue.batches)
             self._order = deque(mark for mark in self._order if mark[0] != rank)
         self.dropped.pop(rank, None)
 
     def used_signatures(self) -> set[int]:
-        """Of the rows that wait."""
+        """Signatures of the waiting rows."""
         return {
             int(index)
             for queue in self._queues.values()
@@ -158,7 +158,7 @@ class Outbox:
         self.dropped[rank] = self.dropped.get(rank, 0) + rows
 
     def _tidy_order(self) -> None:
-        """Acknowledged batches leave their mark in `_order`; it must not grow with them."""
+        """Remove the acknowledged batches from `_order` when they are most of it."""
         if len(self._order) > 2 * sum(len(queue.batches) for queue in self._queues.values()) + 64:
             waiting = {
                 (rank, _last(batch))

@@ -47,15 +47,15 @@ BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 15.0
 _HANDSHAKE_S: Final = 10.0
 PROVEN_S: Final = 5.0
-"""A stream that lived this long was no failure."""
+"""A stream that lasted this long resets the back-off."""
 _REFUSALS: Final = 2
-_NO_FAULT_OF_ROWS: Final = ("version", "token", "job")
+_REASONS_WITHOUT_ROWS: Final = ("version", "token", "job")
 
 log = logging.getLogger(__name__)
 
 
 class _Lost(ServiceUnavailable):
-    """The stream is gone; the message says why."""
+    """The stream has ended; the message gives the reason."""
 
 
 @dataclass(slots=True)
@@ -84,9 +84,9 @@ class Stream:
     on_request: Callable[[Request], None]
     """Must not block; answers come back through `answer`."""
     stamp: Callable[[AgentEvent], AgentEvent]
-    """The last touch to what is about to be sent."""
+    """Adds the current time to an event immediately before it is sent."""
     side_task: Callable[[Connection], Coroutine[None, None, None]]
-    """Runs on the connection of every stream that is welcome, and is cancelled with it."""
+    """Runs on the connection of every stream after its welcome; cancelled when the stream ends."""
     _backoff: Backoff = field(default_factory=Backoff)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _parts: asyncio.Queue[ResponsePart] = field(default_factory=lambda: asyncio.Queue(4))
@@ -98,13 +98,13 @@ class Stream:
     _unreachable: bool = False
 
     async def run(self) -> None:
-        """Until `close`, or cancelled."""
+        """Keep a stream open until `close` or cancellation."""
         while not self._closing:
             began = time.monotonic()
             try:
                 await self._live()
             except FrdError as error:
-                self._say_lost(error)
+                self._log_lost(error)
             except Exception:
                 log.exception("service %s: unexpected error", self.service)
             finally:
@@ -116,7 +116,7 @@ class Stream:
                     await asyncio.wait_for(self._closed(), self._backoff.next_s())
 
     def wake(self) -> None:
-        """There may be something to say."""
+        """Something new may have to be sent."""
         self._wake.set()
 
     def redial(self, service: Endpoint) -> None:
@@ -192,7 +192,7 @@ class Stream:
         self._instance = event.instance
         self.dispatch.open(knows_nothing=knows_nothing)
         while not self._parts.empty():
-            self._parts.get_nowait()  # answers to questions of a stream that is gone
+            self._parts.get_nowait()  # answers to requests of a previous stream
         self._round_at = 0.0
         self.stats.connected = True
         self.stats.streams += 1
@@ -248,10 +248,10 @@ class Stream:
                 await asyncio.wait_for(self._wake.wait(), round_s)
             self._wake.clear()
 
-    # -- what goes wrong -----------------------------------------------------------------------
+    # -- errors --------------------------------------------------------------------------------
 
     async def _ending(self, call: StreamCall) -> _Lost:
-        """Why a call that is over ended."""
+        """The reason why a call has ended."""
         try:
             async with asyncio.timeout(1.0):
                 return self._ended(await call.code(), await call.details())
@@ -259,16 +259,14 @@ class Stream:
             return _Lost("the stream ended")
 
     def _ended(self, code: grpc.StatusCode, details: str | None) -> _Lost:
-        if (
-            code is grpc.StatusCode.INVALID_ARGUMENT
-        ):  # arrived before the Refusal with the same reason
+        if code is grpc.StatusCode.INVALID_ARGUMENT:  # overtook the Refusal of the same reason
             return self._refused(Refusal("status", details or "no reason given"))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
             return _Lost(advice(details))
         return _Lost(f"{code.name.lower()}: {details}" if details else "the service closed it")
 
     def _refused(self, refusal: Refusal) -> _Lost:
-        if refusal.reason not in _NO_FAULT_OF_ROWS:
+        if refusal.reason not in _REASONS_WITHOUT_ROWS:
             self._refusals += 1
         if self._refusals >= _REFUSALS:
             self._refusals = 0
@@ -281,7 +279,7 @@ class Stream:
             )
         return _Lost(f"refused: {refusal.message}")
 
-    def _say_lost(self, error: FrdError) -> None:
+    def _log_lost(self, error: FrdError) -> None:
         """One line when the stream goes, and one when the service cannot be reached at first."""
         if self.stats.connected or not self._unreachable:
             log.warning(

@@ -40,7 +40,7 @@ _MOST_HINTS: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Collectives that are over, and which conclusions their times allow: parallel arrays."""
+    """Retired collectives, and the conclusions that their times allow: parallel arrays."""
 
     closed: RetiredCollectives
     ended: Bools
@@ -70,7 +70,7 @@ class OpHistograms:
         self._total_ns += np.bincount(op, value_ns, minlength=ops).astype(np.int64)
 
     def by_op(self, names: Sequence[str]) -> dict[str, Histogram]:
-        """Those that hold anything; `names` are the ops by index."""
+        """Histograms of the ops that have values; `names` are the ops by index."""
         return {
             name: Histogram(BOUNDS_S, tuple(counts), total / 1e9)
             for name, counts, total in zip(
@@ -107,15 +107,15 @@ class Collectives:
         self.skew = OpHistograms()
         self.duration = OpHistograms()
         self.clock_hints: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
-        """What collectives showed of clocks, until it is taken."""
+        """Bounds of clocks from collectives, until another module takes them."""
         self.contradictions: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
-        """Those that contradict the clocks' uncertainties, for another reader."""
+        """The hints that contradict the clocks' uncertainties, for another reader."""
         self._clocks = GroupClocks.of(0, ranks, pairs)
         self._clocks_as_of = (-1, -1, -1)
         self._mismatches = Mismatches()
         self._unsettled = False
         self._retired: list[RetiredCollectives] = []
-        """Not evaluated yet."""
+        """Retired, but not evaluated yet."""
         self.late_rows = 0
         """Rows of collectives whose accumulators had been evicted."""
 
@@ -163,7 +163,7 @@ class Collectives:
         return slots if len(slot) == len(slots) else None
 
     def _admit(self, runs: PairRuns, group: Int32s, now: AlignedNs) -> Int64s:
-        """Slots of the rows, -1 for those whose accumulators are gone already."""
+        """Slots of the rows; -1 where the accumulator was removed already."""
         open_collectives = self.open_collectives
         spans = list(zip(group.tolist(), runs.first.tolist(), runs.last.tolist(), strict=True))
         if tight := [span for span in spans if not open_collectives.admit(*span)]:
@@ -195,7 +195,7 @@ class Collectives:
             )
 
     def _weigh(self, group: Int32s, slot: Int64s, seq: Int64s) -> None:
-        """Find the all_to_alls that all have joined and that do not add up."""
+        """Find the all_to_alls that all members joined and whose sizes do not balance."""
         slots = self.open_collectives.slots
         off = (slots.joined[slot] == self._groups.size[group]) & (slots.balance[slot] != 0)
         off &= self.signatures.balanced[slots.signature[slot]]
@@ -208,7 +208,7 @@ class Collectives:
     ) -> None:
         """Note when a rank's collectives completed (a column of the batch, 0 where unknown).
 
-        `slot` is what `join` gave for these very rows.
+        `slot` is the result of `join` for the same rows.
         """
         if completed_ns.any():
             at = runs.column(completed_ns)
@@ -226,10 +226,10 @@ class Collectives:
         for group in groups.tolist():
             self._mismatches.forget(group)
 
-    # -- what is over ------------------------------------------------------------------------
+    # -- completed collectives ---------------------------------------------------------------
 
     def settle(self, now: AlignedNs) -> None:
-        """Retire what all members have passed, and drop old mismatches and waits."""
+        """Retire the collectives that all members have passed; drop old mismatches and waits."""
         if self._unsettled:
             self._unsettled = False
             layout = self._pairs.layout()

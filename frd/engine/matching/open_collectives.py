@@ -1,4 +1,4 @@
-"""Open collectives as accumulators: what is known of a (group, seq) from all ranks.
+"""Open collectives as accumulators: one for each (group, seq), merged from all ranks.
 
 Each group owns a power-of-two chunk of shared slot columns; seq s lives in slot ``s mod capacity``
 of its chunk, so finding a slot is arithmetic on whole columns. A slot holds only what merges
@@ -32,24 +32,24 @@ class Accumulators(GrowingColumns):
 
     seq: Int64s = column(np.int64, _EMPTY)
     signature: Int32s = column(np.int32)
-    """The first one seen; others are compared with it."""
+    """The first signature seen; later ones are compared with it."""
     joined: Int32s = column(np.int32)
     first_created: Int64s = column(np.int64, NEVER)
     last_created: Int64s = column(np.int64)
     last_rank: Int32s = column(np.int32)
-    """Who that was; of several at the same time, any."""
+    """The rank that joined at `last_created`; any of several."""
     second_created: Int64s = column(np.int64)
-    """The latest of all others than `last_rank`, 0 for none."""
+    """The latest join of a rank other than `last_rank`, 0 for none."""
     other_created: Int64s = column(np.int64)
-    """The latest of all whose clock is not that of `last_rank`, 0 for none."""
+    """The latest join of a rank with another clock than `last_rank`, 0 for none."""
     first_completed: Int64s = column(np.int64, NEVER)
     """`NEVER` when no member's backend reports it."""
     first_done: Int32s = column(np.int32)
-    """The rank that this was."""
+    """The rank that completed at `first_completed`."""
     last_completed: Int64s = column(np.int64)
     """0 when no member's backend reports it."""
     balance: Int64s = column(np.int64)
-    """Elements that the members put in beyond those they take out (all_to_all)."""
+    """Elements that the members send minus elements that they receive (all_to_all)."""
 
 
 class SeqWindows(GrowingColumns):
@@ -61,11 +61,11 @@ class SeqWindows(GrowingColumns):
     low: Int64s = column(np.int64)
     """Lowest seq that may be open."""
     high: Int64s = column(np.int64)
-    """One beyond the highest; equal to `low` when nothing was ever open."""
+    """The highest seq plus 1; equal to `low` if nothing was ever open."""
     done: Int64s = column(np.int64, -1)
-    """Everything up to here was retired or evicted; later rows of it are too late."""
+    """All seqs up to this one were retired or evicted; further rows of them are too late."""
     freed_at: Int64s = column(np.int64)
-    """When the last of these was over, 0 when unknown."""
+    """When the last of these was completed, 0 when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class RetiredCollectives:
     first_done: Int32s
     last_completed: Int64s
     freed_at: Int64s
-    """When the group's collective before it was over, 0 when unknown."""
+    """When the group's previous collective was completed, 0 when unknown."""
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -110,21 +110,21 @@ class OpenCollectives:
         self.bound(limit, limit_per_group)
         self._free: dict[int, list[int]] = {}
         self.slots = Accumulators()
-        self.slots.reserve(1)  # of no group, so that a slot of -1 may be looked at
+        self.slots.reserve(1)  # slot 0 is of no group: indexing with slot -1 is valid
         self.windows = SeqWindows()
         self.open = 0
         """Occupied slots."""
         self.evicted = 0
 
     def bound(self, limit: int, limit_per_group: int) -> None:
-        """What may be reserved from now on."""
+        """Set the limits of further reservations."""
         self._limit = limit
         self._most = max(FIRST_CAPACITY, 1 << (limit_per_group.bit_length() - 1))
 
     # -- the window --------------------------------------------------------------------------
 
     def admit(self, group: int, first: int, last: int) -> bool:
-        """Slide the window over ``first..last`` too; False when the chunk cannot span it all."""
+        """Extend the window to ``first..last``; False if the chunk is too small for it."""
         w = self.windows
         low, high = self._span(group, first, last)
         if high - low > w.capacity.item(group):
@@ -133,7 +133,7 @@ class OpenCollectives:
         return True
 
     def make_room(self, group: int, first: int, last: int) -> None:
-        """As `admit`, growing the chunk for it; at the limit the oldest seqs give way."""
+        """As `admit`, but grows the chunk; at the limit the oldest seqs are evicted."""
         w = self.windows
         low, high = self._span(group, first, last)
         wanted = min(1 << max(high - low - 1, FIRST_CAPACITY - 1).bit_length(), self._most)
@@ -236,7 +236,7 @@ class OpenCollectives:
         return held
 
     def complete(self, slot: Int64s, at: Int64s, rank: int) -> None:
-        """Note when `rank` completed (0 where unknown) what these slots hold."""
+        """Note when `rank` completed the collectives of these slots (0 where unknown)."""
         s = self.slots
         here = at > 0
         if not here.all():
@@ -248,7 +248,7 @@ class OpenCollectives:
             s.first_done[slot[sooner]] = rank
 
     def take(self, group: npt.NDArray[Any], upto: Int64s) -> RetiredCollectives:
-        """Close all that is open in these groups (each once) up to a seq each, and forget it."""
+        """Remove the open collectives of these groups (distinct) up to one seq per group."""
         w, s = self.windows, self.slots
         end = np.minimum(upto + 1, w.high[group])
         length = np.maximum(end - w.low[group], 0)
@@ -272,7 +272,7 @@ class OpenCollectives:
         return closed
 
     def _freed(self, group: npt.NDArray[Any], of: Int64s, over: Int64s) -> Int64s:
-        """When the collective before each of these was over; row i is of ``group[of[i]]``."""
+        """When the collective before each of these was completed; row i is of ``group[of[i]]``."""
         freed = np.zeros(len(of), np.int64)
         if not len(of):
             return freed
@@ -285,7 +285,7 @@ class OpenCollectives:
         return freed
 
     def drop(self, group: npt.NDArray[Any]) -> None:
-        """Forget all that is open in these groups, and where their windows were."""
+        """Forget the open collectives of these groups, and their windows."""
         w = self.windows
         self.take(group, w.high[group])
         for name in ("low", "high"):

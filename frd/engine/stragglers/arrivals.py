@@ -3,8 +3,8 @@
 A collective begins when its last member arrives. The time between the last arrival and the latest
 of all others is lost to that one rank; the time between that and the latest arrival on any other
 node is lost to the node. The two add up, so a slow rank on a slow node is charged for its own part
-only. Time in which the collective before it still ran is lost to nothing: a program that runs ahead
-of its device may arrive at any time in it. No rank is charged for less than `FLOOR_NS`, nor across
+only. Time in which the collective before it still ran is not lost: a program that runs ahead of its
+device may arrive at any time in it. No rank is charged for less than `FLOOR_NS`, nor across
 nodes for less than the uncertainty of their clocks; and where the clock of a member is unknown, no
 rank is charged at all.
 

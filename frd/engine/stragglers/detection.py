@@ -40,7 +40,7 @@ MOST_BUCKETS: Final = BUCKETS * 2 // 3
 TIMES: Final = 3.0
 """A straggler is late this many times as often as its average peer."""
 _MOST_LATE: Final = 64
-"""How many are examined, starting with those that cost most."""
+"""Limit of the culprits examined, starting with the most expensive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Roll:
     groups: Callable[[int], Int32s]
     """The groups of a rank."""
     is_dark: Callable[[int], bool]
-    """An agent of a member of the group does not report."""
+    """True if the agent of a member of the group does not report."""
     node: Int32s
     """By rank."""
     sends: Callable[[int], bool] = lambda rank: False
-    """A rank sends or receives, or may: how long it waits there is unknown."""
+    """True if a rank sends or receives, or may do so: its waits there are not recorded."""
 
     def late_ones(self, group: int, culprit: int) -> Int32s:
-        """The ranks that a culprit of this group is."""
+        """The ranks of a culprit: the rank itself, or the group's ranks on that node."""
         if culprit >= 0:
             return np.array([culprit], np.int32)
         members = self.members(group)
@@ -80,7 +80,7 @@ class Late:
     judged: int
     lost_ns: int
     beyond: tuple[float, float]
-    """The part of count and lost_ns that an average peer does not have."""
+    """`count` and `lost_ns` in excess of an average peer's."""
     nats: float
     """-log of the chance that it is an ordinary peer."""
 
@@ -96,9 +96,9 @@ class Straggler:
     ranks: tuple[int, ...]
     lates: tuple[Late, ...]
     sends: bool = False
-    """It may be late because it waits in sends and receives."""
+    """True if it may be late because it waits in sends and receives."""
     is_held_up: bool = False
-    """A node that is late in another group for others, which may be the same time again."""
+    """True of a node that waits for others in another group: this may be the same time again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ def judge(window: Window, roll: Roll, policy: Policy) -> Judgement:
     ends = _ends(lates, window, roll)
     nodes = {late.culprit for late in lates if late.culprit < 0 and late not in ends}
     stragglers = [
-        replace(one, is_held_up=one.culprit in nodes)
-        for one in _stragglers([late for late in lates if late in ends], roll)
+        replace(straggler, is_held_up=straggler.culprit in nodes)
+        for straggler in _stragglers([late for late in lates if late in ends], roll)
     ]
-    named = {rank for one in stragglers for rank in one.ranks}
+    named = {rank for straggler in stragglers for rank in straggler.ranks}
     held_up = {late.culprit for late in lates if late.culprit >= 0} - named
     return Judgement(tuple(stragglers), frozenset(held_up))
 
@@ -133,49 +133,58 @@ def _lates(window: Window, roll: Roll, policy: Policy) -> list[Late]:
 
 
 def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) -> Late | None:
-    """At the smallest size at which all conditions hold; None if there is none."""
-    ones = roll.late_ones(group, culprit)
-    if culprit < 0 and not 1 < len(ones) < len(roll.members(group)):
+    """The culprit's lateness at the smallest size at which all conditions hold; None if it is no
+    straggler in this group."""
+    culprit_ranks = roll.late_ones(group, culprit)
+    if culprit < 0 and not 1 < len(culprit_ranks) < len(roll.members(group)):
         return None  # counted when these ranks had another clock: a new agent brings a new one
-    mine, waits = window.charges(group), window.waits(group)
-    mine = mine.where(mine.culprit == culprit)
-    inside = np.isin(waits.culprit, ones)
-    theirs, own = waits.where(~inside), waits.where(inside)
-    count, lost_ns = _at_least(mine, mine.count), _at_least(mine, mine.lost_ns)
-    counts, losses = _at_least(theirs, theirs.count), _at_least(theirs, theirs.lost_ns)
-    alone = _at_least(own, own.count)
+    charges, waits = window.charges(group), window.waits(group)
+    charges = charges.where(charges.culprit == culprit)
+    inside = np.isin(waits.culprit, culprit_ranks)
+    waits_for_others, waits_inside = waits.where(~inside), waits.where(inside)
+    count, lost_ns = _at_least(charges, charges.count), _at_least(charges, charges.lost_ns)
+    counts = _at_least(waits_for_others, waits_for_others.count)
+    losses = _at_least(waits_for_others, waits_for_others.lost_ns)
+    counts_inside = _at_least(waits_inside, waits_inside.count)
     judged = int(window.judged[group])
     (chance, *of_node) = _chances(roll, group, culprit)
     for level in range(LEVELS):
-        k, lost = int(count[level]), int(lost_ns[level])
-        if lost < policy.straggler_min_lost_s * 1e9 or k < policy.straggler_share * judged:
+        late_count, lost_at_level = int(count[level]), int(lost_ns[level])
+        if (
+            lost_at_level < policy.straggler_min_lost_s * 1e9
+            or late_count < policy.straggler_share * judged
+        ):
             break
         as_long = max(level - 1, 0)
-        spread = len(np.unique(mine.bucket[mine.level >= level]))
-        rivals = [(int(counts[as_long]), chance)]
-        rivals += [(int(alone[as_long]) - k, together) for together in of_node]
-        often = all(k >= TIMES * _odds(p) * others for others, p in rivals)
-        nats = min(_unlikely(k, k + max(others, 0), p) for others, p in rivals)
-        if often and spread >= MOST_BUCKETS and nats >= CHANCE_NATS:
+        buckets = len(np.unique(charges.bucket[charges.level >= level]))
+        alternatives = [(int(counts[as_long]), chance)]
+        alternatives += [
+            (int(counts_inside[as_long]) - late_count, together) for together in of_node
+        ]
+        is_often = all(late_count >= TIMES * _odds(p) * others for others, p in alternatives)
+        nats = min(
+            _unlikely(late_count, late_count + max(others, 0), p) for others, p in alternatives
+        )
+        if is_often and buckets >= MOST_BUCKETS and nats >= CHANCE_NATS:
             share = _odds(chance)
-            beyond = k - share * counts[as_long], lost - share * losses[as_long]
-            return Late(group, culprit, level, k, judged, lost, beyond, nats)
+            beyond = late_count - share * counts[as_long], lost_at_level - share * losses[as_long]
+            return Late(group, culprit, level, late_count, judged, lost_at_level, beyond, nats)
     return None
 
 
-def _at_least(of: Table, column: Int64s) -> Int64s:
-    """Sums of a column of the table by level, of that level and above."""
+def _at_least(table: Table, column: Int64s) -> Int64s:
+    """Sums of a column of the table for each level: rows of that level and above."""
     by_level = np.zeros(LEVELS, np.int64)
-    np.add.at(by_level, of.level, column)
+    np.add.at(by_level, table.level, column)
     return by_level[::-1].cumsum()[::-1]
 
 
 def _chances(roll: Roll, group: int, culprit: int) -> tuple[float, ...]:
-    """How likely a charge is among peers that are alike, compared with what could take its place.
+    """Chance of a charge to the culprit if all members are alike, one for each alternative.
 
-    Of a rank, that it comes last and no other does. Of a node, that the last two are of it and not
-    the last one of another node; and that they are, and not the last one alone: a slow rank would
-    look like that, if the rank before it happens to share its node.
+    A rank: it comes last instead of another rank. A node: the last two ranks are on it, instead of
+    the last one on another node; and the last two ranks are on it, instead of only the last one. A
+    slow rank alone would look like the latter if the rank before it happens to share its node.
     """
     members = len(roll.members(group))
     if culprit >= 0:
@@ -191,7 +200,8 @@ def _odds(chance: float) -> float:
 
 
 def _unlikely(k: int, of: int, chance: float) -> float:
-    """Bound, as -log, of the chance that `k` or more of `of` are one's, each with `chance`."""
+    """Lower bound of -log of the chance of `k` or more hits in `of` tries with `chance` each
+    (Chernoff)."""
     share = k / of
     if share <= chance:
         return 0.0
@@ -237,62 +247,61 @@ def _same(late: Late, roll: Roll) -> tuple[int, ...]:
 
 
 def _excuses(late: Late, window: Window, roll: Roll) -> list[int]:
-    """The groups in which others delayed the late culprit, or may have: in a group with members
-    that do not report it is unknown."""
-    ones = roll.late_ones(late.group, late.culprit)
+    """Groups in which others delayed the culprit, or may have: a member does not report there."""
+    culprit_ranks = roll.late_ones(late.group, late.culprit)
     kept_waiting = roll.members(late.group)
-    found = []
-    for group in _shared(ones, roll):
+    excusing = []
+    for group in _shared(culprit_ranks, roll):
         if group == late.group or np.isin(kept_waiting, roll.members(group)).all():
             continue
         waits = window.waits(group)
         others = waits.level >= late.level - 1
         for itself in _same(late, roll):
             others &= waits.culprit != itself
-        theirs = waits.count[others].sum(), waits.lost_ns[others].sum()
-        held_up = all(2 * sum_ >= own for sum_, own in zip(theirs, late.beyond, strict=True))
+        waited = waits.count[others].sum(), waits.lost_ns[others].sum()
+        held_up = all(2 * sum_ >= beyond for sum_, beyond in zip(waited, late.beyond, strict=True))
         if held_up or roll.is_dark(group):
-            found.append(group)
-    return found
+            excusing.append(group)
+    return excusing
 
 
 def _shared(ranks: Iterable[int] | Int32s, roll: Roll) -> list[int]:
-    """Groups that can hold these ranks up: of a rank all of its groups, of several those that
-    two of them are in."""
+    """Groups that can delay these ranks: all groups of a single rank, or the groups that contain at
+    least two of several ranks."""
     groups = [roll.groups(int(rank)) for rank in ranks]
     if not groups:
         return []
     group, count = np.unique(np.concatenate(groups), return_counts=True)
-    return [int(one) for one in group[count >= min(2, len(groups))]]
+    return [int(handle) for handle in group[count >= min(2, len(groups))]]
 
 
 # -- one straggler, one culprit ------------------------------------------------------------------
 
 
 def _stragglers(lates: Sequence[Late], roll: Roll) -> list[Straggler]:
-    """By what they cost. A node all of whose ranks are late is late itself."""
-    of: dict[int, list[Late]] = defaultdict(list)
+    """Stragglers, the most expensive first. A node is late if all its ranks are late."""
+    lates_of: dict[int, list[Late]] = defaultdict(list)
     for late in lates:
-        of[late.culprit].append(late)
-    for node in _slow_nodes(of, roll):
-        here = [c for c in of if c >= 0 and roll.node[c] == node]
-        for culprit in here:
-            of[as_culprit(node)] += of.pop(culprit)
-    found = []
-    for culprit, some in of.items():
-        ranks = {int(r) for late in some for r in roll.late_ones(late.group, late.culprit)}
-        some.sort(key=lambda late: -late.lost_ns)
+        lates_of[late.culprit].append(late)
+    for node in _slow_nodes(lates_of, roll):
+        culprits = [culprit for culprit in lates_of if culprit >= 0 and roll.node[culprit] == node]
+        for culprit in culprits:
+            lates_of[as_culprit(node)] += lates_of.pop(culprit)
+    stragglers = []
+    for culprit, culprit_lates in lates_of.items():
+        ranks = {int(r) for late in culprit_lates for r in roll.late_ones(late.group, late.culprit)}
+        culprit_lates.sort(key=lambda late: -late.lost_ns)
         sends = any(map(roll.sends, ranks))
-        found.append(Straggler(culprit, tuple(sorted(ranks)), tuple(some), sends))
-    return sorted(found, key=lambda one: (-one.lates[0].lost_ns, one.culprit))
+        stragglers.append(Straggler(culprit, tuple(sorted(ranks)), tuple(culprit_lates), sends))
+    return sorted(stragglers, key=lambda found: (-found.lates[0].lost_ns, found.culprit))
 
 
-def _slow_nodes(of: Mapping[int, Sequence[Late]], roll: Roll) -> set[int]:
-    """Nodes that are late as such, and those all of whose ranks are, if there are others."""
-    nodes = {as_culprit(culprit) for culprit in of if culprit < 0}
+def _slow_nodes(lates_of: Mapping[int, Sequence[Late]], roll: Roll) -> set[int]:
+    """Nodes that are charged themselves and, of several nodes, nodes whose ranks are all late."""
+    nodes = {as_culprit(culprit) for culprit in lates_of if culprit < 0}
     numbers, sizes = np.unique(roll.node, return_counts=True)
     for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True):
-        late = sum(1 for culprit in of if culprit >= 0 and roll.node[culprit] == number)
+        late = sum(1 for culprit in lates_of if culprit >= 0 and roll.node[culprit] == number)
         if len(numbers) > 1 and size > 1 and late == size:
             nodes.add(number)
     return nodes

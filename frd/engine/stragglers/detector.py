@@ -33,7 +33,7 @@ class _Cost:
     earlier_s: float = 0.0
     """Before the service restarted."""
     straggler: Straggler | None = None
-    """As a window showed it last; None after a restart."""
+    """From the last window that found it; None after a restart."""
     lost_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     """By group and culprit."""
 
@@ -42,7 +42,8 @@ class _Cost:
         return self.earlier_s + max(self.lost_ns.values(), default=0) / 1e9
 
     def add(self, window: Window, lates: Iterable[Late]) -> int:
-        """Count what is fresh in a window; returns the most that one group lost in all of it."""
+        """Add the fresh losses of a window; returns the largest loss of one group in all of the
+        window, in ns."""
         most = 0
         for late in lates:
             key = late.group, late.culprit
@@ -58,7 +59,7 @@ class StragglerDetector:
     def __init__(self, policy: Policy) -> None:
         self.adopt(policy)
         self._costs: dict[_Ranks, _Cost] = {}
-        """Of what was claimed at the last look."""
+        """Costs of the stragglers that the last look claimed."""
 
     def adopt(self, policy: Policy) -> None:
         self._policy = policy
@@ -66,7 +67,7 @@ class StragglerDetector:
             kinds=frozenset({Kind.STRAGGLER}),
             anchors_of=lambda finding: _anchors(_ranks_of(finding)),
             update_every_s=policy.straggler_window_s,
-            # Until then a window may show again what was found before a restart.
+            # Within this time a window may confirm a finding from before a restart.
             restored_close_after_s=policy.straggler_window_s + policy.telemetry_late_s,
             close_reason=_NO_LONGER,
         )
@@ -85,17 +86,20 @@ class StragglerDetector:
             for finding in known.findings
             for ranks in [_ranks_of(finding)]
         }
-        found = {one.ranks[: self._policy.max_suspects]: one for one in judgement.stragglers}
+        stragglers = {
+            straggler.ranks[: self._policy.max_suspects]: straggler
+            for straggler in judgement.stragglers
+        }
         claims: list[Claim] = []
         over: dict[Anchors, str] = {}
         for ranks, cost in self._costs.items():
-            if ranks in found:
+            if ranks in stragglers:
                 continue
             if reason := self._over(ranks, cost, judgement, window):
                 over[_anchors(ranks)] = reason
             elif cost.straggler is not None:
                 claims.append(self._claim(ranks, cost, ClaimStatus.CONTINUING, window, snapshot))
-        for ranks, straggler in found.items():
+        for ranks, straggler in stragglers.items():
             cost = self._costs.setdefault(ranks, _Cost())
             cost.straggler = straggler
             cost.add(window, straggler.lates)
@@ -103,10 +107,10 @@ class StragglerDetector:
         return Look(now, claims, over)
 
     def _over(self, ranks: _Ranks, cost: _Cost, judgement: Judgement, window: Window) -> str:
-        """Why a finding that this window did not find again is over; empty if it is not."""
-        for one in judgement.stragglers:
-            if set(ranks) <= set(one.ranks):
-                return f"part of the lateness of {text.ranks(one.ranks)}"
+        """The reason why a finding that this window does not show is over; empty if it goes on."""
+        for straggler in judgement.stragglers:
+            if set(ranks) <= set(straggler.ranks):
+                return f"part of the lateness of {text.ranks(straggler.ranks)}"
         if judgement.held_up.issuperset(ranks):
             return "other ranks delayed it"
         if cost.straggler is None:
@@ -161,7 +165,7 @@ def _ranks_of(finding: Finding) -> _Ranks:
 def _evidence(
     straggler: Straggler, rank: int, labels: tuple[str, ...], window: Window, snapshot: Snapshot
 ) -> str:
-    late = next((one for one in straggler.lates if one.culprit == rank), straggler.lates[0])
+    late = next((late for late in straggler.lates if late.culprit == rank), straggler.lates[0])
     label = text.clean(snapshot.groups[late.group].info.label)
     who = "its whole node was" if late.culprit < 0 else "was"
     words = (

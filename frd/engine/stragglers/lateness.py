@@ -21,7 +21,7 @@ from frd.engine.stragglers.arrivals import FLOOR_NS, LostTime, as_culprit, charg
 from frd.model import AlignedNs, Int32s, Int64s
 
 BUCKETS: Final = 6
-"""Of a window."""
+"""Buckets of one window."""
 LEVELS: Final = 16
 """Sizes of charges: 1 ms and above, 2 ms and above, and so on."""
 _MOST_PARTS_APART: Final = 64
@@ -38,7 +38,7 @@ class _Counts:
 
     @classmethod
     def of(cls, key: Int64s, count: Int64s, lost_ns: Int64s) -> _Counts:
-        """Rows of one key added up."""
+        """The sum of the rows of each key."""
         order = np.argsort(key, kind="stable")
         key = key[order]
         first = np.flatnonzero(np.diff(key, prepend=-1))
@@ -53,7 +53,7 @@ class _Counts:
         return cls.of(*map(np.concatenate, columns)) if parts else _NOTHING
 
     def lost_by(self, pair: Int64s) -> Int64s:
-        """What each of these (group, culprit) lost."""
+        """Nanoseconds lost to each of these (group, culprit) pairs."""
         until = np.append(0, np.cumsum(self.lost_ns))
         first, end = np.searchsorted(self.key, (pair << _LEVEL_BITS, (pair + 1) << _LEVEL_BITS))
         lost: Int64s = until[end] - until[first]
@@ -76,14 +76,14 @@ _NOTHING: Final = _Counts(*np.zeros((3, 0), np.int64))
 
 
 class _Parts:
-    """Counts that come bit by bit."""
+    """Counts that arrive in parts, merged when there are many."""
 
     def __init__(self) -> None:
         self._parts: list[_Counts] = []
 
-    def add(self, of: LostTime, rows: Bools) -> None:
+    def add(self, lost: LostTime, rows: Bools) -> None:
         if rows.any():
-            self._parts.append(_counted(of.group[rows], of.culprit[rows], of.lost_ns[rows]))
+            self._parts.append(_counted(lost.group[rows], lost.culprit[rows], lost.lost_ns[rows]))
         if len(self._parts) > _MOST_PARTS_APART:
             self.whole()
 
@@ -102,7 +102,7 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What was counted of one group: parallel arrays, by culprit, then level."""
+    """The counts of one group: parallel arrays, by culprit, then level."""
 
     culprit: Int64s
     level: Int64s
@@ -118,8 +118,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was counted in the last buckets. In a big job many ranks are late now and then, so the
-    cost of a window depends on the culprits that are looked up."""
+    """Counts of the last buckets. In a large job many ranks are late now and then, so rows are
+    merged only for the culprits that are looked up."""
 
     seconds: float
     judged: Int64s
@@ -129,7 +129,7 @@ class Window:
     _fresh: Sequence[bool]
 
     def charges(self, group: int) -> Table:
-        """What each culprit alone cost."""
+        """Charges to each culprit."""
         return self._table(self._charges, group)
 
     def waits(self, group: int) -> Table:
@@ -159,10 +159,11 @@ class Window:
         return list(zip((pair >> _CULPRIT_BITS).tolist(), _culprit_of(pair).tolist(), strict=True))
 
     def charged(self, group: int, culprit: int, level: int) -> tuple[int, int]:
-        """What the group lost to one culprit at this level and above: in all, and what is fresh."""
+        """Time (ns) that the group lost to a culprit at this level and above: in the window, and
+        in its fresh buckets."""
         rows = self.charges(group)
-        mine = rows.where((rows.culprit == culprit) & (rows.level >= level))
-        return int(mine.lost_ns.sum()), int(mine.lost_ns[mine.fresh].sum())
+        charged = rows.where((rows.culprit == culprit) & (rows.level >= level))
+        return int(charged.lost_ns.sum()), int(charged.lost_ns[charged.fresh].sum())
 
 
 def _culprit_of(pair: Int64s) -> Int64s:
@@ -181,12 +182,12 @@ class Lateness:
         """The first bucket that no window has contained."""
 
     def clear(self) -> None:
-        """Nothing was ever counted."""
+        """Forget all counts."""
         self._buckets.clear()
         self._next = None
 
     def _ripe(self, now: AlignedNs) -> int:
-        """The first bucket of which more may come."""
+        """The first bucket that may still grow."""
         return (now - self._settle_ns) // self._bucket_ns
 
     def is_ripe(self, now: AlignedNs) -> bool:
@@ -194,7 +195,7 @@ class Lateness:
         return self._next is not None and self._ripe(now) > self._next
 
     def observe(self, settled: Settled, ranks: RankTable, groups: int, now: AlignedNs) -> None:
-        """Count which ranks were late in collectives that are over; `groups` are in all."""
+        """Count the late ranks of settled collectives; `groups` is the number of all groups."""
         closed, judged = settled.closed, settled.ended & settled.fair
         charged = charges(closed, judged, ranks, settled.clocks)
         waited = waits(closed, settled.ended, settled.fair)
@@ -211,7 +212,7 @@ class Lateness:
     ) -> None:
         """Collectives of the groups `judged`, whose last members joined `at`, with their charges.
 
-        What comes too late for its own bucket is counted in the next one.
+        Events that come too late for their own bucket are counted in the next one.
         """
         oldest = self._ripe(now) - BUCKETS
         self._next = oldest if self._next is None else max(self._next, oldest)
@@ -248,7 +249,7 @@ class Lateness:
 
 
 def _sum(one: Int64s, other: Int64s) -> Int64s:
-    """Of arrays by group, one of which may know of fewer groups."""
+    """The sum of two arrays by group; one may have fewer groups."""
     total = np.zeros(max(len(one), len(other)), np.int64)
     total[: len(one)] += one
     total[: len(other)] += other
