@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory.verdict import MemoryVerdict
+from frd.engine.memory.incident_report import IncidentReport
 from frd.engine.policy import Policy
 from frd.model import Confidence, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
 from tests.world.memory import EPOCH, GIB, MIB, S, at
@@ -175,7 +175,7 @@ class _Feed:
     node: Node
 
 
-def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> list[MemoryVerdict]:
+def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> list[IncidentReport]:
     """What the engine says while the job runs; agents report in one order or in the other."""
     memory, feeds = Memory(POLICY), []
     for node in job.nodes:
@@ -206,7 +206,7 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> lis
     return told
 
 
-def named_at_last(told: Sequence[MemoryVerdict]) -> MemoryVerdict:
+def named_at_last(told: Sequence[IncidentReport]) -> IncidentReport:
     """The newest version of the incident that opened first."""
     return [one for one in told if one.number == told[0].number][-1]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory.verdict import Attribution, MemoryVerdict
+from frd.engine.memory.incident_report import Attribution, IncidentReport
 from frd.engine.policy import Policy
 from frd.model import (
     Change,
@@ -369,7 +369,7 @@ def test_warm_up_is_judged_when_it_does_not_stop() -> None:
 # -- failed allocations --------------------------------------------------------------------------
 
 
-def only(told: list[MemoryVerdict]) -> MemoryVerdict:
+def only(told: list[IncidentReport]) -> IncidentReport:
     [incident] = last_of_each(told)
     return incident
 
@@ -492,7 +492,7 @@ def test_a_process_that_is_replaced_has_no_past() -> None:
     """The rank's new process starts small, and its incident is over."""
     memory = Memory(Policy(memory_warmup_s=5))
     handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    told: list[MemoryVerdict] = []
+    told: list[IncidentReport] = []
     for second in range(30):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         size = 2 * GIB + max(0, second - 20) * 4 * GIB

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory.verdict import MemoryVerdict
+from frd.engine.memory.incident_report import IncidentReport
 from frd.engine.policy import Policy
 from frd.model import (
     Change,
@@ -41,7 +41,7 @@ CALM = level(40)
 POLICY = Policy(memory_warmup_s=10)
 
 
-def only(told: list[MemoryVerdict]) -> MemoryVerdict:
+def only(told: list[IncidentReport]) -> IncidentReport:
     (incident,) = last_of_each(told)
     return incident
 
@@ -73,7 +73,7 @@ def test_moments_at_which_nobody_read_it_are_none_within_the_band() -> None:
     """A batch tells of two ranks; one was not read in the half second in which its memory rose."""
     memory = Memory(POLICY)
     handles = np.array([memory.series(SeriesInfo(rank, SeriesKind.HOST_USED)) for rank in (0, 1)])
-    told: list[MemoryVerdict] = []
+    told: list[IncidentReport] = []
     for second in range(40):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         sizes = [2 * GIB] * 10 if second < 30 else [60 * GIB] * 10
@@ -112,7 +112,7 @@ def test_nobody_knows_what_is_left_of_a_device_of_unknown_size() -> None:
     """Its memory rises until an allocation fails; how much there is nobody ever told."""
     memory = Memory(POLICY)
     handle = np.array([memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1"))], np.int32)
-    told: list[MemoryVerdict] = []
+    told: list[IncidentReport] = []
     for second in range(30):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         values = np.full((1, 10), 2 * GIB + max(0, second - 20) * GIB)

@@ -7,7 +7,7 @@ import pytest
 
 from frd.engine.memory.baseline import BIN_NS, Bins
 from frd.engine.memory.inbox import Inbox
-from frd.engine.memory.onset import rises
+from frd.engine.memory.onset import current_rises
 from frd.engine.memory.series import KINDS, Series
 from frd.engine.memory.trend import FLOORS, Trend
 from frd.engine.policy import Policy
@@ -135,7 +135,7 @@ def test_what_filled_a_device_before_is_not_what_the_process_took() -> None:
     kinds = (SeriesKind.DEVICE_USED, SeriesKind.PROCESS_USED)
     made = fed(device, own, until=44, kinds=kinds)
     assert made.hot[0] > 0
-    found = rises(made, on_host=False, policy=POLICY)
+    found = current_rises(made, on_host=False, policy=POLICY)
     assert found.row.tolist() == [0]
     assert (found.hi[0] - EPOCH) / S == pytest.approx(30, abs=0.2)
 

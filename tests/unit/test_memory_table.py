@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from frd.engine.memory import Memory
-from frd.engine.memory.verdict import MemoryVerdict
+from frd.engine.memory.incident_report import IncidentReport
 from frd.model import Int64s, MemoryColumns
 from tests.world.memory import (
     GIB,
@@ -36,11 +36,11 @@ JOB = Job(
 )
 
 
-def by_table(job: Job) -> list[MemoryVerdict]:
+def by_table(job: Job) -> list[IncidentReport]:
     memory = Memory(job.policy)
     rows = np.array([memory.series(row.info) for row in job.rows], np.int32)
     capacity = np.full(len(rows), 80 * GIB, np.int64)
-    told: list[MemoryVerdict] = []
+    told: list[IncidentReport] = []
     for second in range(1, int(job.until) + 3):
         begin, end, values = _table(job, second)
         assert memory.observe_table(MemoryColumns(rows, capacity, begin, end, values)) == 0
@@ -67,7 +67,7 @@ def _table(job: Job, second: int) -> tuple[Int64s, Int64s, Int64s]:
 def test_a_table_says_what_batches_say() -> None:
     """Ranks that sample at moments of their own, one late, one with a gap: the same verdicts."""
 
-    def said(told: list[MemoryVerdict]) -> list[object]:
+    def said(told: list[IncidentReport]) -> list[object]:
         return [(one.change, one.ranks, one.victims, one.since) for one in told]
 
     expected = said(list(verdicts(JOB)))

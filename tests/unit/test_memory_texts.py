@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from frd.engine.memory.incident_report import Attribution, IncidentReport, MemoryRise
 from frd.engine.memory.text import evidence, summary
-from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
 from frd.model import Change, Confidence, Kind, SeriesKind
 from tests.world.memory import GIB, at
 
@@ -22,7 +22,7 @@ RISE = MemoryRise(
     headroom_bytes=30 * GIB,
     attribution=Attribution.UNKNOWN,
 )
-SPIKE = MemoryVerdict(
+SPIKE = IncidentReport(
     number=1,
     change=Change.OPENED,
     kind=Kind.MEMORY_SPIKE,
@@ -66,7 +66,7 @@ FIGURES = "+2.0 GiB in 4.0 s, 30.0 GiB left"
         (replace(OOM, common=True, failed=(1, 2, 3)), "ranks 1-3 ran out of GPU memory"),
     ],
 )
-def test_one_line(verdict: MemoryVerdict, text: str) -> None:
+def test_one_line(verdict: IncidentReport, text: str) -> None:
     """Who ran out, who rose first, and when they are not the same, both."""
     assert summary(verdict) == text
 

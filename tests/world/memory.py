@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from frd.engine.memory import Memory
-from frd.engine.memory.verdict import MemoryVerdict
+from frd.engine.memory.incident_report import IncidentReport
 from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,
@@ -133,12 +133,12 @@ def seconds(when: int) -> float:
     return (when - EPOCH) / S
 
 
-def play(job: Job) -> list[MemoryVerdict]:
+def play(job: Job) -> list[IncidentReport]:
     """All verdicts of a job, in the order in which they were given."""
     return list(verdicts(job))
 
 
-def verdicts(job: Job) -> Iterator[MemoryVerdict]:
+def verdicts(job: Job) -> Iterator[IncidentReport]:
     memory = Memory(job.policy)
     feeds = [_Feed(memory, row, job.until) for row in job.rows]
     failures = sorted(job.failures, key=lambda failure: failure.at)
@@ -191,7 +191,7 @@ def _fail(memory: Memory, failure: Failure, second: float) -> None:
     memory.event(event, at(failure.at), S // 1000, at(second))
 
 
-def last_of_each(verdicts: Sequence[MemoryVerdict]) -> list[MemoryVerdict]:
+def last_of_each(verdicts: Sequence[IncidentReport]) -> list[IncidentReport]:
     """The newest version of every incident, in the order in which they opened."""
-    newest: Mapping[int, MemoryVerdict] = {verdict.number: verdict for verdict in verdicts}
+    newest: Mapping[int, IncidentReport] = {verdict.number: verdict for verdict in verdicts}
     return list(newest.values())

@@ -1,7 +1,7 @@
-"""The memory of one attempt: series come in as columns, verdicts come out.
+"""The memory of one attempt: takes series as columns, returns reports of incidents.
 
 Feed it in the order of time and call `advance` a few times a second (with recorded data: after each
-second of it). A verdict rests on the past alone and is never withdrawn. For a short record, a
+second of it). A report uses only past samples and is never withdrawn. For a short record, a
 shorter `policy.memory_warmup_s` than that of a live job may be right.
 
 `frd.engine.memory.series` decides what is usual of a series and when it rises,
@@ -18,10 +18,10 @@ import numpy as np
 from frd.engine.memory.baseline import BIN_NS, SECOND
 from frd.engine.memory.inbox import Inbox
 from frd.engine.memory.incident import Failure
-from frd.engine.memory.incidents import MemoryIncidents
-from frd.engine.memory.leaks import MemoryLeaks
+from frd.engine.memory.incident_report import IncidentReport
+from frd.engine.memory.incidents import IncidentTracker
+from frd.engine.memory.leaks import LeakTracker
 from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
-from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,
@@ -55,8 +55,8 @@ class Memory:
         self._series = Series(policy)
         self._inbox = Inbox(self._series)
         numbers = count(1)
-        self._incidents = MemoryIncidents(self._series, self._devices, numbers, policy)
-        self._leaks = MemoryLeaks(self._series, self._devices, numbers, policy)
+        self._incidents = IncidentTracker(self._series, self._devices, numbers, policy)
+        self._leaks = LeakTracker(self._series, self._devices, numbers, policy)
         self._order: Int64s = np.zeros(0, np.int64)
         """Rows sorted by rank; with `_ordered`, what a view needs of each series."""
         self._ordered: tuple[SeriesInfo, ...] = ()
@@ -94,14 +94,14 @@ class Memory:
         series.rank[row], series.kind[row] = info.rank, KINDS.index(info.kind)
         series.pool[row] = self._pools.setdefault(pool, len(self._pools))
         series.on_host[row], series.shared[row] = on_host, info.kind in SHARED_KINDS
-        near = self._near.setdefault((info.rank, int(series.pool[row])), [])
-        near.append(row)
-        kinds = {KINDS[series.kind[other]]: other for other in near}
-        whole = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
-        series.container[near] = near if whole is None else whole
+        rows_nearby = self._near.setdefault((info.rank, int(series.pool[row])), [])
+        rows_nearby.append(row)
+        kinds = {KINDS[series.kind[other]]: other for other in rows_nearby}
+        container = kinds.get(SeriesKind.CGROUP_USED if on_host else SeriesKind.DEVICE_USED)
+        series.container[rows_nearby] = rows_nearby if container is None else container
         # Tensors come and go within what the allocator holds; if that is known, it counts.
-        tensors = series.kind[near] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
-        series.watched[near] = ~tensors | (len(kinds) == 1)
+        tensors = series.kind[rows_nearby] == KINDS.index(SeriesKind.TORCH_ALLOCATED)
+        series.watched[rows_nearby] = ~tensors | (len(kinds) == 1)
 
     def observe(self, columns: MemoryColumns, now: AlignedNs) -> int:
         """Samples of S series of one node at T moments; returns how many were refused.
@@ -139,7 +139,7 @@ class Memory:
         """An allocation failed, the kernel killed, a device is lost: at most `uncertainty_ns`
         before or after `at`. An event without a device is about host memory."""
         if event.kind is not MemoryEventKind.DEVICE_LOST:
-            self._incidents.fail(Failure(event, at, uncertainty_ns, now))
+            self._incidents.add_failure(Failure(event, at, uncertainty_ns, now))
 
     def forget(self, rank: int | None = None) -> None:
         """The rank (None: every rank) is another process now. Handles stay valid."""
@@ -151,8 +151,8 @@ class Memory:
             self._series.forget(row)
             self._inbox.forget(row)
 
-    def advance(self, now: AlignedNs) -> list[MemoryVerdict]:
-        """The verdicts that are new since the last call."""
+    def advance(self, now: AlignedNs) -> list[IncidentReport]:
+        """Reports of the incidents that opened, changed or closed since the last call."""
         self._inbox.flush()
         return self._incidents.update(now) + self._leaks.update(now)
 

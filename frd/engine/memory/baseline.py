@@ -90,9 +90,9 @@ class Bins:
     def usual(self, row: Int64s, grown_up: Int64s) -> Usual:
         """What is usual of these series, whose warm-up ended at the times `grown_up`."""
         usual = self._usual[row] & (self._samples[row] > 0)
-        usual = _prefer(usual & (self._begin[row] >= grown_up[:, None]), usual)
+        usual = _prefer_if_enough(usual & (self._begin[row] >= grown_up[:, None]), usual)
         age = (self._newest[row, None] - np.arange(_BINS)) % _BINS
-        usual = _prefer(usual & (age >= _NEWEST), usual)
+        usual = _prefer_if_enough(usual & (age >= _NEWEST), usual)
         enough = (self._samples[row] * usual).sum(axis=1) >= _FEW_SAMPLES
         row, usual, age = row[enough], usual[enough], age[enough]
         bins, lows, highs = usual.sum(axis=1), self._low[row], self._high[row]
@@ -110,15 +110,15 @@ class Bins:
         return np.where(np.take_along_axis(self._samples[row], place, axis=1) > 0, highs, -1)
 
 
-def _prefer(better: Bools, usual: Bools) -> Bools:
+def _prefer_if_enough(better: Bools, usual: Bools) -> Bools:
     """By row: `better` if it has enough bins, else `usual`."""
     return np.where((better.sum(axis=1) >= _ENOUGH)[:, None], better, usual)
 
 
-def _longest_run(of: Bools) -> Int64s:
+def _longest_run(flags: Bools) -> Int64s:
     """By row: how many in a row are true, at most."""
-    run = longest = np.zeros(len(of), np.int64)
-    for column in of.T if of.any() else ():
+    run = longest = np.zeros(len(flags), np.int64)
+    for column in flags.T if flags.any() else ():
         run = (run + 1) * column
         longest = np.maximum(longest, run)
     return longest

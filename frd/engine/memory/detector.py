@@ -1,7 +1,7 @@
-"""Detects trouble with memory: claims about what rises or ran out.
+"""Detects trouble with memory: claims about memory that rises or ran out.
 
-The figures are those of the moment in which a rank was named; they do not change by themselves. The
-claim also says what the rank was doing at that moment.
+The figures of a rank are those of the moment in which its incident named it, and stay as they are.
+The evidence also says what the rank was doing at that moment.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from frd.engine.attempt import Attempt
 from frd.engine.findings import builder
 from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
+from frd.engine.memory.incident_report import IncidentReport
 from frd.engine.memory.text import evidence, summary
-from frd.engine.memory.verdict import MemoryVerdict
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.model import AlignedNs, Change, Kind, Reason, Suspect
@@ -25,7 +25,7 @@ class MemoryDetector:
         """What a rank was doing when an incident named it, by number of the incident and rank."""
         self.lifetime = Lifetime(
             kinds=frozenset({Kind.MEMORY_SPIKE, Kind.OOM}),
-            # The id of a finding of before a restart is no incident's number.
+            # No incident of this process continues a finding from before a restart.
             anchors_of=lambda finding: frozenset({finding.id}),
         )
 
@@ -33,40 +33,42 @@ class MemoryDetector:
         """Nothing here depends on the policy."""
 
     def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
-        verdicts = attempt.memory.advance(now)
-        if not verdicts:
+        reports = attempt.memory.advance(now)
+        if not reports:
             return None
-        over = {_anchors(v): v.close_reason for v in verdicts if v.change is Change.CLOSED}
-        claims = [self._claim(attempt, v, now) for v in verdicts if v.change is not Change.CLOSED]
-        ended = {v.number for v in verdicts if v.change is Change.CLOSED}
-        self._doing = {k: words for k, words in self._doing.items() if k[0] not in ended}
+        closed = [report for report in reports if report.change is Change.CLOSED]
+        lasting = [report for report in reports if report.change is not Change.CLOSED]
+        claims = [self._claim(attempt, report, now) for report in lasting]
+        over = {_anchors(report): report.close_reason for report in closed}
+        ended = {report.number for report in closed}
+        self._doing = {key: words for key, words in self._doing.items() if key[0] not in ended}
         return Look(now, claims, over)
 
-    def _claim(self, attempt: Attempt, verdict: MemoryVerdict, now: AlignedNs) -> Claim:
+    def _claim(self, attempt: Attempt, report: IncidentReport, now: AlignedNs) -> Claim:
         snapshot = attempt.snapshot(now)
         suspects = []
-        for rise in () if verdict.common else verdict.first:
-            known = (verdict.number, rise.rank)
+        for rise in () if report.common else report.first:
+            known = (report.number, rise.rank)
             if known not in self._doing:
                 self._doing[known] = _doing(snapshot, rise.rank, rise.onset[1])
-            words = evidence(verdict, rise, self._doing[known])
+            words = evidence(report, rise, self._doing[known])
             node = builder.node_of(snapshot, rise.rank)
-            suspects.append(Suspect(rise.rank, node, Reason.MEMORY, verdict.confidence, words))
-        victims = verdict.ranks if verdict.common else ()
+            suspects.append(Suspect(rise.rank, node, Reason.MEMORY, report.confidence, words))
+        victims = report.ranks if report.common else ()
         return Claim(
-            kind=verdict.kind,
-            about=repr(str(verdict.number)),
-            anchors=_anchors(verdict),
-            reason=Reason.MEMORY if verdict.common else None,
+            kind=report.kind,
+            about=repr(str(report.number)),
+            anchors=_anchors(report),
+            reason=Reason.MEMORY if report.common else None,
             suspects=tuple(suspects),
-            victims=tuple(sorted({*victims, *verdict.victims})),
-            unknown=verdict.unknown,
-            summary=summary(verdict),
+            victims=tuple(sorted({*victims, *report.victims})),
+            unknown=report.unknown,
+            summary=summary(report),
         )
 
 
-def _anchors(verdict: MemoryVerdict) -> Anchors:
-    return frozenset({str(verdict.number)})
+def _anchors(report: IncidentReport) -> Anchors:
+    return frozenset({str(report.number)})
 
 
 def _doing(snapshot: Snapshot, rank: int, onset: AlignedNs) -> str:

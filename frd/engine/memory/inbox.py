@@ -120,14 +120,14 @@ class Inbox:
             stop = min(start + _MOST_MOMENTS, moments)
             if begin[stop - 1] - begin[start] >= BIN_NS:
                 stop = int(begin.searchsorted(begin[start] + BIN_NS))
-            piece, of, most = values[:, start:stop], row, capacity
+            piece, piece_row, piece_capacity = values[:, start:stop], row, capacity
             if int(_lowest(piece, axis=None)) < 0:
                 has = (piece >= 0).any(axis=1)
-                piece, of, most = piece[has], row[has], capacity[has]
-            if len(of):
+                piece, piece_row, piece_capacity = piece[has], row[has], capacity[has]
+            if len(piece_row):
                 turn = int(_highest(self._turn.take(row)))
                 self._turn[row] = turn + 1
-                batch = _Batch(of, most, begin[start:stop], end[start:stop], piece)
+                batch = _Batch(piece_row, piece_capacity, begin[start:stop], end[start:stop], piece)
                 self._waiting.setdefault((turn, stop - start), []).append(batch)
             start = stop
         self._values += values.size

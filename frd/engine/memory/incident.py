@@ -1,11 +1,11 @@
-"""One incident of memory: its ranks, how far each has risen, and how sure that is.
+"""One memory incident: its ranks, how far the memory of each has risen, and the confidence.
 
 The lists of ranks only grow, except `unknown`: a rank leaves it when its samples arrive. A rank
-that was named stays named, and every version of a verdict says at least what the previous one said.
+that was named stays named: no report takes back what an earlier report of the incident said.
 
-The figures of a rise are read from the columns at the moment of a verdict. Whose memory it is
-follows from the series of the rank that rose along: the allocator's, the process's beyond it, or
-the device's beyond both.
+The figures of a rise are read from the columns when the incident names the rank. The owner of the
+memory follows from the other series of the rank that rose too: torch's allocator, the rest of the
+process, or another user of the device.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 
 from frd.engine.memory.baseline import BIN_NS, SECOND
+from frd.engine.memory.incident_report import Attribution, IncidentReport, MemoryRise
 from frd.engine.memory.series import KINDS, Series
-from frd.engine.memory.verdict import Attribution, MemoryRise, MemoryVerdict
 from frd.engine.state.snapshot import Bools
 from frd.model import (
     AlignedNs,
@@ -37,7 +37,7 @@ _SILENT_NS: Final = 60 * SECOND
 
 
 @dataclass(slots=True)
-class Incident:
+class MemoryIncident:
     number: int
     kind: Kind
     on_host: bool
@@ -46,32 +46,33 @@ class Incident:
     first: dict[int, int]
     """Ranks that may have risen first, each with the row of its series; -1 for none."""
     rises: dict[int, MemoryRise]
-    """Of some of these ranks, as they were when they were named."""
+    """Rises of at most `policy.max_suspects` of these ranks, as of when each was named."""
     limit: int
-    """By when the first of them had begun to rise."""
+    """Latest time (aligned ns) at which the first of these ranks began to rise."""
     last: int
-    """When the latest of its ranks began to."""
+    """Latest onset (aligned ns) of any rank of the incident."""
     unknown: set[int] = field(default_factory=set)
     victims: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
-    sure: bool = False
+    is_certain: bool = False
     """No rank can have risen earlier without being seen by now."""
-    herd: bool = False
+    nearly_all_rose: bool = False
     """(Nearly) all ranks rose soon after, perhaps for the same reason as the first one."""
     keep_until: int = 0
-    reported: MemoryVerdict | None = None
+    """The incident stays open at least until then (aligned ns), because an allocation failed."""
+    reported: IncidentReport | None = None
 
     @property
     def confidence(self) -> Confidence:
         if len(self.first) > 1:
             return Confidence.MEDIUM if len(self.first) == 2 else Confidence.LOW
-        seen = all(row >= 0 for row in self.first.values())
-        sure = seen and self.sure and not self.herd and not self.unknown
-        return Confidence.HIGH if sure else Confidence.MEDIUM
+        has_samples = all(row >= 0 for row in self.first.values())
+        is_high = has_samples and self.is_certain and not self.nearly_all_rose and not self.unknown
+        return Confidence.HIGH if is_high else Confidence.MEDIUM
 
-    def report(self, now: AlignedNs, reason: str = "") -> list[MemoryVerdict]:
-        """A verdict if something is new since the last call; with `reason` the incident is over."""
-        verdict = MemoryVerdict(
+    def report(self, now: AlignedNs, reason: str = "") -> list[IncidentReport]:
+        """A report if something changed since the last one; a `reason` closes the incident."""
+        report = IncidentReport(
             number=self.number,
             change=Change.UPDATED if self.reported is not None else Change.OPENED,
             kind=self.kind,
@@ -88,14 +89,14 @@ class Incident:
             at=now,
         )
         if reason:
-            verdict = replace(verdict, change=Change.CLOSED, close_reason=reason)
+            report = replace(report, change=Change.CLOSED, close_reason=reason)
         elif (
             self.reported is not None
-            and replace(self.reported, change=Change.UPDATED, at=now) == verdict
+            and replace(self.reported, change=Change.UPDATED, at=now) == report
         ):
             return []
-        self.reported = verdict
-        return [verdict]
+        self.reported = report
+        return [report]
 
 
 class Coverage:
@@ -150,53 +151,53 @@ def rise_of(
     failures: Iterable[Failure],
 ) -> MemoryRise:
     """What a series shows of its rank's rise."""
-    one = np.array([row])
-    knows = bool(series.capacity_of(one)[0] > 0)
-    begun = int(series.lo[row] + series.hi[row]) // 2
-    known = list(failures)
+    row_array = np.array([row])
+    has_capacity = bool(series.capacity_of(row_array)[0] > 0)
+    began_at = int(series.lo[row] + series.hi[row]) // 2
+    failure_list = list(failures)
     return MemoryRise(
         rank=int(series.rank[row]),
         kind=KINDS[series.kind[row]],
         device=device,
         onset=(AlignedNs(onset[0]), AlignedNs(onset[1])),
         risen_bytes=int(series.peak[row] - series.high[row]),
-        took_s=float(series.end[row] - begun) / SECOND,
+        took_s=float(series.end[row] - began_at) / SECOND,
         bytes_per_s=float(series.rate[row]),
-        headroom_bytes=int(series.headroom(one)[0]) if knows else -1,
+        headroom_bytes=int(series.headroom(row_array)[0]) if has_capacity else -1,
         attribution=attribution(series, row),
-        requested_bytes=max((one.event.requested_bytes for one in known), default=0),
-        out_of_memory=bool(known),
+        requested_bytes=max((failure.event.requested_bytes for failure in failure_list), default=0),
+        out_of_memory=bool(failure_list),
     )
 
 
-def failed(rank: int, onset: tuple[int, int], failures: Iterable[Failure]) -> MemoryRise:
+def failed_rise(rank: int, onset: tuple[int, int], failures: Iterable[Failure]) -> MemoryRise:
     """The rank ran out of memory, and no series shows a rise."""
-    known = list(failures)
-    of = known[0].event
-    on_host = not of.device
+    failure_list = list(failures)
+    event = failure_list[0].event
+    on_host = not event.device
     return MemoryRise(
         rank=rank,
         kind=SeriesKind.HOST_USED if on_host else SeriesKind.DEVICE_USED,
-        device=of.device,
+        device=event.device,
         onset=(AlignedNs(onset[0]), AlignedNs(onset[1])),
         risen_bytes=0,
         took_s=0.0,
         bytes_per_s=0.0,
         headroom_bytes=-1,
         attribution=Attribution.HOST if on_host else Attribution.ALLOCATOR,
-        requested_bytes=max(one.event.requested_bytes for one in known),
+        requested_bytes=max(failure.event.requested_bytes for failure in failure_list),
         out_of_memory=True,
     )
 
 
 def attribution(series: Series, row: int) -> Attribution:
-    """Whose memory it is that this series shows."""
+    """The owner of the memory that this series shows."""
     n = series.count
-    near = (series.rank[:n] == series.rank[row]) & (series.pool[:n] == series.pool[row])
-    mine = np.flatnonzero(near & (series.value[:n] >= 0))
-    kinds = [KINDS[kind] for kind in series.kind[mine]]
-    risen = dict(zip(kinds, series.risen(mine).tolist(), strict=True))
-    half = int(series.risen(np.array([row]))[0]) / 2
+    is_near = (series.rank[:n] == series.rank[row]) & (series.pool[:n] == series.pool[row])
+    rows_of_rank = np.flatnonzero(is_near & (series.value[:n] >= 0))
+    kinds = [KINDS[kind] for kind in series.kind[rows_of_rank]]
+    risen = dict(zip(kinds, series.risen(rows_of_rank).tolist(), strict=True))
+    half_of_rise = int(series.risen(np.array([row]))[0]) / 2
     match KINDS[series.kind[row]]:
         case SeriesKind.HOST_USED:
             return Attribution.HOST
@@ -204,12 +205,12 @@ def attribution(series: Series, row: int) -> Attribution:
             return Attribution.CGROUP
         case SeriesKind.TORCH_RESERVED | SeriesKind.TORCH_ALLOCATED:
             return Attribution.ALLOCATOR
-        case of:
+        case kind:
             torch = risen.get(SeriesKind.TORCH_RESERVED, risen.get(SeriesKind.TORCH_ALLOCATED))
             process = risen.get(SeriesKind.PROCESS_USED)
-            if torch is not None and torch >= half:
+            if torch is not None and torch >= half_of_rise:
                 return Attribution.ALLOCATOR
-            if of is SeriesKind.PROCESS_USED or (process is not None and process >= half):
+            if kind is SeriesKind.PROCESS_USED or (process is not None and process >= half_of_rise):
                 return Attribution.PROCESS if torch is None else Attribution.DRIVER
             if process is not None:
                 return Attribution.OTHER

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.incident import Incident, attribution
+from frd.engine.memory.incident import MemoryIncident, attribution
+from frd.engine.memory.incident_report import IncidentReport, MemoryRise
 from frd.engine.memory.series import KINDS, Series
-from frd.engine.memory.verdict import MemoryRise, MemoryVerdict
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, Int64s, Kind
 
@@ -23,7 +23,7 @@ _CONFIRMED: Final = 2
 """How often in a row a trend must be seen, or not be seen, to count."""
 
 
-class MemoryLeaks:
+class LeakTracker:
     """The leaks over the series of one attempt: one incident for devices, one for hosts."""
 
     def __init__(
@@ -36,12 +36,12 @@ class MemoryLeaks:
         self._seen: dict[int, int] = {}
         """How often in a row the trend of a series was a leak; -1 for a leak that the last look did
         not confirm."""
-        self._open: dict[bool, Incident] = {}
+        self._open: dict[bool, MemoryIncident] = {}
 
     def adopt(self, policy: Policy) -> None:
         self._policy = policy
 
-    def update(self, now: AlignedNs) -> list[MemoryVerdict]:
+    def update(self, now: AlignedNs) -> list[IncidentReport]:
         series = self._series
         row = series.trend.take_news()
         row = row[series.watched[row]]
@@ -52,10 +52,10 @@ class MemoryLeaks:
         left, capacity = series.headroom(row), series.capacity_of(row)
         leaks = steady & (rate * window_s >= series.visible[row]) & ~series.is_young(row)
         leaks &= (capacity > 0) & (left <= rate * self._policy.memory_leak_horizon_s)
-        for one, is_leak in zip(row.tolist(), leaks.tolist(), strict=True):
-            self._count(one, is_leak)
+        for leak_row, is_leak in zip(row.tolist(), leaks.tolist(), strict=True):
+            self._count(leak_row, is_leak)
         rates = dict(zip(row.tolist(), rate.tolist(), strict=True))
-        out: list[MemoryVerdict] = []
+        out: list[IncidentReport] = []
         for on_host in (False, True):
             out += self._report(on_host, rates, now)
         return out
@@ -71,19 +71,19 @@ class MemoryLeaks:
 
     def _report(
         self, on_host: bool, rates: dict[int, float], now: AlignedNs
-    ) -> list[MemoryVerdict]:
+    ) -> list[IncidentReport]:
         series = self._series
-        mine = [row for row in sorted(self._seen) if bool(series.on_host[row]) == on_host]
-        sure = [row for row in mine if self._seen[row] >= _CONFIRMED]
+        candidates = [row for row in sorted(self._seen) if bool(series.on_host[row]) == on_host]
+        confirmed = [row for row in candidates if self._seen[row] >= _CONFIRMED]
         incident = self._open.get(on_host)
         if incident is None:
-            if not sure:
+            if not confirmed:
                 return []
-            incident = self._open[on_host] = self._new(on_host, mine)
+            incident = self._open[on_host] = self._new(on_host, candidates)
         elif not any(row in self._seen for row in incident.first.values()):
             del self._open[on_host]
             return incident.report(now, "memory no longer rises")
-        for row in _own(series, sure):
+        for row in _own(series, confirmed):
             rank = int(series.rank[row])
             if row in rates and rank not in incident.first:
                 incident.first[rank] = row
@@ -91,14 +91,14 @@ class MemoryLeaks:
                     incident.rises[rank] = self._rise(row, rates[row])
         return incident.report(now)
 
-    def _new(self, on_host: bool, rows: list[int]) -> Incident:
+    def _new(self, on_host: bool, rows: list[int]) -> MemoryIncident:
         series = self._series
         n = series.count
-        there = series.watched[:n] & (series.on_host[:n] == on_host) & (series.first[:n] > 0)
-        ranks = len(np.unique(series.rank[:n][there]))
+        has_samples = series.watched[:n] & (series.on_host[:n] == on_host) & (series.first[:n] > 0)
+        ranks = len(np.unique(series.rank[:n][has_samples]))
         leaking = {int(series.rank[row]) for row in rows}
         since = int(series.trend.since(np.array(rows)).min())
-        return Incident(
+        return MemoryIncident(
             number=next(self._numbers),
             kind=Kind.MEMORY_SPIKE,
             on_host=on_host,
@@ -108,14 +108,14 @@ class MemoryLeaks:
             rises={},
             limit=since,
             last=since,
-            sure=True,
+            is_certain=True,
         )
 
     def _rise(self, row: int, rate: float) -> MemoryRise:
         series = self._series
-        one: Int64s = np.array([row])
+        row_array: Int64s = np.array([row])
         window_s = self._policy.memory_leak_window_s
-        since = int(series.trend.since(one)[0])
+        since = int(series.trend.since(row_array)[0])
         return MemoryRise(
             rank=int(series.rank[row]),
             kind=KINDS[series.kind[row]],
@@ -124,7 +124,7 @@ class MemoryLeaks:
             risen_bytes=round(rate * window_s),
             took_s=window_s,
             bytes_per_s=rate,
-            headroom_bytes=int(series.headroom(one)[0]),
+            headroom_bytes=int(series.headroom(row_array)[0]),
             attribution=attribution(series, row),
         )
 

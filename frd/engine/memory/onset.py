@@ -1,4 +1,4 @@
-"""Whose memory rose first: a pure question about intervals.
+"""Which rank's memory rose first, decided from intervals of time alone.
 
 The *onset* of a rise is the interval of aligned time in which it began. One onset is before another
 only if the whole interval is. The first causes are the ranks before which there is no other: one
@@ -69,7 +69,7 @@ class Cause:
     """Early enough to be first, but still too small to know whether they matter."""
 
 
-def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
+def current_rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
     """What rises now. The earliest series of a rank counts."""
     n = series.count
     row = np.flatnonzero(series.rising[:n] & (series.on_host[:n] == on_host))
@@ -79,7 +79,7 @@ def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
     row, lo, hi = row[order], lo[order], hi[order]
     rank = series.rank[row]
     start = np.flatnonzero(np.diff(rank, prepend=-1))
-    one = row[start]
+    first_row = row[start]
     if not len(row):
         start = np.zeros(0, np.int64)
     now, risen = series.end[row], series.peak[row] - series.high[row]
@@ -91,14 +91,14 @@ def rises(series: Series, *, on_host: bool, policy: Policy) -> Rises:
     visible &= (series.twice[row] > 0) | (series.hot[row] > 0)  # else its onset may move
     return Rises(
         rank=rank[start],
-        row=one,
+        row=first_row,
         lo=lo[start],
         hi=hi[start],
         risen=_by_rank(np.maximum, risen, start),
         fresh=_by_rank(np.logical_or, now - hi <= _FRESH_NS, start),
         urgent=_by_rank(np.logical_or, urgent, start),
         visible=_by_rank(np.logical_or, visible, start),
-        young=series.is_young(one),
+        young=series.is_young(first_row),
         hot=_by_rank(np.logical_or, series.hot[row] > 0, start),
         incident=_by_rank(np.maximum, series.incident[row], start),
     )
@@ -122,76 +122,81 @@ def _own(series: Series, row: Int64s, lo: Int64s, hi: Int64s) -> Bools:
     return ~(shared & (2 * most[pool] >= risen) & (begun[pool] <= reported))
 
 
-def _by_rank(reduce: np.ufunc, of: np.ndarray, start: Int64s) -> np.ndarray:
-    return reduce.reduceat(of, start) if len(of) else of
+def _by_rank(reduce: np.ufunc, column: np.ndarray, start: Int64s) -> np.ndarray:
+    return reduce.reduceat(column, start) if len(column) else column
 
 
 def with_failures(
-    of: Rises, rank: Int32s, lo: Int64s, hi: Int64s, requested: Int64s
+    rises: Rises, rank: Int32s, lo: Int64s, hi: Int64s, requested: Int64s
 ) -> tuple[Rises, Int64s]:
     """The rises with ranks whose allocations failed, and the places of these ranks.
 
     If samples show that the rank rose before, that is its onset; a rise during warm-up is not,
     because all ranks rise then.
     """
-    seen = np.flatnonzero(np.isin(of.rank, rank) & of.visible & ~of.young)
-    bare = ~np.isin(rank, of.rank[seen])
-    keep = np.union1d(np.flatnonzero(~np.isin(of.rank, rank)), seen)
-    count = int(bare.sum())
+    with_rise = np.flatnonzero(np.isin(rises.rank, rank) & rises.visible & ~rises.young)
+    has_no_rise = ~np.isin(rank, rises.rank[with_rise])
+    keep = np.union1d(np.flatnonzero(~np.isin(rises.rank, rank)), with_rise)
+    count = int(has_no_rise.sum())
     yes, no = np.ones(count, np.bool_), np.zeros(count, np.bool_)
-    more = Rises(
-        rank[bare], np.full(count, -1), lo[bare], hi[bare], requested[bare],
+    added = Rises(
+        rank[has_no_rise], np.full(count, -1), lo[has_no_rise], hi[has_no_rise],
+        requested[has_no_rise],
         fresh=yes, urgent=yes, visible=yes, young=no, hot=yes, incident=np.zeros(count, np.int32),
     )  # fmt: skip
-    both = Rises(
+    combined = Rises(
         *(
-            np.concatenate((getattr(of, name)[keep], getattr(more, name)))
+            np.concatenate((getattr(rises, name)[keep], getattr(added, name)))
             for name in Rises.__slots__
         )
     )
-    return both, np.flatnonzero(np.isin(both.rank, rank))
+    return combined, np.flatnonzero(np.isin(combined.rank, rank))
 
 
-def linked(of: Rises, to: int, policy: Policy) -> Int64s:
-    """The places of those that belong to one incident with the rise at `to`."""
+def linked(rises: Rises, trigger: int, policy: Policy) -> Int64s:
+    """Places of the rises that belong to one incident with the rise at `trigger`."""
     link_ns = round(policy.memory_link_s * SECOND)
-    near = (of.hi >= of.lo[to] - link_ns) & (of.lo <= of.hi[to] + link_ns)
-    near[to] = True
-    return np.flatnonzero(near)
+    nearby = (rises.hi >= rises.lo[trigger] - link_ns) & (rises.lo <= rises.hi[trigger] + link_ns)
+    nearby[trigger] = True
+    return np.flatnonzero(nearby)
 
 
-def matters(of: Rises, lead: int) -> Bools:
+def matters(rises: Rises, lead: int) -> Bools:
     """Rises that may be the cause of an incident that a rise of `lead` bytes opened."""
-    return of.visible & ~of.young & (of.hot | of.urgent | (of.risen >= _COMPARABLE * lead))
+    return (
+        rises.visible
+        & ~rises.young
+        & (rises.hot | rises.urgent | (rises.risen >= _COMPARABLE * lead))
+    )
 
 
-def first_cause(of: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
+def first_cause(rises: Rises, trigger: int, ranks: int, policy: Policy) -> Cause:
     """The first ranks of an incident that the rise at `trigger` opened.
 
     `ranks` is how many ranks are watched.
     """
-    near = linked(of, trigger, policy)
-    near = near[(of.incident[near] == 0) | (near == trigger)]
-    can = matters(of, int(of.risen[trigger]))
-    can[trigger] = True
-    able = near[can[near]]
-    limit = of.hi[able].min()
-    first = able[of.lo[able] <= limit]
-    later = able[of.lo[able] > limit]
-    small = near[~can[near] & ~of.young[near]]
-    tiny = small[~of.visible[small] & (of.risen[small] >= _COMPARABLE * of.risen[trigger])]
-    together = _together(of, np.concatenate((able, tiny)), int(limit))
+    nearby = linked(rises, trigger, policy)
+    nearby = nearby[(rises.incident[nearby] == 0) | (nearby == trigger)]
+    can_be_cause = matters(rises, int(rises.risen[trigger]))
+    can_be_cause[trigger] = True
+    candidates = nearby[can_be_cause[nearby]]
+    limit = rises.hi[candidates].min()
+    first = candidates[rises.lo[candidates] <= limit]
+    later = candidates[rises.lo[candidates] > limit]
+    small = nearby[~can_be_cause[nearby] & ~rises.young[nearby]]
+    tiny = small[~rises.visible[small] & (rises.risen[small] >= _COMPARABLE * rises.risen[trigger])]
+    together = _together(rises, np.concatenate((candidates, tiny)), int(limit))
     common = ranks > 1 and len(together) >= NEARLY_ALL * ranks
     if common:
-        first = np.intersect1d(together, able)
-        later = np.setdiff1d(able, first)
-    doubtful = small[of.fresh[small] & (of.lo[small] <= limit)]
+        first = np.intersect1d(together, candidates)
+        later = np.setdiff1d(candidates, first)
+    doubtful = small[rises.fresh[small] & (rises.lo[small] <= limit)]
     return Cause(first, later, common, doubtful)
 
 
-def _together(of: Rises, places: Int64s, limit: int) -> Int64s:
+def _together(rises: Rises, places: Int64s, limit: int) -> Int64s:
     """Rises whose onsets overlap with the first, directly or through others."""
-    ordered = places[np.argsort(of.lo[places], kind="stable")]
-    reach = np.maximum.accumulate(np.maximum(of.hi[ordered], limit))
-    apart = of.lo[ordered][1:] > reach[:-1]
+    ordered = places[np.argsort(rises.lo[places], kind="stable")]
+    reach = np.maximum.accumulate(np.maximum(rises.hi[ordered], limit))
+    apart = rises.lo[ordered][1:] > reach[:-1]
     return ordered[: int(apart.argmax()) + 1] if apart.any() else ordered

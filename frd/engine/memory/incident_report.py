@@ -1,4 +1,4 @@
-"""What the engine says of an incident of memory: which rank rose first, how far, whose memory.
+"""A report of a memory incident: which rank rose first, how far, and the owner of the memory.
 
 Values only, so that code that makes findings or prints reports need not know how rises are found.
 """
@@ -30,7 +30,7 @@ class Attribution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryRise:
-    """The rise of one rank, as it was seen when the verdict was given."""
+    """The rise of one rank, as of when the incident named the rank."""
 
     rank: int
     kind: SeriesKind
@@ -60,8 +60,8 @@ class MemoryRise:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryVerdict:
-    """An incident, as it opens, changes or closes. A newer version carries the same number.
+class IncidentReport:
+    """One memory incident as it opens, changes or closes. Later reports carry the same number.
 
     A rank in `ranks` stays there: later data may add ranks that were `unknown`, and victims.
     """
@@ -89,7 +89,7 @@ class MemoryVerdict:
     """Ranks whose allocations failed, or that were killed because memory ran out."""
     confidence: Confidence
     since: AlignedNs
-    """By when the first rank had begun to rise."""
+    """Latest time at which the first rank began to rise."""
     at: AlignedNs
-    """When the verdict was given."""
+    """When the report was made."""
     close_reason: str = ""
