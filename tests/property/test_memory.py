@@ -141,7 +141,7 @@ class Dice:
 def simulate(seed: int, *, healthy: bool = False) -> Simulated:
     dice = Dice(seed)
     injected, onsets = (-1, {}) if healthy else dice.onsets()
-    nodes, told_by, not_before = [], {}, {}
+    nodes, visible_by, not_before = [], {}, {}
     per_node = 4 << seed % 3
     for start in range(0, dice.ranks, per_node):
         ranks = np.arange(start, min(start + per_node, dice.ranks))
@@ -157,13 +157,13 @@ def simulate(seed: int, *, healthy: bool = False) -> Simulated:
                 open_s = times[next_] - times[next_ - 1] + 2 * uncertainty
                 # Half of what it moves anyhow is the slack of the band.
                 hidden_s = (1.5 * moves[row] + 2 * MIB) / rise.rate + dice.beat
-                told_by[rank] = onset + open_s + hidden_s + rise.pause
+                visible_by[rank] = onset + open_s + hidden_s + rise.pause
                 not_before[rank] = onset - open_s - 4 * (hidden_s + 0.3)
         sizes = values.clip(0, CAPACITY).astype(np.int64)
         nodes.append(Node(ranks, times, error, uncertainty, sizes))
     others = [not_before[rank] for rank in onsets if rank != injected]
     return Simulated(
-        nodes, injected, not healthy and told_by[injected] < min(others, default=UNTIL)
+        nodes, injected, not healthy and visible_by[injected] < min(others, default=UNTIL)
     )
 
 
@@ -184,7 +184,7 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> lis
         read = EPOCH + np.round((node.times + node.clock_error) * S).astype(np.int64)
         slack = round(node.uncertainty * S)
         feeds.append(_Feed(handles, read - slack, read + slack, node))
-    told, before = [], 0
+    reports, before = [], 0
     for second in (*range(4, 20, 4), *range(20, until + 1)):
         for feed in reversed(feeds) if backwards else feeds:
             first, stop = feed.node.times.searchsorted((before, second))
@@ -201,14 +201,14 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> lis
                     at(second),
                 )
                 assert refused == 0
-        told += memory.advance(at(second))
+        reports += memory.advance(at(second))
         before = second
-    return told
+    return reports
 
 
-def named_at_last(told: Sequence[IncidentReport]) -> IncidentReport:
+def named_at_last(reports: Sequence[IncidentReport]) -> IncidentReport:
     """The newest version of the incident that opened first."""
-    return [one for one in told if one.number == told[0].number][-1]
+    return [one for one in reports if one.number == reports[0].number][-1]
 
 
 SEEDS = seeds(2_000)
@@ -223,15 +223,15 @@ def test_the_first_is_named(part: int) -> None:
     missed = []
     for seed in mine:
         job = simulate(seed)
-        told = judge(job)
-        assert told, f"seed {seed}: nothing was found"
+        reports = judge(job)
+        assert reports, f"seed {seed}: nothing was found"
         named: dict[int, set[int]] = {}
-        for one in told:
+        for one in reports:
             assert named.get(one.number, set()) <= set(one.ranks), f"seed {seed}: taken back"
             named[one.number] = set(one.ranks)
             if one.confidence is Confidence.HIGH:
                 assert one.ranks == (job.injected,), f"seed {seed}: another for certain"
-        last = named_at_last(told)
+        last = named_at_last(reports)
         if job.certain:
             assert last.ranks == (job.injected,), f"seed {seed}: not alone"
             assert not last.common
@@ -247,7 +247,7 @@ def test_nothing_is_found_in_healthy_jobs() -> None:
 
 
 def test_a_prefix_says_what_the_whole_said_then() -> None:
-    """A verdict rests on the past: the job cut off anywhere was told the same until then."""
+    """A job that is cut off anywhere gave the same reports until then."""
     for seed in range(30):
         job = simulate(seed)
         until = 26 + seed % 8

@@ -1,4 +1,4 @@
-"""Whose memory rose first: scenes with known truth, as agents would tell of them."""
+"""Which rank's memory rose first: scenes with a known answer, sampled as agents sample them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from tests.world.memory import (
     last_of_each,
     level,
     noise,
+    only,
     play,
     plus,
     ramp,
@@ -51,7 +52,7 @@ CALM = level(40)
 
 @dataclass(frozen=True)
 class Truth:
-    """The ranks that may be named, the incidents there are, and how sure one may be."""
+    """The expected report of one incident."""
 
     first: tuple[int, ...]
     victims: tuple[int, ...] = ()
@@ -83,7 +84,7 @@ SCENES: dict[str, tuple[Job, list[Truth]]] = {
         Job(ranks(CALM, plus(CALM, ramp(30, 2)), plus(CALM, ramp(32, 5)), CALM, r2=LATE), 45),
         [Truth((1,), victims=(2,))],
     ),
-    "clocks 2 s apart, and nobody knows better": (
+    "clocks 2 s apart, within their uncertainty": (
         Job(ranks(CALM, plus(CALM, ramp(30, 2)), plus(CALM, ramp(31, 2)), CALM, r1=OFF_BY_TWO), 45),
         [Truth((1, 2), confidence=Confidence.MEDIUM)],
     ),
@@ -205,17 +206,17 @@ SCENES: dict[str, tuple[Job, list[Truth]]] = {
 
 @pytest.mark.parametrize("name", SCENES)
 def test_the_right_verdict(name: str) -> None:
-    """Each scene of the table is told as it is known to be, and nobody else is ever named."""
+    """Each scene of the table gives exactly the incidents that are known."""
     job, truths = SCENES[name]
-    told = play(job)
-    incidents = last_of_each(told)
+    reports = play(job)
+    incidents = last_of_each(reports)
     assert [
         Truth(one.ranks, one.victims, one.unknown, one.common, one.confidence) for one in incidents
     ] == truths
-    assert all(one.kind is Kind.MEMORY_SPIKE for one in told)
+    assert all(one.kind is Kind.MEMORY_SPIKE for one in reports)
 
 
-def test_what_is_told_of_a_rise() -> None:
+def test_figures_of_a_rise() -> None:
     """Onset between two samples, bytes, rate, head room and the time that is left."""
     [first, *_] = play(SCENES["one rank climbs, another follows"][0])
     [rise] = first.first
@@ -228,7 +229,7 @@ def test_what_is_told_of_a_rise() -> None:
     assert rise.exhausted_in_s == pytest.approx(rise.headroom_bytes / (2 * GIB), rel=0.05)
 
 
-def test_a_ramp_is_told_within_two_seconds_of_becoming_large() -> None:
+def test_a_ramp_is_reported_within_two_seconds_of_becoming_large() -> None:
     """Host memory: as soon as it has taken the share that opens a finding, and goes on."""
     grows = plus(level(2), ramp(30, 0.4))
     rows = [
@@ -369,13 +370,8 @@ def test_warm_up_is_judged_when_it_does_not_stop() -> None:
 # -- failed allocations --------------------------------------------------------------------------
 
 
-def only(told: list[IncidentReport]) -> IncidentReport:
-    [incident] = last_of_each(told)
-    return incident
-
-
-def test_an_allocation_that_nobody_saw_coming() -> None:
-    """One request was too large: no memory rose, and the rank that asked is told."""
+def test_an_allocation_fails_without_a_rise_before() -> None:
+    """One request was too large: no memory rose, and the rank that requested it is named."""
     failures = [Failure(30, rank=1, requested=50 * GIB)]
     incident = only(play(Job(ranks(CALM, CALM, CALM), 40, failures)))
     assert (incident.kind, incident.ranks, incident.failed) == (Kind.OOM, (1,), (1,))
@@ -392,20 +388,20 @@ def test_the_first_cause_is_not_who_ran_out() -> None:
 
 
 def test_a_spike_that_ends_in_a_failed_allocation() -> None:
-    """What was foreseen is told as it happened: the spike is over, and the same rank is named."""
+    """The spike closes and an OOM opens that names the same rank."""
     rows = ranks(CALM, plus(CALM, ramp(30, 4)), CALM)
-    told = play(Job(rows, 48, [Failure(40, rank=1, requested=GIB)]))
-    assert [(one.kind, one.change) for one in told if one.change is not Change.UPDATED] == [
+    reports = play(Job(rows, 48, [Failure(40, rank=1, requested=GIB)]))
+    assert [(one.kind, one.change) for one in reports if one.change is not Change.UPDATED] == [
         (Kind.MEMORY_SPIKE, Change.OPENED),
         (Kind.MEMORY_SPIKE, Change.CLOSED),
         (Kind.OOM, Change.OPENED),
     ]
-    assert {one.ranks for one in told} == {(1,)}
-    assert told[-1].first[0].out_of_memory
+    assert {one.ranks for one in reports} == {(1,)}
+    assert reports[-1].first[0].out_of_memory
 
 
 def test_many_ranks_run_out_at_once() -> None:
-    """Forty ranks fail within what the clocks leave open, and nobody saw one rise."""
+    """Forty ranks fail within the uncertainty of the clocks, and no memory rose before."""
     rows = ranks(*(CALM for _ in range(40)))
     failures = [Failure(30.2 + 0.00001 * r, rank=r) for r in range(40)]
     incident = only(play(Job(rows, 36, failures)))
@@ -413,11 +409,11 @@ def test_many_ranks_run_out_at_once() -> None:
     assert incident.ranks == incident.failed == tuple(range(40))
 
 
-def test_one_who_failed_as_early_is_told_of_later() -> None:
-    """Its agent speaks a second after the others: a tie, and no victim."""
+def test_a_failure_as_early_as_the_first_arrives_late() -> None:
+    """Ranks 1 and 2 failed within the uncertainty of the clocks: a tie. Rank 0 failed later."""
     failures = [Failure(30, rank=1), Failure(30.001, rank=2), Failure(30.5, rank=0)]
-    told = play(Job(ranks(CALM, CALM, CALM, CALM), 36, failures))
-    assert (told[0].ranks, told[-1].ranks, told[-1].victims) == ((1,), (1, 2), (0,))
+    reports = play(Job(ranks(CALM, CALM, CALM, CALM), 36, failures))
+    assert (reports[0].ranks, reports[-1].ranks, reports[-1].victims) == ((1,), (1, 2), (0,))
 
 
 def test_a_kill_is_about_host_memory() -> None:
@@ -433,7 +429,7 @@ LEAK_POLICY = Policy(memory_warmup_s=10, memory_leak_window_s=96)
 
 
 def test_a_leak_is_called_one() -> None:
-    """The floor of a saw-tooth creeps up: told long before memory is short, and for one rank."""
+    """The floor of a saw-tooth rises slowly: reported for one rank, long before memory is short."""
     rows = ranks(
         *(plus(CALM, saw(6, 0.9), ramp(20, 0.02) if r == 1 else level(0)) for r in range(3))
     )
@@ -443,7 +439,7 @@ def test_a_leak_is_called_one() -> None:
     assert incident.first[0].bytes_per_s == pytest.approx(0.02 * GIB, rel=0.3)
 
 
-def test_a_leak_of_all_is_nobodys() -> None:
+def test_a_leak_of_all_ranks_is_common() -> None:
     """Every rank leaks alike: the program does."""
     rows = ranks(*(plus(CALM, ramp(20, 0.02)) for _ in range(4)))
     incident = only(play(Job(rows, 200, policy=LEAK_POLICY)))
@@ -454,9 +450,9 @@ def test_a_leak_of_all_is_nobodys() -> None:
 def test_a_leak_that_stops_is_over() -> None:
     """The trend has not been seen for a while."""
     rows = ranks(CALM, plus(CALM, ramp(20, 0.02, 3.2)))
-    told = play(Job(rows, 320, policy=LEAK_POLICY))
-    assert [one.change for one in told] == [Change.OPENED, Change.CLOSED]
-    assert told[-1].close_reason == "memory no longer rises"
+    reports = play(Job(rows, 320, policy=LEAK_POLICY))
+    assert [one.change for one in reports] == [Change.OPENED, Change.CLOSED]
+    assert reports[-1].close_reason == "memory no longer rises"
 
 
 # -- the end of incidents ------------------------------------------------------------------------
@@ -466,46 +462,46 @@ def test_what_has_stood_still_is_over() -> None:
     """A level that lasts has become the usual one; what rises from there is another incident."""
     policy = Policy(memory_warmup_s=10, memory_settle_s=60)
     rows = ranks(CALM, plus(CALM, step(30, 34), step(120, 5)))
-    told = play(Job(rows, 130, policy=policy))
-    assert [one.change for one in told if one.change is not Change.UPDATED] == [
+    reports = play(Job(rows, 130, policy=policy))
+    assert [one.change for one in reports if one.change is not Change.UPDATED] == [
         Change.OPENED,
         Change.CLOSED,
         Change.OPENED,
     ]
-    assert told[1].close_reason == "memory has not changed for 60 s"
+    assert reports[1].close_reason == "memory has not changed for 60 s"
 
 
-def test_where_all_follow_nobody_is_surely_the_first() -> None:
+def test_when_all_ranks_follow_the_first_is_not_certain() -> None:
     """An evaluation begins on all ranks within two seconds, and takes nearly all of the device."""
     late = (1.2, 0.3, 0.9, 2.0)
     rows = [
         Row(rank, plus(level(30), step(100 + by, 44)), kind=SeriesKind.TORCH_RESERVED)
         for rank, by in enumerate(late)
     ]
-    told = play(Job(rows, until=120))
-    assert {one.ranks for one in told} == {(1,)}
-    assert told[-1].victims == (0, 2, 3)
-    assert told[-1].confidence is Confidence.MEDIUM
+    reports = play(Job(rows, until=120))
+    assert {one.ranks for one in reports} == {(1,)}
+    assert reports[-1].victims == (0, 2, 3)
+    assert reports[-1].confidence is Confidence.MEDIUM
 
 
 def test_a_process_that_is_replaced_has_no_past() -> None:
     """The rank's new process starts small, and its incident is over."""
     memory = Memory(Policy(memory_warmup_s=5))
     handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    told: list[IncidentReport] = []
+    reports: list[IncidentReport] = []
     for second in range(30):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         size = 2 * GIB + max(0, second - 20) * 4 * GIB
         observe(memory, handle, begin, np.full(10, size))
-        told += memory.advance(at(second + 1))
+        reports += memory.advance(at(second + 1))
         if second == 26:
             memory.forget(0)
-            told += memory.advance(at(second + 1))
-    assert [one.change for one in told if one.change is not Change.UPDATED] == [
+            reports += memory.advance(at(second + 1))
+    assert [one.change for one in reports if one.change is not Change.UPDATED] == [
         Change.OPENED,
         Change.CLOSED,
     ]
-    assert told[-1].close_reason == "its processes were replaced"
+    assert reports[-1].close_reason == "its processes were replaced"
 
 
 # -- input ---------------------------------------------------------------------------------------
@@ -572,13 +568,13 @@ def test_a_clock_that_was_set_ahead_for_a_moment() -> None:
 
 
 def test_a_whole_job_runs_out_of_memory_at_once() -> None:
-    """All of 16,384 ranks tell within the same second; it is one incident, and soon said."""
+    """16,384 ranks report a failure within the same second: one incident."""
     memory = Memory(Policy())
     for rank in range(16_384):
         device = f"GPU-{rank}"
         memory.series(SeriesInfo(rank, SeriesKind.DEVICE_USED, device))
-        told = MemoryEvent(rank, MemoryEventKind.OOM, NodeNs(at(1)), device, GIB)
-        memory.event(told, at(1), S // 100, at(1))
+        event = MemoryEvent(rank, MemoryEventKind.OOM, NodeNs(at(1)), device, GIB)
+        memory.event(event, at(1), S // 100, at(1))
     (verdict,) = memory.advance(at(2))
     assert verdict.kind is Kind.OOM
     assert len(verdict.failed) == 16_384

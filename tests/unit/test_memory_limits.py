@@ -1,4 +1,4 @@
-"""What memory is told that cannot be, or is too much, or names more ranks than a finding lists."""
+"""Memory: impossible samples, too many samples, and more ranks than a finding lists."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def observe(memory: Memory, handles: list[int], times: list[float], values: Int6
     return memory.observe(MemoryColumns(series, capacity, begin, begin + 1000, values), at(60))
 
 
-def out_of_memory(memory: Memory, rank: int, second: float, told: float) -> None:
+def out_of_memory(memory: Memory, rank: int, second: float, reported_at: float) -> None:
     event = MemoryEvent(rank, MemoryEventKind.OOM_KILL, NodeNs(0))
-    memory.event(event, at(second), S // 100, at(told))
+    memory.event(event, at(second), S // 100, at(reported_at))
 
 
 # -- samples -------------------------------------------------------------------------------------
 
 
 def test_a_batch_of_nonsense_takes_no_place_in_time() -> None:
-    """All that a batch says is refused; what is told of the same moments later counts."""
+    """Every value of a batch is refused; later values for the same moments are accepted."""
     memory = made(1)
     times = [0.1, 0.2, 0.3]
     assert observe(memory, [0], times, np.array([[-2, 1 << 51, -7]])) == 3
@@ -57,7 +57,7 @@ def test_a_batch_of_nonsense_takes_no_place_in_time() -> None:
 
 
 def test_a_hole_within_a_batch_is_a_hole() -> None:
-    """Nobody could read for four seconds in the middle: what is before and behind it is known."""
+    """No samples for four seconds in the middle of a batch: samples before and after them count."""
     memory = made(1)
     times = [n / 2 for n in range(1, 21)]
     values = [2 * GIB if t < 3 else 3 * GIB if t > 7 else -1 for t in times]
@@ -102,22 +102,22 @@ def test_a_lost_device_is_no_lack_of_memory() -> None:
 def test_failures_without_a_rise_are_over_in_the_end() -> None:
     """A kill, and no sample of its rank: it closes when none has followed for a while."""
     memory = made(1, memory_settle_s=60)
-    out_of_memory(memory, 0, 1, told=1)
-    told = [one for second in range(2, 80) for one in memory.advance(at(second))]
-    assert [(one.change, one.kind) for one in told] == [
+    out_of_memory(memory, 0, 1, reported_at=1)
+    reports = [report for second in range(2, 80) for report in memory.advance(at(second))]
+    assert [(one.change, one.kind) for one in reports] == [
         (Change.OPENED, Kind.OOM),
         (Change.CLOSED, Kind.OOM),
     ]
-    assert told[-1].close_reason == "no allocation has failed for 60 s"
+    assert reports[-1].close_reason == "no allocation has failed for 60 s"
 
 
 def test_a_failure_told_late_beside_more_than_a_finding_lists() -> None:
-    """Three failed at once, one agent was slow: all may have been the first, two are described."""
+    """Three ranks fail together and one agent is slow: all may be first, two are described."""
     memory = made(3, max_suspects=2)
     for rank in (0, 1):
-        out_of_memory(memory, rank, 1, told=1)
+        out_of_memory(memory, rank, 1, reported_at=1)
     (first,) = memory.advance(at(3))
-    out_of_memory(memory, 2, 1, told=3)
+    out_of_memory(memory, 2, 1, reported_at=3)
     (second,) = memory.advance(at(5))
     assert (first.ranks, second.ranks) == ((0, 1), (0, 1, 2))
     assert [rise.rank for rise in second.first] == [0, 1]
@@ -128,6 +128,6 @@ def test_more_leaks_than_a_finding_lists() -> None:
     policy = Policy(memory_warmup_s=10, memory_leak_window_s=96, max_suspects=2)
     leaking = plus(level(40), ramp(20, 0.02))
     rows = [Row(rank, leaking if rank < 3 else level(40)) for rank in range(6)]
-    told = play(Job(rows, 200, policy=policy))
-    assert {one.ranks for one in told if one.leak} == {(0, 1, 2)}
-    assert {len(one.first) for one in told} == {2}
+    reports = play(Job(rows, 200, policy=policy))
+    assert {one.ranks for one in reports if one.leak} == {(0, 1, 2)}
+    assert {len(one.first) for one in reports} == {2}

@@ -29,6 +29,7 @@ from tests.world.memory import (
     at,
     last_of_each,
     level,
+    only,
     play,
     plus,
     ramp,
@@ -41,16 +42,11 @@ CALM = level(40)
 POLICY = Policy(memory_warmup_s=10)
 
 
-def only(told: list[IncidentReport]) -> IncidentReport:
-    (incident,) = last_of_each(told)
-    return incident
-
-
 def test_a_second_spike_of_the_same_height_is_another_one() -> None:
     """What the rank did in the first one has not become usual."""
     twice = plus(CALM, step(30, 36, end=36), step(50, 36))
-    told = last_of_each(play(Job([Row(0, CALM), Row(1, twice)], 60)))
-    assert [(one.ranks, one.common) for one in told] == [((1,), False)] * 2
+    reports = last_of_each(play(Job([Row(0, CALM), Row(1, twice)], 60)))
+    assert [(one.ranks, one.common) for one in reports] == [((1,), False)] * 2
 
 
 def test_a_rank_alone_is_no_common_cause() -> None:
@@ -69,11 +65,11 @@ def test_a_rank_that_has_just_started_is_not_the_cause_of_what_happens_to_others
     assert {one.ranks for one in play(Job(rows, 42))} == {(1,)}
 
 
-def test_moments_at_which_nobody_read_it_are_none_within_the_band() -> None:
-    """A batch tells of two ranks; one was not read in the half second in which its memory rose."""
+def test_moments_without_a_sample_are_not_within_the_band() -> None:
+    """A batch has two ranks; one has no sample in the half second in which its memory rose."""
     memory = Memory(POLICY)
     handles = np.array([memory.series(SeriesInfo(rank, SeriesKind.HOST_USED)) for rank in (0, 1)])
-    told: list[IncidentReport] = []
+    reports: list[IncidentReport] = []
     for second in range(40):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         sizes = [2 * GIB] * 10 if second < 30 else [60 * GIB] * 10
@@ -85,34 +81,34 @@ def test_moments_at_which_nobody_read_it_are_none_within_the_band() -> None:
         memory.observe(
             MemoryColumns(handles.astype(np.int32), capacity, begin, read, values), at(second)
         )
-        told += memory.advance(at(second + 1))
-    (rise,) = only(told).first
+        reports += memory.advance(at(second + 1))
+    (rise,) = only(reports).first
     assert seconds(rise.onset[0]) <= 29.9
     assert seconds(rise.onset[1]) == pytest.approx(30.5, abs=0.01)
 
 
-def test_a_leak_of_all_is_nobodys_though_some_are_heard_of_later() -> None:
+def test_a_leak_of_all_ranks_is_common_though_some_windows_end_later() -> None:
     """All ranks leak alike; agents started one after the other, so their windows end apart."""
     leaking = plus(CALM, saw(6, 0.9), ramp(20, 0.02))
     rows = [Row(rank, leaking, sampler=Sampler(start=1.4 * rank)) for rank in range(4)]
     policy = Policy(memory_warmup_s=10, memory_leak_window_s=96)
-    told = play(Job(rows, 150, policy=policy))
-    assert told[0].leak
-    assert told[0].common
+    reports = play(Job(rows, 150, policy=policy))
+    assert reports[0].leak
+    assert reports[0].common
 
 
-def test_who_fails_twice_failed_the_first_time() -> None:
-    """1 runs out of memory, then 2, then 1 again, all told at once: 1 was the first."""
+def test_the_first_of_two_failures_of_a_rank_counts() -> None:
+    """1 runs out of memory, then 2, then 1 again, reported together: 1 was the first."""
     failures = [Failure(30.1, rank=1), Failure(30.3, rank=2), Failure(30.5, rank=1)]
     incident = only(play(Job([Row(rank, CALM) for rank in range(4)], 36, failures)))
     assert (incident.ranks, incident.victims, incident.failed) == ((1,), (2,), (1, 2))
 
 
-def test_nobody_knows_what_is_left_of_a_device_of_unknown_size() -> None:
-    """Its memory rises until an allocation fails; how much there is nobody ever told."""
+def test_headroom_of_a_device_of_unknown_size_is_unknown() -> None:
+    """Its memory rises until an allocation fails; no agent reports its capacity."""
     memory = Memory(POLICY)
     handle = np.array([memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1"))], np.int32)
-    told: list[IncidentReport] = []
+    reports: list[IncidentReport] = []
     for second in range(30):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         values = np.full((1, 10), 2 * GIB + max(0, second - 20) * GIB)
@@ -120,11 +116,11 @@ def test_nobody_knows_what_is_left_of_a_device_of_unknown_size() -> None:
         memory.observe(
             MemoryColumns(handle, np.zeros(1, np.int64), begin, read, values), at(second)
         )
-        told += memory.advance(at(second + 1))
+        reports += memory.advance(at(second + 1))
     event = MemoryEvent(0, MemoryEventKind.OOM, NodeNs(0), "GPU-1", GIB)
     memory.event(event, at(29.9), S // 1000, at(30))
-    told += memory.advance(at(31))
-    assert [(one.kind, one.change) for one in told] == [(Kind.OOM, Change.OPENED)]
-    (rise,) = told[0].first
+    reports += memory.advance(at(31))
+    assert [(one.kind, one.change) for one in reports] == [(Kind.OOM, Change.OPENED)]
+    (rise,) = reports[0].first
     assert (rise.headroom_bytes, rise.exhausted_in_s) == (-1, None)
     assert rise.risen_bytes == pytest.approx(9 * GIB, rel=0.2)

@@ -19,7 +19,7 @@ from tests.world.memory import (
     noise,
     plus,
     ramp,
-    verdicts,
+    reports_of,
 )
 
 READ_NS = MIB // 1000
@@ -40,12 +40,12 @@ def by_table(job: Job) -> list[IncidentReport]:
     memory = Memory(job.policy)
     rows = np.array([memory.series(row.info) for row in job.rows], np.int32)
     capacity = np.full(len(rows), 80 * GIB, np.int64)
-    told: list[IncidentReport] = []
+    reports: list[IncidentReport] = []
     for second in range(1, int(job.until) + 3):
         begin, end, values = _table(job, second)
         assert memory.observe_table(MemoryColumns(rows, capacity, begin, end, values)) == 0
-        told += memory.advance(at(second))
-    return told
+        reports += memory.advance(at(second))
+    return reports
 
 
 def _table(job: Job, second: int) -> tuple[Int64s, Int64s, Int64s]:
@@ -65,12 +65,12 @@ def _table(job: Job, second: int) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def test_a_table_says_what_batches_say() -> None:
-    """Ranks that sample at moments of their own, one late, one with a gap: the same verdicts."""
+    """Ranks that sample at moments of their own, one late, one with a gap: the same reports."""
 
-    def said(told: list[IncidentReport]) -> list[object]:
-        return [(one.change, one.ranks, one.victims, one.since) for one in told]
+    def said(reports: list[IncidentReport]) -> list[object]:
+        return [(one.change, one.ranks, one.victims, one.since) for one in reports]
 
-    expected = said(list(verdicts(JOB)))
+    expected = said(list(reports_of(JOB)))
     assert expected
     assert said(by_table(JOB)) == expected
 

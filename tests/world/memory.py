@@ -135,10 +135,10 @@ def seconds(when: int) -> float:
 
 def play(job: Job) -> list[IncidentReport]:
     """All verdicts of a job, in the order in which they were given."""
-    return list(verdicts(job))
+    return list(reports_of(job))
 
 
-def verdicts(job: Job) -> Iterator[IncidentReport]:
+def reports_of(job: Job) -> Iterator[IncidentReport]:
     memory = Memory(job.policy)
     feeds = [_Feed(memory, row, job.until) for row in job.rows]
     failures = sorted(job.failures, key=lambda failure: failure.at)
@@ -191,7 +191,13 @@ def _fail(memory: Memory, failure: Failure, second: float) -> None:
     memory.event(event, at(failure.at), S // 1000, at(second))
 
 
-def last_of_each(verdicts: Sequence[IncidentReport]) -> list[IncidentReport]:
+def last_of_each(reports: Sequence[IncidentReport]) -> list[IncidentReport]:
     """The newest version of every incident, in the order in which they opened."""
-    newest: Mapping[int, IncidentReport] = {verdict.number: verdict for verdict in verdicts}
+    newest: Mapping[int, IncidentReport] = {report.number: report for report in reports}
     return list(newest.values())
+
+
+def only(reports: Sequence[IncidentReport]) -> IncidentReport:
+    """The newest version of the only incident."""
+    (incident,) = last_of_each(reports)
+    return incident

@@ -73,7 +73,7 @@ class IncidentTracker:
         self._failures.append(failure)
 
     def update(self, now: AlignedNs) -> list[IncidentReport]:
-        """Reports of the incidents that changed. Returns immediately while nothing rises or fails."""
+        """Reports of the incidents that changed. Cheap while nothing rises or fails."""
         series = self._series
         if not (self._open or self._failures):
             rising = series.rising[: series.count]
