@@ -1,11 +1,9 @@
-"""gRPC handler of agent streams: one stream per agent, read by a handler and written by a small
-task.
+"""The gRPC handler of agent streams: per stream, a handler that reads and a task that writes.
 
-`frd.service.ingest.streams` applies the messages; this module has the waiting, the limits and the
-refusals. Everything runs in one event loop, so a stream that sends too fast is read more slowly,
-and HTTP/2 slows its sender down. A stream that breaks the contract gets the reason, is counted and
-ends; other streams are not affected. Questions to agents go out on their streams, and are matched
-with their answers here.
+`frd.service.ingest.streams` applies the messages; this module waits, limits and refuses. Everything
+runs in one event loop. A stream that sends too fast is read more slowly, so that HTTP/2 slows its
+sender down. A stream that breaks the contract gets the reason, is counted and ends; other streams
+are not affected. Requests to agents go out on their streams and are matched with the answers here.
 """
 
 from __future__ import annotations
@@ -30,25 +28,25 @@ from frd.wire import Goodbye, Part, Refusal, Request, ResponsePart, encode_servi
 ACK_EVERY_S: Final = 0.2
 MAX_STREAMS: Final = 16_384
 ABORTED: Final = "aborted"
-"""A stream that ended without goodbye: agent killed, connection lost, or a message so large that
-gRPC itself refused it before anything here could see it."""
+"""A stream that ended without Goodbye: the agent was killed, the connection was lost, or gRPC
+refused a message that is too large."""
 FAULT: Final = "fault"
-"""A stream on which this program, not the peer, went wrong."""
+"""A stream that ended because of a fault of the service, not of the peer."""
 _HELLO_WITHIN_S: Final = 30.0
 _LAST_WORDS_S: Final = 2.0
 _MAX_INQUIRIES: Final = 16
-"""Concurrent inquiries; each may hold `requests.MAX_BUFFERED_BYTES` while the disk is slow."""
+"""Open inquiries; each may hold `agent_requests.MAX_BUFFERED_BYTES` while the disk is slow."""
 _TRAVEL_S: Final = 1.0
 _ARRIVALS_PER_S: Final = 1_000.0
-"""Streams that begin; all streams of a cluster begin together when a service restarts."""
+"""New streams a second. All streams of a cluster begin together when the service restarts."""
 _ARRIVALS: Final = 500
 
 log = logging.getLogger(__name__)
 
 
 class Ingest:
-    """`handle` is the gRPC handler. What it refuses is counted in `streams.refused`, by reason:
-    one of `REASONS`, `ABORTED` or `FAULT`."""
+    """`handle` is the gRPC handler. `streams.refused` counts refused streams by reason: one of
+    `REASONS`, `ABORTED` or `FAULT`."""
 
     def __init__(self, streams: Streams, admission: Admission, *, stream_bytes_per_s: int) -> None:
         self._streams = streams
@@ -96,7 +94,7 @@ class Ingest:
         """Apply messages until the stream ends.
 
         Raises:
-            FrdError: the fault is the peer's.
+            FrdError: the peer broke the contract.
         """
         if len(self._streams) >= MAX_STREAMS:
             raise WireError("stream", "limit", f"{MAX_STREAMS} are open: try again later")
@@ -121,8 +119,8 @@ class Ingest:
         self._streams.refused[ABORTED] += 1
 
     async def _arrive(self, now_s: float) -> None:
-        """Wait for a turn. A peer that hangs up meanwhile frees its place; otherwise a host that
-        does so all the time would exclude all others."""
+        """Wait for a turn. A peer that disconnects while it waits gives its place back; otherwise a
+        host that connects in a loop would shut out all others."""
         try:
             await asyncio.sleep(self._arrivals.take(1, now_s))
         except asyncio.CancelledError:
@@ -157,12 +155,12 @@ class Ingest:
         children_of: Collection[int] | None = (),
         timeout_s: float,
     ) -> AsyncGenerator[list[Answer], None]:
-        """Ask the agents of `ranks` (None: all known of the attempt); see `Inquiry.answers`.
+        """Ask the agents of `ranks` (None: all known ranks of the attempt); see `Inquiry.answers`.
 
-        With `stacks`, those of child processes come along for `children_of` (None: all ranks).
+        `stacks` includes stacks of child processes for the ranks `children_of` (None: all ranks).
 
         Raises:
-            ServiceUnavailable: no agent of the attempt is connected, or too much is being asked.
+            ServiceUnavailable: no agent of the attempt is connected, or too many are open.
         """
         wanted = sorted(self._streams.revisions.ranks(key) if ranks is None else set(ranks))
         owners = {rank: self._streams.owners.of(key, rank) for rank in wanted}
@@ -192,7 +190,7 @@ class Ingest:
             cut_off = [rank for rank, owner in owners.items() if owner is None]
             error = "its agent is not connected"
             yield [Answer(rank, part, error=error) for rank in cut_off for part in parts]
-            # The agent keeps to the timeout; what it says at the last moment still has to travel.
+            # The agent keeps to the timeout; its last answer still needs time to arrive.
             async for answers in inquiry.answers(timeout_s + _TRAVEL_S):
                 yield answers
         finally:
@@ -204,7 +202,7 @@ class Ingest:
 
 
 async def _write(stream: Stream, context: Context) -> None:
-    """Write what is sent, in order; acknowledgements merge while the peer reads slowly."""
+    """Write queued events in order. Acknowledgements merge while the peer reads slowly."""
     while not stream.closing or stream.outgoing:
         await stream.wake.wait()
         stream.wake.clear()

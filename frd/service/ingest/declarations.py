@@ -1,8 +1,8 @@
-"""What one stream has declared: attempts, ranks, groups, signatures and memory series.
+"""The declarations of one stream: attempts, ranks, groups, signatures and memory series.
 
-Agents number these per stream; here stand the columns that turn such indexes into the engine's
-handles. What belongs to a refused run (see `frd.service.ingest.job_runs`) is kept, but enters the
-engine only when the run is admitted.
+Agents number these per stream. The columns here turn such an index into the engine's handle.
+Declarations of a refused run (see `frd.service.ingest.job_runs`) are kept, and enter the engine
+when the run is admitted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeclaredAttempt:
     series: list[tuple[int, int, SeriesInfo]] = field(default_factory=list)
     """Stream index, global rank and series."""
     has_dropped: bool = False
-    """Rows of it were dropped while it was refused."""
+    """Rows of the attempt were dropped while its run was refused."""
 
     def is_of(self, key: AttemptKey, run: str) -> bool:
         return (self.declared.key, self.declared.run) == (key, run)
@@ -52,11 +52,11 @@ class DeclaredRank:
     row: int = 0
     """In the attempt's handles."""
     is_superseded: bool = False
-    """Another process has taken the rank's place: what is reported of this one is dropped."""
+    """Another process has taken over the rank: reports about this one are dropped."""
 
     @property
     def handles(self) -> StreamHandles | None:
-        """None while nothing that is reported of the rank counts."""
+        """None while reports about the rank are dropped."""
         return None if self.is_superseded else self.attempt.handles
 
 
@@ -77,7 +77,7 @@ class Declarations:
         self.may_report: Callable[[str], bool] = lambda job: True
         """Whether the peer may report a job."""
         self.session = ""
-        """Of the agent process."""
+        """The session of the agent process."""
         self.session_number = -1
         self.uncertainty_ns: int | None = None
         """Of aligned times; None while nothing bounds it."""
@@ -87,7 +87,7 @@ class Declarations:
         self.superseded: set[int] = set()
         """Stream indexes of ranks."""
         self.must_resync = False
-        """Rows that were dropped count now: the agent has to send them again."""
+        """Rows were dropped of a run that is now admitted: the agent must send them again."""
         self._entered: list[int] = []
         self.rank_row = IndexColumn()
         self.rank_handle = IndexColumn()
@@ -95,7 +95,7 @@ class Declarations:
         self.group_handle = IndexColumn()
 
     def take_entered(self) -> list[int]:
-        """Stream indexes of the ranks that have come into the engine since the last call."""
+        """Stream indexes of the ranks that have entered the engine since the last call."""
         entered, self._entered = self._entered, []
         return entered
 
@@ -158,7 +158,7 @@ class Declarations:
     # -- into the engine and out of it ---------------------------------------------------------
 
     def _open(self, declared: DeclaredAttempt, now: AlignedNs) -> None:
-        """Bring the attempt into the engine with all that it holds."""
+        """Enter the attempt into the engine, with its ranks, groups and series."""
         key, run = declared.declared.key, declared.declared.run
         attempt = self._engine.attempt(key, declared.declared.world_size, now)
         if run and self._runs.takes_over(key, run):
@@ -188,23 +188,23 @@ class Declarations:
         self.group_handle.put(index, handle)
 
     def supersede(self, index: int) -> None:
-        """Another process has the rank now; see `DeclaredRank.is_superseded`."""
+        """Another process has taken over the rank; see `DeclaredRank.is_superseded`."""
         self.ranks[index].is_superseded = True
         self.superseded.add(index)
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
-        """The run counts from now on."""
+        """The run is watched from now on."""
         for attempt in self.attempts:
             if attempt.is_of(key, run) and attempt.handles is None:
                 try:
                     self._open(attempt, now)
-                except FrdError as error:  # of this stream, which need not be the one that spoke
+                except FrdError as error:  # another stream may have sent the message
                     log.warning("stream %d: %s", self._speaker.stream, error)
                     attempt.handles = None
                 self.must_resync |= attempt.has_dropped
 
     def suspend(self, key: AttemptKey, run: str) -> None:
-        """The run counts no more in this attempt."""
+        """The run is no longer watched in this attempt."""
         for attempt in self.attempts:
             if attempt.is_of(key, run) and attempt.handles is not None:
                 if ranks := [self.ranks[index].info.rank for index in attempt.ranks]:

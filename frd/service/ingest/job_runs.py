@@ -1,16 +1,16 @@
-"""Which runs of a job the service listens to: two running jobs may have been given one name.
+"""Which runs of a job the service watches, because two running jobs may have the same name.
 
 A *run* is one launch of a job. The ranks of a run meet at one address and port, which the tap
 reports, so the processes of two launches can be distinguished. Two runs of one job are in conflict
-if both have a live process for the same rank. The service then listens to the run that it heard of
-first and refuses the other one; sessions drop what refused runs report, and nothing else on their
+if both have a live process for the same rank. The service then watches the run that was reported
+first and refuses the other one. Sessions drop reports of refused runs; nothing else on their
 streams is affected. When the first run has ended, the service admits the next one.
 
 Ranks of one run that report different addresses (a master that calls itself localhost) make two
 runs that share no rank, so both are admitted. Agents that report no run are never refused.
 
-A process is live until its agent reports its end, and for `_AFTER_S` after its agent was last
-heard of. Pure: time is an argument.
+A process is live until its agent reports its end, and for `_AFTER_NS` after the last message of its
+agent. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _TOLD_AFTER_NS: Final = 3_000_000_000
 REASON: Final = "job_name"
 """Label of `frd_ingest_refused_total`: a rank process of a run that is refused."""
 MAX_RUNS: Final = 64
-"""Of one job at a time; the runs beyond are refused and not remembered."""
+"""Runs of one job at a time. Further runs are refused and not remembered."""
 MAX_NAMED: Final = 4
-"""Processes that a warning names."""
+"""Processes that one warning lists."""
 
 Process: TypeAlias = tuple[str, int]
 """Boot id and pid."""
 
 
 class Speaker(Protocol):
-    """A session, as far as it matters here."""
+    """The part of a session that this module uses."""
 
     heard_at: AlignedNs
     stream: int
@@ -61,11 +61,11 @@ class _Live:
 
     info: RankInfo
     keys: set[AttemptKey] = field(default_factory=set)
-    """Attempts it is in: a run that sets up its groups again continues in the next attempt."""
+    """Attempts of the process: a run that sets up its groups again continues in the next one."""
     speakers: set[Speaker] = field(default_factory=set)
-    """Sessions that have declared it and whose streams are open."""
+    """Sessions with open streams that have declared the process."""
     left_at: int = 0
-    """When a session that declared it was last heard of before it ended."""
+    """The time of the last message of a session that declared the process and has ended."""
 
     @property
     def process(self) -> Process:
@@ -80,9 +80,9 @@ class _Live:
 class _Run:
     run: str
     order: int
-    """First come, first served."""
+    """The order of arrival; the lowest is watched."""
     processes: dict[int, _Live] = field(default_factory=dict)
-    """By rank: a run has one process for each, the one that was declared last."""
+    """The process of each rank that was declared last."""
     keys: set[AttemptKey] = field(default_factory=set)
     speakers: set[Speaker] = field(default_factory=set)
     is_admitted: bool = False
@@ -92,7 +92,7 @@ class _Run:
         return any(live.is_live(now) for live in self.processes.values())
 
     def has_ended(self) -> bool:
-        """All ends were reported, or no agent is left to report them."""
+        """True if the ends of all processes were reported, or no agent is left to report them."""
         return not self.processes or not self.speakers
 
     def suspend(self, now: AlignedNs) -> None:
@@ -110,7 +110,7 @@ class JobRuns:
         self._declared: dict[Speaker, list[tuple[_Run, _Live]]] = {}
         self._orders = itertools.count()
         self._changed: list[Speaker] = []
-        """Through which runs were admitted."""
+        """Sessions whose runs were admitted since the last `take_changed`."""
         self.refused = 0
         """Rank processes refused since the start."""
 
@@ -119,7 +119,7 @@ class JobRuns:
     def declare(
         self, key: AttemptKey, run: str, info: RankInfo, speaker: Speaker, now: AlignedNs
     ) -> bool:
-        """A rank process of `run`; whether what its agent reports counts.
+        """Add a rank process of `run`; returns whether its reports are used.
 
         May admit and suspend other runs of the job.
         """
@@ -202,7 +202,7 @@ class JobRuns:
             if job in jobs or any(run.speakers for run in runs.values())
         }
 
-    # -- what people see -----------------------------------------------------------------------
+    # -- warnings -----------------------------------------------------------------------
 
     def conflicts(self) -> dict[str, int]:
         """Refused runs, by job."""
@@ -227,7 +227,7 @@ class JobRuns:
     # -- deciding ------------------------------------------------------------------------------
 
     def _decide(self, runs: dict[str, _Run], known: _Run, rank: int, now: AlignedNs) -> None:
-        """`known` has declared a process of `rank`; cheap where there is no conflict."""
+        """Decide after `known` has declared a process of `rank`. Cheap without a conflict."""
         others = [run for run in runs.values() if run is not known and run.is_admitted]
         if known.is_admitted:
             if any(_clash(known, other, rank, now) for other in others):
@@ -240,7 +240,7 @@ class JobRuns:
                 known.is_admitted = True
 
     def _settle(self, runs: dict[str, _Run], now: AlignedNs) -> None:
-        """Admit runs in the order in which they came, but none that is in conflict."""
+        """Admit runs without conflict, in the order of arrival."""
         self._drop_ended(runs, now)
         live = [run for run in runs.values() if run.is_live(now)]
         for run in runs.values():
@@ -280,7 +280,7 @@ def _conflict(one: _Run, other: _Run, now: AlignedNs) -> bool:
 
 
 def _overlap(one: _Run, other: _Run) -> bool:
-    """There is a rank of which they have different processes, live or not."""
+    """True if the runs have different processes for some rank, live or not."""
     return any(
         one.processes[rank].process != other.processes[rank].process
         for rank in one.processes.keys() & other.processes.keys()
@@ -288,7 +288,7 @@ def _overlap(one: _Run, other: _Run) -> bool:
 
 
 def _clash(one: _Run, other: _Run, rank: int, now: AlignedNs) -> bool:
-    """Both have a live process of the rank, and it is not the same one."""
+    """True if both runs have a live process for the rank, and not the same one."""
     mine, theirs = one.processes.get(rank), other.processes.get(rank)
     if mine is None or theirs is None or mine.process == theirs.process:
         return False
@@ -325,6 +325,6 @@ def _text(job: str, runs: dict[str, _Run], now: AlignedNs) -> str:
 
 
 def _first(run: _Run, rank: int) -> RankInfo | None:
-    """The process of the rank, else of any."""
+    """The process of the rank, else of any rank."""
     live = run.processes.get(rank) or next(iter(run.processes.values()), None)
     return live.info if live is not None else None

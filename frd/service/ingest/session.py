@@ -1,12 +1,12 @@
 """One agent stream, without I/O: bytes in, calls on the engine out.
 
-A session decodes, turns stream indexes into engine handles and node times into aligned ones, and
-applies. It knows its own stream only: `frd.service.ingest.streams` knows which stream speaks for a
-rank, and the engine what a batch means. The live service and the replay of a journal both drive it,
-so time is an argument.
+A session decodes a message, turns stream indexes into engine handles and node times into aligned
+times, and applies it. It knows only its own stream: `frd.service.ingest.streams` knows which stream
+reports a rank, and the engine knows what a batch means. The live service and the replay of a
+journal both drive it, so time is an argument.
 
-The first `FrdError` ends the stream: what the sender believes and what is known here no longer
-agree, and it must start over.
+The first `FrdError` ends the stream: sender and service no longer agree on what was reported, so
+the sender must start over.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class Session:
         self.lag_ns = 0
         """How long the last watermark message was under way."""
         self.alignment = guess(NodeNs(0), AlignedNs(0))
-        """What node times are aligned with."""
+        """Converts node times to aligned times."""
         self.on_watermarks: Callable[[Watermarks, AlignedNs], None] = lambda event, now: None
         """Called before watermarks are applied: they carry readings of the node's clocks."""
 
     @property
     def key(self) -> SessionKey:
-        """Which agent process it is the stream of."""
+        """Boot id and session of the agent process."""
         return (self.hello.boot_id, self.hello.session) if self.hello else ("", "")
 
     @property
@@ -114,7 +114,7 @@ class Session:
             case Watermarks():
                 self._watermark_message(event, now)
             case MemoryColumns():
-                # Not cut to now, as other times are: moments that fall together would not rise.
+                # Not limited to now, unlike other times: samples at equal times would show no rise.
                 begin = self.alignment.to_aligned(event.begin_ns)
                 self.memory.observe(event, begin, self.declared.uncertainty_ns, now)
             case ChannelColumns():
@@ -140,7 +140,7 @@ class Session:
         return event
 
     def align(self, alignment: Alignment) -> None:
-        """Align what comes from now on with another alignment, and the waits known from before."""
+        """Use another alignment from now on, also for waits that are already known."""
         is_better = alignment.is_better_than(self.alignment)
         self.alignment = alignment
         number, uncertainty_ns = self.declared.session_number, claim_ns(alignment)
@@ -161,17 +161,17 @@ class Session:
         return acks
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
-        """The run counts from now on."""
+        """The run is watched from now on."""
         self._watermarks.flush(now)
         self.declared.admit(key, run, now)
 
     def suspend(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
-        """The run counts no more in this attempt."""
+        """The run is no longer watched in this attempt."""
         self._watermarks.flush(now)
         self.declared.suspend(key, run)
 
     def disconnect(self, ranks: Iterable[DeclaredRank], now: AlignedNs) -> None:
-        """The stream ended: `ranks`, those for which no other stream speaks, lost their agent."""
+        """Called when the stream has ended: `ranks` are reported by no other stream."""
         self._watermarks.flush(now)
         by_attempt: dict[AttemptKey, list[DeclaredRank]] = {}
         for rank in ranks:
@@ -180,7 +180,7 @@ class Session:
             if (handles := gone[0].attempt.handles) is not None:
                 handles.attempt.connection([rank.info.rank for rank in gone], False)
 
-    # -- what the messages do ------------------------------------------------------------------
+    # -- effects of messages ------------------------------------------------------------------
 
     def _entries(self, batch: EntryColumns, now: AlignedNs) -> None:
         rank, known = self.ranks[batch.rank], self.declared
@@ -190,7 +190,7 @@ class Session:
         if (handles := rank.handles) is None:
             rank.attempt.has_dropped = True
             if numbered:
-                self._acks[batch.rank] = last  # refused, but the agent need not keep it
+                self._acks[batch.rank] = last  # refused, but the agent may drop it
             return
         if numbered:
             batch = _after(batch, revision.applied)
@@ -241,7 +241,7 @@ class Session:
         self._watermarks.add(handles.attempt, rows, self.alignment)
 
     def _pairs_of(self, handles: StreamHandles, columns: WatermarkColumns) -> Int32s:
-        """The decoder gives the same arrays again when an agent names the same rows again."""
+        """The pairs of the rows, cached: the decoder returns the same arrays for the same rows."""
         if self._last_rows is not None:
             of, rank, group, pairs = self._last_rows
             if of is handles and rank is columns.rank and group is columns.group:
@@ -283,7 +283,7 @@ class Session:
         observe_event(handles.attempt, event, at, self.declared.uncertainty_ns, now)
 
     def _aligned(self, node_ns: npt.NDArray[Any], now: AlignedNs) -> npt.NDArray[np.int64]:
-        """On the service's clock. What is reported has happened, whatever the node's clock says."""
+        """Times on the service's clock, not later than now: a reported event has happened."""
         return np.minimum(self.alignment.to_aligned(node_ns), now)
 
     def _one_aligned(self, node_ns: NodeNs, now: AlignedNs) -> AlignedNs:
@@ -300,7 +300,7 @@ def _after(batch: EntryColumns, applied: int) -> EntryColumns:
 
 
 def _without(columns: WatermarkColumns, superseded: Iterable[int]) -> WatermarkColumns:
-    """Without the rows of ranks that other processes have taken."""
+    """The columns without ranks that another process has taken over."""
     gone = np.fromiter(superseded, np.uint32)
     keep, seen = ~np.isin(columns.rank, gone), ~np.isin(columns.seen_rank, gone)
     return WatermarkColumns(

@@ -1,10 +1,9 @@
-"""All agent streams of one service, without I/O: effects of their messages, and the answers.
+"""All agent streams of one service, without I/O: the effects of messages, and the answers.
 
-The registry around the sessions: who is connected, which stream speaks for which rank, whose clock
-is whose, what is to be acknowledged and what is written down for a replay.
-`frd.service.ingest.collector` moves the bytes, waits where there is to wait, and decides who may
-come in; here a message is applied from one end to the other in a single call, so no lock is needed
-and time comes in through one function.
+The registry around the sessions: which agents are connected, which stream reports which rank, which
+clock belongs to which stream, what to acknowledge, and what the journal records.
+`frd.service.ingest.collector` moves the bytes, waits, and admits streams. Here one call applies one
+message completely, so no lock is needed, and time comes in through one function.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from frd.wire import (
 )
 
 PEAK_WINDOW_S: Final = 15
-"""As long as a usual scrape interval, so that no scrape misses the peak."""
+"""The usual scrape interval, so that every peak is in some scrape."""
 SAMPLES: Final = "memory"
-"""Samples of memory that cannot be true; they end no stream."""
+"""Label of impossible memory samples. They do not end the stream."""
 
 log = logging.getLogger(__name__)
 
 
 class RecentPeak:
-    """The largest value of the last `PEAK_WINDOW_S`, to the second, so that a scrape sees it."""
+    """The largest value of the last `PEAK_WINDOW_S`, in steps of a second."""
 
     def __init__(self) -> None:
         self._peaks: dict[int, float] = {}
@@ -71,18 +70,20 @@ class RecentPeak:
 
 
 class RankOwners:
-    """Which stream speaks for a rank: the one that declared it last, of those that count.
+    """Which stream reports a rank: the stream that declared it last, without those of refused runs.
 
-    An agent that reconnects may have its new stream before the service notices that the old one is
-    dead; when the old one ends, its ranks have not lost their agent.
+    When an agent reconnects, its new stream may open before the service notices that the old one is
+    dead. When the old one ends, its ranks still have an agent.
     """
 
     def __init__(self) -> None:
         self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
 
     def claim(self, session: Session) -> list[DeclaredRank]:
-        """The ranks that have come into the engine through `session` since the last call are its
-        own. What is reported of processes that had these ranks before is dropped from now on."""
+        """Assign to `session` the ranks that it has entered into the engine since the last call.
+
+        Reports about processes that had these ranks before are dropped from now on.
+        """
         claimed = []
         for index in session.declared.take_entered():
             rank = session.ranks[index]
@@ -96,7 +97,7 @@ class RankOwners:
         return claimed
 
     def release(self, session: Session) -> list[DeclaredRank]:
-        """`session` has ended; returns the ranks for which no stream speaks any more."""
+        """Called when `session` has ended; returns the ranks that no stream reports any more."""
         owned = [
             rank
             for index, rank in enumerate(session.ranks)
@@ -107,7 +108,7 @@ class RankOwners:
         return owned
 
     def of(self, key: AttemptKey, rank: int) -> tuple[Session, int] | None:
-        """The session that speaks for a rank, and the rank's stream index there."""
+        """The session that reports a rank, and the rank's stream index there."""
         return self._owners.get((key, rank))
 
 
@@ -124,7 +125,7 @@ class Stream:
         """Since its hello."""
         self.outgoing: list[ServiceEvent] = []
         self.wake = asyncio.Event()
-        """Something is to be written."""
+        """Set when there is something to write."""
         self.closing = False
         self.logged_refused = False
 
@@ -133,12 +134,12 @@ class Stream:
         self.wake.set()
 
     def close(self) -> None:
-        """Write what is waiting, then no more."""
+        """Write what is waiting, then nothing more."""
         self.closing = True
         self.wake.set()
 
     def take_outgoing(self) -> list[ServiceEvent]:
-        """What is to be written, in order; acknowledgements merge until they are taken."""
+        """The events to write, in order. Acknowledgements merge until they are taken."""
         events, self.outgoing = self.outgoing, []
         if acks := self.session.take_acks():
             events.insert(0, Ack(acks))
@@ -146,8 +147,8 @@ class Stream:
 
 
 class Streams:
-    """`instance` names this process of the service: an agent that meets another one knows that
-    nothing it said before is known."""
+    """`instance` names this process of the service: an agent that meets another instance knows that
+    its earlier reports are lost."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class Streams:
         self.revisions = Revisions()
         self.runs = JobRuns()
         self.refused: Counter[str] = Counter()
-        """Streams that ended badly, by reason, and `SAMPLES` of memory."""
+        """Refused and aborted streams by reason, and refused memory samples as `SAMPLES`."""
         self._engine = engine
         self._watermarks = watermarks
         self._clocks = clocks
@@ -174,7 +175,7 @@ class Streams:
         self._version = version
         self._instance = instance
         self._streams: dict[int, Stream] = {}
-        """Those that have said hello."""
+        """Streams that have sent Hello, by id."""
         self._ids = itertools.count(1)
         self._acking: set[Stream] = set()
         self._warned: set[JobWarning] = set()
@@ -192,15 +193,15 @@ class Streams:
     # -- one stream ----------------------------------------------------------------------------
 
     def open(self) -> Stream:
-        """A stream of which nothing has been heard yet."""
+        """A new stream, before its first message."""
         number = next(self._ids)
         return Stream(Session(self._engine, self._watermarks, self.revisions, self.runs, number))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
-        """Apply one message, and only then write it down.
+        """Apply one message, then record it in the journal.
 
         Raises:
-            FrdError: it is the peer's fault; the stream is over.
+            FrdError: the peer broke the contract; the stream is over.
         """
         now = self._now()
         session = stream.session
@@ -226,7 +227,7 @@ class Streams:
         return event
 
     def close(self, stream: Stream) -> None:
-        """It has ended: ranks for which no other stream speaks have lost their agent."""
+        """Called when a stream has ended: its ranks lose their agent, unless another stream has them."""
         session = stream.session
         self._entries_of_closed += session.entries
         self._duplicates_of_closed += session.duplicates
@@ -258,7 +259,7 @@ class Streams:
         stream.send(Welcome(PROTOCOL, self._version, self._instance, MAX_MESSAGE_BYTES))
 
     def _resume(self, stream: Stream, clock: AgentClock) -> None:
-        """A session that had a stream before has a clock that is known."""
+        """Use the clock that is known from an earlier stream of the session."""
         if clock.used is not stream.session.alignment:
             self._align(stream, clock.used)
 
@@ -267,7 +268,7 @@ class Streams:
         self._journal_writer.aligned(stream.id, self._now(), encode(alignment))
 
     def settle(self, now: AlignedNs) -> None:
-        """Runs of one name that have ended give way to others; see `JobRuns.settle`."""
+        """Admit runs whose name has become free; see `JobRuns.settle`."""
         if self.runs.settle(now):
             self._adopt_all()
         warnings = self.runs.warnings(now)
@@ -276,9 +277,9 @@ class Streams:
         self._warned = set(warnings)
 
     def _adopt_all(self, speaking: Stream | None = None) -> None:
-        """Ranks that have come into the engine are their streams' own from now on.
+        """Assign ranks that have entered the engine to their streams.
 
-        A declaration on one stream may have admitted ranks of others.
+        A declaration on one stream may have admitted ranks of other streams.
         """
         if speaking is not None:
             self._adopt(speaking)
@@ -295,7 +296,7 @@ class Streams:
             stream.send(Resync("another run of the job has ended: this run is watched now"))
 
     def _refuse_samples(self, stream: Stream, count: int) -> None:
-        """Told once a stream, whose other samples count."""
+        """Count refused samples and log them once per stream. Its other samples are used."""
         self.refused[SAMPLES] += count
         if not stream.logged_refused and (hello := stream.session.hello) is not None:
             stream.logged_refused = True
@@ -311,23 +312,23 @@ class Streams:
 
     @property
     def duplicates(self) -> int:
-        """Entry rows since the start that said nothing new."""
+        """Entry rows since the start that repeated an earlier report."""
         return self._duplicates_of_closed + sum(
             s.session.duplicates for s in self._streams.values()
         )
 
     def lag_s(self) -> float:
-        """The slowest of the recent messages, from sent to applied."""
+        """Time from sending to applying, of the slowest recent message."""
         return self._lags.value(self._now() / 1e9)
 
     def flush_acks(self) -> None:
-        """Have every stream that applied entries since the last call acknowledge them."""
+        """Wake every stream that has entries to acknowledge since the last call."""
         for stream in self._acking:
             stream.wake.set()
         self._acking.clear()
 
     def clock(self, key: AttemptKey, rank: int) -> AgentClock | None:
-        """The clock of a rank; None when no connected agent speaks for it."""
+        """The clock of a rank; None when no connected agent reports it."""
         owner = self.owners.of(key, rank)
         return self._streams[owner[0].stream].clock if owner else None
 
@@ -340,7 +341,7 @@ class Streams:
                 self._clocks.compare(early, late, attempt.clocks.count, hint)
 
     def keep(self, attempts: frozenset[AttemptKey]) -> None:
-        """Forget what concerns other attempts than these: the engine has forgotten them too."""
+        """Forget all other attempts. The engine has forgotten them too."""
         if attempts == self._kept:
             return
         self._kept = attempts
