@@ -227,7 +227,7 @@ class Streams:
         return event
 
     def close(self, stream: Stream) -> None:
-        """Called when a stream has ended: its ranks lose their agent, unless another stream has them."""
+        """Called when a stream has ended: ranks without another stream lose their agent."""
         session = stream.session
         self._entries_of_closed += session.entries
         self._duplicates_of_closed += session.duplicates
