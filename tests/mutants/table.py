@@ -37,7 +37,7 @@ MUTANTS: Final = (
     # -- matching ------------------------------------------------------------------------------
     Mutant(_MATCHING, "balance", Swap(ast.Sub, ast.Add), "match",
            "what an all_to_all outputs is added to its input instead of compared with it"),
-    Mutant(_MATCHING, "is_synchronizing", Swap("any", "all"), "match cause",
+    Mutant(_MATCHING, "is_synchronizing", Swap("any", "all"), "match cause_inside",
            "a coalesced series is only as strict as its laxest part"),
     Mutant(_MATCHING, "_arrive", Swap("maximum", "minimum"), "ring tests/property/ring",
            "the second to last arrival is accumulated as a minimum"),

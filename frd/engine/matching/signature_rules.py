@@ -160,11 +160,11 @@ def balance(signature: Signature) -> int:
 
 
 def is_synchronizing(op: str) -> bool:
-    """Nobody can complete such an op before every member has joined it.
+    """True if no member can complete the op before every member has joined it.
 
     Names differ by backend and torch version: ``all_reduce``, ``_all_gather_base``,
-    ``ALLGATHER_coalesced``, ``allreduce_coalesced``. Ops issued as one are as strict as the
-    strictest of them: ``coalesced(broadcast,all_reduce x2)``.
+    ``ALLGATHER_coalesced``, ``allreduce_coalesced``. A coalesced op synchronizes if one of its
+    parts does: ``coalesced(broadcast,all_reduce x2)``.
     """
     plain = op.rpartition(":")[2].replace("_", "").lower()
     parts = plain.removeprefix("coalesced(").split(",")
@@ -172,18 +172,18 @@ def is_synchronizing(op: str) -> bool:
 
 
 def is_strict(signature: Signature) -> bool:
-    """Nobody completes it before all members have come: every output depends on every input, none
-    of which is empty."""
+    """True if no member completes the op before all members have joined it: every output depends on
+    every input, and no input is empty."""
     return signature.op in _STRICT and all(map(prod, signature.input_sizes))
 
 
 def scales(op: str) -> bool:
-    """What the op takes and gives differs by the size of its group."""
+    """True if the sizes of input and output differ by the size of the group."""
     return op in _GATHERS or op in _SCATTERS
 
 
 def self_contradiction(signature: Signature, group_size: int) -> str:
-    """How a member's own sizes break the rule of its op, for people; empty when they do not.
+    """How the sizes of one member break the rule of its op, as text; empty when they do not.
 
     A gather-like op gives back its input once per member, a reduce_scatter-like op takes in its
     output once per member; lists of one tensor a member may be uneven, if the member's own is among
