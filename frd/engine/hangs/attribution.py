@@ -28,7 +28,7 @@ _STOPPED = ("stopped", "zombie", "state t", "state z")
 
 
 @dataclass(frozen=True, slots=True)
-class Attribution:
+class SuspectRank:
     """One suspect and the evidence against it."""
 
     rank: int
@@ -43,9 +43,9 @@ class Attribution:
         return self.began.at
 
 
-def attribute(
+def suspects_of(
     graph: Graph, root: Root, held_up: Sequence[Wait], mismatch: Mismatch | None
-) -> list[Attribution]:
+) -> list[SuspectRank]:
     """The suspects of one root; `held_up` are the waits that lead straight to it, oldest first,
     and `mismatch` is what its members do not agree on, for a mismatch."""
     node = root.nodes[0]
@@ -81,7 +81,7 @@ def _end(rank: int) -> str:
     return str(rank) if rank >= 0 else "?"
 
 
-def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> Attribution:
+def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait]) -> SuspectRank:
     """High if the rank is provably in no collective and has been absent for long: a rank that was
     in another op may have left it a moment ago."""
     began = _onset(graph, held_up)
@@ -100,10 +100,10 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
     if graph.snapshot.detail[row]:
         words.append(text.clean(graph.snapshot.detail[row]))
-    return Attribution(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
+    return SuspectRank(rank, Reason.CPU_STUCK, confidence, "; ".join(filter(None, words)), began)
 
 
-def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Attribution:
+def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> SuspectRank:
     """High if the agent has positive evidence. A recorder that does not answer is not enough, and a
     rank whose exception blames a peer is hardly the first cause."""
     snapshot, row = graph.snapshot, graph.waits.row(rank)
@@ -125,10 +125,10 @@ def _gone(graph: Graph, rank: int, held_up: Sequence[Wait]) -> Attribution:
                 confidence = Confidence.LOW
     words.append(_last_joined(graph, rank, held_up, fresh=False))
     began = snapshot.moment(rank, since) if since > 0 else _onset(graph, held_up)
-    return Attribution(rank, reason, confidence, "; ".join(filter(None, words)), began)
+    return SuspectRank(rank, reason, confidence, "; ".join(filter(None, words)), began)
 
 
-def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[Attribution]:
+def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> list[SuspectRank]:
     """An agent that stopped reporting is weak evidence; any other doubt is no evidence."""
     match unknown.fault:
         case TelemetryFault.DISCONNECTED:
@@ -144,10 +144,10 @@ def _silence(graph: Graph, unknown: UnknownRank, held_up: Sequence[Wait]) -> lis
     words.append(_last_joined(graph, unknown.rank, held_up, fresh=False))
     began = _onset(graph, held_up)
     evidence = "; ".join(filter(None, words))
-    return [Attribution(unknown.rank, Reason.UNREACHABLE, confidence, evidence, began)]
+    return [SuspectRank(unknown.rank, Reason.UNREACHABLE, confidence, evidence, began)]
 
 
-def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Attribution]:
+def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[SuspectRank]:
     """Confidence is HIGH only if the stuck ranks are a minority, and the ranks that are ahead are
     reported by two agents or by the stuck rank's own agent. A single other agent may be wrong."""
     attendance = graph.waits.attendance(instance)
@@ -165,18 +165,18 @@ def _left_inside(graph: Graph, instance: Instance, ending: Ending) -> list[Attri
             f"{text.ranks(ahead.tolist())} has"
         )
     witnesses = graph.ranks.agents_of(ahead)
-    attributions = []
+    suspects = []
     for rank in stuck:
         confirmed = len(witnesses) > 1 or witnesses == graph.ranks.agents_of([rank])
         certain = confirmed and len(stuck) <= len(ahead)
         confidence = Confidence.HIGH if certain else Confidence.MEDIUM
         since = next(op.since for op in graph.waits.ops(rank) if op.instance == instance)
         began = graph.snapshot.moment(rank, since)
-        attributions.append(Attribution(rank, reason, confidence, words, began))
-    return attributions
+        suspects.append(SuspectRank(rank, reason, confidence, words, began))
+    return suspects
 
 
-def _circle(graph: Graph, root: Root) -> list[Attribution]:
+def _circle(graph: Graph, root: Root) -> list[SuspectRank]:
     """Each rank with its own order: the op it is in, and the ops in which others wait for it. Ranks
     that do what most ranks do are less likely to be wrong."""
     waits = sorted(
@@ -185,7 +185,7 @@ def _circle(graph: Graph, root: Root) -> list[Attribution]:
     heads = {n.rank: graph.waits.head(n.rank) for n in root.nodes if isinstance(n, Member)}
     [(most, count)] = Counter(head.instance for head in heads.values() if head).most_common(1)
     usual = most if 2 * count > len(heads) else None
-    attributions = []
+    suspects = []
     for rank, head in sorted(heads.items()):
         if head is None:
             continue
@@ -203,11 +203,11 @@ def _circle(graph: Graph, root: Root) -> list[Attribution]:
             words.append(f"and has not joined {' and '.join(never)}")
         began = graph.snapshot.moment(rank, head.since)
         confidence = Confidence.MEDIUM if head.instance == usual else Confidence.HIGH
-        attributions.append(Attribution(rank, Reason.ORDER, confidence, ", ".join(words), began))
-    return attributions
+        suspects.append(SuspectRank(rank, Reason.ORDER, confidence, ", ".join(words), began))
+    return suspects
 
 
-def _minority(graph: Graph, mismatch: Mismatch) -> list[Attribution]:
+def _minority(graph: Graph, mismatch: Mismatch) -> list[SuspectRank]:
     """All ranks outside the largest class, if that is a true majority of all members; else all."""
     majority = disagreements.has_majority(mismatch)
     began = graph.onset(Wait(Instance(mismatch.group, mismatch.seq)))
@@ -218,7 +218,7 @@ def _minority(graph: Graph, mismatch: Mismatch) -> list[Attribution]:
     label = graph.snapshot.groups[mismatch.group].info.label
     completed = has_completed(graph, mismatch)
     return [
-        Attribution(
+        SuspectRank(
             rank,
             Reason.MISMATCH,
             confidence,
@@ -260,13 +260,13 @@ def _without_number(graph: Graph, instance: Instance) -> str:
     return text.collective(op_of(graph, instance), -1, label)
 
 
-def lowered(attributions: Sequence[Attribution]) -> list[Attribution]:
+def lowered(suspects: Sequence[SuspectRank]) -> list[SuspectRank]:
     """The same with at most medium confidence, for an incident that is not fully seen."""
     return [
-        replace(attribution, confidence=Confidence.MEDIUM)
-        if attribution.confidence is Confidence.HIGH
-        else attribution
-        for attribution in attributions
+        replace(suspect, confidence=Confidence.MEDIUM)
+        if suspect.confidence is Confidence.HIGH
+        else suspect
+        for suspect in suspects
     ]
 
 

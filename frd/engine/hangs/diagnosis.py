@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frd.engine.hangs.attribution import Attribution, attribute, disagree, lowered, op_of
+from frd.engine.hangs.attribution import SuspectRank, disagree, lowered, op_of, suspects_of
 from frd.engine.hangs.ops_in_flight import Instance, Waits
 from frd.engine.hangs.rank_evidence import Rules
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
@@ -55,7 +55,7 @@ class Diagnosis:
     missing: tuple[int, ...]
     stalled: tuple[StalledOp, ...]
     """All that is stalled in the incident, oldest first."""
-    suspects: tuple[Attribution, ...]
+    suspects: tuple[SuspectRank, ...]
     """Sorted by onset; empty if no rank can be named."""
     victims: tuple[int, ...]
     unknown: tuple[int, ...]
@@ -195,15 +195,15 @@ def _suspects(
     roots: Sequence[Root],
     held_up: Mapping[Node, list[Wait]],
     mismatches: Mapping[Instance, Mismatch],
-) -> list[Attribution]:
+) -> list[SuspectRank]:
     """Sorted by onset. A rank that several roots name is listed once, with its earliest onset."""
-    attributions: list[Attribution] = []
+    suspects: list[SuspectRank] = []
     for root in roots:
         node = root.nodes[0]
         mismatch = mismatches.get(node.instance) if isinstance(node, Wait) else None
-        attributions += attribute(graph, root, held_up.get(node, []), mismatch)
-    by_rank: dict[int, Attribution] = {}
-    for suspect in sorted(attributions, key=lambda suspect: (suspect.onset, suspect.rank)):
+        suspects += suspects_of(graph, root, held_up.get(node, []), mismatch)
+    by_rank: dict[int, SuspectRank] = {}
+    for suspect in sorted(suspects, key=lambda suspect: (suspect.onset, suspect.rank)):
         by_rank.setdefault(suspect.rank, suspect)
     return list(by_rank.values())
 
