@@ -36,7 +36,8 @@ from frd.engine.clocks.estimator import Exchange, ServiceTable
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks.agent_clocks import AgentClocks, guess
 from frd.service.clocks.pings import PAIR, pause_s
-from frd.wire import Readings, Watermarks
+from frd.wire.clock import Readings
+from frd.wire.messages import Watermarks
 from tests.world.clocks import EPOCH, MS, US, Agent, Clock, Host, Network, Path, S
 from tests.world.daemons import fetch
 

@@ -47,7 +47,8 @@ from frd.model import (
     WatermarkColumns,
 )
 from frd.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, Context, StreamCall, collector, open_stream
-from frd.wire import (
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     PROTOCOL,
     AttemptDecl,
     Declare,
@@ -58,7 +59,6 @@ from frd.wire import (
     SignatureDecl,
     Statuses,
     Watermarks,
-    encode_agent,
 )
 from tests.world.daemons import metric
 

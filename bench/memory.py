@@ -35,16 +35,8 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from frd.wire import (
-    PROTOCOL,
-    AttemptDecl,
-    Declare,
-    Hello,
-    RankDecl,
-    SeriesDecl,
-    Statuses,
-    encode_agent,
-)
+from frd.wire.encode import encode_agent
+from frd.wire.messages import PROTOCOL, AttemptDecl, Declare, Hello, RankDecl, SeriesDecl, Statuses
 from tests.world.daemons import metric
 
 STREAMS: Final = 2_048

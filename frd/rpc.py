@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from frd.v1 import stream_pb2 as pb
-from frd.wire import MAX_MESSAGE_BYTES
+from frd.wire.messages import MAX_MESSAGE_BYTES
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Collector"]
 _STREAM: Final = "Stream"

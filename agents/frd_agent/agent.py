@@ -22,7 +22,8 @@ from typing import Final
 
 from frd.errors import FrdError
 from frd.model import EntryColumns, NodeNs
-from frd.wire import PROTOCOL, ClockHello, Hello, Request
+from frd.wire.clock import ClockHello
+from frd.wire.messages import PROTOCOL, Hello, Request
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
 from frd_agent.launch.run_lock import Holder, RunLock, make_default

@@ -28,7 +28,7 @@ from typing import Any
 from frd.errors import StoreError
 from frd.forms import utc_text
 from frd.model import AlignedNs, AttemptKey
-from frd.wire import Part
+from frd.wire.messages import Part
 
 SUMMARY = "summary.json"
 

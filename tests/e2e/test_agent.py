@@ -20,11 +20,8 @@ from frd.model import (
     Flags,
     RankState,
 )
-from frd.wire import (
-    ClockHello,
-    Part,
-    Ping,
-)
+from frd.wire.clock import ClockHello, Ping
+from frd.wire.messages import Part
 from frd_agent.uplink.node_clock import BURST
 from tests.world.collector import Collector, agent, play, serving, until
 from tests.world.daemons import fetch, free_port, run_program

@@ -17,7 +17,7 @@ from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from frd.store.journal import read
 from frd.store.records import RecordKind
-from frd.wire import Part
+from frd.wire.messages import Part
 from tests.world import daemons, streams
 from tests.world.collector import Collector, agent, serving, until
 from tests.world.streams import Peer, Service, peer

@@ -23,7 +23,7 @@ import pytest
 
 from frd.model import GroupInfo, Signature
 from frd.store.journal import segments
-from frd.wire import Declare, GroupDecl, SignatureDecl
+from frd.wire.messages import Declare, GroupDecl, SignatureDecl
 from tests.e2e.faults.job import Training
 from tests.e2e.faults.world import Daemon, World, blamed, until
 from tests.world.daemons import run_program

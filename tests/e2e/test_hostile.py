@@ -21,7 +21,7 @@ from frd.address import split_address
 from frd.cli.client import Client, token_in, trusting
 from frd.errors import FrdError
 from frd.rpc import CHANNEL_OPTIONS, open_stream
-from frd.wire import Ack, Goodbye, Refusal, Welcome
+from frd.wire.messages import Ack, Goodbye, Refusal, Welcome
 from tests.world.certs import Authority, Files
 from tests.world.streams import Peer, entries, serve_command
 

@@ -24,7 +24,8 @@ import pytest
 
 from frd.model import EntryColumns, RankInfo
 from frd.v1 import stream_pb2 as pb
-from frd.wire import (
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     Ack,
     Declare,
@@ -34,7 +35,6 @@ from frd.wire import (
     Refusal,
     Request,
     ResponsePart,
-    encode_agent,
 )
 from tests.world.daemons import run_program, until
 from tests.world.streams import (

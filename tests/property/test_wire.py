@@ -30,14 +30,16 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.wire import (
+from frd.wire.columns import MAX_SEQ
+from frd.wire.decode import Decoder, decode_service
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     MAX_SLACK_NS,
     PROTOCOL,
     REASONS,
     AgentEvent,
     AttemptDecl,
     Declare,
-    Decoder,
     Goodbye,
     GroupDecl,
     Hello,
@@ -49,10 +51,7 @@ from frd.wire import (
     SignatureDecl,
     Statuses,
     Watermarks,
-    decode_service,
-    encode_agent,
 )
-from frd.wire.columns import MAX_SEQ
 
 TIMES = st.integers(0, 4_000_000_000_000_000_000)
 SEQS = st.integers(0, MAX_SEQ - 1)

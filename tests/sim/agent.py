@@ -13,21 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from frd.model import EntryColumns, NodeNs, NodeRawNs
-from frd.wire import (
-    PROTOCOL,
-    Ack,
-    ClockHello,
-    Goodbye,
-    Hello,
-    Ping,
-    Refusal,
-    Resync,
-    Welcome,
-    decode_pong,
-    decode_service,
-    encode_agent,
-    encode_clock,
-)
+from frd.wire.clock import ClockHello, Ping, decode_pong, encode_clock
+from frd.wire.decode import decode_service
+from frd.wire.encode import encode_agent
+from frd.wire.messages import PROTOCOL, Ack, Goodbye, Hello, Refusal, Resync, Welcome
 from frd_agent.counters import Counters
 from frd_agent.memory import Samples
 from frd_agent.uplink.current_state import CurrentState

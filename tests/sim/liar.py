@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 
 from frd.model import MemoryColumns, NodeNs, RankState, RankStatus
-from frd.wire import Statuses, encode_agent
+from frd.wire.encode import encode_agent
+from frd.wire.messages import Statuses
 from tests.world.clocks import S
 from tests.world.messages import entry_columns, watermarks
 

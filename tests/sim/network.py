@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from frd.wire import encode_service
+from frd.wire.encode import encode_service
 from tests.sim.kernel import Kernel
 from tests.sim.service import ClockStream, Service
 from tests.world.clocks import MS, Path, S

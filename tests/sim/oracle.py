@@ -29,7 +29,7 @@ from frd.service.ingest.streams import Stream
 from frd.service.journal.replay import replay
 from frd.store.journal import read
 from frd.views import StatusView
-from frd.wire import AgentEvent
+from frd.wire.messages import AgentEvent
 from tests.sim.evidence import Evidence
 from tests.sim.faults import FaultKind, Injected
 

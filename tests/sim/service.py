@@ -32,7 +32,8 @@ from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
 from frd.store.journal import JournalLimits, segments
 from frd.views import StatusView
-from frd.wire import AgentEvent, ClockHello, Goodbye, Refusal, decode_clock, encode_pong
+from frd.wire.clock import ClockHello, decode_clock, encode_pong
+from frd.wire.messages import AgentEvent, Goodbye, Refusal
 from tests.world.clocks import Host
 
 VERSION: Final = "simulated"

@@ -6,7 +6,8 @@ import numpy as np
 
 from frd.flight import Dump, Entry
 from frd.model import NodeNs, NodeRawNs, WatermarkColumns
-from frd.wire import MAX_READINGS, MAX_SLACK_NS, ClockHello, Goodbye, Watermarks
+from frd.wire.clock import MAX_READINGS, ClockHello
+from frd.wire.messages import MAX_SLACK_NS, Goodbye, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.current_state import CurrentState

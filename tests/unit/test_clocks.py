@@ -15,7 +15,8 @@ from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, NodeRawNs, ServiceRawNs, WatermarkColumns
 from frd.service.clocks import agent_clocks as module
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, claim_ns, decode, encode, guess
-from frd.wire import Readings, Watermarks
+from frd.wire.clock import Readings
+from frd.wire.messages import Watermarks
 
 S = 1_000_000_000
 MS = 1_000_000

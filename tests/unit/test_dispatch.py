@@ -25,17 +25,17 @@ from frd.model import (
     SeriesKind,
     Signature,
 )
-from frd.wire import (
+from frd.wire.decode import Decoder
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
     AgentEvent,
     Declare,
-    Decoder,
     Hello,
     MemoryEvents,
     Statuses,
     Watermarks,
-    encode_agent,
 )
 from frd_agent.memory import Samples
 from frd_agent.memory.target import Reading

@@ -14,7 +14,7 @@ import pytest
 from frd.errors import StoreError
 from frd.model import AlignedNs, AttemptKey
 from frd.store.dumps import DumpStore, safe_name
-from frd.wire import Part
+from frd.wire.messages import Part
 
 NOW = AlignedNs(1_800_000_000_000_000_000)
 SECOND = 1_000_000_000

@@ -26,7 +26,7 @@ from frd.model import (
 )
 from frd.service.ingest.memory_feed import UNKNOWN_UNCERTAINTY_NS
 from frd.views import MemoryView
-from frd.wire import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, Statuses
+from frd.wire.messages import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, Statuses
 from tests.world.sessions import OFFSET, S, Service, Stream
 
 GIB = 1 << 30

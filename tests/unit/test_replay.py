@@ -32,14 +32,8 @@ from frd.service.journal.replay import Replayed, replay
 from frd.service.journal.settings import Settings
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
-from frd.wire import (
-    PROTOCOL,
-    AgentEvent,
-    Hello,
-    Statuses,
-    Watermarks,
-    encode_agent,
-)
+from frd.wire.encode import encode_agent
+from frd.wire.messages import PROTOCOL, AgentEvent, Hello, Statuses, Watermarks
 from tests.world.messages import declare, entry_columns, watermarks
 
 SECOND = 1_000_000_000

@@ -6,7 +6,7 @@ import asyncio
 
 from frd.service.ingest import agent_requests
 from frd.service.ingest.agent_requests import Answer, Inquiry, Target
-from frd.wire import Part, ResponsePart
+from frd.wire.messages import Part, ResponsePart
 
 TARGETS = [Target(rank=4, stream=1, index=0), Target(rank=9, stream=2, index=3)]
 

@@ -27,13 +27,7 @@ from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest import revisions as ledger_module
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.streams import RankOwners
-from frd.wire import (
-    AttemptDecl,
-    Declare,
-    GroupDecl,
-    RankDecl,
-    Statuses,
-)
+from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, Statuses
 from frd_agent.uplink.outbox import part
 from tests.world.messages import p2p_ops, watermarks
 from tests.world.sessions import KEY, NOW, OFFSET, S, Service, entries

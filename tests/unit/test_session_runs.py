@@ -19,7 +19,8 @@ from frd.model import (
 from frd.service.clocks.agent_clocks import AgentClock, guess
 from frd.service.ingest.streams import RankOwners
 from frd.service.state import NodeView, unwatched
-from frd.wire import (
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     PROTOCOL,
     AgentEvent,
     AttemptDecl,
@@ -29,7 +30,6 @@ from frd.wire import (
     RankDecl,
     SignatureDecl,
     Statuses,
-    encode_agent,
 )
 from tests.world.messages import watermarks
 from tests.world.sessions import KEY, NOW, OFFSET, Service, Stream, entries

@@ -22,7 +22,10 @@ from frd.model import (
     Signature,
 )
 from frd.v1 import stream_pb2 as pb
-from frd.wire import (
+from frd.wire import decode
+from frd.wire.decode import Decoder, decode_service
+from frd.wire.encode import encode_agent, encode_service
+from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PART_BYTES,
     PROTOCOL,
@@ -30,7 +33,6 @@ from frd.wire import (
     Ack,
     AttemptDecl,
     Declare,
-    Decoder,
     Goodbye,
     GroupDecl,
     Hello,
@@ -44,10 +46,6 @@ from frd.wire import (
     Statuses,
     Watermarks,
     Welcome,
-    decode,
-    decode_service,
-    encode_agent,
-    encode_service,
 )
 from tests.world import messages
 

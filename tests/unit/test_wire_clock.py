@@ -10,10 +10,8 @@ import pytest
 from frd.errors import WireError
 from frd.model import NodeRawNs
 from frd.v1 import stream_pb2 as pb
-from frd.wire import (
+from frd.wire.clock import (
     MAX_READINGS,
-    MAX_SLACK_NS,
-    REASONS,
     ClockHello,
     Ping,
     Readings,
@@ -22,6 +20,7 @@ from frd.wire import (
     encode_clock,
     encode_pong,
 )
+from frd.wire.messages import MAX_SLACK_NS, REASONS
 
 S = 1_000_000_000
 

@@ -19,17 +19,17 @@ from frd.model import (
     SeriesKind,
 )
 from frd.v1 import stream_pb2 as pb
-from frd.wire import (
+from frd.wire.decode import Decoder
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     PROTOCOL,
     REASONS,
     AttemptDecl,
     Declare,
-    Decoder,
     Hello,
     MemoryEvents,
     RankDecl,
     SeriesDecl,
-    encode_agent,
 )
 
 NOW = 1_790_000_000_000_000_000

@@ -26,16 +26,8 @@ from frd.model import (
     RankStatus,
 )
 from frd.v1 import stream_pb2 as now
-from frd.wire import (
-    PROTOCOL,
-    Hello,
-    Refusal,
-    Request,
-    Statuses,
-    Welcome,
-    encode_agent,
-    encode_service,
-)
+from frd.wire.encode import encode_agent, encode_service
+from frd.wire.messages import PROTOCOL, Hello, Refusal, Request, Statuses, Welcome
 from tests.world.messages import BOTH, declare, entry_columns
 from tests.world.sessions import NOW, Service
 

@@ -23,27 +23,24 @@ from frd.model import (
     SeriesInfo,
 )
 from frd.rpc import SERVER_OPTIONS, Context, collector
-from frd.wire import (
+from frd.wire.clock import ClockEvent, Ping, decode_clock, encode_pong
+from frd.wire.decode import Decoder
+from frd.wire.encode import encode_service
+from frd.wire.messages import (
     PROTOCOL,
     Ack,
     AgentEvent,
-    ClockEvent,
     Declare,
-    Decoder,
     Goodbye,
     Hello,
     MemoryEvents,
     Part,
-    Ping,
     Refusal,
     Request,
     ResponsePart,
     Statuses,
     Watermarks,
     Welcome,
-    decode_clock,
-    encode_pong,
-    encode_service,
 )
 
 

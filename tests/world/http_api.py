@@ -31,7 +31,7 @@ from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore
 from frd.store.findings import FindingStore
 from frd.views import AttemptView, StatusView
-from frd.wire import Part
+from frd.wire.messages import Part
 from tests.world.views import NOW, SECOND, attempt_view, group_view, node_view, rank_view
 
 

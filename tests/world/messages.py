@@ -22,7 +22,7 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.wire import AttemptDecl, Declare, GroupDecl, RankDecl, SignatureDecl, Watermarks
+from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, SignatureDecl, Watermarks
 
 Column = int | Sequence[int] | npt.NDArray[Any]
 ALL_REDUCE = Signature("gloo", "all_reduce", ((4,),), ((4,),), ("Float",), ("Float",))

@@ -20,7 +20,8 @@ from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.views import AttemptView, RankView
-from frd.wire import (
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     PROTOCOL,
     AgentEvent,
     AttemptDecl,
@@ -30,7 +31,6 @@ from frd.wire import (
     RankDecl,
     SignatureDecl,
     Statuses,
-    encode_agent,
 )
 from tests.world.messages import BOTH, entry_columns, p2p_ops, watermarks
 

@@ -24,7 +24,9 @@ from frd.model import (
     RankStatus,
 )
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_stream
-from frd.wire import (
+from frd.wire.decode import decode_service
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     PROTOCOL,
     AgentEvent,
     Declare,
@@ -33,8 +35,6 @@ from frd.wire import (
     Statuses,
     Watermarks,
     Welcome,
-    decode_service,
-    encode_agent,
 )
 from tests.world.daemons import fetch, metric
 from tests.world.messages import BOTH, declare, entry_columns, watermarks

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from frd.model import Int64s, MemoryColumns, MemoryEvent, SeriesInfo
-from frd.wire import MemoryEvents
+from frd.wire.messages import MemoryEvents
 from frd_agent.memory.table import Layout, Table
 from frd_agent.memory.target import NO_SAMPLE, Reading
 

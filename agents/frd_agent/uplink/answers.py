@@ -20,7 +20,7 @@ from frd.flight import Dump, parse, write_pickle
 from frd.flight.stacks.text import USAGE
 from frd.forms import utc_text
 from frd.model import AttemptKey, NodeNs, RankInfo
-from frd.wire import PART_BYTES, Part, Request, ResponsePart
+from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
 from frd_agent.ranks.child_stacks import ChildStacks
 from frd_agent.ranks.cpu_usage import Meter
 from frd_agent.ranks.dump_files import DumpFile

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from frd.model import ChannelColumns, NodeNs, RankStatus, WatermarkColumns
-from frd.wire import Statuses, Watermarks
+from frd.wire.messages import Statuses, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
 from frd_agent.recorder.rows import LATEST_NS

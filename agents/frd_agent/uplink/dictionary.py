@@ -29,7 +29,7 @@ from frd.model import (
     Signature,
     UInt32s,
 )
-from frd.wire import (
+from frd.wire.messages import (
     AttemptDecl,
     Declare,
     GroupDecl,

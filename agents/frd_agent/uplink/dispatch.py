@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from frd.model import EntryColumns, NodeNs
-from frd.wire import AgentEvent
+from frd.wire.messages import AgentEvent
 from frd_agent.memory import Samples
 from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import About, Dictionary, StreamIndexes

@@ -31,17 +31,8 @@ import numpy as np
 from frd.errors import FrdError, ServiceUnavailable
 from frd.model import NodeNs, NodeRawNs
 from frd.rpc import StreamCall
-from frd.wire import (
-    MAX_READINGS,
-    MAX_SLACK_NS,
-    AgentEvent,
-    ClockHello,
-    Ping,
-    Readings,
-    Watermarks,
-    decode_pong,
-    encode_clock,
-)
+from frd.wire.clock import MAX_READINGS, ClockHello, Ping, Readings, decode_pong, encode_clock
+from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Watermarks
 from frd_agent.counters import Counters
 from frd_agent.uplink.endpoint import Connection
 from frd_agent.uplink.stream import PROVEN_S, Backoff

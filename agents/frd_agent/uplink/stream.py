@@ -24,7 +24,9 @@ import grpc.aio
 from frd.errors import FrdError, ServiceUnavailable, WireError
 from frd.model import NodeNs
 from frd.rpc import StreamCall
-from frd.wire import (
+from frd.wire.decode import decode_service
+from frd.wire.encode import encode_agent
+from frd.wire.messages import (
     Ack,
     AgentEvent,
     Goodbye,
@@ -35,8 +37,6 @@ from frd.wire import (
     Resync,
     ServiceEvent,
     Welcome,
-    decode_service,
-    encode_agent,
 )
 from frd_agent.counters import Counters
 from frd_agent.uplink.dispatch import Dispatch

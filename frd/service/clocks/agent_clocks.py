@@ -26,7 +26,8 @@ from frd.engine.matching.clock_hints import ClockHint
 from frd.errors import StoreError
 from frd.model import AlignedNs, NodeNs, ServiceRawNs
 from frd.service.clocks.view import ClockView
-from frd.wire import Readings, Watermarks
+from frd.wire.clock import Readings
+from frd.wire.messages import Watermarks
 
 HORIZON_NS: Final = 1_500_000_000
 """What is in use must hold for so long: until another ping has come."""

@@ -23,7 +23,7 @@ from frd.rpc import Context
 from frd.service.access.admission import Admission
 from frd.service.access.token_bucket import TokenBucket
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, SessionKey
-from frd.wire import ClockHello, Ping, decode_clock, encode_pong
+from frd.wire.clock import ClockHello, Ping, decode_clock, encode_pong
 
 MAX_STREAMS: Final = 16_384
 PROTOCOL: Final = "protocol"

@@ -21,7 +21,7 @@ from frd.service.ingest.collector import Ingest
 from frd.service.ingest.streams import Streams
 from frd.service.state import DumpResult
 from frd.store.dumps import DumpStore, DumpWriter
-from frd.wire import Part
+from frd.wire.messages import Part
 
 _MAX_TEXT_BYTES: Final = {Part.IDENTITY: 64 * 1024, Part.STACK: 1024 * 1024}
 """Bytes of a rank's stack or identity that are parsed; those of all ranks are held together."""

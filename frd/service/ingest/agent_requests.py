@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from frd.wire import Part, ResponsePart
+from frd.wire.messages import Part, ResponsePart
 
 MAX_RANK_BYTES: Final = 64 * 1024 * 1024
 """Most data of one rank in answer to one inquiry."""

@@ -23,7 +23,8 @@ from frd.service.access.admission import Admission
 from frd.service.access.token_bucket import TokenBucket
 from frd.service.ingest.agent_requests import Answer, Inquiry, Target
 from frd.service.ingest.streams import Stream, Streams
-from frd.wire import Goodbye, Part, Refusal, Request, ResponsePart, encode_service
+from frd.wire.encode import encode_service
+from frd.wire.messages import Goodbye, Part, Refusal, Request, ResponsePart
 
 ACK_EVERY_S: Final = 0.2
 MAX_STREAMS: Final = 16_384

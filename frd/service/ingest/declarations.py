@@ -18,7 +18,7 @@ from frd.service.ingest.job_runs import JobRuns, Speaker
 from frd.service.ingest.memory_feed import MemoryFeed
 from frd.service.ingest.revisions import ProcessRevision, Revisions
 from frd.service.ingest.stream_handles import IndexColumn, StreamHandles
-from frd.wire import AttemptDecl, Declare, GroupDecl, RankDecl
+from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl
 
 log = logging.getLogger(__name__)
 

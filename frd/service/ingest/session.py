@@ -43,10 +43,10 @@ from frd.service.ingest.memory_feed import MemoryFeed, observe_event
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.stream_handles import StreamHandles
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.wire import (
+from frd.wire.decode import Decoder
+from frd.wire.messages import (
     AgentEvent,
     Declare,
-    Decoder,
     Goodbye,
     Hello,
     MemoryEvents,

@@ -27,7 +27,7 @@ from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.writer import JournalWriter
-from frd.wire import (
+from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
     Ack,

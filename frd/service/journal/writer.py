@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 from frd.model import AlignedNs
 from frd.store.journal import OLD_SUFFIX, Journal, JournalLimits, old_files
 from frd.store.records import Record, RecordKind
-from frd.wire import AgentEvent, Declare, Hello, ResponsePart
+from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
 
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024

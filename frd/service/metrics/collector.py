@@ -28,7 +28,7 @@ from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
 from frd.service.state import RANK_STATES, UNWATCHED, NodeView, ServiceState, unwatched
 from frd.views import AttemptView, GroupView, Histogram
-from frd.wire import REASONS
+from frd.wire.messages import REASONS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_GROUPS: Final = 256

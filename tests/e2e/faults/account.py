@@ -19,7 +19,8 @@ import numpy.typing as npt
 from frd.model import EntryColumns, Flags
 from frd.store.journal import read
 from frd.store.records import RecordKind
-from frd.wire import Declare, Decoder, Hello
+from frd.wire.decode import Decoder
+from frd.wire.messages import Declare, Hello
 
 Seqs: TypeAlias = npt.NDArray[np.int64]
 
