@@ -25,6 +25,7 @@ ServiceRawNs = NewType("ServiceRawNs", int)
 """CLOCK_MONOTONIC_RAW of the service's host."""
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 Int32s: TypeAlias = npt.NDArray[np.int32]
 UInt32s: TypeAlias = npt.NDArray[np.uint32]
 UInt8s: TypeAlias = npt.NDArray[np.uint8]

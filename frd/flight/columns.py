@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.flight.entry import Dump, Entry, Frame, Status
 from frd.flight.names import Name, parse_profiling_name
 from frd.flight.trace import COMPLETED, SCHEDULED, STARTED
-from frd.model import Float64s, GroupInfo, Int32s, Int64s, Signature, UInt8s
+from frd.model import Bools, Float64s, GroupInfo, Int32s, Int64s, Signature, UInt8s
 
 STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
 """Every other word counts as scheduled: it claims the least."""
@@ -48,8 +47,6 @@ FIELD_OF = {
 """What dumps call a column that has another name here."""
 
 _wide_fields = attrgetter(*(FIELD_OF.get(name, name) for name in WIDE))
-
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 T = TypeVar("T")
 

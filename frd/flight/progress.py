@@ -30,10 +30,9 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight.columns import Bools
 from frd.flight.names import Name, coalesced, judges
 from frd.flight.trace import COMPLETED, STARTED, RankTrace
-from frd.model import UNKNOWN_SEQ, Int32s, Int64s, Signature
+from frd.model import UNKNOWN_SEQ, Bools, Int32s, Int64s, Signature
 
 _COUNTS_SEQS: Final = frozenset({"nccl"})
 _COUNTS_OPS: Final = frozenset({"gloo"})

@@ -12,9 +12,8 @@ from typing import get_type_hints
 import pytest
 
 import frd
-from frd.engine.state.snapshot import Bools
 from frd.flight.trace import RankTrace, Trace
-from frd.model import Float64s, Int32s, Int64s, UInt8s
+from frd.model import Bools, Float64s, Int32s, Int64s, UInt8s
 from frd.offline.analysis.analyze import Analysis, DumpReport, GroupReport, RankReport, Waiting
 from frd.offline.analysis.collectives import Collective, Collectives
 from frd.offline.memory.analysis import MemoryAnalysis, MemoryJob, MemoryRank

@@ -14,10 +14,11 @@ from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner, bad_exits
 from frd.engine.hangs.lost_ranks import STOP_TAKES_S, Loss, judged_after_s
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot
+from frd.engine.state.snapshot import GroupSnapshot, Snapshot
 from frd.forms import clock_text, fold_ranks
 from frd.model import (
     AlignedNs,
+    Bools,
     CollectiveRef,
     Int32s,
     Kind,

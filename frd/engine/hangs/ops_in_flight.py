@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot
-from frd.model import UNKNOWN_SEQ, AlignedNs, Int32s, Int64s
+from frd.engine.state.snapshot import GroupSnapshot, Snapshot
+from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int32s, Int64s
 
 _UNKNOWN_AGE = np.int64(np.iinfo(np.int64).max)
 """Sort key of an op in flight of unknown age: any op of known age counts as older."""

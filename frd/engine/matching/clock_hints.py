@@ -14,9 +14,8 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
 from frd.engine.matching.open_collectives import RetiredCollectives
-from frd.engine.state.snapshot import Bools
 from frd.engine.state.tables import PairTable, RankTable
-from frd.model import AlignedNs, Int64s
+from frd.model import AlignedNs, Bools, Int64s
 
 _MOST_HINTS: Final = 256
 

@@ -24,9 +24,9 @@ from frd.engine.matching.signature_rules import Signatures
 from frd.engine.matching.usual_waits import GroupKind, LongWait, StallThresholds
 from frd.engine.policy import Policy
 from frd.engine.state.entry_batch import PairRuns, Places
-from frd.engine.state.snapshot import Bools, Mismatch
+from frd.engine.state.snapshot import Mismatch
 from frd.engine.state.tables import GroupTable, PairTable, RankTable
-from frd.model import AlignedNs, Int32s, Int64s
+from frd.model import AlignedNs, Bools, Int32s, Int64s
 from frd.views import Histogram
 
 BOUNDS_S: Final = (0.0001, 0.001, 0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)

@@ -18,9 +18,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.state.snapshot import Bools
 from frd.engine.state.tables import GrowingColumns, column
-from frd.model import Int32s, Int64s
+from frd.model import Bools, Int32s, Int64s
 
 FIRST_CAPACITY: Final = 16
 NEVER: Final = np.iinfo(np.int64).max

@@ -20,10 +20,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
 from frd.engine.state.tables import GrowingColumns, column
 from frd.errors import WireError
-from frd.model import Int32s, Int64s, Signature
+from frd.model import Bools, Int32s, Int64s, Signature
 
 MAX_OPS: Final = 64
 """Op names with their own histogram; they become metric labels."""

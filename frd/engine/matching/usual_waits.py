@@ -26,9 +26,8 @@ import numpy as np
 
 from frd.engine.matching.open_collectives import RetiredCollectives
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Bools
 from frd.engine.state.tables import GroupTable
-from frd.model import AlignedNs
+from frd.model import AlignedNs, Bools
 
 MEMORY_NS: Final = 6 * 3600 * 1_000_000_000
 """An attempt remembers a wait for so long: longer than between two checkpoints of any job."""

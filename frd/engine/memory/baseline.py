@@ -12,8 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.engine.state.snapshot import Bools
-from frd.model import Int32s, Int64s
+from frd.model import Bools, Int32s, Int64s
 
 SECOND: Final = 1_000_000_000
 BIN_NS: Final = 2 * SECOND

@@ -13,8 +13,7 @@ import numpy as np
 
 from frd.engine.memory.baseline import BIN_NS
 from frd.engine.memory.series import Series
-from frd.engine.state.snapshot import Bools
-from frd.model import Int32s, Int64s
+from frd.model import Bools, Int32s, Int64s
 
 MAX_BYTES: Final = 1 << 50
 """More is no memory."""

@@ -19,9 +19,9 @@ import numpy as np
 from frd.engine.memory.baseline import BIN_NS, SECOND
 from frd.engine.memory.incident_report import Attribution, IncidentReport, MemoryRise
 from frd.engine.memory.series import KINDS, Series
-from frd.engine.state.snapshot import Bools
 from frd.model import (
     AlignedNs,
+    Bools,
     Change,
     Confidence,
     Int64s,

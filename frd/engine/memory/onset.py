@@ -19,8 +19,7 @@ import numpy as np
 from frd.engine.memory.baseline import SECOND
 from frd.engine.memory.series import Series
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Bools
-from frd.model import Int32s, Int64s
+from frd.model import Bools, Int32s, Int64s
 
 NEARLY_ALL: Final = 0.8
 """Share of the ranks that counts as nearly all."""

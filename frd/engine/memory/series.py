@@ -25,9 +25,8 @@ import numpy.typing as npt
 from frd.engine.memory.baseline import BIN_NS, MOST, SECOND, Bins
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
-from frd.engine.state.snapshot import Bools
 from frd.engine.state.tables import GrowingColumns, column
-from frd.model import Float64s, Int32s, Int64s, SeriesKind
+from frd.model import Bools, Float64s, Int32s, Int64s, SeriesKind
 
 _SLACK: Final = 0.5
 """Share of what a series usually moves,"""

@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
-from frd.model import Float64s, Int32s, Int64s
+from frd.model import Bools, Float64s, Int32s, Int64s
 
 FLOORS: Final = 16
 _LEAST_FIT: Final = 4.0

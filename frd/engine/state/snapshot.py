@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from frd.engine.clocks.uncertain_time import RankClocks, UncertainTime
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
     AttemptKey,
+    Bools,
     ExitInfo,
     GroupInfo,
     Int32s,
@@ -28,8 +28,6 @@ from frd.model import (
     Signature,
     UInt8s,
 )
-
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import numpy as np
 
 from frd.engine.clocks.uncertain_time import RankClocks
 from frd.engine.state.p2p import P2PChannels
-from frd.engine.state.snapshot import Bools, GroupSnapshot, StallTable
+from frd.engine.state.snapshot import GroupSnapshot, StallTable
 from frd.engine.state.tables import EXITED, LIVE, STATES, GroupTable, PairTable, RankTable
-from frd.model import UNKNOWN_SEQ, AlignedNs, ExitInfo, Int32s, Int64s, RankInfo, RankState
+from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, ExitInfo, Int32s, Int64s, RankInfo, RankState
 
 _FAR: Final = np.iinfo(np.int64).max
 _RESTING_NS: Final = 2_000_000_000

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from frd.engine.clocks.uncertain_time import UNKNOWN_NS
-from frd.engine.state.snapshot import Bools
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
+    Bools,
     GroupInfo,
     Int32s,
     Int64s,

@@ -20,9 +20,8 @@ import numpy as np
 
 from frd.engine.matching.clock_hints import GroupClocks
 from frd.engine.matching.open_collectives import RetiredCollectives
-from frd.engine.state.snapshot import Bools
 from frd.engine.state.tables import RankTable
-from frd.model import Int32s, Int64s
+from frd.model import Bools, Int32s, Int64s
 
 FLOOR_NS: Final = 1_000_000
 """Schedulers and interpreters delay any program by this much now and then."""

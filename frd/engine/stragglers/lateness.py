@@ -15,10 +15,9 @@ from typing import Final
 import numpy as np
 
 from frd.engine.matching.collectives import Settled
-from frd.engine.state.snapshot import Bools
 from frd.engine.state.tables import RankTable
 from frd.engine.stragglers.arrivals import FLOOR_NS, LostTime, as_culprit, charges, waits
-from frd.model import AlignedNs, Int32s, Int64s
+from frd.model import AlignedNs, Bools, Int32s, Int64s
 
 BUCKETS: Final = 6
 """Buckets of one window."""

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from frd.flight.pickles.layout import Kind, Layout, Step
-from frd.model import Float64s, Int64s, UInt8s
+from frd.model import Bools, Float64s, Int64s, UInt8s
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
 MAX_TREE = 512

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
-from frd.model import Float64s, Int64s
+from frd.model import Bools, Float64s, Int64s
 
 FAR = np.int64(1 << 61)
 """Beyond any time in nanoseconds since the epoch; a difference with one still fits."""

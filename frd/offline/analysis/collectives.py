@@ -15,10 +15,9 @@ from typing import overload
 import numpy as np
 
 from frd.engine.matching import signature_rules
-from frd.engine.state.snapshot import Bools
 from frd.flight.entry import Frame
 from frd.flight.trace import Trace
-from frd.model import GroupInfo, Int32s, Int64s, Signature
+from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
 from frd.offline.analysis.matching import MatchedCollectives, fact_of
 from frd.offline.analysis.rows import Rows
 from frd.offline.analysis.watermarks import PairWatermarks

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.engine.matching.signature_rules import is_synchronizing
-from frd.engine.state.snapshot import Bools, Snapshot, StallTable
+from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.flight import judges
 from frd.flight.trace import COMPLETED, RankTrace, Trace
-from frd.model import UNKNOWN_SEQ, AlignedNs, Int64s
+from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int64s
 from frd.offline.analysis.clock_bounds import FAR
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.collectives import known_absent

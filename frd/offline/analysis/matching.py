@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.engine.matching import mismatches, signature_rules
-from frd.engine.state.snapshot import Bools, Mismatch
-from frd.model import Int32s, Int64s
+from frd.engine.state.snapshot import Mismatch
+from frd.model import Bools, Int32s, Int64s
 from frd.offline.analysis.rows import Rows, minor_version
 from frd.offline.analysis.watermarks import PairWatermarks
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
 from frd.flight import progress
 from frd.flight.progress import Calls, NameFacts, States
 from frd.flight.trace import RankTrace, Trace
-from frd.model import GroupInfo, Int32s, Int64s, Signature
+from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
 
 _PARTS_HAVE_ENTRIES = (2, 7)
 """From this version on each op of a coalesced collective has its own entry."""

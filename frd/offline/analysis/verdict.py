@@ -17,12 +17,13 @@ import numpy as np
 from frd.engine.findings import builder, text
 from frd.engine.hangs.claims import collective_of
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
-from frd.engine.state.snapshot import Bools, GroupSnapshot, Snapshot, StallTable
+from frd.engine.state.snapshot import GroupSnapshot, Snapshot, StallTable
 from frd.flight.trace import Trace
 from frd.forms import span_text
 from frd.model import (
     UNKNOWN_SEQ,
     AlignedNs,
+    Bools,
     Finding,
     FindingState,
     Kind,

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.engine.matching.signature_rules import is_synchronizing
-from frd.engine.state.snapshot import Bools
 from frd.flight import Status, judges, progress
 from frd.flight.progress import NEVER
-from frd.model import UNKNOWN_SEQ, Int64s
+from frd.model import UNKNOWN_SEQ, Bools, Int64s
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.rows import RankRows, Rows
 

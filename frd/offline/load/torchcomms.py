@@ -21,9 +21,8 @@ from typing import Any, Final
 import numpy as np
 
 from frd.flight.names import Name
-from frd.flight.pickles.walk import Bools
 from frd.flight.trace import RankTrace
-from frd.model import GroupInfo, Int64s
+from frd.model import Bools, GroupInfo, Int64s
 
 _AGREE: Final = 0.95
 """Share of collectives with equal signatures at which two rings count as aligned."""

@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from frd.engine.attempt import Attempt
-from frd.engine.state.snapshot import Bools
 from frd.model import (
     AlignedNs,
+    Bools,
     Int64s,
     MemoryColumns,
     MemoryEvent,

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
-from frd.model import Int32s, Int64s
+from frd.model import Bools, Int32s, Int64s
 from frd.offline.memory.telemetry import (
     KNOWN_VERSIONS,
     MAX_RANKS,

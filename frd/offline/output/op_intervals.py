@@ -10,11 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
 from frd.flight import Name, progress
 from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
-from frd.model import Int64s
+from frd.model import Bools, Int64s
 
 OPEN: Final = int(np.iinfo(np.int64).max)
 """The end of an op that has none: it had not completed, or was given up."""

@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
 from frd.flight.names import judges
 from frd.flight.trace import COMPLETED, RankTrace
 from frd.forms import fold_ranks
-from frd.model import GroupInfo, Int64s, Reason
+from frd.model import Bools, GroupInfo, Int64s, Reason
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.output.cell_text import STATES, frame_text, op_text, sizes_text
 from frd.offline.output.op_intervals import ended

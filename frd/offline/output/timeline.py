@@ -19,10 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.state.snapshot import Bools
 from frd.flight.trace import RankTrace
 from frd.forms import fold_ranks
-from frd.model import UNKNOWN_SEQ, Finding, Int64s
+from frd.model import UNKNOWN_SEQ, Bools, Finding, Int64s
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.output.cell_text import STATES, frame_text, op_text, sizes_text
 from frd.offline.output.op_intervals import OPEN, ends, flows, lanes
