@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` is not installed
 
 from bench.report import show
-from frd.flight import parse
+from frd.flight.decode import parse
 from frd.model import AttemptKey
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.transitions import RecorderTracker

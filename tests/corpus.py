@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
-from frd.flight import Status
+from frd.flight.entry import Status
 from frd.flight.trace import Trace
 from frd.model import RankInfo
 from tests.world.traces import Folder, Row

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from frd.cli.commands.demo.scripted_rank import ScriptedRank
-from frd.flight import Dump, Entry, parse, write_pickle
+from frd.flight.decode import parse
+from frd.flight.entry import Dump, Entry
+from frd.flight.write import write_pickle
 from frd.model import (
     ExitKind,
     Flags,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frd.flight import parse
+from frd.flight.decode import parse
 from frd_agent.recorder.worker_server import HandlerFailed, Handlers, Refused, Silent
 
 needs_torch = pytest.mark.torch

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frd.flight import load_dump, write_pickle
+from frd.flight.load import load_dump
+from frd.flight.write import write_pickle
 from tests.world.daemons import run_program
 
 pytestmark = pytest.mark.torch

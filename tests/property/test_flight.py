@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frd.errors import DumpError
-from frd.flight import Dump, Entry, Status, parse, parse_profiling_name, write_pickle
 from frd.flight.columns import Dictionaries, columns_of
+from frd.flight.decode import parse
+from frd.flight.entry import Dump, Entry, Status
+from frd.flight.names import parse_profiling_name
 from frd.flight.pickles.unpickle import load_plain
 from frd.flight.stacks.text import user_frames
+from frd.flight.write import write_pickle
 from frd.model import GroupInfo
 
 TEXT = st.text(max_size=8)

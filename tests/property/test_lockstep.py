@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frd.errors import DumpError
-from frd.flight import parse
 from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, columns_of
+from frd.flight.decode import parse
 from tests.world.dump_files import as_torch, document, entry, spelled_out
 
 COUNTS = st.integers(0, 300) | st.integers(0, 2**63 - 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frd.flight import Dump, Entry
+from frd.flight.entry import Dump, Entry
 from frd.model import AttemptKey, Flags
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.transitions import RecorderTracker

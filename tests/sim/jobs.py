@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from frd.flight import parse
+from frd.flight.decode import parse
 from tests.sim.faults import Fault, FaultKind, Injected
 from tests.sim.job import Job, SimRank
 from tests.sim.ops import S

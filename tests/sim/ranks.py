@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from frd.flight import Status
+from frd.flight.entry import Status
 from frd.model import NodeNs
 from frd_agent import tap
 from frd_agent.ranks.poll_schedule import RawKey

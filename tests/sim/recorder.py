@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frd.flight import Status
+from frd.flight.entry import Status
 from frd_agent import tap
 from tests.sim.ops import Group, Op
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from frd.flight import parse, parse_profiling_name
+from frd.flight.decode import parse
+from frd.flight.names import parse_profiling_name
 from frd_agent import tap
 from tests.sim.faults import FaultKind, draw_fault
 from tests.sim.jobs import DEEP, GLOO, PLAN, PLANS, broken, entries, job_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from frd.flight import parse
+from frd.flight.decode import parse
 from tests.sim.faults import Fault, FaultKind
 from tests.sim.jobs import (
     DEEP,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from frd.errors import ServiceUnavailable
-from frd.flight import Status
+from frd.flight.entry import Status
 from frd.forms import exit_text
 from frd.model import (
     AttemptKey,

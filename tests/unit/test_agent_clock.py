@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from frd.flight import Dump, Entry
+from frd.flight.entry import Dump, Entry
 from frd.model import NodeNs, NodeRawNs, WatermarkColumns
 from frd.wire.clock import MAX_READINGS, ClockHello
 from frd.wire.messages import MAX_SLACK_NS, Goodbye, Watermarks

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from frd.errors import DumpError
-from frd.flight import Dump, Entry, write_pickle
+from frd.flight.entry import Dump, Entry
+from frd.flight.write import write_pickle
 from frd.model import AttemptKey, RankState
 from frd_agent.counters import Counters
 from frd_agent.ranks.dump_files import DumpFiles

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import frd
-from frd.flight import Frame, Status
+from frd.flight.entry import Frame, Status
 from frd.model import Activity, Confidence, Kind, Reason
 from frd.offline.analysis.analyze import Analysis, analyze
 from frd.offline.analysis.channels import channels_of

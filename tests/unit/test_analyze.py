@@ -16,7 +16,8 @@ import pytest
 import frd
 from frd.cli import FAILED, FINDINGS_PRESENT, USAGE, run
 from frd.cli.screens.finding_panel import finding_panel
-from frd.flight import Dump, Entry, Frame, write_pickle
+from frd.flight.entry import Dump, Entry, Frame
+from frd.flight.write import write_pickle
 from frd.forms import finding_json
 from frd.model import GroupInfo
 from frd.offline.output.export import check_new, export

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from frd.errors import DumpError
-from frd.flight import Dump, Frame, Status, load_dump, parse
-from frd.flight.decode import MAX_WARNINGS
+from frd.flight.decode import MAX_WARNINGS, parse
+from frd.flight.entry import Dump, Frame, Status
+from frd.flight.load import load_dump
 from frd.model import GroupInfo
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frd.errors import DumpError
-from frd.flight import parse
+from frd.flight.decode import parse
 from frd.flight.pickles.unpickle import load_plain
 
 PLAIN: list[Any] = [

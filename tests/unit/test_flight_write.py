@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from frd.flight import Dump, Entry, Frame, Status, parse, write_pickle
+from frd.flight.decode import parse
+from frd.flight.entry import Dump, Entry, Frame, Status
 from frd.flight.pickles.unpickle import load_plain
+from frd.flight.write import write_pickle
 from frd.model import GroupInfo
 from tests.world.dump_files import as_torch, document, entry
 

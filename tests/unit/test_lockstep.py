@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from frd.errors import DumpError
-from frd.flight import parse
 from frd.flight.bulk import parse_columns
 from frd.flight.columns import Dictionaries, FileColumns, columns_of
+from frd.flight.decode import parse
 from frd.flight.pickles import lockstep
 from frd.flight.pickles.layout import Kind, Layout, Step, layout_of
 from frd.flight.pickles.walk import Walk

@@ -11,7 +11,8 @@ import pytest
 
 from frd.cli import FAILED, FINDINGS_PRESENT, run
 from frd.cli.screens.html_page import MAX_ROWS, page
-from frd.flight import Dump, Entry, Frame, write_pickle
+from frd.flight.entry import Dump, Entry, Frame
+from frd.flight.write import write_pickle
 from frd.model import Activity, GroupInfo
 from frd.offline.analysis.analyze import Analysis, analyze
 from tests.world.traces import Folder, Row

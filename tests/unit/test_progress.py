@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from frd.flight import Dump, Entry, Name
+from frd.flight.entry import Dump, Entry
+from frd.flight.names import Name
 from frd.flight.progress import NEVER
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import AttemptKey

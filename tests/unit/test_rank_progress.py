@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from frd.flight import Dump, Entry, Status
+from frd.flight.entry import Dump, Entry, Status
 from frd.model import AttemptKey, NodeNs
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.naming import KnownGroup, Naming

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from frd.flight import Dump, Entry, Status
+from frd.flight.entry import Dump, Entry, Status
 from frd.model import AttemptKey, Flags
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.naming import KnownGroup, Naming

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frd.flight import Status
+from frd.flight.entry import Status
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Raw, Why
 
 POLICY = PollPolicy(ring_entries=1000)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from frd.flight import Frame, Status, parse_profiling_name
+from frd.flight.entry import Frame, Status
+from frd.flight.names import parse_profiling_name
 from frd.flight.trace import COMPLETED, SCHEDULED, STARTED, RankTrace, Trace
 from frd.model import Activity, AlignedNs, AttemptKey, GroupInfo, RankInfo, Signature
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from frd.errors import DumpError
-from frd.flight import Dump, load_dump
+from frd.flight.entry import Dump
+from frd.flight.load import load_dump
 from frd.model import NodeNs
 from frd_agent.uplink.dictionary import MAX_WORLD_SIZE
 

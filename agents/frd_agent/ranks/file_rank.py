@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from frd.errors import DumpError
-from frd.flight import Dump, parse_profiling_name
+from frd.flight.entry import Dump
+from frd.flight.names import parse_profiling_name
 from frd.model import AttemptKey, EntryColumns, NodeNs, RankInfo, RankState, RankStatus
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.rank import Rank, RankContext

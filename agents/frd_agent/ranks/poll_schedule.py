@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from frd.flight import Status
+from frd.flight.entry import Status
 
 RawKey: TypeAlias = tuple[int, int]
 """Recorder, process-local group id."""

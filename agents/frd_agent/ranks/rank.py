@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from frd.errors import ServiceUnavailable
-from frd.flight import Status
+from frd.flight.entry import Status
 from frd.forms import exit_text
 from frd.model import EntryColumns, ExitInfo, ExitKind, NodeNs, RankState, RankStatus
 from frd_agent import tap

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from frd.flight import Entry, Status
+from frd.flight.entry import Entry, Status
 from frd.flight.progress import NO_COUNTER
 from frd.model import UNKNOWN_SEQ
 

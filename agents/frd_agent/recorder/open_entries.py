@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from frd.flight import Dump, Entry, Name, Status, judges
 from frd.flight import progress as columnar
 from frd.flight.columns import Dictionaries, columns_of
+from frd.flight.entry import Dump, Entry, Status
+from frd.flight.names import Name, judges
 from frd.flight.progress import NO_CALL, Calls, NameFacts
 from frd.flight.trace import RankTrace
 from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from frd.flight import Status
+from frd.flight.entry import Status
 from frd.model import NodeNs
 from frd_agent.ranks.poll_schedule import Raw
 from frd_agent.recorder.group_progress import GroupWatermarks

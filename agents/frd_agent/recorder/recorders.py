@@ -16,7 +16,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from frd.errors import DumpError
-from frd.flight import Dump, parse
+from frd.flight.decode import parse
+from frd.flight.entry import Dump
 from frd.model import ChannelColumns, NodeNs
 from frd_agent import tap
 from frd_agent.recorder.naming import KnownGroup, Naming

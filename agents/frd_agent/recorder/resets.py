@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from frd.flight import Status
+from frd.flight.entry import Status
 
 _NOTHING_KNOWN: Final = Status()
 _HANGS_NS: Final = 30_000_000_000

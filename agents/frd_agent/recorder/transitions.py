@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from frd.flight import Dump, Entry, Status, parse_profiling_name
+from frd.flight.entry import Dump, Entry, Status
+from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
 from frd.model import ChannelColumns
 from frd_agent.recorder.group_progress import GroupProgress

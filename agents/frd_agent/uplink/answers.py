@@ -16,8 +16,10 @@ from typing import Final, TypeAlias
 import msgspec
 
 from frd.errors import DumpError, FrdError
-from frd.flight import Dump, parse, write_pickle
+from frd.flight.decode import parse
+from frd.flight.entry import Dump
 from frd.flight.stacks.text import USAGE
+from frd.flight.write import write_pickle
 from frd.forms import utc_text
 from frd.model import AttemptKey, NodeNs, RankInfo
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart

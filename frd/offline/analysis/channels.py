@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from frd.engine.state.snapshot import ChannelSnapshot
-from frd.flight import Name
+from frd.flight.names import Name
 from frd.flight.progress import NameFacts, p2p_in_flight
 from frd.offline.analysis.rows import Rows
 

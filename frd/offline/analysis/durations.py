@@ -28,7 +28,7 @@ import numpy as np
 
 from frd.engine.matching.signature_rules import is_synchronizing
 from frd.engine.state.snapshot import Snapshot, StallTable
-from frd.flight import judges
+from frd.flight.names import judges
 from frd.flight.trace import COMPLETED, RankTrace, Trace
 from frd.model import UNKNOWN_SEQ, AlignedNs, Bools, Int64s
 from frd.offline.analysis.clock_bounds import FAR

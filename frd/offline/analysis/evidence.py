@@ -15,7 +15,8 @@ from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import Diagnosis
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
-from frd.flight import judges, user_frames_of
+from frd.flight.names import judges
+from frd.flight.stacks.text import user_frames_of
 from frd.model import Confidence, Finding, Kind, Reason, Signature, Suspect, Witness
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.rows import RankRows, Rows

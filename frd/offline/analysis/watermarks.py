@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from frd.engine.matching.signature_rules import is_synchronizing
-from frd.flight import Status, judges, progress
+from frd.flight import progress
+from frd.flight.entry import Status
+from frd.flight.names import judges
 from frd.flight.progress import NEVER
 from frd.model import UNKNOWN_SEQ, Bools, Int64s
 from frd.offline.analysis.clocks import Clocks

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight import Name, progress
+from frd.flight import progress
+from frd.flight.names import Name
 from frd.flight.progress import NameFacts
 from frd.flight.trace import RankTrace
 from frd.model import Bools, Int64s
