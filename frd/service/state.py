@@ -6,6 +6,7 @@ scrape never sees half an update, and a slow reader never delays ingest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -117,6 +118,14 @@ def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, Alig
         for rank in view.ranks
         if rank.info.rank not in watched and rank.status.state not in _OVER
     }
+
+
+def rank_states(view: AttemptView, nodes: Iterable[NodeView]) -> Counter[str]:
+    """The number of ranks in each state of `RANK_STATES`; states without ranks may be absent."""
+    blind = unwatched(view, nodes)
+    return Counter(
+        UNWATCHED if rank.info.rank in blind else rank.status.state.value for rank in view.ranks
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from frd.model import AlignedNs, Finding
 from frd.service.clocks.view import clock_json
 from frd.service.http.memory_json import memory_json
 from frd.service.http.watching_json import watching_json
-from frd.service.state import UNWATCHED, NodeView, ServiceState, unwatched
+from frd.service.state import UNWATCHED, NodeView, ServiceState, rank_states, unwatched
 from frd.views import AttemptView, GroupView, RankView
 
 Json: TypeAlias = dict[str, Any]
@@ -82,17 +82,13 @@ def job_json(
 
 
 def _job_line(state: ServiceState, view: AttemptView, open_findings: int) -> Json:
-    blind = unwatched(view, state.nodes)
-    ranks = Counter(
-        UNWATCHED if rank.info.rank in blind else rank.status.state.value for rank in view.ranks
-    )
     heard = [rank.as_of for rank in view.ranks if rank.as_of]
     return {
         "job": view.key.job,
         "attempt": view.key.attempt,
         "world_size": view.world_size,
         "ended": view.ended,
-        "ranks": dict(sorted(ranks.items())),
+        "ranks": dict(sorted(rank_states(view, state.nodes).items())),
         "open_findings": open_findings,
         "last_heard_s": _age_s(max(heard, default=AlignedNs(0)), state.status_view.at),
         "agents": sum(node.connected and view.key in node.ranks for node in state.nodes),

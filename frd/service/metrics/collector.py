@@ -1,228 +1,182 @@
 """/metrics as a projection: one immutable `ServiceState` in, metric families out.
 
-Nothing here counts or remembers, and no name is made up here (see `metric_table`). Labels are
-bounded whatever users call their jobs and groups: of each job the newest attempt is shown, names
-are cut to a length, groups and ops beyond a limit share one series, and no rank is a label but a
-suspect's.
+Nothing here counts or remembers, and every metric is defined in `frd.service.metrics.table`. The
+number of series is bounded, whatever users call their jobs and groups: only the newest attempt of a
+job is exported, label values have a maximum length, groups and ops beyond a limit share one series,
+and only suspects have a label `rank`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector, exposition
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from frd.model import Kind, Severity
 from frd.service.clocks.pings import REASONS as CLOCK_REASONS
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.metrics.table import MAX_SUSPECTS, METRICS
-from frd.service.state import RANK_STATES, UNWATCHED, NodeView, ServiceState, unwatched
+from frd.service.state import RANK_STATES, NodeView, ServiceState, rank_states
 from frd.views import AttemptView, GroupView, Histogram
 from frd.wire.messages import REASONS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_GROUPS: Final = 256
-"""Distinct group labels of one job; the groups beyond share `OTHER`."""
+"""Distinct group labels of one job; further groups share `OTHER`."""
 MAX_OPS: Final = 64
-"""Distinct op labels of one job; the ops beyond share `OTHER`."""
+"""Distinct op labels of one job; further ops share `OTHER`."""
 MAX_LABEL_CHARS: Final = 128
 OTHER: Final = "(other)"
 NODE_STATES: Final = ("reporting", "late", "disconnected")
-EVICTED: Final = (
-    *(
-        "collectives",
-        "rows",
-        "mismatches",
-        "attempts",
-        "findings",
-        "memory_series",
-        "pauses",
-    ),  # engine
-    *("dumps", "journal_segments", "stored_findings"),
-)
 REFUSED: Final = (*REASONS, "aborted", "memory", JOB_NAME)
 HTTP_REFUSED: Final = ("token", "role", "slow", "connections")
 STORES: Final = ("findings", "journal", "dumps")
+_BY_ENGINE: Final = (
+    *("collectives", "rows", "mismatches", "attempts", "findings", "memory_series", "pauses"),
+)
+EVICTED: Final = (*_BY_ENGINE, "dumps", "journal_segments", "stored_findings")
 
 _PROCESS: Final = ProcessCollector(registry=None)
-"""The ``process_*`` metrics of this very process."""
+"""The ``process_*`` metrics of the service's process."""
 
-Samples: TypeAlias = Mapping[tuple[str, ...], float]
-
-
-class StateCollector(Collector):
-    """Projects whatever state is current when a scrape comes."""
-
-    def __init__(self, state: Callable[[], ServiceState]) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state()
-        latest = state.latest_attempts()
-        jobs = _jobs(state, latest)
-        yield _family("frd_build_info", {(state.version,): 1})
-        yield from _cluster(state, latest)
-        yield from _groups(latest)
-        yield from _findings(state, jobs)
-        yield from _clocks(state.nodes)
-        yield from _own_health(state)
+Labels: TypeAlias = tuple[str, ...]
+"""Label values, in the order of the metric's label names."""
+Values: TypeAlias = Mapping[str, defaultdict[Labels, float]]
+"""By metric. Labels that are cut to equal text share one value, so values are added up."""
+Histograms: TypeAlias = defaultdict[str, dict[Labels, Histogram]]
 
 
 def render(state: ServiceState) -> bytes:
     """The text that a scrape of `state` gets."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StateCollector(lambda: state))
+    registry.register(_StateCollector(state))
     registry.register(_PROCESS)
     return exposition.generate_latest(registry)
+
+
+class _StateCollector(Collector):
+    def __init__(self, state: ServiceState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state, latest = self._state, self._state.latest_attempts()
+        values: Values = {name: defaultdict(float) for name in METRICS}
+        histograms: Histograms = defaultdict(dict)
+        for name, view in latest.items():
+            _add_job(values, state, name, view)
+            _add_groups(values, label(name), view.groups)
+            _merge(histograms["frd_collective_skew_seconds"], label(name), view.skew)
+            _merge(histograms["frd_collective_duration_seconds"], label(name), view.duration)
+        # Jobs with an attempt or a remembered finding: a bounded set.
+        _add_findings(
+            values, state, sorted({*latest, *(f.job for f in state.status_view.findings)})
+        )
+        _add_clocks(values, state.nodes)
+        _add_own_health(values, state)
+        for name, samples in values.items():
+            yield _family(name, samples, histograms[name])
 
 
 # -- the parts of the state ------------------------------------------------------------------
 
 
-def _cluster(state: ServiceState, latest: Mapping[str, AttemptView]) -> Iterator[Metric]:
-    """Nodes, agents and ranks of the newest attempt of every job."""
-    nodes: Counter[tuple[str, ...]] = Counter()
-    ranks: Counter[tuple[str, ...]] = Counter()
-    expected: Counter[tuple[str, ...]] = Counter()
-    reporting: Counter[tuple[str, ...]] = Counter()
-    gaps: Counter[tuple[str, ...]] = Counter()
-    unsynchronized: Counter[tuple[str, ...]] = Counter()
-    conflicts: Counter[tuple[str, ...]] = Counter()
-    for name, view in latest.items():
-        job = label(name)
-        nodes.update(dict.fromkeys(((job, word) for word in NODE_STATES), 0))
-        ranks.update(dict.fromkeys(((job, word) for word in RANK_STATES), 0))
-        conflicts[job,] += state.name_conflicts.get(name, 0)
-        blind = unwatched(view, state.nodes)
-        expected[job,] += 0
-        seen = 0
-        reporting[job,] += 0
-        unsynchronized[job,] += 0
-        gaps[job,] += view.gap_entries
-        for rank in view.ranks:
-            shown = UNWATCHED if rank.info.rank in blind else rank.status.state.value
-            ranks[job, shown] += 1
-        for node in state.nodes:
-            if view.key in node.ranks:
-                nodes[job, _node_state(node)] += 1
-                seen += 1
-                reporting[job,] += node.reporting and not view.ended
-                unsynchronized[job,] += node.connected and not node.clock.is_synchronized
-        if not view.ended:
-            expected[job,] += state.expected_agents.get(name, seen)
-    yield _family("frd_nodes", nodes)
-    yield _family("frd_ranks", ranks)
-    yield _family("frd_job_name_conflicts", conflicts)
-    yield _family("frd_agents_expected", expected)
-    yield _family("frd_agents_reporting", reporting)
-    yield _family("frd_telemetry_gap_entries_total", gaps)
-    yield _family("frd_nodes_unsynchronized", unsynchronized)
+def _add_job(values: Values, state: ServiceState, name: str, view: AttemptView) -> None:
+    """Nodes, agents and ranks of the newest attempt of a job."""
+    job = label(name)
+    hosts = [node for node in state.nodes if view.key in node.ranks]
+    nodes = Counter(_node_state(node) for node in hosts)
+    for node_state in NODE_STATES:
+        values["frd_nodes"][job, node_state] += nodes[node_state]
+    ranks = rank_states(view, state.nodes)
+    for rank_state in RANK_STATES:
+        values["frd_ranks"][job, rank_state] += ranks[rank_state]
+    unsynchronized = [n for n in hosts if n.connected and not n.clock.is_synchronized]
+    for metric, value in {
+        "frd_job_name_conflicts": state.name_conflicts.get(name, 0),
+        "frd_telemetry_gap_entries_total": view.gap_entries,
+        "frd_nodes_unsynchronized": len(unsynchronized),
+        "frd_agents_expected": 0 if view.ended else state.expected_agents.get(name, len(hosts)),
+        "frd_agents_reporting": 0 if view.ended else nodes["reporting"],
+    }.items():
+        values[metric][job,] += value
 
 
-def _groups(latest: Mapping[str, AttemptView]) -> Iterator[Metric]:
+def _add_groups(values: Values, job: str, groups: Iterable[GroupView]) -> None:
     """Collectives by group label: sums of counts, the maximum of ages."""
-    opened: Counter[tuple[str, ...]] = Counter()
-    stalled: Counter[tuple[str, ...]] = Counter()
-    matched: Counter[tuple[str, ...]] = Counter()
-    age: dict[tuple[str, ...], float] = {}
-    threshold: dict[tuple[str, ...], float] = {}
-    skew: dict[tuple[str, ...], Histogram] = {}
-    duration: dict[tuple[str, ...], Histogram] = {}
-    for name, view in latest.items():
-        job = label(name)
-        for group, members in _by_label(view.groups).items():
-            key = (job, group)
-            opened[key] += sum(member.open_collectives for member in members)
-            stalled[key] += sum(member.stalled_collectives for member in members)
-            matched[key] += sum(member.matched for member in members)
-            age[key] = max(age.get(key, 0.0), *(member.stall_s for member in members))
-            threshold[key] = max(member.threshold_s for member in members)
-        _merge(skew, job, view.skew)
-        _merge(duration, job, view.duration)
-    yield _family("frd_group_open_collectives", opened)
-    yield _family("frd_stalled_collectives", stalled)
-    yield _family("frd_stall_seconds", age)
-    yield _family("frd_stall_threshold_seconds", threshold)
-    yield _family("frd_collectives_matched_total", matched)
-    yield _histograms("frd_collective_skew_seconds", skew)
-    yield _histograms("frd_collective_duration_seconds", duration)
+    names: set[str] = set()
+    for group in groups:
+        name = label(group.label)
+        if name not in names and len(names) >= MAX_GROUPS:
+            name = OTHER
+        names.add(name)
+        key = (job, name)
+        values["frd_group_open_collectives"][key] += group.open_collectives
+        values["frd_stalled_collectives"][key] += group.stalled_collectives
+        values["frd_collectives_matched_total"][key] += group.matched
+        for metric, value in (
+            ("frd_stall_seconds", group.stall_s),
+            ("frd_stall_threshold_seconds", group.threshold_s),
+        ):
+            values[metric][key] = max(values[metric][key], value)
 
 
-def _findings(state: ServiceState, jobs: Iterable[str]) -> Iterator[Metric]:
-    opened: Counter[tuple[str, ...]] = Counter()
-    total: Counter[tuple[str, ...]] = Counter()
-    suspects: dict[tuple[str, ...], float] = {}
-    since: dict[tuple[str, ...], float] = {}
-    critical: dict[tuple[str, ...], float] = {}
+def _add_findings(values: Values, state: ServiceState, jobs: Iterable[str]) -> None:
     for name in jobs:
         for kind in Kind:
-            opened[label(name), kind.value] += 0
-            total[label(name), kind.value] += state.counters.findings.get((name, kind), 0)
+            key = (label(name), kind.value)
+            values["frd_findings_open"][key] += 0
+            values["frd_findings_total"][key] += state.counters.findings.get((name, kind), 0)
     for finding in state.open_findings():
-        job, kind = label(finding.job), finding.kind
-        opened[job, kind.value] += 1
-        since[job, kind.value, finding.id] = finding.opened_at / 1e9
-        critical[job, kind.value, finding.id] = finding.severity is Severity.CRITICAL
+        key = (label(finding.job), finding.kind.value)
+        values["frd_findings_open"][key] += 1
+        is_critical = finding.severity is Severity.CRITICAL
+        values["frd_finding_opened_timestamp_seconds"][*key, finding.id] = finding.opened_at / 1e9
+        values["frd_finding_critical"][*key, finding.id] = is_critical
         for suspect in finding.suspects[:MAX_SUSPECTS]:
-            node, reason = label(suspect.node), suspect.reason.value
-            suspects[job, kind.value, finding.id, str(suspect.rank), node, reason] = 1
-    yield _family("frd_findings_open", opened)
-    yield _family("frd_findings_total", total)
-    yield _family("frd_suspect", suspects)
-    yield _family("frd_finding_opened_timestamp_seconds", since)
-    yield _family("frd_finding_critical", critical)
+            of_suspect = (str(suspect.rank), label(suspect.node), suspect.reason.value)
+            values["frd_suspect"][*key, finding.id, *of_suspect] = 1
 
 
-def _clocks(nodes: Iterable[NodeView]) -> Iterator[Metric]:
-    """Of a node that was rebooted, the clock that was heard of last."""
-    offset: dict[tuple[str, ...], float] = {}
-    uncertainty: dict[tuple[str, ...], float] = {}
-    steps: Counter[tuple[str, ...]] = Counter()
+def _add_clocks(values: Values, nodes: Iterable[NodeView]) -> None:
+    """A node that was rebooted has two clocks: the one that reported last is exported."""
     for node in sorted(nodes, key=lambda node: node.last_message_at):
         name = (label(node.node),)
-        offset[name] = node.clock.offset_s
+        values["frd_clock_offset_seconds"][name] = node.clock.offset_s
         if (uncertainty_s := node.clock.uncertainty_s) is not None:
-            uncertainty[name] = uncertainty_s
-        steps[name] += node.clock.steps
-    yield _family("frd_clock_offset_seconds", offset)
-    yield _family("frd_clock_uncertainty_seconds", uncertainty)
-    yield _family("frd_clock_steps_total", steps)
+            values["frd_clock_uncertainty_seconds"][name] = uncertainty_s
+        values["frd_clock_steps_total"][name] += node.clock.steps
 
 
-def _own_health(state: ServiceState) -> Iterator[Metric]:
+def _add_own_health(values: Values, state: ServiceState) -> None:
     counters = state.counters
+    values["frd_build_info"][state.version,] = 1
+    for metric, value in {
+        "frd_ingest_entries_total": counters.entries,
+        "frd_ingest_duplicate_entries_total": counters.duplicates,
+        "frd_ingest_throttled_total": counters.throttled,
+        "frd_ingest_lag_seconds": state.ingest_lag_s,
+        "frd_handshakes_failed_total": counters.handshakes_failed,
+        "frd_loop_lag_seconds": state.loop_lag_s,
+        "frd_last_evaluation_timestamp_seconds": (state.evaluated_at or 0) / 1e9,
+    }.items():
+        values[metric][()] = value
     evicted = Counter(state.status_view.evicted) + Counter(counters.evicted)
-    evaluated = state.evaluated_at or 0
-    yield _family("frd_ingest_entries_total", {(): counters.entries})
-    yield _family("frd_ingest_duplicate_entries_total", {(): counters.duplicates})
-    yield _family(
-        "frd_ingest_refused_total",
-        _known((*REASONS, "aborted", "memory", JOB_NAME), counters.refused),
-    )
-    yield _family("frd_ingest_throttled_total", {(): counters.throttled})
-    yield _family("frd_handshakes_failed_total", {(): counters.handshakes_failed})
-    yield _family("frd_http_refused_total", _known(HTTP_REFUSED, counters.http_refused))
-    yield _family("frd_clock_refused_total", _known(CLOCK_REASONS, counters.clock_refused))
-    yield _family("frd_ingest_lag_seconds", {(): state.ingest_lag_s})
-    yield _family("frd_evicted_total", _known(EVICTED, evicted))
-    yield _family("frd_store_errors_total", _known(STORES, counters.store_errors))
-    notifications: dict[tuple[str, ...], float] = {
-        (label(target), result): number
-        for (target, result), number in counters.notifications.items()
-    }
-    yield _family("frd_notifications_total", notifications)
-    yield _family("frd_loop_lag_seconds", {(): state.loop_lag_s})
-    yield _family("frd_last_evaluation_timestamp_seconds", {(): evaluated / 1e9})
+    for metric, known, counts in (
+        ("frd_ingest_refused_total", REFUSED, counters.refused),
+        ("frd_http_refused_total", HTTP_REFUSED, counters.http_refused),
+        ("frd_clock_refused_total", CLOCK_REASONS, counters.clock_refused),
+        ("frd_evicted_total", EVICTED, evicted),
+        ("frd_store_errors_total", STORES, counters.store_errors),
+    ):
+        for name in (*known, *counts):
+            values[metric][label(name),] = counts.get(name, 0)
+    for (target, result), count in counters.notifications.items():
+        values["frd_notifications_total"][label(target), result] = count
 
 
 # -- labels and families -----------------------------------------------------------------------
@@ -234,30 +188,13 @@ def label(text: str) -> str:
     return clean if len(clean) <= MAX_LABEL_CHARS else f"{clean[: MAX_LABEL_CHARS - 1]}…"
 
 
-def _jobs(state: ServiceState, latest: Mapping[str, AttemptView]) -> list[str]:
-    """Jobs with an attempt or a remembered finding: a bounded set, in a stable order."""
-    return sorted({*latest, *(finding.job for finding in state.status_view.findings)})
-
-
 def _node_state(node: NodeView) -> str:
     if node.reporting:
         return "reporting"
     return "late" if node.connected else "disconnected"
 
 
-def _by_label(groups: Iterable[GroupView]) -> dict[str, list[GroupView]]:
-    """Groups by label, the first `MAX_GROUPS` labels by themselves."""
-    found: defaultdict[str, list[GroupView]] = defaultdict(list)
-    for group in groups:
-        name = label(group.label)
-        known = name in found or len(found) < MAX_GROUPS
-        found[name if known else OTHER].append(group)
-    return found
-
-
-def _merge(
-    into: dict[tuple[str, ...], Histogram], job: str, by_op: Mapping[str, Histogram]
-) -> None:
+def _merge(into: dict[Labels, Histogram], job: str, by_op: Mapping[str, Histogram]) -> None:
     for position, (op, histogram) in enumerate(by_op.items()):
         key = (job, label(op) if position < MAX_OPS else OTHER)
         known = into.get(key)
@@ -269,27 +206,17 @@ def _sum(one: Histogram, other: Histogram) -> Histogram:
     return Histogram(one.bounds, counts, one.total + other.total)
 
 
-def _known(names: Iterable[str], counts: Mapping[str, int]) -> Samples:
-    """`counts` with a zero for every known name that has none."""
-    return {(label(name),): counts.get(name, 0) for name in (*names, *counts)}
-
-
-def _family(name: str, samples: Samples) -> Metric:
+def _family(
+    name: str, values: Mapping[Labels, float], histograms: Mapping[Labels, Histogram]
+) -> Metric:
     spec = METRICS[name]
     family = spec.family(name, spec.help, labels=spec.labels)
-    assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
-    for labels, value in samples.items():
-        family.add_metric(labels, float(value))
-    return family
-
-
-def _histograms(name: str, samples: Mapping[tuple[str, ...], Histogram]) -> Metric:
-    spec = METRICS[name]
-    family = spec.family(name, spec.help, labels=spec.labels)
-    assert isinstance(family, HistogramMetricFamily)
-    for labels, histogram in samples.items():
-        bounds = (*(repr(bound) for bound in histogram.bounds), "+Inf")
-        running = accumulate(histogram.counts)
-        buckets = [(bound, float(count)) for bound, count in zip(bounds, running, strict=True)]
-        family.add_metric(labels, buckets, histogram.total)
+    if isinstance(family, HistogramMetricFamily):
+        for labels, histogram in histograms.items():
+            bounds = (*map(repr, histogram.bounds), "+Inf")
+            buckets = [*zip(bounds, map(float, accumulate(histogram.counts)), strict=True)]
+            family.add_metric(labels, buckets, histogram.total)
+    else:
+        for labels, value in values.items():
+            family.add_metric(labels, float(value))
     return family

@@ -61,9 +61,7 @@ METRICS: Final[dict[str, Spec]] = {
         _GAUGE, ("job", "group"), "Age of the oldest stalled collective, 0 when none is stalled."
     ),
     "frd_stall_threshold_seconds": Spec(
-        _GAUGE,
-        ("job", "group"),
-        "Stall threshold of the group, learned from the job's pauses.",
+        _GAUGE, ("job", "group"), "Stall threshold of the group, learned from the job's pauses."
     ),
     "frd_findings_open": Spec(_GAUGE, ("job", "kind"), "Findings that are open now."),
     "frd_findings_total": Spec(
@@ -105,9 +103,7 @@ METRICS: Final[dict[str, Spec]] = {
         _COUNTER, ("node",), "Steps of the node's wall clock since its agent started."
     ),
     "frd_clock_refused_total": Spec(
-        _COUNTER,
-        ("reason",),
-        "Refused timestamps of clock streams, and refused clock streams.",
+        _COUNTER, ("reason",), "Refused timestamps of clock streams, and refused clock streams."
     ),
     "frd_nodes_unsynchronized": Spec(
         _GAUGE,
@@ -137,9 +133,7 @@ METRICS: Final[dict[str, Spec]] = {
         "Messages after which a stream had to wait because it exceeded its rate limit.",
     ),
     "frd_handshakes_failed_total": Spec(
-        _COUNTER,
-        (),
-        "Connections to the agents' port whose TLS handshake failed (lower bound).",
+        _COUNTER, (), "Connections to the agents' port whose TLS handshake failed (lower bound)."
     ),
     "frd_http_refused_total": Spec(
         _COUNTER,
