@@ -32,7 +32,6 @@ from frd.model import FindingEvent
 from frd.service.access.admission import Admission, Handshakes
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.access.http_guard import HttpGuard
 from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Pings, raw_now
 from frd.service.clocks.real_time import RealTime
@@ -40,12 +39,13 @@ from frd.service.findings.dumper import Dumper
 from frd.service.findings.evaluator import Evaluator
 from frd.service.findings.notifier import Notifier
 from frd.service.findings.responder import Responder
+from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import create_app
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.ingest.job_runs import REASON as JOB_NAME
 from frd.service.ingest.streams import Streams
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.service.journal.settings import Settings
+from frd.service.journal.payloads import Settings, encode_payload
 from frd.service.journal.writer import JournalWriter
 from frd.service.metrics.loop_lag import LoopLag
 from frd.service.servers import GrpcServer, HttpServer
@@ -94,7 +94,7 @@ class App:
         )
         self._journal_writer = JournalWriter(
             config.data_dir / "journal",
-            settings=Settings(__version__, config.policy).encode(),
+            settings=encode_payload(Settings(__version__, config.policy)),
             now=now(),
             limits=_journal_limits(config.store),
         )
@@ -209,7 +209,7 @@ class App:
             notify=config.notify,
         )
         self._engine.adopt(config.policy)
-        settings = Settings(__version__, config.policy).encode()
+        settings = encode_payload(Settings(__version__, config.policy))
         self._journal_writer.adopt(settings, _journal_limits(config.store), self._now())
         self._responder.keep_dumps = config.store.dump_count > 0
         if self._certificates is not None:

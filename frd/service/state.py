@@ -98,25 +98,30 @@ class ServiceState:
         return [f for f in self.status_view.findings if f.state is FindingState.OPEN]
 
 
-def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, AlignedNs]:
-    """Ranks that run, as far as known, without an agent that reports; with the time since when.
+def alive_ranks(view: AttemptView) -> set[int]:
+    """Ranks that have not ended, as far as known."""
+    return {rank.info.rank for rank in view.ranks if rank.status.state not in _OVER}
 
-    The engine keeps the last state that an agent reported. That is evidence, but not the present: a
-    rank that was live when its agent ended is shown as `unwatched`.
+
+def unwatched(view: AttemptView, nodes: Iterable[NodeView]) -> Mapping[int, AlignedNs]:
+    """Alive ranks without a reporting agent, each with the time of its last report.
+
+    The engine keeps the last state that an agent reported, which may be out of date: a rank that
+    was live when its agent ended is shown as `unwatched`.
     """
-    watched: set[int] = set()
+    alive = alive_ranks(view)
     heard: dict[int, AlignedNs] = {}
     for node in nodes:
         ranks = node.ranks.get(view.key, ())
         if node.reporting:
-            watched.update(ranks)
+            alive.difference_update(ranks)
         else:
             at = node.last_message_at
             heard.update((rank, max(heard.get(rank, at), at)) for rank in ranks)
     return {
         rank.info.rank: max(heard.get(rank.info.rank, AlignedNs(0)), rank.as_of)
         for rank in view.ranks
-        if rank.info.rank not in watched and rank.status.state not in _OVER
+        if rank.info.rank in alive
     }
 
 

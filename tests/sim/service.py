@@ -26,7 +26,7 @@ from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import Evaluator
 from frd.service.ingest.streams import Stream, Streams
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.service.journal.settings import Settings
+from frd.service.journal.payloads import Settings, encode_payload
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
@@ -116,7 +116,7 @@ class Service:
         self.findings = FindingStore(disk.folder / "findings.sqlite3")
         self._recorder = JournalWriter(
             disk.folder / "journal",
-            settings=Settings(VERSION, policy).encode(),
+            settings=encode_payload(Settings(VERSION, policy)),
             now=self.now(),
             limits=_JOURNAL,
         )

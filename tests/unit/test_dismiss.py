@@ -9,7 +9,7 @@ import pytest
 
 from frd.engine.findings.attachments import Evidence
 from frd.model import AlignedNs, Change, FindingState, Kind, RankState
-from frd.service.findings.dismissal import Dismissal
+from frd.service.journal.payloads import Dismissal, decode_payload, encode_payload
 from frd.service.journal.replay import replay
 from frd.store.journal import read
 from frd.store.records import Record, RecordKind
@@ -106,14 +106,14 @@ def test_it_is_stored_and_in_the_journal(tmp_path: Path) -> None:
         bench.close()
     records = list(read(tmp_path / "journal", pytest.fail))
     (record,) = [r for r in records if r.kind is RecordKind.DISMISSED]
-    assert Dismissal.decode(record.payload).because == "a known pause"
+    assert decode_payload(record.payload, Dismissal).because == "a known pause"
 
 
 def test_a_replay_closes_it_too(tmp_path: Path) -> None:
     """Closed by hand in second 7 of 20: the replay has one finding, closed then for that reason."""
     (opened,) = replay(recorded_until(tmp_path / "a", 8), pytest.fail).findings
     at = AlignedNs(START + 7 * SECOND)
-    dismissal = Dismissal(opened.id, "known").encode()
+    dismissal = encode_payload(Dismissal(opened.id, "known"))
     records = list(incident(20))
     cut = next(n for n, r in enumerate(records) if r.at > at)
     records.insert(cut, Record(RecordKind.DISMISSED, at, 0, dismissal))
@@ -129,7 +129,7 @@ def test_a_replay_closes_it_too(tmp_path: Path) -> None:
 def test_a_replay_that_does_not_know_the_finding_says_so(tmp_path: Path) -> None:
     """The journal reaches back less far than the finding: a warning names it."""
     strange = Record(
-        RecordKind.DISMISSED, AlignedNs(START + SECOND), 0, Dismissal("ab12", "x").encode()
+        RecordKind.DISMISSED, AlignedNs(START + SECOND), 0, encode_payload(Dismissal("ab12", "x"))
     )
     warnings: list[str] = []
     replay(read(recorded(tmp_path, [strange]), pytest.fail), warnings.append)

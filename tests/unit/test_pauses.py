@@ -17,9 +17,8 @@ from frd.errors import StoreError
 from frd.model import AlignedNs, Change, RankState, Severity
 from frd.service.findings.evaluator import Evaluator
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.service.journal.pauses import decode_pauses, encode_pauses
+from frd.service.journal.payloads import Settings, decode_pauses, encode_pauses, encode_payload
 from frd.service.journal.replay import replay
-from frd.service.journal.settings import Settings
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
@@ -267,7 +266,7 @@ class Service:
         self.now = now
         self.recorder = JournalWriter(
             folder / "journal",
-            settings=Settings("1", POLICY).encode(),
+            settings=encode_payload(Settings("1", POLICY)),
             now=now,
             limits=JournalLimits(),
         )

@@ -27,9 +27,8 @@ from frd.model import (
     Reason,
 )
 from frd.service.clocks.agent_clocks import encode, guess
-from frd.service.findings.dismissal import Dismissal
+from frd.service.journal.payloads import Dismissal, Settings, decode_payload, encode_payload
 from frd.service.journal.replay import Replayed, replay
-from frd.service.journal.settings import Settings
 from frd.store.journal import Journal, JournalLimits, read, segments
 from frd.store.records import Record, RecordKind
 from frd.wire.encode import encode_agent
@@ -38,7 +37,7 @@ from tests.world.messages import declare, entry_columns, watermarks
 
 SECOND = 1_000_000_000
 START = 1_800_000_000 * SECOND
-SETTINGS = Settings("1", Policy(stall_after_s=2.0)).encode()
+SETTINGS = encode_payload(Settings("1", Policy(stall_after_s=2.0)))
 WORLD = 3
 STREAM = 1
 
@@ -179,12 +178,12 @@ def test_lost_records_are_said(tmp_path: Path) -> None:
 
 def test_settings_of_another_version() -> None:
     """Unknown settings are ignored, absent ones have defaults, garbage is an error."""
-    assert Settings.decode(b'{"policy": {"stall_after_s": 3, "new": 1}, "more": {}}') == Settings(
-        policy=Policy(stall_after_s=3.0)
-    )
+    assert decode_payload(
+        b'{"policy": {"stall_after_s": 3, "new": 1}, "more": {}}', Settings
+    ) == Settings(policy=Policy(stall_after_s=3.0))
     for garbage in (b"", b"[]", b'{"policy": {"stall_after_s": "x"}}', b"\xff"):
         with pytest.raises(StoreError, match="journal: settings"):
-            Settings.decode(garbage)
+            decode_payload(garbage, Settings)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +208,7 @@ def test_command_for_one_job_and_since(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(["replay", folder, "--job", "typo"]) == 1
     assert f"'typo': unknown to this journal: it knows {found.job!r}" in capsys.readouterr().err
     at = AlignedNs(START + 7 * SECOND)
-    dismissal = Record(RecordKind.DISMISSED, at, 0, Dismissal(found.id, "x").encode())
+    dismissal = Record(RecordKind.DISMISSED, at, 0, encode_payload(Dismissal(found.id, "x")))
     closed = str(recorded(tmp_path / "closed", [*incident(), dismissal]))
     assert run(["replay", closed, "--since", utc_text(AlignedNs(at))]) == FINDINGS_PRESENT
     assert run(["replay", closed, "--since", utc_text(AlignedNs(at + 1_000_000))]) == 0

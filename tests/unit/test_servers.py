@@ -36,7 +36,7 @@ from frd.rpc import SERVER_OPTIONS, Context, open_stream
 from frd.service import servers
 from frd.service.access.certificates import Certificates
 from frd.service.access.grants import Tokens
-from frd.service.access.http_guard import HttpGuard
+from frd.service.http.guard import HttpGuard
 from frd.service.servers import GrpcServer, HttpServer
 from tests.world.certs import Authority, Files
 

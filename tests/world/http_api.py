@@ -24,8 +24,8 @@ from frd.model import (
     Reason,
     Suspect,
 )
-from frd.service.findings.dismissal import Dismissal
 from frd.service.http.routes import create_app
+from frd.service.journal.payloads import Dismissal
 from frd.service.state import DumpResult, ServiceState
 from frd.service.view import ServiceView
 from frd.store.dumps import DumpStore

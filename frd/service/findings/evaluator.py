@@ -19,10 +19,10 @@ from typing import Final
 from frd.engine.engine import Engine
 from frd.engine.findings.attachments import Evidence
 from frd.engine.matching.usual_waits import JobPauses
+from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
-from frd.service.findings.dismissal import Dismissal
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.service.journal.pauses import encode_pauses
+from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
@@ -95,13 +95,19 @@ class Evaluator:
         such finding is open.
 
         Raises:
-            TimeoutError: no evaluation closed it in time.
+            ServiceUnavailable: no evaluation closed it in time.
         """
         closed: asyncio.Future[Finding | None] = asyncio.get_running_loop().create_future()
         self._dismissals.append((dismissal, closed))
         self._wake.set()
-        async with asyncio.timeout(DISMISS_WITHIN_S):
-            return await closed
+        try:
+            async with asyncio.timeout(DISMISS_WITHIN_S):
+                return await closed
+        except TimeoutError:
+            raise ServiceUnavailable(
+                f"finding: {dismissal.finding}: not closed: the service is too busy: "
+                "see its log, and try again"
+            ) from None
 
     def take_up(self) -> None:
         """Restore the open findings and learned pauses of an earlier process of the service.
@@ -175,7 +181,7 @@ class Evaluator:
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> list[FindingEvent]:
         closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
         if closing:
-            self._journal_writer.dismissed(now, dismissal.encode())
+            self._journal_writer.dismissed(now, encode_payload(dismissal))
         return closing
 
     async def _save(self, events: Sequence[FindingEvent]) -> None:

@@ -1,7 +1,7 @@
 """The JSON forms of the service's state: pure functions, no HTTP.
 
-Findings have their own form in `frd.model`, the same everywhere. Ages are relative to the time
-of the snapshot, so that one answer is consistent in itself.
+The form of findings is in `frd.forms`. Ages are relative to the time of the snapshot, so that one
+answer is consistent.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from frd.views import AttemptView, GroupView, RankView
 
 Json: TypeAlias = dict[str, Any]
 API_VERSION: Final = 1
-"""Of the JSON forms; docs/api.md says what may change without a new number."""
+"""Version of the JSON forms; docs/api.md says what may change without a new number."""
 
 
 def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
-    """Every job by name, its newest attempt only; `stale` says why that is out of date."""
+    """The newest attempt of every job, by name; `stale`: the reason why it is out of date."""
     latest = sorted(state.latest_attempts().items())
     opened = Counter(finding.job for finding in state.open_findings())
     return {
@@ -39,7 +39,7 @@ def jobs_json(state: ServiceState, stale: str | None = None) -> Json:
 def findings_json(
     state: ServiceState, found: Iterable[Finding], stale: str | None = None, job: str | None = None
 ) -> Json:
-    """`found`, and what is watched, of all jobs or of one."""
+    """`found`, with what is watched of all jobs or of one."""
     return {
         **_head(state),
         "findings": [finding_json(finding) for finding in found],
@@ -49,14 +49,14 @@ def findings_json(
 
 
 def _head(state: ServiceState) -> Json:
-    """The version of the form, and of when it is: ages are counted to then."""
+    """The version of the form, and the time of the snapshot, to which ages are relative."""
     return {"api_version": API_VERSION, "at": utc_text(state.status_view.at)}
 
 
 def job_json(
     state: ServiceState, view: AttemptView, memory_of: Collection[int] | None = None
 ) -> Json:
-    """All that is known of one attempt; of memory the worst, or all of the ranks `memory_of`."""
+    """One attempt; `memory_of` as in `memory_json`."""
     at = state.status_view.at
     blind = unwatched(view, state.nodes)
     return {
@@ -75,7 +75,7 @@ def job_json(
         ],
         "findings": [
             finding_json(finding)
-            for finding in _newest_first(state.open_findings())
+            for finding in sorted(state.open_findings(), key=lambda f: -f.opened_at)
             if (finding.job, finding.attempt) == (view.key.job, view.key.attempt)
         ],
     }
@@ -134,7 +134,7 @@ def _rank(rank: RankView, at: AlignedNs, unwatched_since: AlignedNs | None) -> J
 
 
 def _exit(rank: RankView) -> Json | None:
-    """How its process ended, on the node's clock."""
+    """How the rank's process ended; `at` is a time of the node's clock."""
     how = rank.status.exit
     if how is None:
         return None
@@ -142,7 +142,7 @@ def _exit(rank: RankView) -> Json | None:
 
 
 def _warnings(state: ServiceState, job: str | None = None) -> list[Json]:
-    """Problems that are no findings; of all jobs or of one."""
+    """Problems that are no findings, of all jobs or of one."""
     return [
         {"job": warning.job, "text": warning.text}
         for warning in state.warnings
@@ -161,9 +161,5 @@ def _node(node: NodeView, at: AlignedNs) -> Json:
 
 
 def _age_s(since: AlignedNs, at: AlignedNs) -> float | None:
-    """None when there was nothing yet; a moment after the snapshot is no age."""
+    """None if `since` is 0; 0 for a time after the snapshot."""
     return max(0, at - since) / 1e9 if since else None
-
-
-def _newest_first(findings: list[Finding]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: -finding.opened_at)

@@ -1,9 +1,9 @@
 """Memory series in the API: the requested ones, or the few worst.
 
-A job of 16,384 ranks has a hundred thousand series; a screen has room for some. Worst is whatever
-is nearest to its capacity if it goes on as it went lately, one series a rank, so that a rank whose
-device, process and allocator rise together takes one row and not four. What the ranks of a node
-share is the same for each of them, so a cgroup comes last.
+A job of 16,384 ranks has a hundred thousand series; a screen has room for some. The worst series is
+the one nearest to its capacity if it continues as it did recently. Only one series a rank is shown,
+so that a rank whose device, process and allocator rise together takes one row and not four. Cgroups
+come last, because the ranks of a node share them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from frd.views import MemoryView
 MAX_WORST: Final = 6
 """Ranks whose memory is shown by default."""
 _UNKNOWN: Final = -10.0
-"""Less than any share: nothing falls by more than it has."""
+"""Less than any share, because a series cannot fall by more than it has."""
 
 Json: TypeAlias = dict[str, Any]
 
 
 def memory_json(memory: MemoryView, ranks: Collection[int] | None) -> Json:
-    """All series of `ranks`, or (None) the worst one of a few ranks."""
+    """All series of `ranks`; if None, the worst series of a few ranks."""
     known = [i for i, of in enumerate(memory.series) if ranks is None or of.rank in ranks]
     rows = known if ranks is not None else _worst(memory)
     return {
@@ -45,8 +45,8 @@ def _worst(memory: MemoryView) -> list[int]:
 
 
 def _heading(memory: MemoryView) -> Float64s:
-    """The share of its capacity that each series has when it rises by as much again, or a figure
-    below all shares."""
+    """The share of its capacity that each series has if it rises by as much again; a value below
+    all shares for series without a capacity."""
     share: Float64s = np.full(len(memory.series), _UNKNOWN)
     known = (memory.capacity > 0) & (memory.used >= 0)
     rise = memory.used - _earliest(memory)
@@ -56,7 +56,7 @@ def _heading(memory: MemoryView) -> Float64s:
 
 
 def _earliest(memory: MemoryView) -> Int64s:
-    """The earliest of the recent values, the newest where there is none."""
+    """The earliest of the recent values; the newest value if there is none."""
     if not memory.recent.size:
         return memory.used
     has = memory.recent >= 0

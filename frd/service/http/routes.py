@@ -1,11 +1,13 @@
 """HTTP: metrics, health, the JSON API and runbooks, over a `ServiceView`.
 
-Routes, checks of what came in, and the form of errors; what an answer means is decided elsewhere.
-Every error is ``{"error": "what: which: what to do"}``. Whatever is large or touches the disk is
-made in a worker thread: the event loop belongs to ingest. The API reads, takes dumps and closes
-findings; it can change nothing else. A page in a browser cannot make it do either: only a JSON
-content type is accepted, which another site may not send, and no request with an Origin, which
-browsers add also where the site's name has been made to lead to this service (DNS rebinding).
+Routes, validation of requests, and the form of errors: ``{"error": "what: which: what to do"}``.
+Answers that are large or read the disk are made in a worker thread: the event loop belongs to
+ingest.
+
+The API reads, takes dumps and closes findings; it can change nothing else. Web pages cannot take a
+dump or close a finding: the API accepts only the content type of JSON, which another site may not
+send, and no request with an Origin header, which browsers also add after DNS rebinding (a site
+whose name resolves to this service).
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from starlette.routing import Route
 
 from frd.errors import ServiceUnavailable, StoreError
 from frd.forms import finding_json, unfold_ranks, utc_ns
-from frd.model import AlignedNs, FindingState
-from frd.service.findings.dismissal import MAX_REASON_CHARS, Dismissal
+from frd.model import AlignedNs, Finding, FindingState
 from frd.service.http import runbooks
 from frd.service.http.json_api import API_VERSION, findings_json, job_json, jobs_json
+from frd.service.journal.payloads import Dismissal
 from frd.service.metrics import collector
 from frd.service.state import ServiceState
 from frd.service.view import ServiceView
@@ -39,7 +41,8 @@ MAX_BODY_BYTES: Final = 64 * 1024
 MAX_FINDINGS: Final = 10_000
 DEFAULT_FINDINGS: Final = 1_000
 MAX_DUMP_TIMEOUT_S: Final = 300.0
-_UNKNOWN_FINDING: Final = "unknown here: see /api/v1/findings or `frd findings --all`"
+MAX_REASON_CHARS: Final = 1000
+_SEE_FINDINGS: Final = "see /api/v1/findings or `frd findings --all`"
 _Form = TypeVar("_Form")
 
 
@@ -54,7 +57,7 @@ class _CloseRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Anything(PathConvertor):
-    """The whole rest of the path: a job may be called a/b, or have a line break in its name."""
+    """The rest of the path: the name of a job may contain slashes and line breaks."""
 
     regex = "(?s:.*)"
 
@@ -96,7 +99,7 @@ class _Api:
         self._runbooks = runbooks.load()
 
     async def metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(collector.render, self._view.state())
+        text = await asyncio.to_thread(collector.render, self._view.state)
         return Response(text, headers={"content-type": collector.CONTENT_TYPE})
 
     async def healthy(self, _: Request) -> Response:
@@ -108,11 +111,11 @@ class _Api:
         return PlainTextResponse("frd is ready\n")
 
     async def jobs(self, _: Request) -> Response:
-        state, stale = self._view.state(), self._view.not_ready()
+        state, stale = self._view.state, self._view.not_ready()
         return await _json(lambda: jobs_json(state, stale))
 
     async def job(self, request: Request) -> Response:
-        state = self._view.state()
+        state = self._view.state
         attempt = _number(request, "attempt", low=0)
         view = _attempt(state, request.path_params["job"], attempt)
         memory_of = _memory_of(request.query_params.get("memory"), view)
@@ -125,7 +128,7 @@ class _Api:
         limit = _number(request, "limit", low=1, high=MAX_FINDINGS)
         wanted = FindingState(state) if state else None
         job, since = request.query_params.get("job"), _time(request, "since")
-        now, stale = self._view.state(), self._view.not_ready()
+        now, stale = self._view.state, self._view.not_ready()
 
         def answer() -> object:
             found = self._view.findings(state=wanted, job=job, limit=limit or DEFAULT_FINDINGS)
@@ -135,14 +138,14 @@ class _Api:
         return await _json(answer)
 
     async def history(self, request: Request) -> Response:
-        """All stored findings, oldest first, a page at a time: `next` is where to go on."""
+        """A page of all stored findings, oldest first; `next` is the `after` of the next page."""
         limit = _number(request, "limit", low=1, high=MAX_FINDINGS) or DEFAULT_FINDINGS
         after = _place(request.query_params.get("after"))
         since, until = _time(request, "since"), _time(request, "until")
         job = request.query_params.get("job")
 
         def answer() -> object:
-            found = self._view.history(
+            found = self._view.store.page(
                 after=after, since=since or AlignedNs(0), until=until, job=job, limit=limit
             )
             last = found[-1] if len(found) == limit else None
@@ -155,30 +158,33 @@ class _Api:
         return await _json(answer)
 
     async def finding(self, request: Request) -> Response:
-        finding_id = request.path_params["id"]
-        found = await asyncio.to_thread(self._view.finding, finding_id)
-        if found is None:
-            _refuse(404, f"finding: {finding_id!r}: {_UNKNOWN_FINDING}")
+        found = await self._finding(request.path_params["id"])
         return await _json(lambda: finding_json(found))
 
+    async def _finding(self, finding_id: str) -> Finding:
+        if (found := await asyncio.to_thread(self._view.finding, finding_id)) is not None:
+            return found
+        _refuse(404, f"finding: {finding_id!r}: unknown here: {_SEE_FINDINGS}")
+
     async def close(self, request: Request) -> Response:
-        """Close an open finding by hand; the same incident opens no other one while it lasts."""
+        """Close an open finding by hand; its incident opens no other finding while it lasts."""
         finding_id = request.path_params["id"]
         because = " ".join((await _body(request, _CloseRequest, "send because")).because.split())
         if not 0 < len(because) <= MAX_REASON_CHARS:
             _refuse(400, f"because: {len(because)} characters: say why in 1 to {MAX_REASON_CHARS}")
-        closed = await self._view.dismiss(Dismissal(finding_id, because))
+        closed = await self._view.published.dismiss(Dismissal(finding_id, because))
         if closed is None:
-            known = await asyncio.to_thread(self._view.finding, finding_id)
-            if known is None:
-                _refuse(404, f"finding: {finding_id!r}: {_UNKNOWN_FINDING}")
+            known = await self._finding(finding_id)
             _refuse(409, f"finding: {finding_id}: closed already: {known.close_reason}")
         return await _json(lambda: finding_json(closed))
 
     async def take_dump(self, request: Request) -> Response:
-        view = _attempt(self._view.state(), request.path_params["job"], None)
-        wanted = await _dump_request(request)
-        result = await self._view.take_dump(
+        view = _attempt(self._view.state, request.path_params["job"], None)
+        wanted = await _body(request, _DumpRequest, "send ranks (0-3,7), stacks and timeout_s")
+        if not 0 < wanted.timeout_s <= MAX_DUMP_TIMEOUT_S:
+            most = f"{MAX_DUMP_TIMEOUT_S:g} seconds"
+            _refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {most}")
+        result = await self._view.dumper.take(
             view.key, _ranks(wanted.ranks, view), stacks=wanted.stacks, timeout_s=wanted.timeout_s
         )
         answer = {
@@ -190,7 +196,7 @@ class _Api:
 
     async def dump(self, request: Request) -> Response:
         dump_id = request.path_params["id"]
-        stream = await asyncio.to_thread(self._view.dump_tar, dump_id)
+        stream = await asyncio.to_thread(self._view.dumps.tar, dump_id)
         if stream is None:
             _refuse(404, f"dump: {dump_id!r}: unknown here, or evicted to stay within the bound")
         return StreamingResponse(stream, media_type="application/x-tar")
@@ -202,11 +208,11 @@ class _Api:
         return PlainTextResponse(page)
 
 
-# -- what came in ------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------
 
 
 def _attempt(state: ServiceState, job: str, attempt: int | None) -> AttemptView:
-    """The attempt asked for, the newest by default."""
+    """The requested attempt, by default the newest one."""
     if attempt is None:
         found = state.latest_attempts().get(job)
     else:
@@ -244,7 +250,7 @@ def _place(text: str | None) -> Place:
 
 
 async def _body(request: Request, form: type[_Form], say: str) -> _Form:
-    """The JSON object that was sent; a page in a browser can send none."""
+    """The JSON object in the request's body; `say` is what to send instead of a bad one."""
     if "origin" in request.headers:
         _refuse(403, "origin: web pages may not change anything: use the frd command")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
@@ -260,15 +266,8 @@ async def _body(request: Request, form: type[_Form], say: str) -> _Form:
         _refuse(400, f"body: {error}: {say}")
 
 
-async def _dump_request(request: Request) -> _DumpRequest:
-    wanted = await _body(request, _DumpRequest, "send ranks (0-3,7), stacks and timeout_s")
-    if not 0 < wanted.timeout_s <= MAX_DUMP_TIMEOUT_S:
-        _refuse(400, f"timeout_s: {wanted.timeout_s:g}: write up to {MAX_DUMP_TIMEOUT_S:g} seconds")
-    return wanted
-
-
 def _memory_of(text: str | None, view: AttemptView) -> Collection[int] | None:
-    """`all`, or ranks; None, the worst few, by default."""
+    """Ranks whose memory is shown: `all`, or some; None (the default): a few ranks."""
     if text == "all":
         return range(max((rank.info.rank + 1 for rank in view.ranks), default=0))
     ranks = _ranks(text, view)
@@ -288,7 +287,7 @@ def _ranks(text: str | None, view: AttemptView) -> tuple[int, ...] | None:
     return ranks
 
 
-# -- what goes out -----------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------
 
 
 async def _json(make: Callable[[], object], status: int = 200) -> Response:
@@ -308,24 +307,26 @@ def _refuse(status: int, message: str) -> NoReturn:
     raise HTTPException(status, message)
 
 
-def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     body = _encoded({"error": message})
     return Response(body, status, headers, media_type="application/json")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Our own refusals, and the router's for paths and methods that do not exist."""
+    """Refusals of this module, and those of the router: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     known = {404: "unknown path", 405: f"no {request.method} here"}.get(error.status_code)
     bare = error.detail in ("Not Found", "Method Not Allowed")
     message = f"path: {request.url.path}: {known}: see the documented API" if bare else error.detail
-    return _error(error.status_code, message, error.headers)
+    return error_response(error.status_code, message, error.headers)
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:
-    return _error(503, str(error))
+    return error_response(503, str(error))
 
 
 async def _broken(_: Request, error: Exception) -> Response:
-    """A fault of frd's own; the server logs its traceback."""
-    return _error(500, f"frd: {type(error).__name__}: internal error of the service: see its log")
+    """A fault of the service; the server logs its traceback."""
+    return error_response(
+        500, f"frd: {type(error).__name__}: internal error of the service: see its log"
+    )

@@ -1,8 +1,7 @@
-"""The runbooks that alerts link to: what docs/runbooks holds, served as it is written.
+"""The runbooks that alerts link to: the files of docs/runbooks.
 
-An alert links to a page, so the service serves it, without a token because it reveals nothing
-about a job. Plain text, because Markdown of few means
-reads well as such, and because no browser runs anything in it. The pages are read once, at start.
+They are served as plain text, because simple Markdown is readable as such and because no browser
+executes anything in it. The pages are read once, at start.
 """
 
 from __future__ import annotations
@@ -24,6 +23,6 @@ def folder() -> Path:
 
 
 def load() -> Mapping[str, str]:
-    """Pages by file name, and under the empty name the list of them."""
+    """Pages by file name; the empty name has the list of pages."""
     pages = {path.name: path.read_text("utf-8") for path in sorted(folder().glob("*.md"))}
     return pages | {"": "".join(f"{name}\n" for name in pages)}

@@ -1,22 +1,21 @@
 """What the service watches at the moment, and why it may be blind.
 
-"No findings" means something only if the jobs are watched. So every list of findings carries this
-summary: how many jobs, ranks and agents are watched, when an agent was last heard of, and `blind`,
-one sentence for each reason why a hang could go unnoticed. Nothing here decides on findings or
-alerts.
+"No findings" means something only if the jobs are watched. So every list of findings has this
+summary: how many jobs, ranks and agents are watched, when the last message of an agent arrived, and
+`blind`, one sentence for each reason why a hang could go unnoticed. It has no effect on findings
+and alerts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from frd.forms import duration_text, fold_ranks
-from frd.model import AlignedNs, RankState
-from frd.service.state import NodeView, ServiceState
+from frd.model import AlignedNs
+from frd.service.state import NodeView, ServiceState, alive_ranks, unwatched
 from frd.views import AttemptView
 
-_OVER: Final = frozenset({RankState.EXITED, RankState.FINISHED})
 _MAX_NAMES: Final = 3
 _ADVICE: Final = "start `frd-agent run` there"
 
@@ -30,8 +29,12 @@ def watching_json(
         for name, view in state.latest_attempts().items()
         if job in (None, name) and not view.ended
     ]
-    concerned = [node for node in state.nodes if job is None or _hosts_any(node, running)]
-    watched = [_watched(view, state.nodes) for view in running]
+    concerned = [
+        node
+        for node in state.nodes
+        if job is None or any(view.key in node.ranks for view in running)
+    ]
+    watched = [alive_ranks(view) - unwatched(view, state.nodes).keys() for view in running]
     heard = max((node.last_message_at for node in concerned), default=AlignedNs(0))
     return {
         "jobs": sum(map(bool, watched)),
@@ -42,20 +45,6 @@ def watching_json(
     }
 
 
-def _hosts_any(node: NodeView, running: Sequence[AttemptView]) -> bool:
-    return any(view.key in node.ranks for view in running)
-
-
-def _watched(view: AttemptView, nodes: Iterable[NodeView]) -> set[int]:
-    """Ranks that run and have an agent that reports."""
-    hosted = {rank for node in nodes if node.reporting for rank in node.ranks.get(view.key, ())}
-    return hosted & _alive(view)
-
-
-def _alive(view: AttemptView) -> set[int]:
-    return {rank.info.rank for rank in view.ranks if rank.status.state not in _OVER}
-
-
 def _blind(
     state: ServiceState, running: Sequence[AttemptView], stale: str | None, job: str | None
 ) -> Iterator[str]:
@@ -64,20 +53,17 @@ def _blind(
     elif stale is not None:
         yield stale
     if job is None and not running and not any(node.connected for node in state.nodes):
-        before = bool(state.status_view.attempts)
-        none = (
-            "no agent is connected"
-            if before
-            else "no agent has connected since the service started"
-        )
+        none = "no agent is connected"
+        if not state.status_view.attempts:
+            none = "no agent has connected since the service started"
         yield f"{none}: start `frd-agent run` where the ranks run, or `frd up`"
     for view in running:
         yield from _blind_of(state, view)
 
 
 def _blind_of(state: ServiceState, view: AttemptView) -> Iterator[str]:
-    """Why a job that runs is not watched as a whole."""
-    name, alive = view.key.job, _alive(view)
+    """Why some ranks of a running job are not watched."""
+    name, alive = view.key.job, alive_ranks(view)
     hosts = [node for node in state.nodes if alive.intersection(node.ranks.get(view.key, ()))]
     gone = [node for node in hosts if not node.connected]
     silent = [node for node in hosts if node.connected and not node.reporting]

@@ -14,14 +14,12 @@ from frd.engine.engine import Engine
 from frd.errors import FrdError
 from frd.model import AlignedNs, Finding, FindingEvent, FindingState
 from frd.service.clocks.agent_clocks import decode
-from frd.service.findings.dismissal import Dismissal
 from frd.service.ingest.job_runs import JobRuns
 from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
 from frd.service.ingest.streams import RankOwners
 from frd.service.ingest.watermark_buffer import WatermarkBuffer
-from frd.service.journal.pauses import decode_pauses
-from frd.service.journal.settings import Settings
+from frd.service.journal.payloads import Dismissal, Settings, decode_pauses, decode_payload
 from frd.store.records import Record, RecordKind
 
 
@@ -79,11 +77,11 @@ class _Player:
             case RecordKind.CLOSED:
                 self._close(record.stream, record.at)
             case RecordKind.SETTINGS:
-                self._engine.adopt(Settings.decode(record.payload).policy)
+                self._engine.adopt(decode_payload(record.payload, Settings).policy)
             case RecordKind.START:
-                self._begin(Settings.decode(record.payload), record.at)
+                self._begin(decode_payload(record.payload, Settings), record.at)
             case RecordKind.DISMISSED:
-                self._dismiss(Dismissal.decode(record.payload), record.at)
+                self._dismiss(decode_payload(record.payload, Dismissal), record.at)
             case RecordKind.LEARNED:
                 self._engine.recall(decode_pauses(record.payload))
 

@@ -1,8 +1,8 @@
 """HTTP middleware: requires a bearer token if the service has tokens.
 
-Wrapped around the whole application, so that no route can be forgotten. Health and readiness stay
-open, because a supervisor must be able to ask for it; so do the runbooks, because a link in
-an alert has no token: they reveal nothing about a job.
+It wraps the whole application, so that no route can be forgotten. Health and readiness need no
+token, because supervisors have none; nor do runbooks, because a link in an alert has none and the
+pages reveal nothing about a job.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-import msgspec
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frd.service.access.grants import Role, Tokens
+from frd.service.http.routes import error_response
 from frd.service.http.runbooks import PREFIX as RUNBOOKS
 
 OPEN: Final = ("/-/healthy", "/-/ready")
@@ -37,11 +36,13 @@ class HttpGuard:
         grant = self._tokens.grant(Headers(scope=scope).get("authorization"))
         if grant is None:
             self._refused["token"] += 1
-            answer = _refusal(401, "authorization: missing or unknown token: name a token file")
-            answer.headers["WWW-Authenticate"] = "Bearer"
+            message = "authorization: missing or unknown token: name a token file"
+            answer = error_response(401, message, {"WWW-Authenticate": "Bearer"})
         elif not grant.may(role):
             self._refused["role"] += 1
-            answer = _refusal(403, f"authorization: the token's role may not do this: use {role}")
+            answer = error_response(
+                403, f"authorization: the token's role may not do this: use {role}"
+            )
         else:
             await self._app(scope, receive, send)
             return
@@ -59,8 +60,3 @@ def _role(method: str, path: str) -> Role:
     """
     harmless = method in ("GET", "HEAD") and not path.startswith("/api/v1/dumps")
     return Role.READER if harmless else Role.OPERATOR
-
-
-def _refusal(status: int, message: str) -> Response:
-    body = msgspec.json.encode({"error": message})
-    return Response(body, status, media_type="application/json")

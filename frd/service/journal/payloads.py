@@ -1,0 +1,70 @@
+"""Payloads of journal records: settings and dismissals as JSON, learned pauses as JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from frd.engine.matching.usual_waits import JobPauses
+from frd.engine.policy import Policy
+from frd.errors import StoreError
+
+_Payload = TypeVar("_Payload", "Settings", "Dismissal")
+_ADVICE = "a foreign file, or one of a newer frd"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the service that wrote the journal, so that a replay decides in the same way.
+
+    Keys that this version does not know are ignored. Absent keys have their defaults.
+    """
+
+    version: str = "unknown"
+    policy: Policy = field(default_factory=Policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """A request to close a finding by hand."""
+
+    finding: str
+    because: str
+
+    @property
+    def close_reason(self) -> str:
+        return f"closed by hand: {self.because}"
+
+
+def encode_payload(payload: Settings | Dismissal) -> bytes:
+    return msgspec.json.encode(payload)
+
+
+def decode_payload(data: bytes, form: type[_Payload]) -> _Payload:
+    """
+    Raises:
+        StoreError: `data` is not what `encode_payload` returns for a `form`.
+    """
+    try:
+        return msgspec.json.decode(data, type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"journal: {form.__name__.lower()}: {error}: {_ADVICE}") from None
+
+
+def encode_pauses(jobs: Iterable[JobPauses]) -> bytes:
+    """One line for each job."""
+    return "\n".join(job.encode() for job in jobs).encode("ascii")
+
+
+def decode_pauses(data: bytes) -> list[JobPauses]:
+    """
+    Raises:
+        StoreError: `data` is not what `encode_pauses` returns.
+    """
+    try:
+        return [JobPauses.decode(line) for line in data.splitlines()]
+    except ValueError as error:
+        raise StoreError(f"journal: {error}: {_ADVICE}") from None
