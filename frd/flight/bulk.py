@@ -17,7 +17,7 @@ from frd.errors import DumpError
 from frd.flight.columns import (
     FIELD_OF,
     NARROW,
-    STATES,
+    STATE_OF,
     TINY,
     WIDE,
     Dictionaries,
@@ -27,7 +27,7 @@ from frd.flight.columns import (
     known_groups,
 )
 from frd.flight.decode import MAX_BYTES, PICKLE, Budget, lenient, parse, unpack
-from frd.flight.entry import Entry
+from frd.flight.entry import SHAPES, Entry
 from frd.flight.names import parse_profiling_name
 from frd.flight.pickles.layout import KINDS, Kind
 from frd.flight.pickles.lockstep import InStep, read
@@ -41,7 +41,6 @@ _MANDATORY = ("record_id", "collective_seq_id", "process_group", "profiling_name
 _UNSIGNED = [at for at, name in enumerate(WIDE) if name not in ("pg_id", "timeout_ms")]
 """Rows of numbers that may not be negative."""
 _DEFAULTS = {"pg_id": -1}
-_SHAPES = frozenset({"input_sizes", "output_sizes", "input_dtypes", "output_dtypes"})
 _BARE: dict[str, Any] = {
     "record_id": 0,
     "process_group": ("", ""),
@@ -93,7 +92,7 @@ def _columns(found: InStep, budget: Budget, into: Dictionaries, source: str) -> 
     tiny[0, rows] = of_two
     tiny[0, :-1] |= numbers["is_p2p"].astype(np.uint8) if "is_p2p" in numbers else np.uint8(0)
     if (state := found.repeated.get("state")) is not None:
-        tiny[1, rows] = _looked_up(state, [STATES.get(word, SCHEDULED) for word in state.values])
+        tiny[1, rows] = _looked_up(state, [STATE_OF.get(word, SCHEDULED) for word in state.values])
     tiny[2, :-1] = numbers.get("retired", 0)
     duration = np.full(len(found), np.nan)
     duration[:-1] = found.reals.get("duration_ms", np.nan)
@@ -121,7 +120,7 @@ def _indexes(
     spelled = columns["profiling_name"]
     names = [parse_profiling_name(text) for text in spelled.values]
     shapes = columns.get("input_sizes", _all_rows(found, {}))
-    parts = [_part(tree, _SHAPES, budget) for tree in shapes.values]
+    parts = [_part(tree, {*SHAPES}, budget) for tree in shapes.values]
     signatures = _pairs(Repeated(spelled.index, names), Repeated(shapes.index, parts))
     indexes = {
         "group": _looked_up(groups, [group_index(pair, known, into) for pair in groups.values]),

@@ -7,20 +7,17 @@ keeps each of them once; a column then holds its index there.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from frd.flight.entry import Dump, Entry, Frame, Status
+from frd.flight.entry import SHAPES, Dump, Entry, Frame, Status
 from frd.flight.names import Name, parse_profiling_name
-from frd.flight.trace import COMPLETED, SCHEDULED, STARTED
+from frd.flight.trace import SCHEDULED, STATES
 from frd.model import Bools, Float64s, GroupInfo, Int32s, Int64s, Signature, UInt8s
-
-STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
-"""Every other word counts as scheduled: it claims the least."""
 
 # Rows of the blocks of a `FileColumns`, by the names of `RankTrace`.
 WIDE = (
@@ -46,41 +43,48 @@ FIELD_OF = {
 }
 """What dumps call a column that has another name here."""
 
+STATE_OF = {word: number for number, word in enumerate(STATES)}
+"""Every other word counts as scheduled: it claims the least."""
+
 _wide_fields = attrgetter(*(FIELD_OF.get(name, name) for name in WIDE))
 
 T = TypeVar("T")
 
 
 class Values(Generic[T]):
-    """Distinct values in order of first appearance."""
+    """Distinct values in order of first appearance; values with an equal `key` are the same."""
 
-    __slots__ = ("_index", "items")
+    __slots__ = ("_index", "_key", "items")
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[T], Hashable] = lambda value: value) -> None:
         self.items: list[T] = []
         self._index: dict[Hashable, int] = {}
+        self._key = key
 
-    def index(self, value: T, key: Hashable = None) -> int:
-        """Where `value` is; values with an equal `key` (by default the value) are the same."""
-        key = value if key is None else key
-        found = self._index.setdefault(key, len(self.items))
+    def index(self, value: T) -> int:
+        found = self._index.setdefault(self._key(value), len(self.items))
         if found == len(self.items):
             self.items.append(value)
         return found
 
 
+def _groups() -> Values[GroupInfo]:
+    return Values(attrgetter("name", "ranks"))
+
+
 @dataclass(frozen=True, slots=True)
 class Dictionaries:
-    """What the index columns point into."""
+    """What the index columns point into; the fields have the order of `NARROW`."""
 
-    groups: Values[GroupInfo] = field(default_factory=Values)
+    groups: Values[GroupInfo] = field(default_factory=_groups)
     names: Values[Name] = field(default_factory=Values)
     signatures: Values[Signature] = field(default_factory=Values)
     stacks: Values[tuple[Frame, ...]] = field(default_factory=Values)
     threads: Values[str] = field(default_factory=Values)
 
-    def group(self, info: GroupInfo) -> int:
-        return self.groups.index(info, (info.name, info.ranks))
+    @property
+    def tables(self) -> tuple[Values[Any], ...]:
+        return (self.groups, self.names, self.signatures, self.stacks, self.threads)
 
     def thread(self, name: str, thread_id: str) -> int:
         """-1 when the dump has neither."""
@@ -92,16 +96,8 @@ class Dictionaries:
         return self.stacks.index(frames) if frames else -1
 
     def signature(self, name: Name, entry: Entry) -> int:
-        return self.signatures.index(
-            Signature(
-                backend=name.backend,
-                op=name.op,
-                input_sizes=entry.input_sizes,
-                output_sizes=entry.output_sizes,
-                input_dtypes=entry.input_dtypes,
-                output_dtypes=entry.output_dtypes,
-            )
-        )
+        shapes = {shape: getattr(entry, shape) for shape in SHAPES}
+        return self.signatures.index(Signature(backend=name.backend, op=name.op, **shapes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
     narrow, p2p_kind = _indexes(entries, known, into)
     tiny = np.empty((len(TINY), len(entries)), np.uint8)
     tiny[0] = p2p_kind | np.array([entry.is_p2p for entry in entries], np.bool_)
-    tiny[1] = [STATES.get(entry.state, SCHEDULED) for entry in entries]
+    tiny[1] = [STATE_OF.get(entry.state, SCHEDULED) for entry in entries]
     tiny[2] = [entry.retired for entry in entries]
     durations = [np.nan if e.duration_ms is None else e.duration_ms for e in entries]
     return FileColumns(
@@ -164,37 +160,33 @@ def columns_of(dump: Dump, into: Dictionaries) -> FileColumns:
 
 def known_groups(dump: Dump, into: Dictionaries) -> dict[str, int]:
     """Indexes, by name, of the groups whose members are in the dump."""
-    return {name: into.group(info) for name, info in dump.groups.items()}
+    return {name: into.groups.index(info) for name, info in dump.groups.items()}
 
 
 def group_index(group: tuple[str, str], known: Mapping[str, int], into: Dictionaries) -> int:
     """Index of the group that an entry names; `known` as by `known_groups`."""
-    name, desc = group
-    index = known.get(name)
-    return into.group(GroupInfo(name, desc)) if index is None else index
+    index = known.get(group[0])
+    return into.groups.index(GroupInfo(*group)) if index is None else index
 
 
 def _indexes(
     entries: Sequence[Entry], known: Mapping[str, int], into: Dictionaries
 ) -> tuple[Int32s, Bools]:
     """The dictionary columns, and whether the op's name says that it involves two ranks."""
-    groups: dict[tuple[str, str], int] = {}
-    names: dict[str, tuple[Name, int]] = {}
+    labels: dict[Hashable, tuple[int, Name, int, int]] = {}
     signatures: dict[Hashable, int] = {}
-    threads: dict[tuple[str, str], int] = {}
     rows = []
     for e in entries:
-        if (group := groups.get(e.process_group)) is None:
-            group = groups[e.process_group] = group_index(e.process_group, known, into)
-        if (named := names.get(e.profiling_name)) is None:
+        words = (e.process_group, e.profiling_name, e.thread_name, e.thread_id)
+        if (label := labels.get(words)) is None:
+            group = group_index(e.process_group, known, into)
             name = parse_profiling_name(e.profiling_name)
-            named = names[e.profiling_name] = (name, into.names.index(name))
-        shape = (named[1], e.input_sizes, e.output_sizes, e.input_dtypes, e.output_dtypes)
+            thread = into.thread(e.thread_name, e.thread_id)
+            label = labels[words] = (group, name, into.names.index(name), thread)
+        group, name, number, thread = label
+        shape = (number, e.input_sizes, e.output_sizes, e.input_dtypes, e.output_dtypes)
         if (signature := signatures.get(shape)) is None:
-            signature = signatures[shape] = into.signature(named[0], e)
-        if (thread := threads.get((e.thread_name, e.thread_id))) is None:
-            thread = threads[e.thread_name, e.thread_id] = into.thread(e.thread_name, e.thread_id)
-        stack = into.stack(e.frames)
-        rows.append((group, named[1], signature, stack, thread, named[0].is_p2p_kind))
+            signature = signatures[shape] = into.signature(name, e)
+        rows.append((group, number, signature, into.stack(e.frames), thread, name.is_p2p_kind))
     columns = np.array(rows, np.int32).reshape(-1, len(NARROW) + 1).T
     return np.ascontiguousarray(columns[:-1]), columns[-1].astype(np.bool_)

@@ -1,8 +1,8 @@
 """Bytes of any Flight Recorder dump to `Dump`: JSON or pickle, gzipped or not, formats 2.x.
 
 A JSON dump of the present format goes from bytes to `Entry` in one typed pass, because a live
-agent parses one per rank every second or so. Whatever that pass refuses (pickles, nulls, numbers
-in strings, one bad entry among two thousand) takes the second way, entry by entry: the bad ones
+agent parses one per rank every second or so. Whatever that pass refuses (pickles, numbers in
+strings, one bad entry among two thousand) takes the second way, entry by entry: the bad ones
 become warnings that name their index, the rest goes on. Only a file that is no dump at all, or one
 of another major version, is an error.
 
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from frd.errors import DumpError
-from frd.flight.entry import Dump, Entry, Int64, Status
+from frd.flight.entry import TIMES, Dump, Entry, Int64, Status
 from frd.flight.pickles.unpickle import load_plain
 from frd.model import GroupInfo
 
@@ -36,8 +36,8 @@ _REMEMBERED = 256 * 1024
 
 _GZIP = b"\x1f\x8b"
 PICKLE = b"\x80"
-_TIMES = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _SIZED = (list, tuple, dict, str)
+_NULL_TIME = re.compile(rb'("time_discovered_(?:started|completed)_ns"\s*:\s*)null')
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
@@ -61,12 +61,6 @@ class _Membership(msgspec.Struct):
     desc: str = ""
 
 
-class _StatusRow(msgspec.Struct):
-    last_enqueued_collective: Int64 = -1
-    last_started_collective: Int64 = -1
-    last_completed_collective: Int64 = -1
-
-
 _document = msgspec.json.Decoder(_Document)
 _ranks = msgspec.json.Decoder(list[Int64])
 
@@ -83,11 +77,20 @@ def parse(data: bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Dump:
         return lenient(load_plain(data, source=source), len(data), source)
     if not data.lstrip(b" \t\r\n").startswith((b"{", b"[")):
         raise DumpError(f"{source}: neither JSON nor a pickle: is it a Flight Recorder dump?")
-    try:
-        document = _document.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    document = _typed(data)
+    if document is None and b"null" in data:
+        document = _typed(_NULL_TIME.sub(rb"\g<1>0", data))
+    if document is None:
         return lenient(_json(data, source), len(data), source)
     return _dump(document, tuple(document.entries), [], source)
+
+
+def _typed(data: bytes) -> _Document | None:
+    """JSON in one pass; None if any of it is not as torch writes it."""
+    try:
+        return _document.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def too_large(source: str, max_bytes: int) -> DumpError:
@@ -210,8 +213,8 @@ def _inner(value: Any) -> Iterable[Any]:
 
 def _entry(fields: Any) -> Entry:
     if isinstance(fields, dict):
-        for name in _TIMES:
-            if fields.get(name) is None:  # how a pickle says 0
+        for name in TIMES:
+            if fields.get(name) is None:
                 fields[name] = 0
     try:
         return msgspec.convert(fields, Entry)
@@ -245,7 +248,6 @@ def _dump(header: _Header, entries: tuple[Entry, ...], warnings: list[str], sour
         more = len(warnings) - MAX_WARNINGS
         warnings[MAX_WARNINGS:] = [f"{more} more like these"]
     return Dump(
-        source=source,
         version=version,
         comm_lib_version=library if isinstance(library, str) else "",
         entries=entries,
@@ -301,15 +303,8 @@ def _statuses(status: Any, warnings: list[str]) -> Iterator[tuple[int, Status]]:
     for key, raw in status.items():
         try:
             pg_id = msgspec.convert(key, Int64, strict=False)
-            row = msgspec.convert(raw, _StatusRow, strict=False)
+            row = msgspec.convert(raw, Status, strict=False)
         except msgspec.MsgspecError as error:
             warnings.append(f"pg_status {str(key)[:64]!r}: {error}: left out")
             continue
-        yield (
-            pg_id,
-            Status(
-                row.last_enqueued_collective,
-                row.last_started_collective,
-                row.last_completed_collective,
-            ),
-        )
+        yield pg_id, row

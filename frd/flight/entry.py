@@ -20,6 +20,10 @@ MAX_TENSORS = 65_536
 MAX_DIMENSIONS = 64
 MAX_FRAMES = 1_024
 
+TIMES = ("time_discovered_started_ns", "time_discovered_completed_ns")
+"""Of an entry; a pickle has None for 0."""
+SHAPES = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
+
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=INT64_MAX)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 """A counter or a time: every one of them ends in an int64 column."""
@@ -87,21 +91,22 @@ class Entry(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.process_group[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(
+    msgspec.Struct,
+    frozen=True,
+    rename={name: f"last_{name}_collective" for name in ("enqueued", "started", "completed")},
+):
     """`pg_status` of one process group, raw; -1 for nothing yet. Gloo counts ops, not seqs."""
 
-    enqueued: int = -1
-    started: int = -1
-    completed: int = -1
+    enqueued: Int64 = -1
+    started: Int64 = -1
+    completed: Int64 = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
     """One dump of one recorder of one rank."""
 
-    source: str
-    """What the caller calls it: a path, a handler of a rank."""
     version: str
     comm_lib_version: str = ""
     entries: tuple[Entry, ...] = ()

@@ -27,8 +27,9 @@ from frd.model import (
     UInt8s,
 )
 
-SCHEDULED, STARTED, COMPLETED = 0, 1, 2
-"""Values of the `state` column."""
+STATES = ("scheduled", "started", "completed")
+SCHEDULED, STARTED, COMPLETED = range(3)
+"""Values of the `state` column, indexes into `STATES`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,19 @@ times and `retired` go out as they came in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
-from frd.flight.entry import Dump, Entry, Frame
+import msgspec
+
+from frd.flight.entry import SHAPES, TIMES, Dump, Entry, Frame
+from frd.flight.pickles.layout import KINDS
 from frd.flight.pickles.torch_pickle import TorchPickler
 
 Membership: TypeAlias = Mapping[str, tuple[str, Sequence[int]]]
 """Group name to description and global ranks."""
+
+_values = attrgetter(*KINDS)
 
 
 def write_pickle(dump: Dump, membership: Membership | None = None) -> bytes:
@@ -42,12 +48,7 @@ def write_pickle(dump: Dump, membership: Membership | None = None) -> bytes:
         },
         "comm_lib_version": dump.comm_lib_version,
         "pg_status": {
-            str(pg_id): {
-                "last_enqueued_collective": status.enqueued,
-                "last_started_collective": status.started,
-                "last_completed_collective": status.completed,
-            }
-            for pg_id, status in dump.status.items()
+            str(pg_id): msgspec.to_builtins(status) for pg_id, status in dump.status.items()
         },
         "entries": [_fields(entry, frames, lists) for entry in dump.entries],
     }
@@ -65,32 +66,15 @@ def _fields(
             lists[shapes] = found
         return found
 
-    fields: dict[str, Any] = {}
+    fields = dict(zip(KINDS, _values(entry), strict=True))
+    for name in SHAPES:
+        fields[name] = once(fields[name])
+    for name in TIMES:
+        fields[name] = fields[name] or None
     if entry.frames:
         fields["frames"] = [frames[frame] for frame in entry.frames]
-    fields |= {
-        "record_id": entry.record_id,
-        "pg_id": entry.pg_id,
-        "process_group": entry.process_group,
-        "thread_name": entry.thread_name,
-        "thread_id": entry.thread_id,
-        "collective_seq_id": entry.collective_seq_id,
-        "p2p_seq_id": entry.p2p_seq_id,
-        "op_id": entry.op_id,
-        "profiling_name": entry.profiling_name,
-        "time_created_ns": entry.time_created_ns,
-    }
-    if entry.duration_ms is not None:
-        fields["duration_ms"] = entry.duration_ms
-    return fields | {
-        "input_sizes": once(entry.input_sizes),
-        "input_dtypes": once(entry.input_dtypes),
-        "output_sizes": once(entry.output_sizes),
-        "output_dtypes": once(entry.output_dtypes),
-        "state": entry.state,
-        "time_discovered_started_ns": entry.time_discovered_started_ns or None,
-        "time_discovered_completed_ns": entry.time_discovered_completed_ns or None,
-        "retired": entry.retired,
-        "timeout_ms": entry.timeout_ms,
-        "is_p2p": entry.is_p2p,
-    }
+    else:
+        del fields["frames"]
+    if entry.duration_ms is None:
+        del fields["duration_ms"]
+    return fields

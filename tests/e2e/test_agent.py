@@ -219,7 +219,7 @@ async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
         pg_id=0,
         time_created_ns=1_700_000_000_000_000_000,
     )
-    dump = Dump(source="", version="2.10", entries=(entry,))
+    dump = Dump(version="2.10", entries=(entry,))
     (dumps / "trace_5").write_bytes(write_pickle(dump, {"0": ("default_pg", (4, 5))}))
     (dumps / "trace_6").write_bytes(pickle.dumps(Hostile()))
     flags = ("--metrics", metrics, "--dump-dir", str(dumps))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frd.flight.stacks.text import user_frames
+from frd.flight.stacks.places import activity_of
 from frd_agent.ranks.stacks import StackReader, StackText
 from frd_agent.recorder.worker_server import Handlers
 
@@ -30,7 +30,7 @@ def test_a_rank_that_gives_the_gil(standing_rank: Callable[[str], Any]) -> None:
     rank = standing_rank("sleep")
     stack = read(StackReader(rank.process.pid, Handlers(rank.socket)))
     assert stack.source == "dump_traceback"
-    frames = user_frames(stack.text)
+    frames = activity_of(stack.text).stack
     assert frames[0].startswith("standing_rank.py:")
     assert frames[0].endswith(" in load_batch")
     assert [frame.partition(" in ")[2] for frame in frames] == ["load_batch", "main", "<module>"]
@@ -48,7 +48,7 @@ def test_a_rank_that_cannot_answer(standing_rank: Callable[[str], Any], how: str
         pytest.skip("py-spy may not read other processes here")
     assert stack.source == "py-spy"
     assert stack.text.startswith("# dump_traceback: no answer within 0.3 s")
-    assert user_frames(stack.text)[0].endswith(" in load_batch")
+    assert activity_of(stack.text).stack[0].endswith(" in load_batch")
 
 
 def test_without_socket_and_py_spy(
@@ -65,7 +65,7 @@ def test_without_socket_and_py_spy(
     assert second == "# py-spy: not installed: pip install py-spy"
     assert "State:\t" in stack.text  # asleep, or just about to be
     assert "pt_workerserver" in stack.text
-    assert user_frames(stack.text) == ()
+    assert activity_of(stack.text).stack == ()
 
 
 def test_a_py_spy_that_hangs(

@@ -16,7 +16,7 @@ from frd.flight.decode import parse
 from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import parse_profiling_name
 from frd.flight.pickles.unpickle import load_plain
-from frd.flight.stacks.text import user_frames
+from frd.flight.stacks.places import activity_of
 from frd.flight.write import write_pickle
 from frd.model import GroupInfo
 
@@ -44,7 +44,6 @@ ENTRIES = st.builds(
 )
 DUMPS = st.builds(
     Dump,
-    source=st.just("x"),
     version=st.sampled_from(["2.0", "2.9", "2.10"]),
     comm_lib_version=TEXT,
     entries=st.lists(ENTRIES, max_size=3).map(tuple),
@@ -105,7 +104,7 @@ def test_one_field_of_any_shape(data: st.DataObject, value: Any) -> None:
     """Whatever stands in one field of one entry, its neighbours are read unharmed."""
     good = Entry(record_id=1, process_group=("0", "d"), profiling_name="a:b", collective_seq_id=1)
     document = load_plain(
-        write_pickle(Dump(source="x", version="2.10", entries=(good, good, good))), source="x"
+        write_pickle(Dump(version="2.10", entries=(good, good, good))), source="x"
     )
     name = data.draw(st.sampled_from(sorted(Entry.__struct_fields__)))
     document["entries"][1] = dict(document["entries"][1]) | {name: value}
@@ -132,5 +131,5 @@ def test_names_never_fail(text: str) -> None:
 def test_stack_texts_never_fail(text: str, odd: str) -> None:
     """Every text has frames or none, and they are printable single lines."""
     framed = f'Thread 0x1 (most recent call first):\n  File "{odd}", line 1 in {odd}\n{text}'
-    for frame in user_frames(text) + user_frames(framed):
+    for frame in activity_of(text).stack + activity_of(framed).stack:
         assert frame.isprintable()

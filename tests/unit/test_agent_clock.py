@@ -139,6 +139,6 @@ def test_an_entry_from_before_a_step_back_is_read() -> None:
     """A rank joins and the clock is set back by an hour: its entry is no younger than the dump."""
     for created, read in ((T0 - MS, 0), (T0 + S, 0), (T0 - S, 1), (T0 + 3600 * S, 1)):
         tracker = RecorderTracker()
-        dump = Dump(source="test", version="2.10", entries=(entry(created),))
+        dump = Dump(version="2.10", entries=(entry(created),))
         assert len(tracker.apply(dump, T0, naming("0")).rows) == read
         assert tracker.is_whole == bool(read)

@@ -26,7 +26,6 @@ from frd_agent.uplink.outbox import Outbox
 def a_dump(entries: int, done: bool = True) -> bytes:
     return write_pickle(
         Dump(
-            source="",
             version="2.10",
             entries=tuple(
                 Entry(

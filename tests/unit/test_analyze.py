@@ -63,7 +63,7 @@ def dumps(
     folder.mkdir()
     for rank in ranks:
         groups = {g.name: g for g in (world, PAIR) if rank in g.ranks}
-        dump = Dump(f"rank {rank}", "2.10", entries=tuple(entries(rank)), groups=groups)
+        dump = Dump("2.10", entries=tuple(entries(rank)), groups=groups)
         (folder / f"nccl_trace_rank_{rank}").write_bytes(write_pickle(dump))
     return folder
 
@@ -308,7 +308,7 @@ def test_replicas_of_torchft(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     group = GroupInfo("0", "default_pg", (0, 1))
     for rank in range(4):
         entries = [entry(1, group)] + ([] if rank == 2 else [entry(2, group, done=rank < 2)])
-        dump = Dump("", "2.10", entries=tuple(entries), groups={"0": group})
+        dump = Dump("2.10", entries=tuple(entries), groups={"0": group})
         (folder / f"rank{rank}").write_bytes(write_pickle(dump))
     told = json.loads(out_of(capsys, folder, "--json", "--transform-ft", "--group-world-size", "2"))
     assert [group["ranks"] for group in told["groups"]] == [[0, 1], [2, 3]]

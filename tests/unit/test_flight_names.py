@@ -49,7 +49,7 @@ def test_signature() -> None:
         time_created_ns=1,
     )
     into = Dictionaries()
-    columns_of(Dump("", "2.10", entries=(send,)), into)
+    columns_of(Dump("2.10", entries=(send,)), into)
     assert into.signatures.items[0] == Signature(
         backend="nccl",
         op="send",

@@ -28,7 +28,7 @@ ENTRY = Entry(
     thread_id="140409514490752",
     thread_name="python",
 )
-DUMP = Dump(source="rank 0", version="2.10", entries=(ENTRY,), status={1: Status(3, -1, 2)})
+DUMP = Dump(version="2.10", entries=(ENTRY,), status={1: Status(3, -1, 2)})
 
 
 def written(dump: Dump, membership: Any = None) -> dict[str, Any]:
@@ -66,7 +66,6 @@ def test_layout_of_an_entry() -> None:
 def test_membership_fills_what_the_dump_lacks() -> None:
     """Groups come from the dump, then from the caller, who knows better; ranks are a string."""
     dump = Dump(
-        source="rank 0",
         version="2.10",
         groups={"0": GroupInfo("0", "default_pg", (0, 1)), "1": GroupInfo("1", "wrong", (0,))},
     )
@@ -79,7 +78,7 @@ def test_membership_fills_what_the_dump_lacks() -> None:
 
 def test_empty_dump_has_entries() -> None:
     """A rank that has recorded nothing still gets a file that torchfrtrace can open."""
-    assert written(Dump(source="x", version="2.10")) == {
+    assert written(Dump(version="2.10")) == {
         "version": "2.10",
         "pg_config": {},
         "comm_lib_version": "",
@@ -92,7 +91,6 @@ def test_nothing_is_lost() -> None:
     """A written dump reads back as the same dump, frames and durations included."""
     frames = (Frame("forward", "/a/model.py", 7), Frame("<module>", "/a/train.py", 88))
     full = Dump(
-        source="x",
         version="2.9",
         comm_lib_version="2.27.3",
         entries=(
@@ -118,7 +116,7 @@ def test_nothing_is_lost() -> None:
 def test_equal_strings_are_written_once() -> None:
     """Two thousand entries do not repeat their strings two thousand times."""
     entries = parse(write_pickle(DUMP), source="x").entries * 2000
-    data = write_pickle(Dump(source="x", version="2.10", entries=entries))
+    data = write_pickle(Dump(version="2.10", entries=entries))
     assert data.count(b"gloo:broadcast") == 1
     assert data.count(b"Float") == 1
 

@@ -138,7 +138,7 @@ def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ]
 
     for rank in range(2):
-        dump = Dump("", "2.10", entries=tuple(entries(rank)), groups={"0": group})
+        dump = Dump("2.10", entries=tuple(entries(rank)), groups={"0": group})
         (folder / f"dump_{rank}").write_bytes(write_pickle(dump))
     (folder / "dump_2").write_bytes(b"\x80\x02broken")
     out = tmp_path / "page.html"

@@ -89,7 +89,7 @@ def read(trace: Trace, rank: int) -> tuple[RecorderTracker, dict[int, str]]:
         # What the next dump will show done was not when this one was taken.
         entries = [entry_of(trace, one, row, end == len(one) or row < before) for row in range(end)]
         status = dict(one.status) if end == len(one) else {}
-        tracker.apply(Dump("", one.version, entries=tuple(entries), status=status), LATER, naming)
+        tracker.apply(Dump(one.version, entries=tuple(entries), status=status), LATER, naming)
     return tracker, {at: group.info.name for at, group in enumerate(dictionary.groups)}
 
 

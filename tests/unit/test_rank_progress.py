@@ -51,7 +51,7 @@ def naming() -> Naming:
 
 
 def dump(entries: Sequence[Entry], status: Status) -> Dump:
-    return Dump("", "2.10", entries=tuple(entries), status={0: status})
+    return Dump("2.10", entries=tuple(entries), status={0: status})
 
 
 def tracker_of(entries: Sequence[Entry], status: Status) -> RecorderTracker:
@@ -123,7 +123,7 @@ def test_counters_ahead_of_entries_in_two_dumps_are_so_for_good() -> None:
 def test_the_first_op_of_a_group_is_counted_before_it_is_seen() -> None:
     """A dump has counters of a group but no entry: the group is not known to be idle."""
     tracker, names = RecorderTracker(), naming()
-    new = Dump("", "2.10", entries=(op(0, 1),), status={0: Status(1, -1, 1), 7: Status(1, -1, 0)})
+    new = Dump("2.10", entries=(op(0, 1),), status={0: Status(1, -1, 1), 7: Status(1, -1, 0)})
     tracker.apply(new, DUMPED, names)
     assert not tracker.is_whole
 
@@ -140,7 +140,7 @@ def test_a_group_that_was_destroyed_is_not_waited_for() -> None:
     other = structs.replace(op(1, 1), process_group=("1", "old"), pg_id=1)
     status = {0: Status(1, -1, 1), 1: Status(1, -1, 1)}
     tracker, names = RecorderTracker(), naming()
-    tracker.apply(Dump("", "2.10", entries=(op(0, 1), other), status=status), DUMPED, names)
+    tracker.apply(Dump("2.10", entries=(op(0, 1), other), status=status), DUMPED, names)
     tracker.close(lambda name: name == "1")
     progress = at(tracker, Status(1, -1, 1))
     assert (progress.as_of_ns, progress.exact) == (PUBLISHED, True)

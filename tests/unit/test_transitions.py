@@ -47,7 +47,6 @@ def nccl(record_id: int, seq: int, state: str = "completed", **more: Any) -> Ent
 
 def dump(entries: Iterable[Entry], **status: tuple[int, int, int]) -> Dump:
     return Dump(
-        source="test",
         version="2.10",
         entries=tuple(entries),
         status={int(key[1:]): Status(*numbers) for key, numbers in status.items()},

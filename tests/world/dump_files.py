@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from frd.flight.columns import Dictionaries, FileColumns, Values
+from frd.flight.columns import Dictionaries, FileColumns
 from frd.flight.pickles.torch_pickle import TorchPickler
 
 T0 = 1_795_190_253_129_820_075
@@ -92,19 +92,12 @@ def as_gzip(value: dict[str, Any]) -> bytes:
 
 def spelled_out(columns: FileColumns, into: Dictionaries) -> list[Any]:
     """The columns with values for indexes: comparable whatever the order of dictionaries."""
-    tables: tuple[Values[Any], ...] = (
-        into.groups,
-        into.names,
-        into.signatures,
-        into.stacks,
-        into.threads,
-    )
     return [
         *(row.tolist() for row in (*columns.wide, *columns.tiny)),
         np.nan_to_num(columns.duration_ms, nan=-1.0).tolist(),
         *(
             [table.items[at] if at >= 0 else None for at in row]
-            for table, row in zip(tables, columns.narrow.tolist(), strict=True)
+            for table, row in zip(into.tables, columns.narrow.tolist(), strict=True)
         ),
         (columns.version, columns.comm_lib_version, columns.status, columns.warnings),
         [into.groups.items[at] for at in columns.groups],

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from frd.flight.columns import Dictionaries
 from frd.flight.entry import Frame, Status
 from frd.flight.names import parse_profiling_name
-from frd.flight.trace import COMPLETED, SCHEDULED, STARTED, RankTrace, Trace
+from frd.flight.trace import STATES, RankTrace, Trace
 from frd.model import Activity, AlignedNs, AttemptKey, GroupInfo, RankInfo, Signature
 
-STATES = {"scheduled": SCHEDULED, "started": STARTED, "completed": COMPLETED}
 T0 = 1_700_000_000_000_000_000
 MS = 1_000_000
 
@@ -87,7 +87,7 @@ class Folder:
         return self
 
     def trace(self) -> Trace:
-        into = _Dictionaries()
+        into = Dictionaries()
         infos = [GroupInfo(name, desc, ranks) for name, (desc, ranks) in self.groups.items()]
         names = list(self.groups)
         ranks = {
@@ -99,9 +99,9 @@ class Folder:
             key=AttemptKey("job", 0),
             ranks=ranks,
             groups=infos,
-            names=[parse_profiling_name(name) for name in into.names],
-            signatures=list(into.signatures),
-            stacks=list(into.stacks),
+            names=into.names.items,
+            signatures=into.signatures.items,
+            stacks=into.stacks.items,
             threads=[],
             world_size=world if self.world is None else self.world,
             standing=self.standing,
@@ -109,14 +109,7 @@ class Folder:
         )
 
 
-class _Dictionaries:
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self.signatures: dict[Signature, int] = {}
-        self.stacks: dict[tuple[Frame, ...], int] = {}
-
-
-def _rank(number: int, dumped: Dumped, groups: Sequence[str], into: _Dictionaries) -> RankTrace:
+def _rank(number: int, dumped: Dumped, groups: Sequence[str], into: Dictionaries) -> RankTrace:
     rows = dumped.rows
     created = [row.at if row.at is not None else at for at, row in enumerate(rows)]
     count = len(rows)
@@ -137,9 +130,9 @@ def _rank(number: int, dumped: Dumped, groups: Sequence[str], into: _Dictionarie
         p2p_seq=_column(row.p2p_seq for row in rows),
         op_id=_column(row.seq if row.op_id is None else row.op_id for row in rows),
         is_p2p=_column((row.p2p for row in rows), np.uint8),
-        name=_column((into.names.setdefault(r.name, len(into.names)) for r in rows), np.int32),
+        name=_column((into.names.index(parse_profiling_name(r.name)) for r in rows), np.int32),
         signature=_column((_signature(row, into) for row in rows), np.int32),
-        state=_column((STATES[row.state] for row in rows), np.uint8),
+        state=_column((STATES.index(row.state) for row in rows), np.uint8),
         retired=_column(
             (row.state == "completed" if row.retired is None else row.retired for row in rows),
             np.uint8,
@@ -148,7 +141,7 @@ def _rank(number: int, dumped: Dumped, groups: Sequence[str], into: _Dictionarie
         started_ns=_column(_ns(row.started_at) for row in rows),
         completed_ns=_column(_ns(row.completed_at) for row in rows),
         duration_ms=np.full(count, np.nan),
-        stack=_column((_stack(row, into) for row in rows), np.int32),
+        stack=_column((into.stack(row.frames) for row in rows), np.int32),
         thread=np.full(count, -1, np.int32),
         timeout_ms=_column(row.timeout_ms for row in rows),
         status=dumped.status,
@@ -165,7 +158,7 @@ def _ns(at_ms: float | None) -> int:
     return 0 if at_ms is None else T0 + round(at_ms * MS)
 
 
-def _signature(row: Row, into: _Dictionaries) -> int:
+def _signature(row: Row, into: Dictionaries) -> int:
     name = parse_profiling_name(row.name)
     signature = Signature(
         name.backend,
@@ -175,8 +168,4 @@ def _signature(row: Row, into: _Dictionaries) -> int:
         ("Float",) * len(row.ins) if row.in_dtypes is None else row.in_dtypes,
         ("Float",) * len(row.outs) if row.out_dtypes is None else row.out_dtypes,
     )
-    return into.signatures.setdefault(signature, len(into.signatures))
-
-
-def _stack(row: Row, into: _Dictionaries) -> int:
-    return into.stacks.setdefault(row.frames, len(into.stacks)) if row.frames else -1
+    return into.signatures.index(signature)

@@ -133,7 +133,7 @@ class _EntryTable:
         self.known = known
         self.entries = [*(item.entry for item in known), *fresh]
         into = Dictionaries()
-        columns = columns_of(Dump("", "", entries=tuple(self.entries)), into)
+        columns = columns_of(Dump("", entries=tuple(self.entries)), into)
         self.trace = RankTrace(
             rank=0, source="", version="", info=None, clock_offset_ns=None, **columns.rows()
         )

@@ -31,7 +31,7 @@ class Kind(Enum):
     """Nested lists."""
 
 
-KINDS: Final = {
+KINDS: Final = {  # in PyTorch's order
     "frames": Kind.TREE,
     "record_id": Kind.NUMBER,
     "pg_id": Kind.NUMBER,

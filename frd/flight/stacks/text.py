@@ -119,16 +119,8 @@ def child_header(pid: int, name: str) -> str:
     return f"== child {pid} {_printable(name)}\n"
 
 
-def user_frames(text: str) -> tuple[str, ...]:
-    """Own frames of the rank's main thread such as ``train.py:88 in load_batch``, innermost first.
-
-    Empty when `text` shows no Python frame of the main thread.
-    """
-    return lines_of(next(processes(text)).own)
-
-
 def user_frames_of(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """The same of the frames of an entry, innermost first."""
+    """Own frames of an entry such as ``train.py:88 in load_batch``, innermost first."""
     return lines_of(own_of([StackFrame(f.filename, str(f.line), f.name) for f in frames]))
 
 

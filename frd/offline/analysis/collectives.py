@@ -16,13 +16,11 @@ import numpy as np
 
 from frd.engine.matching import signature_rules
 from frd.flight.entry import Frame
-from frd.flight.trace import Trace
+from frd.flight.trace import STATES, Trace
 from frd.model import Bools, GroupInfo, Int32s, Int64s, Signature
 from frd.offline.analysis.matching import MatchedCollectives, fact_of
 from frd.offline.analysis.rows import Rows
 from frd.offline.analysis.watermarks import PairWatermarks
-
-_STATES = ("scheduled", "started", "completed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +205,7 @@ class Collectives(Sequence[Collective]):
 
     def _state(self, rows: Rows, call: int) -> str:
         trace = rows.ranks[int(rows.pair_rank[rows.calls.pair[call]])].trace
-        return _STATES[int(trace.state[int(rows.calls.last_row[call])])]
+        return STATES[int(trace.state[int(rows.calls.last_row[call])])]
 
 
 def known_absent(rows: Rows, watermarks: PairWatermarks, pairs: slice, seq: int) -> Bools:

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from frd.errors import DumpError
 from frd.flight.columns import Dictionaries, FileColumns
-from frd.flight.entry import Frame
 from frd.flight.load import load_columns
-from frd.flight.names import Name
-from frd.model import GroupInfo, Signature
-
-
-@dataclass(frozen=True, slots=True)
-class Gained:
-    """Values that a reader's dictionaries have gained since its last answer, in order."""
-
-    groups: list[GroupInfo]
-    names: list[Name]
-    signatures: list[Signature]
-    stacks: list[tuple[Frame, ...]]
-    threads: list[str]
-
-
-NOTHING = Gained([], [], [], [], [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +22,8 @@ class Reading:
     columns: FileColumns | None
     """None when the file cannot be read."""
     error: str = ""
-    gained: Gained = NOTHING
+    gained: Sequence[list[Any]] = ()
+    """Values that the reader's dictionaries have gained since its last answer, by table."""
 
 
 class Reader:
@@ -47,7 +32,7 @@ class Reader:
     def __init__(self, number: int) -> None:
         self._number = number
         self._into = Dictionaries()
-        self._sent = [0, 0, 0, 0, 0]
+        self._sent = [0] * len(self._into.tables)
 
     def read(self, rank: int, path: Path) -> Reading:
         """Never raises: an error in one file must not stop the reading of the others."""
@@ -60,12 +45,7 @@ class Reader:
             error = f"{path}: needs more memory than any valid dump: left out"
         except Exception as problem:
             error = f"{path}: cannot be read ({type(problem).__name__}: {problem}): left out"
-        return Reading(self._number, rank, columns, error, self._gained())
-
-    def _gained(self) -> Gained:
-        into = self._into
-        tables: list[Any] = [into.groups, into.names, into.signatures]
-        tables += [into.stacks, into.threads]
-        news = [table.items[sent:] for table, sent in zip(tables, self._sent, strict=True)]
-        self._sent = [len(table.items) for table in tables]
-        return Gained(*news)
+        tables = [table.items for table in self._into.tables]
+        gained = [items[sent:] for items, sent in zip(tables, self._sent, strict=True)]
+        self._sent = [len(items) for items in tables]
+        return Reading(self._number, rank, columns, error, gained)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from frd.flight.columns import NARROW, Dictionaries
 from frd.flight.trace import RankTrace, Trace
 from frd.model import Activity, GroupInfo, Int32s
 from frd.offline.load.discovery import Found, discover, written_ns
-from frd.offline.load.file_reading import Gained, Reading
+from frd.offline.load.file_reading import Reading
 from frd.offline.load.frd_dump import identity
 from frd.offline.load.reader_pool import read_all
 from frd.offline.load.torchcomms import numbered
@@ -173,22 +174,15 @@ class _Lookup:
         self._to = [np.array([-1], np.int32) for _ in NARROW]
         self._of_replica: dict[int, Int32s] = {}
 
-    def learn(self, gained: Gained) -> None:
-        into = self._into
-        self._groups += gained.groups
-        if gained.groups:
-            self._of_replica.clear()
-        news = (
-            [into.group(group) for group in gained.groups],
-            [into.names.index(name) for name in gained.names],
-            [into.signatures.index(signature) for signature in gained.signatures],
-            [into.stacks.index(stack) for stack in gained.stacks],
-            [into.threads.index(thread) for thread in gained.threads],
-        )
-        for at, new in enumerate(news):
-            if new:
-                added = np.array([*new, -1], np.int32)
+    def learn(self, gained: Sequence[list[Any]]) -> None:
+        """Add what the reader's tables have gained."""
+        for at, (table, values) in enumerate(zip(self._into.tables, gained, strict=False)):
+            if values:
+                added = np.array([*map(table.index, values), -1], np.int32)
                 self._to[at] = np.concatenate((self._to[at][:-1], added))
+        if gained and gained[0]:
+            self._groups += gained[0]
+            self._of_replica.clear()
 
     def translate(self, narrow: Int32s, first: int, replica_size: int | None) -> list[Int32s]:
         """`narrow` in the trace's terms; `first` is the lowest rank of the rank's replica group."""
@@ -204,7 +198,7 @@ class _Lookup:
             for info in self._groups:
                 is_local = bool(info.ranks) and info.ranks[-1] < replica_size
                 ranks = tuple(rank + first for rank in info.ranks) if is_local else info.ranks
-                indexes.append(self._into.group(GroupInfo(info.name, info.desc, ranks)))
+                indexes.append(self._into.groups.index(GroupInfo(info.name, info.desc, ranks)))
             found = self._of_replica[first] = np.array([*indexes, -1], np.int32)
         return found
 

@@ -7,10 +7,8 @@ from typing import Final
 
 from frd.flight.entry import Frame
 from frd.flight.names import Name
-from frd.flight.trace import COMPLETED, SCHEDULED, STARTED
 from frd.model import Signature
 
-STATES: Final = {SCHEDULED: "scheduled", STARTED: "started", COMPLETED: "completed"}
 MAX_SHAPES: Final = 4
 """Tensors of one op that are written out."""
 

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from frd.flight.names import Name
-from frd.flight.trace import RankTrace
+from frd.flight.trace import STATES, RankTrace
 from frd.forms import finding_json
 from frd.model import Finding, Int64s, Signature
 from frd.offline.analysis.analyze import Analysis, Collective, RankReport
-from frd.offline.output.cell_text import STATES, frame_text
+from frd.offline.output.cell_text import frame_text
 
 Batch: TypeAlias = Sequence[Sequence[Any]]
 """Parallel columns."""
@@ -268,7 +268,7 @@ def _entry_batches(
             [_shapes(signature.output_sizes) for signature in signatures],
             [list(signature.input_dtypes) for signature in signatures],
             [list(signature.output_dtypes) for signature in signatures],
-            [STATES.get(state) for state in of.state[rows].tolist()],
+            [STATES[state] for state in of.state[rows].tolist()],
             of.retired[rows].astype(np.bool_).tolist(),
             _times(of.created_ns[rows]),
             _times(of.started_ns[rows]),

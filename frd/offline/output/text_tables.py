@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 
 import numpy as np
 
 from frd.flight.names import judges
-from frd.flight.trace import COMPLETED, RankTrace
-from frd.forms import fold_ranks
+from frd.flight.trace import COMPLETED, STATES, RankTrace
+from frd.forms import fold_ranks, utc_text
 from frd.model import Bools, GroupInfo, Int64s, Reason
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.output.cell_text import STATES, frame_text, op_text, sizes_text
+from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.op_intervals import ended
 
 STUCK, IN_FLIGHT = "!", ">"
@@ -69,7 +68,7 @@ def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tup
         yield (
             marker,
             str(int(of.record_id[row])),
-            clock_text(created + offset) if created else "",
+            _clock_text(created + offset) if created else "",
             f"{(completed - created) / 1e6:.3f}" if created and completed >= created else "",
             trace.groups[of.group[row]].label,
             f"p2p {int(of.p2p_seq[row])}" if is_p2p else str(seq),
@@ -81,7 +80,7 @@ def _entry_rows(analysis: Analysis, of: RankTrace, rows: Int64s) -> Iterator[tup
 
 def _state(state: int, retired: bool, judged: bool) -> str:
     if not retired or state == COMPLETED:
-        return STATES.get(state, "")
+        return STATES[state]
     return "given up" if judged else "retired"
 
 
@@ -108,7 +107,7 @@ def _collective_rows(analysis: Analysis, chosen: Sequence[int]) -> Iterator[tupl
             of.signatures[of.signature[at]].op,
             f"{int(of.joined[at])}/{expected}",
             f"{int(of.completed[at])}/{expected}",
-            clock_text(first) if first > 0 else "",
+            _clock_text(first) if first > 0 else "",
             f"{(last - first) / 1e6:.3f}" if first > 0 else "",
             _verdict(analysis, at),
         )
@@ -167,10 +166,9 @@ def stuck_in(analysis: Analysis, rank: int) -> Bools:
     return out & waiting
 
 
-def clock_text(at_ns: int) -> str:
+def _clock_text(at_ns: int) -> str:
     """``12:00:01.000123``; the day is on the first screen."""
-    seconds, rest = divmod(at_ns, 1_000_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S}.{rest // 1000:06d}"
+    return utc_text(at_ns)[11:-1]
 
 
 def _aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

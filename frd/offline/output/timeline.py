@@ -19,11 +19,11 @@ from typing import Final
 
 import numpy as np
 
-from frd.flight.trace import RankTrace
+from frd.flight.trace import STATES, RankTrace
 from frd.forms import fold_ranks
 from frd.model import UNKNOWN_SEQ, Bools, Finding, Int64s
 from frd.offline.analysis.analyze import Analysis
-from frd.offline.output.cell_text import STATES, frame_text, op_text, sizes_text
+from frd.offline.output.cell_text import frame_text, op_text, sizes_text
 from frd.offline.output.op_intervals import OPEN, ends, flows, lanes
 from frd.offline.output.perfetto import BEGIN, INSTANT, Out, TraceWriter
 from frd.offline.output.text_tables import stuck_in
@@ -191,7 +191,7 @@ def _category(*, is_stuck: bool, is_waiting: bool, is_p2p: bool) -> str:
 @cache
 def _state(code: int) -> str:
     retired, state = divmod(code, _RETIRED)
-    return STATES.get(state, "") + (", retired" if retired else "")
+    return STATES[state] + (", retired" if retired else "")
 
 
 def _beginning(analysis: Analysis) -> int:
