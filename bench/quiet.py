@@ -26,7 +26,7 @@ from typing import Any, Final
 
 sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not installed
 
-from tests.e2e.faults.world import World, until
+from tests.world.cluster import Cluster, until
 from tests.world.prometheus import Prometheus
 
 JOB: Final = Path(__file__).with_name("ordinary_job.py")
@@ -95,7 +95,7 @@ class Run:
 class Quiet:
     """The hour, and what was seen in it."""
 
-    world: World
+    world: Cluster
     prometheus: Prometheus
     runs: list[Run]
     began: float = field(default_factory=time.monotonic)
@@ -189,7 +189,7 @@ class Quiet:
 def quiet(folder: Path) -> Iterator[Quiet]:
     """Service, agent, Prometheus and the jobs, all of them up."""
     with ExitStack() as stack:
-        world = stack.enter_context(World(folder))
+        world = stack.enter_context(Cluster(folder))
         world.start_agent(samples_memory=True)
         prometheus = stack.enter_context(Prometheus(folder, world.http))
         runs = [Run(name, folder, world.run_dir(0)) for name in PROGRAMS]

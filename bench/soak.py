@@ -33,10 +33,10 @@ sys.path.append(str(Path(__file__).parents[1]))  # `bench` and `tests` are not i
 
 from bench import quiet
 from bench.ingest import _rss_bytes as rss_bytes
-from tests.e2e.faults.account import Account
-from tests.e2e.faults.job import Training
-from tests.e2e.faults.world import World, until
+from tests.world.account import Account
+from tests.world.cluster import Cluster, until
 from tests.world.proxy import Proxy
+from tests.world.training import Training
 
 RING: Final = 200
 """Entries: longer than an agent is ever away."""
@@ -67,7 +67,7 @@ class Watch:
     findings: dict[str, str] = field(default_factory=dict)
     """Summaries by id."""
 
-    def look(self, world: World) -> None:
+    def look(self, world: Cluster) -> None:
         now = time.monotonic()
         for daemon in (world.service, *world.agents):
             with contextlib.suppress(OSError, AssertionError):
@@ -89,7 +89,7 @@ class Watch:
 @dataclass
 class Soak:
     options: argparse.Namespace
-    world: World
+    world: Cluster
     training: Training
     proxy: Proxy | None
     watch: Watch = field(default_factory=Watch)
@@ -260,7 +260,7 @@ def scene(options: argparse.Namespace) -> Iterator[Soak]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(kept_on_failure()))
         room = {"FRD_STORE__JOURNAL_BYTES": str(16 * 1024**3), "FRD_LOG__LEVEL": "warning"}
-        world = stack.enter_context(World(folder, environment=room))
+        world = stack.enter_context(Cluster(folder, environment=room))
         proxy = stack.enter_context(Proxy(world.grpc)) if options.partition else None
         run_dirs: Sequence[Path] = [world.run_dir(number) for number in range(options.agents)]
         training = stack.enter_context(

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,35 +24,38 @@ from frd.model import (
 from frd.wire.clock import ClockHello, Ping
 from frd.wire.messages import Part
 from frd_agent.uplink.node_clock import BURST
-from tests.world.collector import Collector, agent, play, serving, until
-from tests.world.daemons import fetch, free_port, run_program
+from tests.world.collector import Collector, agent, serving
+from tests.world.daemons import (
+    agent_command,
+    async_until,
+    exec_command,
+    fetch,
+    free_address,
+    free_port,
+    run_program,
+    running,
+)
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(100)
 
 
 @pytest.mark.torch
-def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
-    """Rank 1 of a real gloo job is stuck in its data loader: marks, dump, stack, then its death."""
-    port, run_dir = free_port(), tmp_path / "run"
-    job = subprocess.Popen(
-        [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(run_dir), "--job", "j", "--"]
-        + [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-        + ["--master-port", str(free_port())]
-        + [str(ROOT / "examples" / "missing_rank.py"), "--rank", "1", "--step", "20"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    async def scene() -> None:
-        async with serving(Collector("one"), port) as service, agent(run_dir, port) as process:
-            await until(
-                lambda: service.marks.get((0, 0), (0, 0, 0))[:2] == (21, 20), "the hang", 60
-            )
-            await until(lambda: service.marks.get((1, 0), (0, 0, 0))[:2] == (20, 20), "rank 1")
-            since = service.marks[0, 0][2]
-            await until(lambda: service.as_of[1] > since + 10**9, "proof of absence")
+async def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
+    """Rank 1 of a real gloo job is stuck in its data loader, and is killed later: the agent reports
+    watermarks, dump, stack and the exit."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2]
+    torchrun += ["--master-port", free_port(), ROOT / "examples" / "missing_rank.py"]
+    job = exec_command(tmp_path / "run", *torchrun, "--rank", 1, "--step", 20)
+    with running(job, env={"FRD_JOB": "j"}):
+        async with (
+            serving(Collector()) as service,
+            agent(tmp_path / "run", service.address) as process,
+        ):
+            await async_until(lambda: service.is_at(0, 21, 20), "the hang")
+            await async_until(lambda: service.is_at(1, 20, 20), "rank 1")
+            since = service.watermarks[0, 0][2]
+            await async_until(lambda: service.as_of[1] > since + 10**9, "proof of absence")
             reported = [
                 (service.ranks[batch.rank].rank, seq, flags)
                 for batch in service.rows
@@ -70,7 +72,7 @@ def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
             identity = json.loads(service.parts[1, Part.IDENTITY].data)
             assert (identity["job"], identity["rank"]) == ("j", 1)
             os.kill(next(info.pid for info in service.ranks if info.rank == 1), signal.SIGKILL)
-            await until(lambda: service.state(1) is RankState.EXITED, "the death", 3)
+            await async_until(lambda: service.state(1) is RankState.EXITED, "the exit", 3)
             assert service.statuses[1].detail.startswith("killed by SIGKILL; ")
             how = service.statuses[1].exit
             assert how is not None
@@ -81,122 +83,102 @@ def test_a_hanging_job_is_reported(tmp_path: Path) -> None:
             assert await asyncio.to_thread(process.wait, 10) == 0
             assert service.goodbye
 
-    try:
-        play(scene)
-    finally:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
-
 
 async def test_a_restarted_service_hears_of_what_is_open(tmp_path: Path) -> None:
-    """Everything was acknowledged by a service that is gone: the next one gets what is open."""
-    port = free_port()
+    """A service acknowledged all rows and is gone: the next one gets those of open collectives."""
     rank = ScriptedRank(tmp_path)
     for _ in range(5):
         rank.enter()
         rank.leave()
     rank.enter()
     rank.publish()
-    async with agent(tmp_path, port):
-        async with serving(Collector("one"), port) as first:
-            await until(lambda: first.marks.get((0, 0), (0, 0, 0))[:2] == (6, 5), "the marks")
-        async with serving(Collector("two"), port) as second:
-            await until(lambda: (0, 0) in second.marks, "the marks")
-            await until(lambda: second.state(0) is RankState.LIVE, "the status")
+    first = Collector()
+    async with agent(tmp_path, first.address):
+        async with serving(first):
+            await async_until(lambda: first.is_at(0, 6, 5), "the watermarks")
+        async with serving(Collector(first.address)) as second:
+            await async_until(lambda: second.is_at(0, 6, 5), "the watermarks")
+            await async_until(lambda: second.state(0) is RankState.LIVE, "the status")
             (replay,) = second.rows
             assert (replay.first_revision, replay.seq.tolist()) == (0, [6])
-            assert second.marks[0, 0][:2] == (6, 5)
             assert second.hellos[0].session == first.hellos[0].session
     rank.close()
 
 
 async def test_a_restarted_agent_is_another_session(tmp_path: Path) -> None:
-    """The agent is killed: its successor counts from 1 again, and says so by its session."""
-    port = free_port()
+    """The agent is killed: its successor counts from 1 again, in another session."""
     rank = ScriptedRank(tmp_path)
     rank.enter()
     rank.leave()
     rank.publish()
-    async with serving(Collector("one"), port) as service:
-        async with agent(tmp_path, port):
-            await until(lambda: len(service.rows) == 1, "the rows")
-        async with agent(tmp_path, port):
-            await until(lambda: len(service.rows) == 2, "the rows again")
+    async with serving(Collector()) as service:
+        for count in (1, 2):
+            async with agent(tmp_path, service.address):
+                await async_until(lambda n=count: len(service.rows) == n, "the rows")  # type: ignore[misc]
         assert [batch.first_revision for batch in service.rows] == [1, 1]
         assert len({hello.session for hello in service.hellos}) == 2
     rank.close()
 
 
 async def test_pings_go_on_during_the_stream(tmp_path: Path) -> None:
-    """A clock stream ends, one is answered with nonsense: others follow, and the rows go on."""
-    port = free_port()
-    async with serving(Collector("one"), port) as service, agent(tmp_path, port):
-        await until(lambda: len(service.pings) > 2 and len(service.pings[2]) > BURST, "pings")
-        assert len(service.hellos) == 1
+    """A clock stream ends, and another gets an invalid answer: new ones follow, and rows go on."""
+    async with serving(Collector()) as service, agent(tmp_path, service.address):
+        await async_until(lambda: len(service.pings) > 2 and len(service.pings[2]) > BURST, "pings")
+        (hello_of_rows,) = service.hellos
         for hello, *pings in service.pings:
-            said = service.hellos[0]
-            assert hello == ClockHello(said.boot_id, said.session)
+            assert hello == ClockHello(hello_of_rows.boot_id, hello_of_rows.session)
             numbered = [ping for ping in pings if isinstance(ping, Ping)]
             assert [ping.number for ping in numbered] == list(range(1, len(pings) + 1))
             assert all(len(ping.readings.raw_ns) for ping in numbered)
         assert any(isinstance(ping, Ping) and ping.pong for ping in service.pings[2])
 
 
-def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
+async def test_a_frozen_rank_is_silent_and_comes_back(tmp_path: Path) -> None:
     """SIGSTOP and SIGCONT: silent with the state of the process, then alive again. SIGKILL: an
-    agent that comes later cannot know of the signal, and says why."""
-    port = free_port()
-    ranks = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "scripted_rank.py")]
-        + ["--run-dir", str(tmp_path), "--ranks", "1", "--rate", "20"]
-    )
+    agent that starts later cannot know the signal, and says why."""
+    script = [sys.executable, str(ROOT / "tests" / "scripted_rank.py")]
+    with running([*script, "--run-dir", tmp_path, "--ranks", "1", "--rate", "20"]) as ranks:
+        async with serving(Collector()) as service:
 
-    async def scene() -> None:
-        async with serving(Collector("one"), port) as service:
-            async with agent(tmp_path, port):
-                await until(lambda: service.state(0) is RankState.LIVE, "the rank")
+            async def becomes(state: RankState, within_s: float) -> str:
+                await async_until(lambda: service.state(0) is state, state, within_s)
+                return service.statuses[0].detail
+
+            async with agent(tmp_path, service.address):
+                await becomes(RankState.LIVE, 30)
                 ranks.send_signal(signal.SIGSTOP)
-                await until(lambda: service.state(0) is RankState.SILENT, "silence", 8)
-                assert service.statuses[0].detail == f"process {ranks.pid} is stopped (state T)"
+                stopped = await becomes(RankState.SILENT, 8)
+                assert stopped == f"process {ranks.pid} is stopped (state T)"
                 ranks.send_signal(signal.SIGCONT)
-                await until(lambda: service.state(0) is RankState.LIVE, "life", 8)
+                await becomes(RankState.LIVE, 8)
                 ranks.kill()
-                await until(lambda: service.state(0) is RankState.EXITED, "death", 3)
-                assert service.statuses[0].detail.startswith("killed by SIGKILL; ")
+                killed = await becomes(RankState.EXITED, 3)
+                assert killed.startswith("killed by SIGKILL; ")
             ranks.wait()
             service.statuses.clear()
-            async with agent(tmp_path, port):
-                await until(lambda: service.state(0) is RankState.EXITED, "death, again")
+            async with agent(tmp_path, service.address):
                 known = "no exit record, and its exit status is not known"
-                assert service.statuses[0].detail == f"{known}; it ended before this agent saw it"
-
-    try:
-        play(scene)
-    finally:
-        ranks.kill()
-        ranks.wait()
+                ended = await becomes(RankState.EXITED, 30)
+                assert ended == f"{known}; it ended before this agent saw it"
 
 
 async def test_rows_that_are_refused_for_ever_are_dropped(tmp_path: Path) -> None:
     """A service refuses the same rows twice: they are dropped and counted, and the rest goes on."""
-    port, metrics = free_port(), f"127.0.0.1:{free_port()}"
     rank = ScriptedRank(tmp_path)
     rank.enter()
     rank.leave()
     rank.publish()
-    service = Collector("one", refuse=2)
-    flags = ("--metrics", metrics)
-    async with serving(service, port), agent(tmp_path, port, *flags):
-        await until(lambda: (0, 0) in service.marks, "the marks")
+    service, metrics = Collector(refuse=2), free_address()
+    async with serving(service), agent(tmp_path, service.address, "--metrics", metrics):
+        await async_until(lambda: service.is_at(0, 1, 1), "the watermarks")
         assert service.rows == []
-        assert service.marks[0, 0][:2] == (1, 1)
-        said = await asyncio.to_thread(fetch, metrics)
-        assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in said
-        assert "frd_agent_connected 1.0" in said
-        assert "process_resident_memory_bytes" in said
-        await until(
+        shown = await asyncio.to_thread(fetch, metrics)
+        assert 'frd_agent_dropped_rows_total{reason="refused"} 1.0' in shown
+        assert "frd_agent_connected 1.0" in shown
+        assert "process_resident_memory_bytes" in shown
+        await async_until(
             lambda: bool(service.statuses) and service.statuses[0].gap_entries == 1,
-            "a status that counts what was dropped",
+            "a status that counts the dropped row",
         )
     rank.close()
 
@@ -207,8 +189,8 @@ class Hostile:
 
 
 async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
-    """torch writes a dump of rank 5 at a timeout; a hostile file next to it is refused, counted."""
-    port, metrics = free_port(), f"127.0.0.1:{free_port()}"
+    """torch writes a dump of rank 5 at a timeout, next to a hostile file: the dump is read, the
+    hostile file is refused and counted."""
     dumps = tmp_path / "elsewhere"
     dumps.mkdir()
     entry = Entry(
@@ -222,28 +204,30 @@ async def test_dump_files_speak_for_ranks_without_a_tap(tmp_path: Path) -> None:
     dump = Dump(version="2.10", entries=(entry,))
     (dumps / "trace_5").write_bytes(write_pickle(dump, {"0": ("default_pg", (4, 5))}))
     (dumps / "trace_6").write_bytes(pickle.dumps(Hostile()))
-    flags = ("--metrics", metrics, "--dump-dir", str(dumps))
-    async with serving(Collector("one"), port) as service, agent(tmp_path, port, *flags):
-        await until(lambda: (5, 0) in service.marks, "the file")
-        assert service.marks[5, 0][:2] == (1, 0)
+    service, metrics = Collector(), free_address()
+    flags = ("--metrics", metrics, "--dump-dir", dumps)
+    async with serving(service), agent(tmp_path, service.address, *flags):
+        await async_until(lambda: service.is_at(5, 1, 0), "the file")
         await service.ask(5)
         assert service.parts[5, Part.DUMP].source == "file trace_5"
-        said = await asyncio.to_thread(fetch, metrics)
-        assert 'frd_agent_refused_files_total{kind="dump"} 1.0' in said
+        shown = await asyncio.to_thread(fetch, metrics)
+        assert 'frd_agent_refused_files_total{kind="dump"} 1.0' in shown
 
 
 @pytest.mark.parametrize(
-    ("flags", "code", "said"),
+    ("flag", "value", "error"),
     [
-        (["--service", "nowhere"], 2, "service: 'nowhere'"),
-        (["--config", "/nowhere.toml"], 2, "config: /nowhere.toml"),
+        ("--service", "nowhere", "service: 'nowhere'"),
+        ("--config", "/nowhere.toml", "config: /nowhere.toml"),
     ],
 )
-def test_a_start_that_cannot_be_is_one_line(flags: list[str], code: int, said: str) -> None:
-    """A bad address, a missing file: one line that names it, and no traceback."""
-    done = run_program([sys.executable, "-m", "frd_agent", "run", *flags])
-    assert done.returncode == code
+def test_a_start_that_cannot_be_is_one_line(
+    flag: str, value: str, error: str, tmp_path: Path
+) -> None:
+    """A bad address or a missing file: one line that names it, and no traceback."""
+    done = run_program(agent_command(tmp_path, flag, value))
+    assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("frd: error: ")
-    assert said in last
+    assert error in last
     assert "Traceback" not in done.stderr

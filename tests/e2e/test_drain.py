@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
@@ -18,8 +18,9 @@ from frd.store.findings import FindingStore
 from frd.store.journal import read
 from frd.store.records import RecordKind
 from frd.wire.messages import Part
-from tests.world import daemons, streams
-from tests.world.collector import Collector, agent, serving, until
+from tests.world import streams
+from tests.world.collector import Collector, agent, serving
+from tests.world.daemons import agent_command, async_until, end, freeze, running, until
 from tests.world.streams import Peer, Service, peer
 
 WITHIN_S = 10
@@ -36,7 +37,7 @@ def stored_dump(data_dir: Path) -> str:
 
 
 async def stall(peers: list[Peer]) -> None:
-    """Rank 2 of the first two peers' job never comes to collective 7; all others stand still."""
+    """Rank 2 of the first two peers' job never joins collective 7; the other jobs do not move."""
     since = time.time_ns() - 2_000_000_000
     while True:
         for at, one in enumerate(peers):
@@ -45,7 +46,8 @@ async def stall(peers: list[Peer]) -> None:
 
 
 def test_a_service_ends_under_load(tmp_path: Path) -> None:
-    """64 streams speak, a finding is open, a client reads a dump slowly: all is stored, exit 0."""
+    """64 agents stream, a finding is open and a client reads a dump slowly: SIGTERM ends the
+    service with exit code 0, and all data is stored."""
     dump_id = stored_dump(tmp_path)
 
     async def scene(service: Service) -> None:
@@ -63,9 +65,8 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
             writer.write(f"GET /api/v1/dumps/{dump_id} HTTP/1.1\r\nHost: frd\r\n\r\n".encode())
             assert (await reader.readline()).split()[1] == b"200"
             open_now = "/api/v1/findings?state=open"
-            await asyncio.to_thread(daemons.until, lambda: service.get(open_now)["findings"])
-            service.process.terminate()
-            assert await asyncio.to_thread(service.process.wait, WITHIN_S) == 0
+            await asyncio.to_thread(until, lambda: service.get(open_now)["findings"])
+            await asyncio.to_thread(service.terminate)
             speaking.cancel()
             await asyncio.gather(speaking, return_exceptions=True)
             writer.close()
@@ -85,14 +86,16 @@ def test_a_service_ends_under_load(tmp_path: Path) -> None:
 
 async def test_an_agent_sends_the_rest_first(tmp_path: Path) -> None:
     """SIGTERM comes with the first rows: the service gets all rows, then the goodbye."""
-    port = daemons.free_port()
     rank = ScriptedRank(tmp_path)
     for _ in range(50):
         rank.enter()
         rank.leave()
     rank.publish()
-    async with serving(Collector("one"), port) as collector, agent(tmp_path, port) as process:
-        await until(lambda: bool(collector.rows), "the first rows")
+    async with (
+        serving(Collector()) as collector,
+        agent(tmp_path, collector.address) as process,
+    ):
+        await async_until(lambda: bool(collector.rows), "the first rows")
         process.terminate()
         assert await asyncio.to_thread(process.wait, WITHIN_S) == 0
         assert collector.goodbye
@@ -101,28 +104,22 @@ async def test_an_agent_sends_the_rest_first(tmp_path: Path) -> None:
     rank.close()
 
 
-@pytest.mark.parametrize("how", ["mute", "absent"])
-def test_an_agent_does_not_wait_for_ever(tmp_path: Path, how: str) -> None:
-    """A service that stopped reading, or is not there: the agent ends nevertheless, exit 0."""
-    rank = ScriptedRank(tmp_path / "run")
+@pytest.mark.parametrize("lose", [freeze, end], ids=["mute", "absent"])
+def test_an_agent_does_not_wait_for_ever(
+    tmp_path: Path, lose: Callable[[Popen[str]], None]
+) -> None:
+    """The service stopped reading, or is gone: SIGTERM ends the agent with exit code 0."""
+    run_dir = tmp_path / "run"
+    rank = ScriptedRank(run_dir)
     rank.publish()
-
-    async def scene(service: Service) -> None:
-        process = service.process
-        port = int(service.grpc.rpartition(":")[2])
-        async with agent(tmp_path / "run", port) as one:
-            await asyncio.to_thread(daemons.until, lambda: service.get("/api/v1/jobs")["jobs"])
-            if how == "mute":
-                process.send_signal(signal.SIGSTOP)
-                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-            else:
-                process.kill()
-                process.wait()
-            rank.enter()
-            rank.publish()
-            one.terminate()
-            assert await asyncio.to_thread(one.wait, WITHIN_S) == 0
-
-    with streams.serving(tmp_path / "data", "--stall-after", "1") as service:
-        asyncio.run(scene(service))
+    with (
+        streams.serving(tmp_path / "data", "--stall-after", "1") as service,
+        running(agent_command(run_dir, "--service", service.grpc)) as agent_process,
+    ):
+        until(lambda: service.get("/api/v1/jobs")["jobs"])
+        lose(service.process)
+        rank.enter()
+        rank.publish()
+        agent_process.terminate()
+        assert agent_process.wait(WITHIN_S) == 0
     rank.close()

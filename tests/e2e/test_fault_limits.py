@@ -14,7 +14,7 @@ import resource
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,41 +24,11 @@ import pytest
 from frd.model import GroupInfo, Signature
 from frd.store.journal import segments
 from frd.wire.messages import Declare, GroupDecl, SignatureDecl
-from tests.e2e.faults.job import Training
-from tests.e2e.faults.world import Daemon, World, blamed, until
+from tests.world.cluster import CULPRIT, HELD, LATE_S, Cluster, Daemon, blamed, scene, until
 from tests.world.daemons import run_program
 from tests.world.streams import Service, peer
 
 pytestmark = pytest.mark.timeout(180)
-
-STALL_S: Final = 2.0
-LATE_S: Final = 5.0
-HELD: Final = 2
-CULPRIT: Final = (HELD, "cpu_stuck")
-
-
-@contextmanager
-def scene(folder: Path, data_dir: Path | None = None) -> Iterator[tuple[World, Training]]:
-    """A service, and a job of four ranks on two nodes whose agents have reported it."""
-    with ExitStack() as stack:
-        world = stack.enter_context(
-            World(folder, data_dir=data_dir, stall_after_s=STALL_S, telemetry_late_s=LATE_S)
-        )
-        training = stack.enter_context(Training([world.run_dir(0), world.run_dir(1)]))
-        for _ in range(2):
-            world.start_agent()
-        world.begin(training)
-        until(lambda: world.steps(training) > 0, "the job is not reported")
-        yield world, training
-
-
-def accounted(world: World, training: Training) -> None:
-    """The rank that was held comes: what is open closes, and every row is accounted for."""
-    training.release(HELD)
-    until(lambda: not world.findings("open"), lambda: str(world.findings("open")))
-    training.rest()
-    world.settled(training)
-
 
 # -- disk ----------------------------------------------------------------------------------------
 
@@ -79,24 +49,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_silences_no_alert(small_disk: Path, tmp_path: Path) -> None:
     """The disk is full when a rank hangs: the finding and its stack are shown nevertheless, what
     could not be stored is counted, and with space again the finding and the journal are written."""
-    with scene(tmp_path, small_disk / "data") as (world, training):
+    with scene(tmp_path, data_dir=small_disk / "data") as run:
+        cluster, training = run.cluster, run.training
         filler = fill(small_disk)
         training.hold(HELD)
-        until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "no finding")
-        until(lambda: world.findings("open")[0]["suspects"][0]["stack"], "no stack")
-        assert world.metric("frd_suspect") == 1
+        until(lambda: run.named() == CULPRIT, "no finding")
+        until(lambda: cluster.findings("open")[0]["suspects"][0]["stack"], "no stack")
+        assert cluster.metric("frd_suspect") == 1
         for store in ("findings", "journal", "dumps"):
             errors = f'frd_store_errors_total{{store="{store}"}}'
-            until(lambda series=errors: world.metric(series) > 0, f"{store}: no error is counted")  # type: ignore[misc]
-        (found,) = world.findings("open")
+            until(lambda series=errors: cluster.metric(series) > 0, f"{store}: no error is counted")  # type: ignore[misc]
+        (found,) = cluster.findings("open")
 
         filler.unlink()
-        until(lambda: stored(world) == {found["id"]: "open"}, "the finding is not stored")
-        journal = world.data_dir / "journal"
+        until(lambda: stored(cluster) == {found["id"]: "open"}, "the finding is not stored")
+        journal = cluster.data_dir / "journal"
         written = len(segments(journal))
         until(lambda: len(segments(journal)) > written, "the journal does not continue")
         training.release(HELD)
-        until(lambda: stored(world) == {found["id"]: "closed"}, "its end is not stored")
+        until(lambda: stored(cluster) == {found["id"]: "closed"}, "its end is not stored")
 
 
 def fill(disk: Path) -> Path:
@@ -108,9 +79,9 @@ def fill(disk: Path) -> Path:
     return path
 
 
-def stored(world: World) -> dict[str, str]:
+def stored(cluster: Cluster) -> dict[str, str]:
     """State by id, as on the disk."""
-    with closing(sqlite3.connect(world.data_dir / "findings.sqlite3")) as db:
+    with closing(sqlite3.connect(cluster.data_dir / "findings.sqlite3")) as db:
         return dict(db.execute("SELECT id, state FROM findings"))
 
 
@@ -129,22 +100,23 @@ def no_more_descriptors(daemon: Daemon) -> Iterator[None]:
 def test_a_service_without_descriptors(tmp_path: Path) -> None:
     """The service may open nothing more: streams that stand go on and a hang is found, a new agent
     and a new reader wait; they are served once it may again."""
-    with scene(tmp_path) as (world, training):
-        host, _, port = world.http.rpartition(":")
+    with scene(tmp_path) as run:
+        cluster, training = run.cluster, run.training
+        host, _, port = cluster.http.rpartition(":")
         with closing(http.client.HTTPConnection(host, int(port), timeout=20)) as open_line:
             open_line.request("GET", "/-/healthy")
             assert open_line.getresponse().read()
-            with no_more_descriptors(world.service):
-                late = world.start_agent()
+            with no_more_descriptors(cluster.service):
+                late = cluster.start_agent()
                 training.hold(HELD)
-                until(lambda: CULPRIT in blamed(asked(open_line), "high"), "no finding")
+                until(lambda: blamed(asked(open_line), "high") == CULPRIT, "no finding")
                 with pytest.raises(OSError, match="timed out"):
-                    world.get("/api/v1/findings", timeout_s=1)
+                    cluster.get("/api/v1/findings", timeout_s=1)
                 log = late.log
                 until(lambda: "no welcome" in log.read_text(), "the new agent is not kept waiting")
-        until(lambda: world.agent_metric(2, "frd_agent_connected") == 1, "it is not let in")
-        accounted(world, training)
-        assert len(world.findings()) == 1
+        until(lambda: cluster.agent_metric(2, "frd_agent_connected") == 1, "it is not let in")
+        run.over(overrun=None)
+        assert len(cluster.findings()) == 1
 
 
 def asked(line: http.client.HTTPConnection) -> list[dict[str, object]]:
@@ -157,20 +129,21 @@ def asked(line: http.client.HTTPConnection) -> list[dict[str, object]]:
 def test_an_agent_without_descriptors(tmp_path: Path) -> None:
     """An agent may open nothing more while its ranks live, and one of them hangs: none of them is
     taken for dead, and once it may open files again the hang is reported correctly."""
-    with scene(tmp_path) as (world, training):
-        with no_more_descriptors(world.agents[1]):
-            until(lambda: late_ranks(world) == {2, 3}, "its ranks are not seen as late")
-            assert world.findings() == []
+    with scene(tmp_path) as run:
+        cluster, training = run.cluster, run.training
+        with no_more_descriptors(cluster.agents[1]):
+            until(lambda: late_ranks(cluster) == {2, 3}, "its ranks are not seen as late")
+            assert cluster.findings() == []
             training.hold(HELD)
-            until(lambda: world.findings("open"), "no finding")
-            assert not blamed(world.findings(), "high")
-        until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "not named")
-        assert world.metric("frd_findings_total") == 1
-        accounted(world, training)
+            until(lambda: cluster.findings("open"), "no finding")
+            assert not run.named()
+        until(lambda: run.named() == CULPRIT, "not named")
+        assert cluster.metric("frd_findings_total") == 1
+        run.over(overrun=None)
 
 
-def late_ranks(world: World) -> set[int]:
-    ranks = world.get("/api/v1/jobs/training")["ranks"]
+def late_ranks(cluster: Cluster) -> set[int]:
+    ranks = cluster.get("/api/v1/jobs/training")["ranks"]
     return {rank["rank"] for rank in ranks if (rank["age_s"] or 0) > LATE_S}
 
 
@@ -181,10 +154,10 @@ ROOM_BYTES: Final = 32 * 1024 * 1024
 """For what they want several hundred megabytes."""
 
 
-async def greed(world: World, number: int) -> None:
+async def greed(cluster: Cluster, number: int) -> None:
     """A stream that declares as much as it is let to."""
-    assert world.service.process is not None
-    service = Service(world.service.process, world.grpc, world.http)
+    assert cluster.service.process is not None
+    service = Service(cluster.service.process, cluster.grpc, cluster.http)
     async with peer(service, number % 2, f"greedy-{number}", f"greedy-{number}") as one:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await one.introduce()
@@ -206,31 +179,32 @@ async def greed(world: World, number: int) -> None:
 def test_a_service_without_memory(tmp_path: Path) -> None:
     """Greedy streams meet a limit on the service's memory: it refuses them or dies, not in silence,
     and the job is reported as before once there is memory again."""
-    with scene(tmp_path) as (world, training):
-        pid = world.service.pid
+    with scene(tmp_path) as run:
+        cluster, training = run.cluster, run.training
+        pid = cluster.service.pid
         limits = resource.prlimit(pid, resource.RLIMIT_AS)
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
         allowed = pages * resource.getpagesize() + ROOM_BYTES
         resource.prlimit(pid, resource.RLIMIT_AS, (allowed, limits[1]))
 
         async def all_of_them() -> None:
-            await asyncio.gather(*(greed(world, number) for number in range(GREEDY)))
+            await asyncio.gather(*(greed(cluster, number) for number in range(GREEDY)))
 
         asyncio.run(all_of_them())
-        until(lambda: suffered(world), "it had memory enough")
-        if world.service.is_alive:
+        until(lambda: suffered(cluster), "it had memory enough")
+        if cluster.service.is_alive:
             resource.prlimit(pid, resource.RLIMIT_AS, limits)
         else:
-            world.service.kill()
-            world.start_service()
+            cluster.service.kill()
+            cluster.start_service()
         training.hold(HELD)
-        until(lambda: CULPRIT in blamed(world.findings("open"), "high"), "no finding")
-        assert {finding["job"] for finding in world.findings()} == {training.job}
-        accounted(world, training)
+        until(lambda: run.named() == CULPRIT, "no finding")
+        assert {finding["job"] for finding in cluster.findings()} == {training.job}
+        run.over(overrun=None)
 
 
-def suffered(world: World) -> bool:
+def suffered(cluster: Cluster) -> bool:
     """It died, or went on and said so: streams refused as its own fault, or errors in its log."""
-    if not world.service.is_alive or "MemoryError" in world.service.log.read_text():
+    if not cluster.service.is_alive or "MemoryError" in cluster.service.log.read_text():
         return True
-    return world.metric('frd_ingest_refused_total{reason="fault"}') > 0
+    return cluster.metric('frd_ingest_refused_total{reason="fault"}') > 0

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from frd.model import MemoryEventKind, SeriesInfo, SeriesKind
 from tests.e2e.test_tap import everywhere, puppets
 from tests.world import nvml
-from tests.world.collector import Collector, agent, serving, until
-from tests.world.daemons import fetch, free_port
+from tests.world.collector import Collector, agent, serving
+from tests.world.daemons import async_until, fetch, free_address
 from tests.world.nvml import GIB, GPU_IS_LOST, Driver, uuid
 
 MIB = 1 << 20
@@ -44,17 +44,16 @@ def scrape(address: str) -> dict[tuple[str, str], float]:
 async def test_host_memory_of_real_ranks_arrives(tmp_path: Path) -> None:
     """Rank 1 takes 200 MiB, and then a child that it forked; rank 0 stays where it is. Ten samples
     a second, each taken in far less time than the time between two."""
-    port = free_port()
-    service = Collector("one")
-    async with serving(service, port), agent(tmp_path, port):
+    service = Collector()
+    async with serving(service), agent(tmp_path, service.address):
         with puppets(2, tmp_path) as ranks:
             everywhere(ranks, "init")
             everywhere(ranks, "reduce 5")
-            await until(lambda: {host(0), host(1)} <= service.samples.keys(), "a sample")
+            await async_until(lambda: {host(0), host(1)} <= service.samples.keys(), "a sample")
             await asyncio.to_thread(ranks[1].do, "grow 200")
-            await until(lambda: rise(service, host(1)) > 190 * MIB, "the rise")
+            await async_until(lambda: rise(service, host(1)) > 190 * MIB, "the rise")
             await asyncio.to_thread(ranks[1].do, "child 300")
-            await until(lambda: rise(service, host(1)) > 480 * MIB, "the child's rise")
+            await async_until(lambda: rise(service, host(1)) > 480 * MIB, "the child's rise")
             assert rise(service, host(0)) < 50 * MIB
             seen = service.samples[host(1)]
             begins = [begin for begin, _, _ in seen]
@@ -65,16 +64,15 @@ async def test_host_memory_of_real_ranks_arrives(tmp_path: Path) -> None:
 async def test_a_job_on_gpus_is_seen_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver names the processes of two ranks; the agent says whose they are, on the stream and
-    in its metrics. One GPU falls off the bus: an event, and the other is seen on."""
+    """The driver lists the processes of two ranks; the agent reports their memory by rank, on the
+    stream and in its metrics. One GPU is lost: an event, and samples of the other GPU go on."""
     library = nvml.build(tmp_path / "nvml")
     if library is None:
         pytest.skip("no C compiler to build the scripted NVIDIA driver with")
     driver = Driver(tmp_path / "driver.txt")
     driver.devices = {uuid(n): (10 * GIB, 80 * GIB) for n in range(2)}
-    port, metrics, run_dir = free_port(), free_port(), tmp_path / "run"
+    service, metrics, run_dir = Collector(), free_address(), tmp_path / "run"
     own = [SeriesInfo(n, SeriesKind.PROCESS_USED, uuid(n)) for n in range(2)]
-    service = Collector("one")
     with puppets(2, run_dir) as ranks:
         for number, rank in enumerate(ranks):
             driver.processes.append((uuid(number), "compute", rank.process.pid, 9 * GIB))
@@ -82,44 +80,44 @@ async def test_a_job_on_gpus_is_seen_from_outside(
         for name, value in driver.environment(library).items():
             monkeypatch.setenv(name, value)
         everywhere(ranks, "init")
-        flags = ("--metrics", f"127.0.0.1:{metrics}")
-        async with serving(service, port), agent(run_dir, port, *flags):
-            await until(lambda: set(own) <= service.samples.keys(), "a sample of each process")
+        async with serving(service), agent(run_dir, service.address, "--metrics", metrics):
+            await async_until(
+                lambda: set(own) <= service.samples.keys(), "a sample of each process"
+            )
             driver.devices[uuid(1)] = (30 * GIB, 80 * GIB)
             pid = ranks[1].process.pid
             driver.processes[1] = (uuid(1), "compute", pid, 29 * GIB)
             driver.write()
-            await until(lambda: rise(service, own[1]) == 20 * GIB, "the rise")
+            await async_until(lambda: rise(service, own[1]) == 20 * GIB, "the rise")
             assert rise(service, own[0]) == 0
-            shown = await asyncio.to_thread(scrape, f"127.0.0.1:{metrics}")
+            shown = await asyncio.to_thread(scrape, metrics)
             assert shown["frd_gpu_memory_used_bytes", uuid(1)] == 30 * GIB
             assert shown["frd_gpu_memory_total_bytes", uuid(1)] == 80 * GIB
             assert shown["frd_rank_gpu_memory_bytes", "1"] == 29 * GIB
             assert shown["frd_rank_host_memory_bytes", "0"] > 50 * MIB
             driver.errors[("DeviceGetMemoryInfo", uuid(0))] = GPU_IS_LOST
             driver.write()
-            await until(lambda: bool(service.events), "the event")
+            await async_until(lambda: bool(service.events), "the event")
             (event,) = service.events
-            who = service.ranks[event.rank].rank, event.kind, event.device
-            assert who == (0, MemoryEventKind.DEVICE_LOST, uuid(0))
+            of = service.ranks[event.rank].rank, event.kind, event.device
+            assert of == (0, MemoryEventKind.DEVICE_LOST, uuid(0))
             seen = len(service.samples[own[1]])
-            await until(lambda: len(service.samples[own[1]]) > seen, "the other device")
+            await async_until(lambda: len(service.samples[own[1]]) > seen, "the other device")
 
 
 async def test_samples_outlive_a_service(tmp_path: Path) -> None:
-    """The service is away while a rank grows; the one that comes back hears of every moment."""
-    port = free_port()
+    """The service is away while a rank grows; its successor gets samples without a gap."""
+    first = Collector()
     with puppets(1, tmp_path) as (rank,):
         rank.do("init")
-        async with agent(tmp_path, port):
-            first = Collector("one")
-            async with serving(first, port):
-                await until(lambda: len(first.samples.get(host(0), [])) > 3, "samples")
+        async with agent(tmp_path, first.address):
+            async with serving(first):
+                await async_until(lambda: len(first.samples.get(host(0), [])) > 3, "samples")
             await asyncio.to_thread(rank.do, "grow 200")
             await asyncio.sleep(2.0)
-            second = Collector("two")
-            async with serving(second, port):
-                await until(lambda: rise(second, host(0)) > 190 * MIB, "the rise")
+            second = Collector(first.address)
+            async with serving(second):
+                await async_until(lambda: rise(second, host(0)) > 190 * MIB, "the rise")
                 begins = [begin for begin, _, _ in second.samples[host(0)]]
                 last = first.samples[host(0)][-1][0]
                 assert begins[0] <= last, "what the first may have missed is sent again"
@@ -131,31 +129,23 @@ async def test_a_real_gpu_agrees(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU and a CUDA build of torch")
-    port = free_port()
-    service = Collector("one")
-    async with serving(service, port), agent(tmp_path, port):
+    service = Collector()
+    async with serving(service), agent(tmp_path, service.address):
         with puppets(1, tmp_path) as (rank,):
             rank.do("init")
             await asyncio.to_thread(rank.do, "cuda 64")
-            await until(lambda: len(kinds(service)) >= 5, "a series of each kind")
+            await async_until(
+                lambda: len({series.kind for series in service.samples}) >= 5, "all kinds of series"
+            )
             await asyncio.to_thread(rank.do, "cuda 512")
             for kind in (SeriesKind.TORCH_RESERVED, SeriesKind.PROCESS_USED):
-                (series,) = [
-                    series_info for series_info in service.samples if series_info.kind is kind
-                ]
-                await until(partial(rose, service, series, 512 * MIB), kind)
-            assert (
-                len({series_info.device for series_info in service.samples if series_info.device})
-                == 1
-            )
+                (series,) = (one for one in service.samples if one.kind is kind)
+                await async_until(partial(rose, service, series, 512 * MIB), kind)
+            assert len({series.device for series in service.samples if series.device}) == 1
             assert await asyncio.to_thread(rank.do, "overflow") == "out of memory\n"
-            await until(lambda: bool(service.events), "the event")
+            await async_until(lambda: bool(service.events), "the event")
             (event,) = service.events
             assert (event.kind, event.requested_bytes) == (MemoryEventKind.OOM, 1 << 50)
-
-
-def kinds(service: Collector) -> set[SeriesKind]:
-    return {series.kind for series in service.samples}
 
 
 def rose(service: Collector, series: SeriesInfo, by: int) -> bool:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from frd.cli.commands.demo.scenarios import SCENARIOS
-from tests.world.daemons import finding_with, run_program, until, watched
-from tests.world.streams import serve_command
+from tests.world.daemons import finding_with, first_line, run_program, running, until, watched
+from tests.world.streams import serving
 from tests.world.telemetry_files import event
 from tests.world.telemetry_files import write as write_telemetry
 
@@ -62,25 +62,13 @@ def test_every_block_of_the_readme_is_run_somewhere() -> None:
 
 def run(line: str, typed: dict[str, str], folder: Path) -> tuple[int, str]:
     """One line as bash takes it; a watch is ended by Ctrl-C when it has shown something."""
-    process = subprocess.Popen(
-        ["bash", "-c", f"exec {line}"],
-        cwd=folder,
-        env=typed,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        said = ""
+    command, printed = ["bash", "-c", f"exec {line}"], ""
+    with running(command, cwd=folder, env=typed, stderr=subprocess.STDOUT) as process:
         if "--watch" in line:
-            said = process.stdout.readline()
+            printed = first_line(process)
             process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    return process.returncode, said + rest
+    return process.returncode, printed + rest
 
 
 @pytest.mark.torch
@@ -96,16 +84,17 @@ def test_what_the_readme_says_when_a_job_hangs(typed: dict[str, str], tmp_path: 
         stage.start_job()
         finding = finding_with(client, "dump")["id"]
         for line in script("frd findings --watch").splitlines():
-            code, said = run(line.replace("ID", finding), typed, folder)
+            code, printed = run(line.replace("ID", finding), typed, folder)
             expected = FINDINGS if line.startswith("frd findings ID") else 0
-            assert code == expected, f"{line}: {said}"
-        code, said = run(script("frd-agent exec").strip(), typed, folder)
-        assert code == 0, said
+            assert code == expected, f"{line}: {printed}"
+        code, printed = run(script("frd-agent exec").strip(), typed, folder)
+        assert code == 0, printed
     exported = (folder / "all.jsonl").read_text().splitlines()
     assert finding in [json.loads(line)["id"] for line in exported]
     for line in script("frd analyze dumps").splitlines():
-        code, said = run(line.replace("analyze dumps", f"analyze dumps/{stage.job}"), typed, folder)
-        assert code == (0 if "--memory" in line else FINDINGS), f"{line}: {said}"
+        of_job = line.replace("analyze dumps", f"analyze dumps/{stage.job}")
+        code, printed = run(of_job, typed, folder)
+        assert code == (0 if "--memory" in line else FINDINGS), f"{line}: {printed}"
     assert (folder / "t.pftrace").stat().st_size > 0
 
 
@@ -124,34 +113,19 @@ STAND_INS = {
 
 @contextmanager
 def slurm(typed: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """The batch script of the recipe on its first node, with a service that its agent finds.
-
-    Its standard error goes to the file log."""
+    """The batch script of the recipe on its first node, and its agent's service. Standard error of
+    the script goes to the file log."""
     for name, body in STAND_INS.items():
         program = Path(typed["PATH"].partition(":")[0]) / name
         program.write_text(f"#!/bin/bash\n{body}\n")
         program.chmod(0o755)
-    service = subprocess.Popen(serve_command(folder / "data"), stdout=subprocess.PIPE, text=True)
-    assert service.stdout is not None
-    grpc = json.loads(service.stdout.readline())["grpc"]
     job = {"SLURM_JOB_ID": f"7-{os.getpid()}", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "8"}
-    job |= {"SLURM_JOB_NODELIST": "n[1-2]", "FRD_AGENT_SERVICE": grpc}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [str(ROOT / "examples/slurm/train.sbatch"), "train.py", "--steps", "1"],
-            cwd=folder,
-            env=typed | job,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    try:
-        yield process
-    finally:
-        for started in (service, process):
-            started.terminate()
-            started.communicate(timeout=30)
-        shutil.rmtree(f"/tmp/frd-{job['SLURM_JOB_ID']}", ignore_errors=True)
+    command = [str(ROOT / "examples/slurm/train.sbatch"), "train.py", "--steps", "1"]
+    with serving(folder / "data") as service:
+        job |= {"SLURM_JOB_NODELIST": "n[1-2]", "FRD_AGENT_SERVICE": service.grpc}
+        with running(command, cwd=folder, env=typed | job, log=folder / "log") as process:
+            yield process
+    shutil.rmtree(f"/tmp/frd-{job['SLURM_JOB_ID']}", ignore_errors=True)
 
 
 def test_a_slurm_job_brings_its_agents_along(typed: dict[str, str], tmp_path: Path) -> None:

@@ -7,22 +7,21 @@ import json
 import os
 import pty
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from frd.service.journal.replay import replay
 from frd.store.journal import read
-from tests.world.collector import Collector, serving, until
-from tests.world.daemons import free_port
-from tests.world.streams import both_nodes, ready, serve_command, stall
+from tests.world.collector import Collector, serving
+from tests.world.daemons import agent_command, async_until, running
+from tests.world.streams import both_nodes, stall
+from tests.world.streams import serving as service_process
+from tests.world.webhook import Receiver
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(120)
+JSON = ("--log-format", "json")
 
 
 class Lines:
@@ -36,33 +35,18 @@ class Lines:
         return [line for line in map(json.loads, lines) if words in line["message"]]
 
     async def wait_for(self, words: str) -> dict[str, str]:
-        await until(lambda: bool(self.matching(words)), words)
-        return self.matching(words)[0]
-
-
-@asynccontextmanager
-async def daemon(command: list[str], log: Path) -> AsyncIterator[subprocess.Popen[str]]:
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        assert await asyncio.to_thread(process.wait, 10) == 0
-        process.communicate()
+        return (await async_until(lambda: self.matching(words), words))[0]
 
 
 async def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
-    """A hanging job is no finding under a patient policy; after SIGHUP brings another, it is.
+    """A hanging job is no finding under a patient policy; after SIGHUP loads another, it is.
 
     A file that is broken changes nothing, a key that needs a restart is logged, and the
     journal replays to the finding that the new policy gave.
     """
     file, data, lines = tmp_path / "frd.toml", tmp_path / "data", Lines(tmp_path / "log")
-    command = [*serve_command(data, "--log-format", "json"), "--config", str(file)]
     file.write_text("[policy]\nstall_after_s = 600\n")
-    async with daemon(command, lines.path) as process:
-        service = await asyncio.to_thread(ready, process)
+    with service_process(data, *JSON, "--config", file, log=lines.path) as service:
         since = time.time_ns()
 
         def hangs() -> bool:
@@ -72,7 +56,7 @@ async def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
             patient = time.monotonic() + 2
             await stall(peers, since, lambda: time.monotonic() > patient)
             file.write_text("[policy]\nstall_after_s = 0.5\n")
-            process.send_signal(signal.SIGHUP)
+            service.process.send_signal(signal.SIGHUP)
             line = await lines.wait_for("nothing is changed")
             assert line["message"].startswith("policy.stall_after_s: 0.5: must be")
             assert not hangs()
@@ -80,60 +64,103 @@ async def test_a_service_goes_on_by_another_policy(tmp_path: Path) -> None:
                 "[policy]\nstall_after_s = 1\n[limits]\nstreams_per_peer = 9\n"
                 "[log]\nlevel = 'warning'\n"
             )
-            process.send_signal(signal.SIGHUP)
+            service.process.send_signal(signal.SIGHUP)
             await lines.wait_for("limits.streams_per_peer: changed: takes effect after a restart")
             await stall(peers, since, hangs)
             assert not lines.matching("configuration read again"), "now below the level"
+        service.terminate()
     (finding,) = replay(read(data / "journal", pytest.fail), pytest.fail).findings
     assert [suspect.rank for suspect in finding.suspects] == [2]
 
 
-def agent_command(run_dir: Path, file: Path) -> list[str]:
-    flags = ["--run-dir", str(run_dir), "--metrics", "off", "--config", str(file)]
-    return [sys.executable, "-m", "frd_agent", "run", *flags]
+async def test_a_hang_is_sent_to_a_webhook_over_restart_and_reload(tmp_path: Path) -> None:
+    """A receiver that is down while the finding opens gets it later. A restarted service does not
+    open the finding again. SIGHUP adds a receiver, which gets later events. The URL, which is a
+    secret, is in no line of the log and in no answer of the API."""
+    file, url = tmp_path / "frd.toml", tmp_path / "url"
+    lines = Lines(tmp_path / "log")
+    # Nothing becomes critical before the reload says so.
+    policy = "[policy]\nstall_after_s = 1\ncritical_after_s = {}\n"
+    target = f'[[notify]]\nurl_file = "{url}"\n'
+    file.write_text(policy.format(3600) + target)
+    flags = (*JSON, "--config", file)
+
+    since_ns = time.time_ns()
+    with Receiver() as receiver, Receiver() as second:
+        receiver.status = 503
+        url.write_text(receiver.url)
+        with service_process(tmp_path / "data", *flags, log=lines.path) as service:
+
+            def failed() -> bool:
+                series = 'frd_notifications_total{result="failed",target="1"}'
+                return service.metric(series) > 0
+
+            async with both_nodes(service) as peers:
+                await stall(peers, since_ns, failed)
+                receiver.status = 200
+                await stall(peers, since_ns, lambda: bool(receiver.received))
+                (before,) = service.get("/api/v1/findings?state=open")["findings"]
+                assert "s3cret" not in json.dumps(service.get("/api/v1/jobs"))
+            service.terminate()
+        assert receiver.events()[0] == "opened"
+        assert receiver.received[0]["id"] == before["id"]
+        assert receiver.received[0]["runbook_url"].startswith(f"http://{service.http}/runb")
+        sent_before = receiver.events()
+        with service_process(tmp_path / "data", *flags, log=lines.path) as service:
+            async with both_nodes(service, "c", "d") as peers:
+                file.write_text(
+                    policy.format(1)
+                    + target
+                    + f'[[notify]]\nname = "chat"\nurl = "{second.url}"\nformat = "slack"\n'
+                    + 'on = ["critical"]\n'
+                )
+                service.process.send_signal(signal.SIGHUP)
+                await lines.wait_for("notify: changed")
+                await stall(peers, since_ns, lambda: len(second.received) == 1)
+                text = second.received[0]["text"]
+                assert before["id"] in text
+                assert text.startswith("*now critical: stall in job ")
+                await stall(peers, since_ns, lambda: "critical" in receiver.events())
+            service.terminate()
+        assert receiver.events()[len(sent_before) :].count("opened") == 0
+        assert "s3cret" not in lines.path.read_text()
 
 
 async def test_an_agent_goes_on_with_another_service(tmp_path: Path) -> None:
     """The file names another service: the agent says hello there; a broken file changes nothing."""
-    ports = free_port(), free_port()
     file, lines = tmp_path / "agent.toml", Lines(tmp_path / "log")
 
     def configure(service: str, more: str = "") -> None:
         file.write_text(f'service = "{service}"\nlog_format = "json"\n{more}')
 
-    configure(f"127.0.0.1:{ports[0]}")
-    async with (
-        serving(Collector("one"), ports[0]) as first,
-        serving(Collector("two"), ports[1]) as second,
-        daemon(agent_command(tmp_path / "run", file), lines.path) as process,
-    ):
-        await until(lambda: bool(first.hellos), "the first hello")
-        configure("nowhere")
-        process.send_signal(signal.SIGHUP)
-        line = await lines.wait_for("nothing is changed")
-        assert line["message"].startswith("service: 'nowhere': ")
-        configure(f"127.0.0.1:{ports[1]}", "outbox_rows = 5000\n")
-        process.send_signal(signal.SIGHUP)
-        await lines.wait_for("outbox_rows: changed: takes effect after a restart")
-        await until(lambda: bool(second.hellos), "the hello to the other")
-        assert len(first.hellos) == 1
-        assert first.hellos[0].session == second.hellos[0].session
+    async with serving(Collector()) as first, serving(Collector()) as second:
+        configure(first.address)
+        command = agent_command(tmp_path / "run", "--config", file)
+        with running(command, log=lines.path) as process:
+            await async_until(lambda: first.hellos, "the first hello")
+            configure("nowhere")
+            process.send_signal(signal.SIGHUP)
+            line = await lines.wait_for("nothing is changed")
+            assert line["message"].startswith("service: 'nowhere': ")
+            configure(second.address, "outbox_rows = 5000\n")
+            process.send_signal(signal.SIGHUP)
+            await lines.wait_for("outbox_rows: changed: takes effect after a restart")
+            await async_until(lambda: second.hellos, "the hello to the other")
+            assert len(first.hellos) == 1
+            assert first.hellos[0].session == second.hellos[0].session
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, 10) == 0
 
 
 async def test_a_terminal_that_closes_is_a_goodbye(tmp_path: Path) -> None:
-    """An agent that was started in a terminal ends with it, and says so: no alert cries blind."""
-    port, (ours, theirs) = free_port(), pty.openpty()
-    (tmp_path / "agent.toml").write_text(f'service = "127.0.0.1:{port}"\n')
-    async with serving(Collector("one"), port) as service:
-        command = agent_command(tmp_path / "run", tmp_path / "agent.toml")
-        process = subprocess.Popen(command, stderr=theirs)
-        try:
-            await until(lambda: bool(service.hellos), "the hello")
+    """An agent that was started in a terminal ends with it and says goodbye, so no alert fires."""
+    ours, theirs = pty.openpty()
+    async with serving(Collector()) as service:
+        command = agent_command(tmp_path / "run", "--service", service.address)
+        with running(command, stderr=theirs) as process:
+            await async_until(lambda: service.hellos, "the hello")
             process.send_signal(signal.SIGHUP)
             assert await asyncio.to_thread(process.wait, 10) == 0
             assert service.goodbye
-        finally:
-            process.kill()
-            process.wait()
     os.close(ours)
     os.close(theirs)

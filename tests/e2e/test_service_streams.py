@@ -8,11 +8,11 @@ import json
 import os
 import random
 import socket
-import subprocess
 import tarfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,18 +36,8 @@ from frd.wire.messages import (
     Request,
     ResponsePart,
 )
-from tests.world.daemons import run_program, until
-from tests.world.streams import (
-    WORLD,
-    Peer,
-    Service,
-    both_nodes,
-    entries,
-    peer,
-    serve_command,
-    stall,
-    start,
-)
+from tests.world.daemons import run_program, serve_command, until
+from tests.world.streams import WORLD, Peer, Service, both_nodes, entries, peer, serving, stall
 
 T = TypeVar("T")
 
@@ -55,17 +45,8 @@ T = TypeVar("T")
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """Starts real service processes, all on one data directory."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*flags: str) -> Service:
-        service = start(tmp_path / "data", *flags)
-        started.append(service.process)
-        return service
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    with ExitStack() as stack:
+        yield lambda *flags: stack.enter_context(serving(tmp_path / "data", *flags))
 
 
 # -- bad input -----------------------------------------------------------------------------------
@@ -101,7 +82,7 @@ BAD: dict[str, tuple[Callable[[], list[bytes]], str, str]] = {
 
 
 async def refused(service: Service, messages: list[bytes]) -> Refusal:
-    """Introduce an agent, send `messages`, and hear the refusal, in words and as a status."""
+    """Introduce an agent, send `messages`, and return the refusal, which is the status too."""
     async with peer(service, session="bad", job="bad") as bad:
         await bad.introduce()
         for message in messages:
@@ -135,7 +116,7 @@ async def test_bad_input_ends_its_own_stream_only(serve: Callable[..., Service])
 
 
 async def test_another_version_learns_both_versions(serve: Callable[..., Service]) -> None:
-    """An agent that speaks another protocol hears which one the service speaks."""
+    """The refusal of an agent with another protocol version names both versions."""
     service = serve()
     async with peer(service) as other:
         await other.send(replace(other.hello(), protocol=99))
@@ -201,11 +182,11 @@ def test_nothing_counts_twice(serve: Callable[..., Service]) -> None:
 # -- findings ------------------------------------------------------------------------------------
 
 
-async def stalled(service: Service, since: int, until: Callable[[], T]) -> T:
-    """Rank 2 never comes; both agents answer requests. Gives what `until` gives."""
+async def stalled(service: Service, since: int, condition: Callable[[], T]) -> T:
+    """`stall`, during which both agents answer requests."""
     async with both_nodes(service) as peers:
         answering = [asyncio.create_task(answer(agent)) for agent in peers]
-        found = await stall(peers, since, until)
+        found = await stall(peers, since, condition)
         for task in answering:
             task.cancel()
         return found
@@ -218,7 +199,7 @@ STACK = b"""Thread 0x00007f0000000000 (most recent call first):
 
 
 async def answer(agent: Peer) -> None:
-    """The ranks of node 1 have a stack that is no UTF-8 and a dump in two pieces; node 0 fails."""
+    """The ranks of node 1 send a stack that is not UTF-8 and a dump in two parts; node 0 fails."""
     while True:
         request: Request = await agent.hear_of(Request, within_s=60)
         for index in request.rank_indexes:
@@ -240,17 +221,12 @@ def untar(data: bytes) -> dict[str, bytes]:
         return {name: file.read() for name, file in files.items() if file is not None}
 
 
-def open_findings(service: Service) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = service.get("/api/v1/findings?state=open")["findings"]
-    return found
-
-
 def test_the_suspect_is_asked_where_it_is(serve: Callable[..., Service]) -> None:
     """A stall opens: the suspect's stack comes into the finding, and a dump of all it involves."""
     service = serve("--stall-after", "1")
 
     def complete() -> dict[str, Any]:
-        found = open_findings(service)
+        found = service.get("/api/v1/findings?state=open")["findings"]
         whole = found and "dump" in found[0] and found[0]["suspects"][0]["stack"]
         return found[0] if whole else {}
 
@@ -268,16 +244,7 @@ def test_the_suspect_is_asked_where_it_is(serve: Callable[..., Service]) -> None
     assert summary["failed"] == {"0": "no socket", "1": "no socket"}
 
 
-# -- start and stop ------------------------------------------------------------------------------
-
-
-async def test_sigterm_ends_it_cleanly(serve: Callable[..., Service]) -> None:
-    """SIGTERM with an open stream: the service ends within seconds, with exit code 0."""
-    service = serve()
-    async with peer(service) as agent:
-        await agent.introduce()
-        service.process.terminate()
-        assert await asyncio.to_thread(service.process.wait, 10) == 0
+# -- start --------------------------------------------------------------------------------------
 
 
 def failure(data_dir: Path, *flags: str, **environment: str) -> tuple[int, str]:

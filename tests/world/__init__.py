@@ -12,8 +12,11 @@ Without I/O, with injected time:
 
 With sockets or processes:
 
-- `daemons`: `until` polls for a condition, `watched` starts service, agent and job, `fetch` and
-  `metric` read a daemon, `frd` runs the command line, `free_port`.
+- `daemons`: the one way to start a process and to end it (`running`), with the commands of service,
+  agent and ranks; to wait for a condition (`until`, `async_until`); `watched` starts service, agent
+  and job; `findings`, `get` and `metric` read a daemon, `frd` runs the command line.
+- `cluster`: a service and agents that a test kills and starts again, around the scripted ranks of
+  `training`; `account` compares what they recorded with the journal.
 - `streams.serving`: a real service process, `peer`: a scripted agent of it. `collector.serving`: a
   scripted service for a real agent, which `collector.agent` starts.
 - `http_api`: the real HTTP API over a fixed state; `http_service`: a scripted API for commands.

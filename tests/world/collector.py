@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
-import pytest
 
 from frd.model import (
     EntryColumns,
@@ -42,19 +39,20 @@ from frd.wire.messages import (
     Watermarks,
     Welcome,
 )
+from tests.world.daemons import agent_command, async_until, free_address, running
 
 
 class Collector:
-    """One service process, as an agent sees it."""
+    """One service process, as an agent sees it; it refuses the first `refuse` batches of rows."""
 
-    def __init__(self, instance: str, refuse: int = 0) -> None:
-        self.instance = instance
+    def __init__(self, address: str = "", *, refuse: int = 0) -> None:
+        self.address = address or free_address()
         self.refuse = refuse
         self.hellos: list[Hello] = []
         self.ranks: list[RankInfo] = []
         """By index of the present stream."""
         self.rows: list[EntryColumns] = []
-        self.marks: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.watermarks: dict[tuple[int, int], tuple[int, int, int]] = {}
         """Enqueued, completed and head time, by global rank and group index."""
         self.as_of: dict[int, int] = {}
         self.statuses: dict[int, RankStatus] = {}
@@ -76,7 +74,7 @@ class Collector:
             event = decoder.decode(data)
             if isinstance(event, Hello):
                 self.ranks, self.series = [], []
-                welcome = Welcome(PROTOCOL, "test", self.instance, 1 << 24)
+                welcome = Welcome(PROTOCOL, "test", f"{id(self)}", 1 << 24)
                 await context.write(encode_service(welcome))
             if isinstance(event, EntryColumns) and self.refuse:
                 self.refuse -= 1
@@ -86,7 +84,7 @@ class Collector:
             if isinstance(event, EntryColumns) and event.first_revision:
                 last = event.first_revision + len(event) - 1
                 await context.write(encode_service(Ack({event.rank: last})))
-            self.hear(event)
+            self._apply(event)
 
     async def clock(self, _: AsyncIterator[bytes], context: Context) -> None:
         stream: list[ClockEvent] = []
@@ -100,7 +98,7 @@ class Collector:
             if len(stream) > 2 and len(self.pings) == 2:
                 await context.write(b"\xff")
 
-    def hear(self, event: AgentEvent) -> None:  # noqa: PLR0912 - a case for each event
+    def _apply(self, event: AgentEvent) -> None:  # noqa: PLR0912 - a case for each event
         match event:
             case Hello():
                 self.hellos.append(event)
@@ -110,7 +108,7 @@ class Collector:
                     rank = self.ranks[series.info.rank].rank
                     self.series.append(replace(series.info, rank=rank))
             case MemoryColumns():
-                self.hear_samples(event)
+                self._add_samples(event)
             case MemoryEvents():
                 self.events += event.events
             case EntryColumns():
@@ -120,7 +118,7 @@ class Collector:
                 for i, rank in enumerate(c.rank.tolist()):
                     pair = self.ranks[rank].rank, int(c.group[i])
                     numbers = c.enqueued[i], c.completed[i], c.head_created_ns[i]
-                    self.marks[pair] = (int(numbers[0]), int(numbers[1]), int(numbers[2]))
+                    self.watermarks[pair] = (int(numbers[0]), int(numbers[1]), int(numbers[2]))
                 for rank, at in zip(c.seen_rank.tolist(), c.as_of_ns.tolist(), strict=True):
                     self.as_of[self.ranks[rank].rank] = at
             case Statuses():
@@ -131,14 +129,18 @@ class Collector:
             case Goodbye():
                 self.goodbye = event.reason
 
-    def hear_samples(self, batch: MemoryColumns) -> None:
+    def _add_samples(self, batch: MemoryColumns) -> None:
         for index, values in zip(batch.series.tolist(), batch.values.tolist(), strict=True):
-            heard = self.samples.setdefault(self.series[index], [])
+            samples = self.samples.setdefault(self.series[index], [])
             moments = zip(batch.begin_ns.tolist(), batch.end_ns.tolist(), values, strict=True)
-            heard += [moment for moment in moments if moment[2] != -1]
+            samples += [moment for moment in moments if moment[2] != -1]
 
     def state(self, rank: int) -> RankState | None:
         return self.statuses[rank].state if rank in self.statuses else None
+
+    def is_at(self, rank: int, enqueued: int, completed: int) -> bool:
+        """The rank's watermarks in the first group."""
+        return self.watermarks.get((rank, 0), ())[:2] == (enqueued, completed)
 
     async def ask(self, rank: int, *, stacks: bool = False) -> None:
         assert self.context is not None
@@ -146,14 +148,14 @@ class Collector:
         self.parts.clear()
         await self.context.write(encode_service(Request(1, (index,), True, stacks, 8.0)))
         wanted = 3 if stacks else 2
-        await until(lambda: len(self.parts) == wanted, "the answer")
+        await async_until(lambda: len(self.parts) == wanted, "the answer")
 
 
 @asynccontextmanager
-async def serving(service: Collector, port: int) -> AsyncIterator[Collector]:
+async def serving(service: Collector) -> AsyncIterator[Collector]:
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((collector(service.handle, service.clock),))
-    assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+    assert server.add_insecure_port(service.address)
     await server.start()
     try:
         yield service
@@ -162,30 +164,8 @@ async def serving(service: Collector, port: int) -> AsyncIterator[Collector]:
 
 
 @asynccontextmanager
-async def agent(run_dir: Path, port: int, *flags: str) -> AsyncIterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "frd_agent", "run", "--service", f"127.0.0.1:{port}"]
-        + ["--run-dir", str(run_dir), *(flags or ("--metrics", "off"))],
-        stderr=subprocess.PIPE,
-    )
-    try:
+async def agent(
+    run_dir: Path, service: str, *flags: object
+) -> AsyncIterator[subprocess.Popen[str]]:
+    with running(agent_command(run_dir, "--service", service, *flags)) as process:
         yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-async def until(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
-    try:
-        async with asyncio.timeout(within_s):
-            while not condition():
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        pytest.fail(f"{what} did not come within {within_s} s")
-
-
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await scene()
-
-    asyncio.run(main())

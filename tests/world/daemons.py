@@ -1,9 +1,13 @@
-"""What tests with real processes need: patience, and free ports."""
+"""Processes of tests: how they start and end, how a test waits for them, and what they answer."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -11,38 +15,176 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import IO, Any, Final, TypeVar
 
 from frd.cli.client import Client
 from frd.cli.commands.demo.scenarios import Scenario
 from frd.cli.commands.demo.stage import Stage
 
 T = TypeVar("T")
+JOBS: Final = Path(__file__).parents[1] / "e2e" / "jobs"
+"""Training scripts of real ranks."""
 PATIENCE_S: Final = 60.0
 """Limit for operations that take a few seconds on a quiet machine."""
+_POLL_S: Final = 0.05
 _NEVER_EPHEMERAL: Final = (16_000, 32_000)
+
+# -- waiting -------------------------------------------------------------------------------------
 
 
 def until(
-    said: Callable[[], T | None],
-    what: str | Callable[[], str] = "what was waited for",
+    condition: Callable[[], T | None],
+    what: str | Callable[[], str] = "a condition",
     within_s: float = PATIENCE_S,
     *,
     ignoring: type[Exception] | None = None,
 ) -> T:
-    """Poll `said` until it returns a true value, and return that.
+    """Poll `condition` until it returns a true value, and return that.
 
     Errors of the kind `ignoring` mean not yet, such as those of a daemon that is starting.
     """
     deadline = time.monotonic() + within_s
     while True:
         with contextlib.suppress(*filter(None, (ignoring,))):
-            if value := said():
+            if value := condition():
                 return value
         if time.monotonic() > deadline:
             text = what if isinstance(what, str) else what()
             raise AssertionError(f"{text}: not within {within_s} s")
-        time.sleep(0.05)
+        time.sleep(_POLL_S)
+
+
+async def async_until(
+    condition: Callable[[], T | None], what: str, within_s: float = PATIENCE_S
+) -> T:
+    """`until` for a condition that tasks of this event loop make true."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
+        await asyncio.sleep(_POLL_S)
+    return value
+
+
+def throughout(seconds: float, check: Callable[[], None]) -> None:
+    """Call `check`, which asserts something, again and again for so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        check()
+        time.sleep(0.2)
+
+
+# -- starting and ending -------------------------------------------------------------------------
+
+
+def start(
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    without: tuple[str, ...] = (),
+    log: Path | None = None,
+    cwd: Path | None = None,
+    stdin: int | None = None,
+    stdout: int | None = subprocess.PIPE,
+    stderr: int | IO[str] | None = None,
+) -> subprocess.Popen[str]:
+    """A process in its own group, with `env` added to the environment of this process, except for
+    variables with prefixes `without`.
+
+    Standard error is appended to `log`, or else goes to pytest, which shows it when a test fails.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    with contextlib.ExitStack() as files:
+        return subprocess.Popen(
+            command,
+            env=inherited | dict(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=files.enter_context(log.open("a")) if log else stderr,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill it and all processes of its group, and close its pipes."""
+    with process, contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """`start`, and at last `end`."""
+    process = start(command, **options)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def freeze(process: subprocess.Popen[Any]) -> None:
+    """SIGSTOP; returns once it has stopped."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end, and keep what was written."""
+    return subprocess.run(
+        command, env=env, cwd=cwd, check=check, capture_output=True, text=True, timeout=120
+    )
+
+
+# -- programs ------------------------------------------------------------------------------------
+
+
+def frd(
+    *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command line in its own process."""
+    return run_program([sys.executable, "-m", "frd", *map(str, arguments)], env=env)
+
+
+def serve_command(data_dir: Path, *flags: object) -> list[str]:
+    """A service on free ports, which its first line names."""
+    command = [sys.executable, "-m", "frd", "serve", "--data-dir", str(data_dir)]
+    return [*command, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", *map(str, flags)]
+
+
+def agent_command(run_dir: Path, *flags: object) -> list[str]:
+    """An agent, which serves no metrics unless `flags` say where."""
+    command = [sys.executable, "-m", "frd_agent", "run", "--run-dir", str(run_dir)]
+    return [*command, "--metrics", "off", *map(str, flags)]
+
+
+def exec_command(run_dir: Path, *command: object) -> list[str]:
+    """`command` below `frd-agent exec`, which puts the tap into its Python processes."""
+    tap = [sys.executable, "-m", "frd_agent", "exec", "--run-dir", str(run_dir), "--"]
+    return [*tap, *map(str, command)]
+
+
+def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:
+    """As a launcher such as torchrun sets it for a rank of a job on one node."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 @contextlib.contextmanager
@@ -63,32 +205,19 @@ def watched(
         yield stage, Client(addresses.http)
 
 
-def run_program(
-    command: Sequence[str],
-    *,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    check: bool = False,
-) -> subprocess.CompletedProcess[str]:
-    """Run to the end, and keep what was written."""
-    return subprocess.run(
-        command, env=env, cwd=cwd, check=check, capture_output=True, text=True, timeout=120
-    )
+# -- what they answer ----------------------------------------------------------------------------
 
 
-def frd(
-    *arguments: object, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """The command line in its own process."""
-    return run_program([sys.executable, "-m", "frd", *map(str, arguments)], env=env)
+def findings(client: Client, **query: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/api/v1/findings", query)["findings"]
+    return found
 
 
-def finding_with(client: Client, key: str, within_s: float = 60.0) -> dict[str, Any]:
+def finding_with(client: Client, key: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
     """The first open finding with a value under this key."""
 
     def found() -> dict[str, Any] | None:
-        findings = client.get("/api/v1/findings?state=open")["findings"]
-        return next((finding for finding in findings if finding.get(key)), None)
+        return next((one for one in findings(client, state="open") if one.get(key)), None)
 
     return until(found, f"a finding with {key}", within_s)
 
@@ -98,6 +227,10 @@ def fetch(address: str, path: str = "/metrics", timeout_s: float = 30.0) -> str:
     with urllib.request.urlopen(f"http://{address}{path}", timeout=timeout_s) as answer:
         body: bytes = answer.read()
         return body.decode()
+
+
+def get(address: str, path: str, timeout_s: float = 30.0) -> Any:
+    return json.loads(fetch(address, path, timeout_s))
 
 
 def metric(address: str, series: str) -> float:
@@ -114,3 +247,7 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def free_address() -> str:
+    return f"127.0.0.1:{free_port()}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -36,7 +35,7 @@ from frd.wire.messages import (
     Watermarks,
     Welcome,
 )
-from tests.world.daemons import fetch, metric
+from tests.world.daemons import first_line, get, metric, running, serve_command
 from tests.world.messages import BOTH, declare, entry_columns, watermarks
 
 T = TypeVar("T")
@@ -50,38 +49,23 @@ class Service:
     http: str
 
     def get(self, path: str) -> Any:
-        return json.loads(fetch(self.http, path))
+        return get(self.http, path)
 
     def metric(self, series: str) -> float:
         return metric(self.http, series)
 
-
-def serve_command(data_dir: Path, *flags: str) -> list[str]:
-    addresses = ("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0")
-    return [sys.executable, "-m", "frd", "serve", *addresses, "--data-dir", str(data_dir), *flags]
-
-
-def ready(process: subprocess.Popen[str]) -> Service:
-    """The service of a process that was started by `serve_command`, once it listens."""
-    assert process.stdout is not None
-    said = json.loads(process.stdout.readline())
-    return Service(process, said["grpc"], said["http"])
-
-
-def start(data_dir: Path, *flags: str) -> Service:
-    return ready(
-        subprocess.Popen(serve_command(data_dir, *flags), stdout=subprocess.PIPE, text=True)
-    )
+    def terminate(self) -> None:
+        """SIGTERM: it ends soon, with exit code 0."""
+        self.process.terminate()
+        assert self.process.wait(10) == 0
 
 
 @contextmanager
-def serving(data_dir: Path, *flags: str) -> Iterator[Service]:
-    service = start(data_dir, *flags)
-    try:
-        yield service
-    finally:
-        service.process.kill()
-        service.process.communicate()
+def serving(data_dir: Path, *flags: object, log: Path | None = None) -> Iterator[Service]:
+    """A service that listens; at the end it is killed, if it still runs."""
+    with running(serve_command(data_dir, *flags), log=log) as process:
+        listens = json.loads(first_line(process))
+        yield Service(process, listens["grpc"], listens["http"])
 
 
 class Peer:
@@ -164,12 +148,12 @@ async def both_nodes(service: Service, *sessions: str) -> AsyncIterator[tuple[Pe
         yield one, two
 
 
-async def stall(peers: tuple[Peer, Peer], since_ns: int, said: Callable[[], T]) -> T:
-    """Ranks 0, 1 and 3 have waited in collective 7 since then, rank 2 never comes; gives what
-    `said` gives as soon as that is true."""
+async def stall(peers: tuple[Peer, Peer], since_ns: int, condition: Callable[[], T]) -> T:
+    """Ranks 0, 1 and 3 wait in collective 7 since `since_ns`, which rank 2 never joins, until
+    `condition` returns a true value; returns that."""
     first, second = peers
     async with asyncio.timeout(40):
-        while not (found := await asyncio.to_thread(said)):
+        while not (found := await asyncio.to_thread(condition)):
             await first.send(first.watermarks((7, 7), since_ns))
             await second.send(second.watermarks((6, 7), since_ns))
             await asyncio.sleep(0.1)

@@ -6,21 +6,28 @@ HTTP API and the metrics, as users and Prometheus do.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
-from tests.e2e.faults.account import Account, account
-from tests.e2e.faults.job import Training
 from tests.world import daemons
-from tests.world.daemons import PATIENCE_S, fetch, free_port, metric
+from tests.world.account import Account, account
+from tests.world.daemons import PATIENCE_S, free_address, get, metric
+from tests.world.proxy import Proxy
+from tests.world.training import Training
 
+STALL_S: Final = 2.0
+LATE_S: Final = 5.0
+"""More than the 3 s that a ring of a `Scene` holds."""
+HELD: Final = 2
+"""The rank that stops in a `Scene`; it is on the second of two nodes, as rank 3 is."""
+CULPRIT: Final = {(HELD, "cpu_stuck")}
 until = partial(daemons.until, ignoring=OSError)
 """A daemon that does not answer gives nothing."""
 
@@ -28,12 +35,10 @@ until = partial(daemons.until, ignoring=OSError)
 class Daemon:
     """One process that can be killed, stopped and started again."""
 
-    def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.command = list(command)
         self.log = log
-        self.environment = {**os.environ, **(environment or {})}
+        self.environment = environment
         self.process: subprocess.Popen[str] | None = None
 
     @property
@@ -46,31 +51,25 @@ class Daemon:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                self.command, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment
-            )
+        self.process = daemons.start(self.command, env=self.environment, log=self.log)
 
     def first_line(self) -> str:
         assert self.process is not None
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
+        return daemons.first_line(self.process)
 
     def freeze(self) -> None:
-        """Returns once it has stopped."""
-        os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        assert self.process is not None
+        daemons.freeze(self.process)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
+    def kill(self) -> None:
+        if self.process is not None:
+            daemons.end(self.process)
 
-class World:
+
+class Cluster:
     """A service and its agents below one folder.
 
     `environment` is the service's, and `policy` are keys of its policy.
@@ -86,9 +85,9 @@ class World:
     ) -> None:
         self.folder = folder
         self.data_dir = data_dir or folder / "data"
-        self.grpc, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
-        command = [sys.executable, "-m", "frd", "serve", "--data-dir", str(self.data_dir)]
-        command += ["--grpc", self.grpc, "--http", self.http]
+        self.grpc, self.http = free_address(), free_address()
+        addresses = ("--grpc", self.grpc, "--http", self.http)
+        command = daemons.serve_command(self.data_dir, *addresses)
         policies = {f"FRD_POLICY__{key.upper()}": str(value) for key, value in policy.items()}
         self.service = Daemon(command, folder / "service.log", policies | dict(environment or {}))
         self.agents: list[Daemon] = []
@@ -104,39 +103,40 @@ class World:
 
     def start_service(self) -> None:
         self.service.start()
-        said = self.service.first_line()
-        assert said, f"the service does not start: {self.service.log.read_text()[-500:]}"
-        assert json.loads(said) == {"grpc": self.grpc, "http": self.http}
+        assert self.service.first_line(), (
+            f"the service does not start: {self.service.log.read_text()[-500:]}"
+        )
 
     def run_dir(self, number: int) -> Path:
         return self.folder / f"run{number}"
 
     def start_agent(self, through: str = "", *, samples_memory: bool = False) -> Daemon:
-        """The next one; `through` is where it finds the service, if not where that is."""
+        """The next agent; `through` is the service's address for it, if it has another one."""
         number = len(self.agents)
-        self._metrics_of.append(f"127.0.0.1:{free_port()}")
-        command = [sys.executable, "-m", "frd_agent", "run", "--service", through or self.grpc]
-        command += ["--run-dir", str(self.run_dir(number)), "--metrics", self._metrics_of[-1]]
+        self._metrics_of.append(free_address())
+        flags = ("--service", through or self.grpc, "--metrics", self._metrics_of[-1])
+        environment = {"FRD_AGENT_NODE": f"node{number}"}
+        if not samples_memory:
+            environment["FRD_AGENT_MEMORY_HZ"] = "0"
         daemon = Daemon(
-            command,
+            daemons.agent_command(self.run_dir(number), *flags),
             self.folder / f"agent{number}.log",
-            {"FRD_AGENT_NODE": f"node{number}"}
-            | ({} if samples_memory else {"FRD_AGENT_MEMORY_HZ": "0"}),
+            environment,
         )
         self.agents.append(daemon)
         daemon.start()
         return daemon
 
     def begin(self, training: Training) -> None:
-        """All agents speak, and the job begins under their eyes."""
+        """Wait until all agents report, then let the job begin."""
         agents = len(self.agents)
         until(lambda: self.reporting(agents), "agents are missing: see their logs", 3 * PATIENCE_S)
         training.go_on()
 
-    # -- what it says --------------------------------------------------------------------------
+    # -- what it reports --------------------------------------------------------------------------
 
     def get(self, path: str, timeout_s: float = 10.0) -> Any:
-        return json.loads(fetch(self.http, path, timeout_s))
+        return get(self.http, path, timeout_s)
 
     def findings(self, state: str = "") -> list[dict[str, Any]]:
         query = f"?state={state}" if state else ""
@@ -185,3 +185,50 @@ def blamed(findings: Sequence[Mapping[str, Any]], confidence: str = "") -> set[t
         for suspect in finding["suspects"]
         if confidence in ("", suspect["confidence"])
     }
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A service, and a job of four ranks on two nodes; the second one's agent is behind `proxy`."""
+
+    cluster: Cluster
+    training: Training
+    proxy: Proxy
+
+    def reported(self) -> None:
+        """Wait until the service knows all that the ranks have done until now."""
+        steps = self.training.steps + 1
+        until(lambda: self.cluster.steps(self.training) >= steps, "rows are missing")
+
+    def named(self, confidence: str = "high") -> set[tuple[int, str]]:
+        return blamed(self.cluster.findings("open"), confidence)
+
+    def over(self, *, overrun: bool | None = False) -> None:
+        """The rank that was held joins: open findings close, and every row is accounted for."""
+        self.training.release(HELD)
+        until(lambda: not self.cluster.findings("open"), lambda: str(self.cluster.findings("open")))
+        self.accounted(overrun=overrun)
+
+    def accounted(self, *, overrun: bool | None = False) -> None:
+        """Every row is accounted for; `overrun`: rings ran over while no agent read them, or None
+        if they may have."""
+        self.training.rest()
+        self.cluster.settled(self.training)
+        is_lossy = self.cluster.metric("frd_telemetry_gap_entries_total") > 0
+        assert overrun is None or is_lossy is overrun
+
+
+@contextmanager
+def scene(folder: Path, **options: Any) -> Iterator[Scene]:
+    """A `Scene` whose job is reported; `options` of the `Cluster`."""
+    with (
+        Cluster(folder, stall_after_s=STALL_S, telemetry_late_s=LATE_S, **options) as cluster,
+        Proxy(cluster.grpc) as proxy,
+        Training([cluster.run_dir(number) for number in range(2)]) as training,
+    ):
+        cluster.start_agent()
+        cluster.start_agent(proxy.address)
+        cluster.begin(training)
+        made = Scene(cluster, training, proxy)
+        made.reported()
+        yield made
