@@ -21,11 +21,14 @@ def read_credential(key: str, path: Path | None) -> bytes | None:
         return None
     try:
         with path.open("rb") as file:
-            return file.read(_MAX_BYTES)
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"{key}: {path}: {error.strerror}: name a file that can be read"
         ) from None
+    if len(data) > _MAX_BYTES:  # in a part of a token file, a token might lack its limits
+        raise ConfigError(f"{key}: {path}: over {_MAX_BYTES} bytes: name another file")
+    return data
 
 
 def token_in(data: bytes) -> str:

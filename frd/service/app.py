@@ -43,11 +43,11 @@ from frd.service.http.guard import HttpGuard
 from frd.service.http.routes import create_app
 from frd.service.ingest.collector import ACK_EVERY_S, Ingest
 from frd.service.ingest.job_runs import REASON as JOB_NAME
+from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Streams
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.payloads import Settings, encode_payload
 from frd.service.journal.writer import JournalWriter
-from frd.service.metrics.loop_lag import LoopLag
+from frd.service.metrics.recent_peak import RecentPeak, watch_loop
 from frd.service.servers import GrpcServer, HttpServer
 from frd.service.state import Counters, ServiceState
 from frd.service.view import ServiceView
@@ -83,7 +83,7 @@ class App:
         self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
         self._engine = Engine(config.policy)
-        self._watermarks = WatermarkBuffer()
+        shared = Shared(self._engine)
         self._clocks = AgentClocks(now, raw_now)
         self._pings = Pings(self._clocks, self._admission)
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
@@ -99,8 +99,7 @@ class App:
             limits=_journal_limits(config.store),
         )
         self._streams = Streams(
-            self._engine,
-            self._watermarks,
+            shared,
             self._clocks,
             self._journal_writer,
             now=now,
@@ -111,8 +110,7 @@ class App:
             self._streams, self._admission, stream_bytes_per_s=config.limits.stream_bytes_per_s
         )
         self._evaluator = Evaluator(
-            self._engine,
-            self._watermarks,
+            shared,
             self._findings,
             self._journal_writer,
             now=now,
@@ -131,7 +129,7 @@ class App:
             self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
         )
         view = ServiceView(self._evaluator, self._findings, self._dumps, self._dumper, now)
-        self._loop_lag = LoopLag()
+        self._loop_lag = RecentPeak()
         self._forgotten_findings = 0
         self._grpc = GrpcServer(
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
@@ -161,7 +159,7 @@ class App:
         self._tasks = [
             asyncio.create_task(work)
             for work in (
-                self._loop_lag.watch(),
+                watch_loop(self._loop_lag),
                 self._acknowledge(),
                 self._keep_clocks(),
                 self._prune(),
@@ -256,7 +254,7 @@ class App:
                 notifications=self._notifier.counted(),
             ),
             ingest_lag_s=self._streams.lag_s(),
-            loop_lag_s=self._loop_lag.worst_s(),
+            loop_lag_s=self._loop_lag.value(asyncio.get_running_loop().time()),
             version=__version__,
             warnings=self._streams.runs.warnings(status_view.at),
             name_conflicts=self._streams.runs.conflicts(),

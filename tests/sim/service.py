@@ -24,8 +24,8 @@ from frd.service.clocks.agent_clocks import AgentClocks
 from frd.service.clocks.pings import Asked
 from frd.service.clocks.real_time import RealTime
 from frd.service.findings.evaluator import Evaluator
+from frd.service.ingest.shared import Shared
 from frd.service.ingest.streams import Stream, Streams
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.service.journal.payloads import Settings, encode_payload
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
@@ -111,7 +111,7 @@ class Service:
         self._published = published
         self.now = RealTime(lambda: host.real(true_now()), self.raw)
         self.engine = Engine(policy)
-        self._marks = WatermarkBuffer()
+        shared = Shared(self.engine)
         self._clocks = AgentClocks(self.now, self.raw)
         self.findings = FindingStore(disk.folder / "findings.sqlite3")
         self._recorder = JournalWriter(
@@ -121,11 +121,11 @@ class Service:
             limits=_JOURNAL,
         )
         self.streams = Streams(
-            self.engine, self._marks, self._clocks, self._recorder,
+            shared, self._clocks, self._recorder,
             now=self.now, version=VERSION, instance=instance,
         )  # fmt: skip
         self.evaluator = Evaluator(
-            self.engine, self._marks, self.findings, self._recorder,
+            shared, self.findings, self._recorder,
             now=self.now, project=self._project, publish=self._publish,
         )  # fmt: skip
         self.evaluator.take_up()

@@ -79,8 +79,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_cut_off(tmp_path: Path) -> None:
     """Where it is cut, a token could lose the words that limit it: so the start ends."""
     line = f"{AGENT} role=agent job=a"
-    with pytest.raises(ConfigError, match=r"^auth\.token_file: .*over 1048576 bytes"):
-        tokens(tmp_path / "tokens", *[line] * (1024 * 1024 // len(line)))
+    with pytest.raises(ConfigError, match=r"^auth\.token_file: .*over 4194304 bytes"):
+        tokens(tmp_path / "tokens", *[line] * (4 * 1024 * 1024 // len(line)))
 
 
 def test_tokens_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,7 @@ from frd.model import (
     SeriesInfo,
     SeriesKind,
 )
-from frd.service.ingest.memory_feed import UNKNOWN_UNCERTAINTY_NS
+from frd.service.ingest.session import UNKNOWN_UNCERTAINTY_NS
 from frd.views import MemoryView
 from frd.wire.messages import AttemptDecl, Declare, MemoryEvents, RankDecl, SeriesDecl, Statuses
 from tests.world.sessions import OFFSET, S, Service, Stream
@@ -67,7 +67,7 @@ def test_samples_reach_the_series_of_their_rank() -> None:
     view = memory(service)
     used = {(of.rank, of.kind): v for of, v in zip(view.series, view.used.tolist(), strict=True)}
     assert used == {(0, HOST): GIB, (3, HOST): -1, (3, SeriesKind.DEVICE_USED): 4 * GIB}
-    assert stream.session.memory.take_refused() == 0
+    assert stream.session.take_refused_samples() == 0
 
 
 def test_times_are_intervals_on_the_services_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +93,8 @@ def test_values_that_cannot_be_true_are_counted_and_the_others_count() -> None:
     service = Service()
     stream = declared(service.stream())
     stream.send(samples(stream, [0, 1], [[-2, 1 << 51], [GIB, 2 * GIB]]))
-    assert stream.session.memory.take_refused() == 2
-    assert stream.session.memory.take_refused() == 0
+    assert stream.session.take_refused_samples() == 2
+    assert stream.session.take_refused_samples() == 0
     assert memory(service).used.tolist()[:2] == [-1, 2 * GIB]
 
 
@@ -106,10 +106,10 @@ def test_what_is_sent_again_after_a_reconnect_is_no_fault() -> None:
     stream.send(batch)
     again = declared(service.stream())
     again.send(batch)
-    assert again.session.memory.take_refused() == 0
+    assert again.session.take_refused_samples() == 0
     service.now += S
     again.send(samples(again, [0], [[GIB, GIB, 3 * GIB]]))
-    assert again.session.memory.take_refused() == 0
+    assert again.session.take_refused_samples() == 0
     assert memory(service).used[0] == 3 * GIB
 
 

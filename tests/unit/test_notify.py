@@ -283,7 +283,7 @@ def test_url_and_headers_come_from_files_that_may_change(
     with pytest.raises(ConfigError, match=r"headers_file: .*: line 1: write NAME: VALUE"):
         Notifier([target], lambda: "")
     url.unlink()
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="No such file"):
         Notifier([target], lambda: "")
 
 

@@ -16,7 +16,7 @@ from frd.engine.policy import Policy
 from frd.errors import StoreError
 from frd.model import AlignedNs, Change, RankState, Severity
 from frd.service.findings.evaluator import Evaluator
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import Settings, decode_pauses, encode_pauses, encode_payload
 from frd.service.journal.replay import replay
 from frd.service.journal.writer import JournalWriter
@@ -271,7 +271,7 @@ class Service:
             limits=JournalLimits(),
         )
         self.evaluator = Evaluator(
-            self.engine, WatermarkBuffer(), self.store, self.recorder,
+            Shared(self.engine), self.store, self.recorder,
             now=lambda: self.now, project=ServiceState, publish=lambda events: None,
         )  # fmt: skip
         self.evaluator.take_up()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frd.service.ingest.streams import PEAK_WINDOW_S, RecentPeak
+from frd.service.metrics.recent_peak import WINDOW_S, RecentPeak
 
 
 def test_the_worst_is_remembered_for_a_window() -> None:
@@ -12,9 +12,9 @@ def test_the_worst_is_remembered_for_a_window() -> None:
     recent.add(7.0, 100.2)
     recent.add(1.0, 100.9)
     recent.add(2.0, 105.0)
-    assert recent.value(105.5) == recent.value(100.0 + PEAK_WINDOW_S - 0.1) == 7.0
-    assert recent.value(100.0 + PEAK_WINDOW_S) == 2.0
-    assert recent.value(105.0 + PEAK_WINDOW_S) == 0.0
+    assert recent.value(105.5) == recent.value(100.0 + WINDOW_S - 0.1) == 7.0
+    assert recent.value(100.0 + WINDOW_S) == 2.0
+    assert recent.value(105.0 + WINDOW_S) == 0.0
 
 
 def test_a_clock_that_is_set_back_does_not_keep_an_old_worst() -> None:

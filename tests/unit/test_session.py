@@ -26,7 +26,7 @@ from frd.model import (
 from frd.service.clocks.agent_clocks import guess
 from frd.service.ingest import revisions as ledger_module
 from frd.service.ingest.revisions import Revisions
-from frd.service.ingest.streams import RankOwners
+from frd.service.ingest.shared import RankOwners
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl, Statuses
 from frd_agent.uplink.outbox import part
 from tests.world.messages import p2p_ops, watermarks
@@ -175,7 +175,7 @@ def test_who_waits_for_nothing_waits_since_never() -> None:
     """A time that there is none of is sent as 0, and is not aligned like any other."""
     service = Service()
     service.stream().watermarks(7, 7, NodeNs(0))
-    service.marks.flush(AlignedNs(service.now))
+    service.shared.watermarks.flush(AlignedNs(service.now))
     attempt = service.engine.attempt(KEY, 4, AlignedNs(service.now))
     assert attempt.snapshot(AlignedNs(service.now)).groups[0].head_since.tolist() == [0] * 4
 
@@ -395,9 +395,9 @@ def test_the_ledger_forgets_with_the_engine() -> None:
     """When an attempt is forgotten, its revisions are too."""
     service = Service()
     service.stream().send(entries(1, range(5)))
-    assert service.ledger.ranks(KEY) == {0, 3}
-    service.ledger.keep(set())
-    assert service.ledger.ranks(KEY) == set()
+    assert service.shared.revisions.ranks(KEY) == {0, 3}
+    service.shared.revisions.keep(set())
+    assert service.shared.revisions.ranks(KEY) == set()
 
 
 def test_a_rank_that_restarts_for_ever_fills_no_memory() -> None:

@@ -17,7 +17,7 @@ from frd.model import (
     Signature,
 )
 from frd.service.clocks.agent_clocks import AgentClock, guess
-from frd.service.ingest.streams import RankOwners
+from frd.service.ingest.shared import RankOwners
 from frd.service.state import NodeView, unwatched
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -98,7 +98,7 @@ def test_what_the_second_run_reports_is_dropped_and_acknowledged() -> None:
     assert enqueued(service) == 4
     assert pids(service) == [10, 13]
     assert {rank.status.state for rank in service.view().ranks} == {RankState.LIVE}
-    assert service.runs.refused == 2
+    assert service.shared.runs.refused == 2
 
 
 def test_the_second_run_counts_once_the_first_has_ended() -> None:
@@ -109,9 +109,9 @@ def test_the_second_run_counts_once_the_first_has_ended() -> None:
     agent.send(entries(1, range(90), rank=2, group=1))
     agent.ends(0, 1)
     assert not agent.session.declared.must_resync
-    assert service.runs.settle(AlignedNs(service.now))
+    assert service.shared.runs.settle(AlignedNs(service.now))
     assert agent.session.declared.must_resync
-    assert service.runs.take_changed() == [agent.session.stream]
+    assert service.shared.runs.take_changed() == [agent.session.stream]
     assert agent.session.declared.take_entered() == [0, 1, 2, 3]
     assert pids(service) == [110, 113]
     assert enqueued(service) == -1

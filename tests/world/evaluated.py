@@ -9,7 +9,7 @@ from pathlib import Path
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, FindingEvent
 from frd.service.findings.evaluator import Evaluator
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.ingest.shared import Shared
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
 from frd.store.findings import FindingStore
@@ -36,8 +36,7 @@ class Evaluated:
         self.published: list[FindingEvent] = []
         self._see = see
         self.evaluator = Evaluator(
-            self.job.engine,
-            WatermarkBuffer(),
+            Shared(self.job.engine),
             self.store,
             self.recorder,
             now=lambda: self.job.now,

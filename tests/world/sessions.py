@@ -15,10 +15,8 @@ from frd.model import (
     RankStatus,
     Signature,
 )
-from frd.service.ingest.job_runs import JobRuns
-from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.ingest.shared import Shared
 from frd.views import AttemptView, RankView
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
@@ -50,21 +48,19 @@ class Service:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policy or Policy(stall_after_s=1.0))
-        self.marks = WatermarkBuffer()
-        self.ledger = Revisions()
-        self.runs = JobRuns()
+        self.shared = Shared(self.engine)
         self.now = NOW
         self._streams = 0
 
     def session(self) -> Session:
         self._streams += 1
-        return Session(self.engine, self.marks, self.ledger, self.runs, self._streams)
+        return Session(self.shared, self._streams)
 
     def stream(self, session: str = "s", pid: int = 10) -> Stream:
         return Stream(self, self.session(), session, pid)
 
     def view(self) -> AttemptView:
-        self.marks.flush(AlignedNs(self.now))
+        self.shared.watermarks.flush(AlignedNs(self.now))
         (view,) = self.engine.status_view(AlignedNs(self.now)).attempts
         return view
 

@@ -50,14 +50,14 @@ class SessionClocks:
         self._pairs.head_node[pair[np.isin(self._pairs.rank[pair], ranks)]] = 0
         self._channels.keep_heads(ranks)
 
-    def ranks_of_session(self, declared: Iterable[tuple[RankInfo, int]], session: int) -> list[int]:
+    def ranks_of_session(self, declared: Iterable[RankInfo], session: int) -> list[int]:
         """The ranks of `declared` that still belong to `session`: no other process and no other
         agent has replaced them."""
         ranks = self._ranks
         return [
-            rank
-            for info, rank in declared
-            if ranks.infos.get(rank) == info and ranks.session.item(rank) == session
+            info.rank
+            for info in declared
+            if ranks.infos.get(info.rank) == info and ranks.session.item(info.rank) == session
         ]
 
     @property

@@ -20,7 +20,7 @@ _NAMES: Final = "x509_subject_alternative_name"
 _PENDING_S: Final = 15.0
 """More than a handshake may take."""
 _STRANGERS: Final = ("token", "limit")
-"""Reasons to refuse a stream that may come in floods: one line a host and minute."""
+"""Reasons of refusals that are logged once a minute for each host, because there may be many."""
 _QUIET_S: Final = 60.0
 
 
@@ -33,16 +33,17 @@ class Admission:
         self._streams: Counter[str] = Counter()
         self._peers: Counter[str] = Counter()
         self._logged: dict[tuple[str, str], float] = {}
-        """Hosts that were refused, by reason, and when the log said so last."""
+        """By host and reason of a refusal: when it was last logged."""
         self.connections = 0
-        """That ever had a stream."""
+        """Connections that ever had a stream."""
 
     @contextmanager
     def admitted(self, context: Context) -> Iterator[Grant]:
-        """What the peer may do, for as long as its stream lives.
+        """The grant of the peer, while its stream is open.
 
         Raises:
-            WireError: nothing (reason ``token``), or it has too many streams (``limit``).
+            WireError: the peer may not stream (reason ``token``) or has too many streams
+                (``limit``).
         """
         peer = context.peer()
         host = host_of(peer)
@@ -61,8 +62,7 @@ class Admission:
             _less(self._streams, host)
 
     def is_news(self, context: Context, reason: str, now_s: float) -> bool:
-        """Whether to log that the peer was refused. A stranger who tries again and
-        again must not fill the disk with lines."""
+        """Whether to log that the peer was refused: repeated attempts must not fill the disk."""
         if reason not in _STRANGERS:
             return True
         self._logged = {of: at for of, at in self._logged.items() if now_s - at < _QUIET_S}
@@ -90,16 +90,15 @@ class Admission:
 
 
 class Handshakes:
-    """Counts connections that ended before they had a stream. gRPC reports neither them nor the
-    reason: it asks for the certificate at the start of each handshake, and only that can be
-    counted."""
+    """Counts connections that ended before they had a stream. gRPC does not report them, but it
+    asks for the certificate at the start of each handshake, which can be counted."""
 
     def __init__(self) -> None:
         self._begun: deque[tuple[float, int]] = deque()
         self._failed = 0
 
     def failed(self, begun: int, connections: int, now_s: float) -> int:
-        """A lower bound; recent connections are not decided yet."""
+        """A lower bound, of the handshakes that began `_PENDING_S` ago or earlier."""
         self._begun.append((now_s, begun))
         while len(self._begun) > 1 and now_s - self._begun[1][0] >= _PENDING_S:
             self._begun.popleft()

@@ -1,10 +1,9 @@
 """The service's certificates: read from files, and again when the files change.
 
 A certificate and key that do not match, for example in the middle of a rotation, are not used: the
-previous pair stays in use. gRPC asks at every handshake, in its own threads, and crashes if it gets
-a new configuration each time; so it gets one only after a change. HTTP's context is
-swapped while a handshake begins, for a context that is in use can take a new certificate but cannot
-forget an authority.
+previous pair stays in use. gRPC asks for its configuration at every handshake, in its own threads,
+and crashes if it gets a new object each time; so it gets one only after a change. For HTTP, every
+handshake gets the newest context, because a context in use cannot forget a certificate authority.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class _Loaded:
 
 
 class Certificates:
-    """Of one service that has a certificate.
+    """The certificates of one service.
 
     Raises:
         ConfigError: from the constructor, naming the key whose file cannot be used.
@@ -67,7 +66,7 @@ class Certificates:
         return context
 
     def refresh(self) -> _Loaded:
-        """What the files hold; what they held before while they cannot be used."""
+        """The content of the files; their previous content while they cannot be used."""
         with self._lock:
             found = self._look()
             if found != self._stamp:
@@ -108,7 +107,7 @@ def _load(files: TlsFiles) -> _Loaded:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # OpenSSL would ask the terminal for a key's password, and everything would wait for it.
+        # Without a password, OpenSSL would ask the terminal for that of an encrypted key.
         context.load_cert_chain(files.cert_file, files.key_file, password="")
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
@@ -134,5 +133,5 @@ def _authorities(key: str, path: Path | None) -> bytes | None:
 
 
 def _why(error: Exception) -> str:
-    """OpenSSL's words without its bookkeeping."""
+    """The message of OpenSSL without error codes."""
     return getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)

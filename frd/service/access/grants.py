@@ -2,15 +2,15 @@
 
 If both are required, both must be valid. Tokens come from a file with one per line, so that each
 kind of peer, or each job, has its own token, which can be withdrawn alone. TLS verifies a
-certificate, which may name the jobs that its agent may report. This
-module knows neither gRPC nor HTTP: it is handed strings.
+certificate, which may name the jobs that its agent may report. This module knows neither gRPC nor
+HTTP: its arguments are strings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
+from frd.credentials import read_credential
 from frd.errors import ConfigError
 
 MIN_TOKEN_CHARS: Final = 16
-_MAX_FILE_BYTES: Final = 1024 * 1024
 JOB_NAME_PREFIX: Final = "urn:frd:job:"
-"""A URI among a certificate's alternative names limits it to the job behind it, percent-encoded."""
+"""A URI of this form among the alternative names of a certificate limits it to that job. The name
+of the job is percent-encoded."""
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Grant:
         return self.jobs is None or job in self.jobs
 
     def narrowed(self, names: Iterable[str]) -> Grant:
-        """As far as a certificate with these alternative names allows."""
+        """Limited to the jobs that a certificate with these alternative names allows."""
         jobs = {unquote(n[len(JOB_NAME_PREFIX) :]) for n in names if n.startswith(JOB_NAME_PREFIX)}
         if not jobs:
             return self
@@ -84,9 +85,9 @@ class Tokens:
         self._grants = _read(path)
 
     def grant(self, authorization: str | None) -> Grant | None:
-        """What ``Bearer <token>`` may do; None for nothing.
+        """The grant of ``Bearer <token>``; None for a missing or unknown token.
 
-        Every known token is compared, in constant time each.
+        Every known token is compared, each in constant time.
         """
         self.refresh()
         scheme, _, token = (authorization or "").partition(" ")
@@ -116,26 +117,17 @@ def _digest(token: str) -> bytes:
 
 def _read(path: Path) -> Sequence[tuple[bytes, Grant]]:
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & 0o007:
-                log.warning("tokens: %s: all users may read it: chmod o= it", path)
-            data = file.read(_MAX_FILE_BYTES + 1)
-        if len(data) > _MAX_FILE_BYTES:  # cut off, a line would lose what limits its token
-            raise ConfigError(
-                f"auth.token_file: {path}: over {_MAX_FILE_BYTES} bytes: remove old tokens"
-            )
-        text = data.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"auth.token_file: {path}: {error.strerror}: name a file that can be read"
-        ) from None
+        text = (read_credential("auth.token_file", path) or b"").decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"auth.token_file: {path}: not UTF-8: write one token per line") from None
+    with contextlib.suppress(OSError):
+        if path.stat().st_mode & 0o007:
+            log.warning("tokens: %s: all users may read it: chmod o= it", path)
     grants = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:
-            # Never the line itself: an error goes to the log, the token must not.
+            # Errors go to the log, so they must not quote the line.
             grants.append((_digest(words[0]), _grant(f"{path} line {number}", *words)))
     if not grants:
         raise ConfigError(f"auth.token_file: {path}: contains no token: write one per line")

@@ -1,4 +1,4 @@
-"""A token bucket: how long to wait so that something happens no faster than it may."""
+"""A token bucket: limits the rate of something."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class TokenBucket:
         self._at_s = 0.0
 
     def take(self, amount: float, now_s: float) -> float:
-        """Take `amount`, now or on credit; seconds until the debt is paid."""
+        """Take `amount`, on credit if necessary; returns the seconds until the debt is paid."""
         self._left = min(self._burst, self._left + (now_s - self._at_s) * self._rate) - amount
         self._at_s = now_s
         return max(0.0, -self._left / self._rate)
 
     def give_back(self, amount: float) -> None:
-        """What was taken on credit is not wanted any more."""
+        """Undo a `take`."""
         self._left = min(self._burst, self._left + amount)

@@ -16,12 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from frd.engine.engine import Engine
 from frd.engine.findings.attachments import Evidence
 from frd.engine.matching.usual_waits import JobPauses
 from frd.errors import ServiceUnavailable
 from frd.model import AlignedNs, Change, Finding, FindingEvent, Kind
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import Dismissal, encode_pauses, encode_payload
 from frd.service.journal.writer import JournalWriter
 from frd.service.state import ServiceState
@@ -45,8 +44,7 @@ class Evaluator:
 
     def __init__(
         self,
-        engine: Engine,
-        watermarks: WatermarkBuffer,
+        shared: Shared,
         store: FindingStore,
         journal_writer: JournalWriter,
         *,
@@ -58,8 +56,8 @@ class Evaluator:
         self.state = ServiceState(StatusView(AlignedNs(0), (), ()))
         self.opened: Counter[tuple[str, Kind]] = Counter()
         self.store_errors = 0
-        self._engine = engine
-        self._watermarks = watermarks
+        self._engine = shared.engine
+        self._watermarks = shared.watermarks
         self._store = store
         self._journal_writer = journal_writer
         self._now = now

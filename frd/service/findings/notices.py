@@ -9,6 +9,7 @@ store keeps findings, not deliveries.
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,51 +33,34 @@ class Notice:
     finding: Finding
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What has already been announced of an open finding."""
-
-    critical: bool
-    suspect: bool
-
-
 class News:
     """Turns events of the engine into notices, and remembers what was announced."""
 
     def __init__(self, known: Iterable[Finding] = ()) -> None:
-        self._seen = {finding.id: _seen(finding) for finding in known}
+        self._announced = {finding.id: _changes(finding) for finding in known}
 
     def of(self, event: FindingEvent) -> Sequence[Notice]:
         """The notices of an event, the most important first."""
         finding = event.finding
-        match event.change:
-            case Change.OPENED:
-                self._seen[finding.id] = _seen(finding)
-                happened = ["opened", *_names(_seen(finding))]
-            case Change.UPDATED:
-                now = _seen(finding)
-                before = self._seen.setdefault(finding.id, now)
-                self._seen[finding.id] = now
-                happened = [name for name in _names(now) if name not in _names(before)]
-            case Change.CLOSED:
-                self._seen.pop(finding.id, None)
-                happened = ["closed"]
-            case _:
-                assert_never(event.change)
+        before = self._announced.pop(finding.id, None)
+        happened: list[NotifyEvent] = ["closed"]
+        if event.change is not Change.CLOSED:
+            changes = self._announced[finding.id] = _changes(finding)
+            if event.change is Change.OPENED:
+                happened = ["opened", *changes]
+            else:
+                happened = [c for c in changes if before is not None and c not in before]
         return [Notice(name, finding) for name in happened]
 
 
-def _seen(finding: Finding) -> _Seen:
-    return _Seen(finding.severity is Severity.CRITICAL, bool(finding.suspects))
-
-
-def _names(seen: _Seen) -> list[NotifyEvent]:
-    names: list[NotifyEvent] = []
-    if seen.critical:
-        names.append("critical")
-    if seen.suspect:
-        names.append("suspect")
-    return names
+def _changes(finding: Finding) -> list[NotifyEvent]:
+    """What has happened to an open finding."""
+    changes: list[NotifyEvent] = []
+    if finding.severity is Severity.CRITICAL:
+        changes.append("critical")
+    if finding.suspects:
+        changes.append("suspect")
+    return changes
 
 
 class Choice:
@@ -143,12 +127,8 @@ def _generic(notice: Notice, runbook: str) -> dict[str, Any]:
     return {
         "version": VERSION,
         "event": notice.event,
-        "id": notice.finding.id,
-        "job": notice.finding.job,
-        "kind": notice.finding.kind.value,
+        **{key: shown[key] for key in ("id", "job", "kind", "summary", "suspects")},
         "severity": _severity(notice.finding),
-        "summary": notice.finding.summary,
-        "suspects": shown["suspects"],
         "runbook_url": runbook,
         "command": _command(notice.finding),
         "finding": shown,
@@ -162,17 +142,18 @@ def _slack(notice: Notice, runbook: str) -> str:
         where = f"rank {suspect.rank} on {suspect.node}"
         why = f"{suspect.reason.value}, confidence {suspect.confidence.value}"
         lines.append(f"• {where} ({why}): {suspect.evidence}")
-    if more := len(finding.suspects) - _MAX_SUSPECTS:
-        lines += [f"• and {more} more"] if more > 0 else []
+    if len(finding.suspects) > _MAX_SUSPECTS:
+        lines.append(f"• and {len(finding.suspects) - _MAX_SUSPECTS} more")
     if finding.ended_by:
         lines.append(finding.ended_by)
     if notice.event == "closed" and finding.close_reason:
         lines.append(f"closed: {finding.close_reason}")
-    text = _escaped("\n".join(lines))
+    # Escaped for Slack, so that nothing in a job's name becomes a mention or a link.
+    text = html.escape("\n".join(lines), quote=False)
     if len(text) > _MAX_SLACK_CHARS:
         # Not in the middle of an escape.
         text = f"{text[:_MAX_SLACK_CHARS].rpartition(' ')[0]} …"
-    return f"{text}\n`{_command(finding)}`\n{_escaped(runbook)}"
+    return f"{text}\n`{_command(finding)}`\n{html.escape(runbook, quote=False)}"
 
 
 def _headline(notice: Notice) -> str:
@@ -197,8 +178,3 @@ def _severity(finding: Finding) -> str:
 
 def _command(finding: Finding) -> str:
     return f"frd findings {finding.id}"
-
-
-def _escaped(text: str) -> str:
-    """Text escaped for Slack, so that nothing in a job's name becomes a mention or a link."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,19 +1,18 @@
 """Sends findings to the configured webhooks without delaying the evaluation.
 
-Each target has its own thread and queue, so a receiver that is slow or down delays no other
-target; `see` only puts messages into queues. The queue is bounded and drops its oldest message. A
-message is tried until the receiver takes it, refuses it, or an hour has passed; the pauses between
-tries grow to a minute. Separate threads, not asyncio's pool: the findings database writes
-there, and a slow receiver must not take its place.
+Each target has its own thread and queue, so a receiver that is slow or down delays no other target;
+`see` only puts messages into queues. A queue is bounded and drops its oldest message. A message is
+repeated until the receiver accepts it, refuses it, or an hour has passed; the pauses grow to a
+minute. The threads are not those of asyncio's pool, because the findings database writes there and
+must not wait for a slow receiver.
 
-The URL is a secret. It is handed to `urllib` and to nothing else: no message here quotes it, nor
-the text of an exception that might.
+The URL is a secret: only `urllib` gets it. No message contains it, nor the text of an exception
+that might.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import logging
 import queue
 import threading
@@ -25,10 +24,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from frd import __version__
 from frd.config import NotifyTarget, checked_url
+from frd.credentials import read_credential
 from frd.errors import ConfigError
 from frd.model import Finding, FindingEvent
 from frd.service.findings.notices import Choice, News, body
@@ -40,7 +40,6 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _STOP_WITHIN_S: Final = 3.0
 """For what is in the queues when the service ends."""
-_MAX_FILE_BYTES: Final = 64 * 1024
 _TRY_AGAIN: Final = (408, 425, 429)
 
 log = logging.getLogger(__name__)
@@ -49,19 +48,21 @@ log = logging.getLogger(__name__)
 class Result(StrEnum):
     SENT = "sent"
     FAILED = "failed"
-    """A try that is repeated."""
+    """The request is repeated."""
     REFUSED = "refused"
-    """The receiver will not take this message; it is not repeated."""
+    """The receiver refuses this message; it is not repeated."""
     DROPPED = "dropped"
     """The queue was full, the message too old, or the service ended."""
 
 
-class _Refused(Exception):
-    """It makes no sense to try again; says why."""
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Of one request."""
 
-
-class _Failed(Exception):
-    """Try again; says why."""
+    result: Result
+    why: str = ""
+    wait_s: float = 0.0
+    """How long the receiver asks not to be called again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ class Notifier:
         *,
         first_pause_s: float = _FIRST_PAUSE_S,
     ) -> None:
-        self.results: Counter[tuple[str, Result]] = Counter()
-        """By target."""
+        self._results: Counter[tuple[str, Result]] = Counter()
+        """By name of the target."""
         self._own_url = own_url
         self._first_pause_s = first_pause_s
         self._news = News()
@@ -109,8 +110,8 @@ class Notifier:
                     line.put(body(notice, line.target, self._own_url()))
 
     def adopt(self, targets: Sequence[NotifyTarget]) -> None:
-        """Go on with these targets. One that has not changed keeps its queue; what waits for one
-        that has changed or is gone is dropped."""
+        """Continue with these targets. A target that has not changed keeps its queue; the messages
+        of changed and removed targets are dropped."""
         for target in targets:
             _check_files(target)
         kept = {line.target: line for line in self._lines if line.target in targets}
@@ -120,12 +121,13 @@ class Notifier:
         self._lines = [kept.get(target) or self._line(target, ()) for target in targets]
 
     def counted(self) -> Mapping[tuple[str, str], int]:
-        """Results by target and result, with zeros for what has not happened."""
+        """Requests by target and result, zeros included."""
         zeros = {(line.target.name, result.value): 0 for line in self._lines for result in Result}
-        return zeros | {(name, result.value): n for (name, result), n in list(self.results.items())}
+        results = list(self._results.items())  # other threads add to it
+        return zeros | {(name, result.value): count for (name, result), count in results}
 
     def close(self) -> None:
-        """Give what is queued a few seconds, then end. For a worker thread."""
+        """Give queued messages a few seconds, then end. For a worker thread."""
         for line in self._lines:
             line.stop(when_empty=True)
         deadline = time.monotonic() + _STOP_WITHIN_S
@@ -134,7 +136,7 @@ class Notifier:
             line.stop()
 
     def _line(self, target: NotifyTarget, known: Sequence[Finding]) -> _Line:
-        return _Line(target, Choice(target, known), self.results, self._first_pause_s)
+        return _Line(target, Choice(target, known), self._results, self._first_pause_s)
 
 
 class _Line:
@@ -152,11 +154,11 @@ class _Line:
         self._results = results
         self._first_pause_s = first_pause_s
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        """None: nothing more will come."""
+        """None ends the thread."""
         self._stopping = threading.Event()
         self._counting = threading.Lock()
         self._is_failing = False
-        # A daemon: a receiver that does not answer must not keep the process from ending.
+        # A daemon thread: a receiver that does not answer must not delay the end of the process.
         self.thread = threading.Thread(target=self._run, name=f"notify-{target.name}", daemon=True)
         self.thread.start()
 
@@ -177,45 +179,29 @@ class _Line:
             self._deliver(message)
 
     def _deliver(self, message: _Message) -> None:
-        """Until the receiver has taken or refused it, or it is no longer worth a try."""
+        """Repeat until the receiver accepts or refuses the message, or the message is too old."""
         pause_s = self._first_pause_s
         while not (self._stopping.is_set() or _is_old(message)):
-            result, why, wait_s = self._try(message)
-            self._count(result)
-            self._report(result, why)
-            if result is not Result.FAILED:
+            outcome = _post(self.target, message.content)
+            self._count(outcome.result)
+            self._log(outcome)
+            if outcome.result is not Result.FAILED:
                 return
-            self._stopping.wait(max(pause_s, wait_s))
+            self._stopping.wait(max(pause_s, outcome.wait_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self._count(Result.DROPPED)
 
-    def _try(self, message: _Message) -> tuple[Result, str, float]:
-        """What came of it, why, and how long the receiver asks to be left alone."""
-        try:
-            _post(self.target, message.content)
-        except _Refused as error:
-            return Result.REFUSED, str(error), 0.0
-        except _Failed as error:
-            wait_s = error.args[1] if len(error.args) > 1 else 0.0
-            return Result.FAILED, str(error.args[0]), wait_s
-        except Exception as error:  # its text may hold the URL
-            return Result.FAILED, type(error).__name__, 0.0
-        return Result.SENT, "", 0.0
-
-    def _report(self, result: Result, why: str) -> None:
+    def _log(self, outcome: _Outcome) -> None:
         """Log when a target stops accepting messages and when it accepts them again."""
-        name = self.target.name
-        match result:
-            case Result.SENT:
-                if self._is_failing:
-                    log.info("notify %s: takes messages again", name)
-                self._is_failing = False
-            case Result.REFUSED:
-                log.warning("notify %s: message refused: %s", name, why)
-            case _:
-                if not self._is_failing:
-                    log.warning("notify %s: not delivered: %s: trying again", name, why)
-                self._is_failing = True
+        name, was_failing = self.target.name, self._is_failing
+        if outcome.result is Result.REFUSED:
+            log.warning("notify %s: message refused: %s", name, outcome.why)
+            return
+        self._is_failing = outcome.result is Result.FAILED
+        if self._is_failing and not was_failing:
+            log.warning("notify %s: not delivered: %s: trying again", name, outcome.why)
+        elif was_failing and not self._is_failing:
+            log.info("notify %s: takes messages again", name)
 
     def _count(self, result: Result) -> None:
         with self._counting:  # `put` counts on another thread
@@ -229,46 +215,39 @@ def _is_old(message: _Message) -> bool:
 # -- one request ---------------------------------------------------------------------------------
 
 
-class _StaysPut(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the finding is only for the configured receiver."""
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: the finding is only for the configured receiver."""
 
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> None:
-        fp.close()
-        raise _Refused(f"HTTP {code}: redirects are not followed")
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
-def _post(target: NotifyTarget, content: bytes) -> None:
+def _post(target: NotifyTarget, content: bytes) -> _Outcome:
     try:
         url, headers = _url(target), _headers(target)
-    except ConfigError as error:
-        raise _Failed(str(error)) from None
-    headers |= {"Content-Type": "application/json", "User-Agent": f"frd/{__version__}"}
-    request = urllib.request.Request(url, content, headers, method="POST")
-    # A proxy of the environment would read what is not encrypted, the URL included.
-    proxies = urllib.request.getproxies() if url.startswith("https:") else {}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _StaysPut())
-    try:
+        headers |= {"Content-Type": "application/json", "User-Agent": f"frd/{__version__}"}
+        request = urllib.request.Request(url, content, headers, method="POST")
+        # A proxy of the environment would read what is not encrypted, the URL included.
+        proxies = urllib.request.getproxies() if url.startswith("https:") else {}
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects())
         with opener.open(request, timeout=target.timeout_s):
-            return
+            return _Outcome(Result.SENT)
+    except ConfigError as error:
+        return _Outcome(Result.FAILED, str(error))
     except urllib.error.HTTPError as error:
         with error:
             if error.code >= 500 or error.code in _TRY_AGAIN:
-                raise _Failed(f"HTTP {error.code}", _retry_after(error.headers)) from None
-            raise _Refused(f"HTTP {error.code}") from None
+                return _Outcome(Result.FAILED, f"HTTP {error.code}", _retry_after(error.headers))
+            advice = ": redirects are not followed" if error.code < 400 else ""
+            return _Outcome(Result.REFUSED, f"HTTP {error.code}{advice}")
     except urllib.error.URLError as error:
         why: Any = error.reason
         text = why.strerror if isinstance(why, OSError) and why.strerror else type(why).__name__
-        raise _Failed(text) from None
+        return _Outcome(Result.FAILED, text)
     except TimeoutError:
-        raise _Failed("no answer in time") from None
+        return _Outcome(Result.FAILED, "no answer in time")
+    except Exception as error:  # its text may contain the URL
+        return _Outcome(Result.FAILED, type(error).__name__)
 
 
 def _retry_after(headers: Any) -> float:
@@ -284,35 +263,31 @@ def _check_files(target: NotifyTarget) -> None:
 
 
 def _url(target: NotifyTarget) -> str:
-    if target.url_file is None:
+    key = f"notify {target.name}: url_file"
+    if (text := _text(key, target.url_file)) is None:
         return target.url
-    key = f"notify {target.name}: url_file: {target.url_file}"
-    url = _read(key, target.url_file).strip().partition("\n")[0].strip()
-    checked_url(key, url)
+    url = text.strip().partition("\n")[0].strip()
+    checked_url(f"{key}: {target.url_file}", url)
     return url
 
 
 def _headers(target: NotifyTarget) -> dict[str, str]:
-    if target.headers_file is None:
-        return {}
-    key = f"notify {target.name}: headers_file: {target.headers_file}"
-    found = {}
-    for number, line in enumerate(_read(key, target.headers_file).splitlines(), start=1):
+    key, found = f"notify {target.name}: headers_file", {}
+    text = _text(key, target.headers_file) or ""
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, colon, value = line.partition(":")
         is_name = name.strip().replace("-", "").isalnum() and name.isascii()
         if not (colon and is_name and value.strip().isprintable() and value.isascii()):
-            raise ConfigError(f"{key}: line {number}: write NAME: VALUE")
+            raise ConfigError(f"{key}: {target.headers_file}: line {number}: write NAME: VALUE")
         found[name.strip()] = value.strip()
     return found
 
 
-def _read(key: str, path: Path) -> str:
+def _text(key: str, path: Path | None) -> str | None:
+    data = read_credential(key, path)
     try:
-        with path.open("rb") as file:
-            return file.read(_MAX_FILE_BYTES).decode()
-    except OSError as error:
-        raise ConfigError(f"{key}: {(error.strerror or str(error)).lower()}") from None
+        return None if data is None else data.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{key}: not UTF-8") from None
+        raise ConfigError(f"{key}: {path}: not UTF-8") from None

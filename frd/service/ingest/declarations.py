@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from frd.engine.engine import Engine
 from frd.errors import FrdError, WireError
 from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
-from frd.service.ingest.job_runs import JobRuns, Speaker
-from frd.service.ingest.memory_feed import MemoryFeed
-from frd.service.ingest.revisions import ProcessRevision, Revisions
+from frd.service.ingest.job_runs import Speaker
+from frd.service.ingest.revisions import ProcessRevision
+from frd.service.ingest.shared import Shared
 from frd.service.ingest.stream_handles import IndexColumn, StreamHandles
 from frd.wire.messages import AttemptDecl, Declare, GroupDecl, RankDecl
 
@@ -32,8 +31,8 @@ class DeclaredAttempt:
     """Stream indexes."""
     groups: list[tuple[int, GroupInfo]] = field(default_factory=list)
     """Stream index and group."""
-    series: list[tuple[int, int, SeriesInfo]] = field(default_factory=list)
-    """Stream index, global rank and series."""
+    series: list[tuple[int, SeriesInfo]] = field(default_factory=list)
+    """Stream index, and series of a global rank."""
     has_dropped: bool = False
     """Rows of the attempt were dropped while its run was refused."""
 
@@ -61,19 +60,11 @@ class DeclaredRank:
 
 
 class Declarations:
-    def __init__(
-        self,
-        engine: Engine,
-        revisions: Revisions,
-        runs: JobRuns,
-        speaker: Speaker,
-        memory: MemoryFeed,
-    ) -> None:
-        self._engine = engine
-        self._revisions = revisions
-        self._runs = runs
+    def __init__(self, shared: Shared, speaker: Speaker) -> None:
+        self._engine = shared.engine
+        self._revisions = shared.revisions
+        self._runs = shared.runs
         self._speaker = speaker
-        self._memory = memory
         self.may_report: Callable[[str], bool] = lambda job: True
         """Whether the peer may report a job."""
         self.session = ""
@@ -84,6 +75,8 @@ class Declarations:
         self.attempts: list[DeclaredAttempt] = []
         self.ranks: list[DeclaredRank] = []
         self.signatures: list[Signature] = []
+        self.series: list[DeclaredAttempt] = []
+        """The attempt of each memory series."""
         self.superseded: set[int] = set()
         """Stream indexes of ranks."""
         self.must_resync = False
@@ -93,6 +86,7 @@ class Declarations:
         self.rank_handle = IndexColumn()
         self.group_column = IndexColumn()
         self.group_handle = IndexColumn()
+        self.series_handle = IndexColumn()
 
     def take_entered(self) -> list[int]:
         """Stream indexes of the ranks that have entered the engine since the last call."""
@@ -150,10 +144,12 @@ class Declarations:
 
     def _declare_series(self, info: SeriesInfo) -> None:
         rank = self.ranks[info.rank]
-        index = self._memory.declare()
+        declared = (len(self.series), replace(info, rank=rank.info.rank))
+        self.series.append(rank.attempt)
+        self.series_handle.append(0)
         if rank.attempt.handles is not None:
-            self._memory.enter(index, rank.attempt.handles.attempt, rank.info.rank, info)
-        rank.attempt.series.append((index, rank.info.rank, info))
+            self._enter_series(rank.attempt.handles, *declared)
+        rank.attempt.series.append(declared)
 
     # -- into the engine and out of it ---------------------------------------------------------
 
@@ -168,13 +164,13 @@ class Declarations:
             self._enter(index, handles, now)
         for index, group in declared.groups:
             self._enter_group(handles, index, group)
-        for index, rank, series in declared.series:
-            self._memory.enter(index, attempt, rank, series)
+        for index, series in declared.series:
+            self._enter_series(handles, index, series)
 
     def _enter(self, index: int, handles: StreamHandles, now: AlignedNs) -> None:
         rank, attempt = self.ranks[index], handles.attempt
         handle = self._engine.rank(attempt, rank.info, now)
-        rank.row = handles.add_rank(rank.info, handle)
+        rank.row = handles.add_rank(rank.info)
         rank.is_superseded = False
         self.superseded.discard(index)
         self.rank_row.put(index, rank.row)
@@ -186,6 +182,9 @@ class Declarations:
         handle = handles.attempt.group(info)
         self.group_column.put(index, handles.add_group(info, handle))
         self.group_handle.put(index, handle)
+
+    def _enter_series(self, handles: StreamHandles, index: int, info: SeriesInfo) -> None:
+        self.series_handle.put(index, handles.attempt.memory_series(info))
 
     def supersede(self, index: int) -> None:
         """Another process has taken over the rank; see `DeclaredRank.is_superseded`."""
@@ -210,5 +209,3 @@ class Declarations:
                 if ranks := [self.ranks[index].info.rank for index in attempt.ranks]:
                     attempt.handles.attempt.connection(ranks, False)
                 attempt.handles = None
-                for index, _, _ in attempt.series:
-                    self._memory.leave(index)

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from frd.engine.clocks.alignment import Alignment
-from frd.engine.engine import Engine
 from frd.engine.state.entry_batch import EntryRows
 from frd.engine.state.watermarks import WatermarkRows
 from frd.model import (
@@ -38,11 +37,8 @@ from frd.model import (
 )
 from frd.service.clocks.agent_clocks import SessionKey, claim_ns, guess
 from frd.service.ingest.declarations import Declarations, DeclaredRank
-from frd.service.ingest.job_runs import JobRuns
-from frd.service.ingest.memory_feed import MemoryFeed, observe_event
-from frd.service.ingest.revisions import Revisions
+from frd.service.ingest.shared import Shared
 from frd.service.ingest.stream_handles import StreamHandles
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
 from frd.wire.decode import Decoder
 from frd.wire.messages import (
     AgentEvent,
@@ -55,27 +51,22 @@ from frd.wire.messages import (
     Watermarks,
 )
 
+UNKNOWN_UNCERTAINTY_NS: Final = 50_000_000
+"""Uncertainty of a clock without pings: more than the delay of a slow network, and little
+compared with the 100 ms between two memory samples."""
+
 
 class Session:
     """One stream, numbered `stream`."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        watermarks: WatermarkBuffer,
-        revisions: Revisions,
-        runs: JobRuns,
-        stream: int,
-    ) -> None:
+    def __init__(self, shared: Shared, stream: int) -> None:
         self.stream = stream
-        self._runs = runs
-        self._watermarks = watermarks
-        self._revisions = revisions
+        self._shared = shared
+        self._watermarks = shared.watermarks
         self._decoder = Decoder()
         self.hello: Hello | None = None
         self.heard_at = AlignedNs(0)
-        self.memory = MemoryFeed()
-        self.declared = Declarations(engine, revisions, runs, self, self.memory)
+        self.declared = Declarations(shared, self)
         self._last_rows: tuple[StreamHandles, UInt32s, UInt32s, Int32s] | None = None
         """Ranks and groups of the last watermarks, and their pairs: mostly the next ones' too."""
         self._acks: dict[int, int] = {}
@@ -85,6 +76,7 @@ class Session:
         """Entry rows that an earlier agent session had reported."""
         self.lag_ns = 0
         """How long the last watermark message was under way."""
+        self._refused_samples = 0
         self.alignment = guess(NodeNs(0), AlignedNs(0))
         """Converts node times to aligned times."""
         self.on_watermarks: Callable[[Watermarks, AlignedNs], None] = lambda event, now: None
@@ -114,14 +106,12 @@ class Session:
             case Watermarks():
                 self._watermark_message(event, now)
             case MemoryColumns():
-                # Not limited to now, unlike other times: samples at equal times would show no rise.
-                begin = self.alignment.to_aligned(event.begin_ns)
-                self.memory.observe(event, begin, self.declared.uncertainty_ns, now)
+                self._memory_samples(event, now)
             case ChannelColumns():
                 self._channels(event, now)
             case MemoryEvents():
-                for of_rank in event.events:
-                    self._memory_event(of_rank, now)
+                for one in event.events:
+                    self._memory_event(one, now)
             case Statuses():
                 for status in event.statuses:
                     self._status(status, now)
@@ -131,7 +121,7 @@ class Session:
             case Hello():
                 self.hello = event
                 self.declared.session = event.session
-                self.declared.session_number = self._revisions.session_number(self.key)
+                self.declared.session_number = self._shared.revisions.session_number(self.key)
                 self.align(guess(event.sent_at_ns, now))
             case ResponsePart() | Goodbye():
                 pass
@@ -159,6 +149,11 @@ class Session:
         """Revisions applied since the last call, per stream index."""
         acks, self._acks = self._acks, {}
         return acks
+
+    def take_refused_samples(self) -> int:
+        """Memory samples since the last call that cannot be true."""
+        refused, self._refused_samples = self._refused_samples, 0
+        return refused
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
         """The run is watched from now on."""
@@ -273,14 +268,38 @@ class Session:
             handles.attempt.observe_status(replace(status, rank=rank.info.rank), at, now)
         run = rank.attempt.declared.run
         if run and status.state in (RankState.EXITED, RankState.FINISHED):
-            self._runs.gone(rank.key, run, rank.info)
+            self._shared.runs.gone(rank.key, run, rank.info)
+
+    def _memory_samples(self, batch: MemoryColumns, now: AlignedNs) -> None:
+        """The onset of a rise is between two samples, extended by the uncertainty of the clock.
+
+        Times are not limited to now, unlike others: samples at equal times would show no rise. All
+        series of a batch are of one attempt, as the decoder has checked.
+        """
+        attempt = self.declared.series[int(batch.series[0])]
+        if (handles := attempt.handles) is None:
+            return
+        begin, slack_ns = self.alignment.to_aligned(batch.begin_ns), self._slack_ns
+        columns = MemoryColumns(
+            series=self.declared.series_handle.take(batch.series),
+            capacity=batch.capacity,
+            begin_ns=begin - slack_ns,
+            end_ns=begin + (batch.end_ns - batch.begin_ns + slack_ns),
+            values=batch.values,
+        )
+        self._refused_samples += handles.attempt.memory.observe(columns, now)
 
     def _memory_event(self, event: MemoryEvent, now: AlignedNs) -> None:
         rank = self.ranks[event.rank]
-        if (handles := rank.handles) is None:
-            return
-        at, event = self._one_aligned(event.at_ns, now), replace(event, rank=rank.info.rank)
-        observe_event(handles.attempt, event, at, self.declared.uncertainty_ns, now)
+        if (handles := rank.handles) is not None:
+            at, event = self._one_aligned(event.at_ns, now), replace(event, rank=rank.info.rank)
+            handles.attempt.memory.event(event, at, self._slack_ns, now)
+
+    @property
+    def _slack_ns(self) -> int:
+        """By how much an aligned time may be off."""
+        known = self.declared.uncertainty_ns
+        return UNKNOWN_UNCERTAINTY_NS if known is None else known
 
     def _aligned(self, node_ns: npt.NDArray[Any], now: AlignedNs) -> npt.NDArray[np.int64]:
         """Times on the service's clock, not later than now: a reported event has happened."""

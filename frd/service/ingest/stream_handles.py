@@ -60,21 +60,21 @@ class StreamHandles:
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
-        self.ranks: list[tuple[RankInfo, int]] = []
-        """Per row: who it is, and the engine's handle."""
+        self.ranks: list[RankInfo] = []
+        """By row. The engine's handle of a rank is its global rank."""
         self.groups: list[tuple[str, int]] = []
-        """Per column: its label, and the engine's handle."""
+        """By column: label and the engine's handle."""
         self._pairs: Int32s = np.full((8, 16), _UNRESOLVED, np.int32)
         self._signatures = IndexColumn(_UNRESOLVED)
 
-    def add_rank(self, info: RankInfo, handle: int) -> int:
-        """The row of a rank from now on."""
-        self.ranks.append((info, handle))
+    def add_rank(self, info: RankInfo) -> int:
+        """Returns the row of a rank."""
+        self.ranks.append(info)
         self._grow()
         return len(self.ranks) - 1
 
     def add_group(self, info: GroupInfo, handle: int) -> int:
-        """The column of a group from now on."""
+        """Returns the column of a group."""
         self.groups.append((sys.intern(info.label), handle))
         self._grow()
         return len(self.groups) - 1
@@ -107,13 +107,11 @@ class StreamHandles:
 
     def _resolve(self, field: str, rows: npt.NDArray[Any], columns: Int32s) -> None:
         for row, column in sorted(set(zip(rows.tolist(), columns.tolist(), strict=True))):
-            info, rank = self.ranks[row]
+            rank = self.ranks[row].rank
             label, handle = self.groups[column]
             pair = self.attempt.pair(rank, handle)
             if pair == _NOT_A_MEMBER:
-                raise WireError(
-                    field, "disagree", f"rank {info.rank} is no member of group {label!r}"
-                )
+                raise WireError(field, "disagree", f"rank {rank} is no member of group {label!r}")
             self._pairs[row, column] = pair
 
     def _grow(self) -> None:

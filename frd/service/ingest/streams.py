@@ -17,16 +17,14 @@ from functools import partial
 from typing import Final
 
 from frd.engine.clocks.alignment import Alignment
-from frd.engine.engine import Engine
 from frd.model import AlignedNs, AttemptKey, EntryColumns, MemoryColumns
 from frd.service.clocks.agent_clocks import AgentClock, AgentClocks, encode
-from frd.service.ingest.declarations import DeclaredRank
-from frd.service.ingest.job_runs import JobRuns, JobWarning
+from frd.service.ingest.job_runs import JobWarning
 from frd.service.ingest.nodes import Nodes
-from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.ingest.shared import Shared
 from frd.service.journal.writer import JournalWriter
+from frd.service.metrics.recent_peak import RecentPeak
 from frd.wire.messages import (
     MAX_MESSAGE_BYTES,
     PROTOCOL,
@@ -40,76 +38,10 @@ from frd.wire.messages import (
     Welcome,
 )
 
-PEAK_WINDOW_S: Final = 15
-"""The usual scrape interval, so that every peak is in some scrape."""
 SAMPLES: Final = "memory"
 """Label of impossible memory samples. They do not end the stream."""
 
 log = logging.getLogger(__name__)
-
-
-class RecentPeak:
-    """The largest value of the last `PEAK_WINDOW_S`, in steps of a second."""
-
-    def __init__(self) -> None:
-        self._peaks: dict[int, float] = {}
-
-    def add(self, value: float, now_s: float) -> None:
-        second = int(now_s)
-        self._peaks[second] = max(value, self._peaks.get(second, value))
-        self._forget(second)
-
-    def value(self, now_s: float) -> float:
-        """0 without values."""
-        self._forget(int(now_s))
-        return max(self._peaks.values(), default=0.0)
-
-    def _forget(self, second: int) -> None:
-        for other in [at for at in self._peaks if abs(second - at) >= PEAK_WINDOW_S]:
-            del self._peaks[other]
-
-
-class RankOwners:
-    """Which stream reports a rank: the stream that declared it last, without those of refused runs.
-
-    When an agent reconnects, its new stream may open before the service notices that the old one is
-    dead. When the old one ends, its ranks still have an agent.
-    """
-
-    def __init__(self) -> None:
-        self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
-
-    def claim(self, session: Session) -> list[DeclaredRank]:
-        """Assign to `session` the ranks that it has entered into the engine since the last call.
-
-        Reports about processes that had these ranks before are dropped from now on.
-        """
-        claimed = []
-        for index in session.declared.take_entered():
-            rank = session.ranks[index]
-            before = self._owners.get((rank.key, rank.info.rank))
-            self._owners[rank.key, rank.info.rank] = (session, index)
-            claimed.append(rank)
-            if before is not None:
-                former = before[0].ranks[before[1]].info
-                if (former.boot_id, former.pid) != (rank.info.boot_id, rank.info.pid):
-                    before[0].declared.supersede(before[1])
-        return claimed
-
-    def release(self, session: Session) -> list[DeclaredRank]:
-        """Called when `session` has ended; returns the ranks that no stream reports any more."""
-        owned = [
-            rank
-            for index, rank in enumerate(session.ranks)
-            if self._owners.get((rank.key, rank.info.rank)) == (session, index)
-        ]
-        for rank in owned:
-            del self._owners[rank.key, rank.info.rank]
-        return owned
-
-    def of(self, key: AttemptKey, rank: int) -> tuple[Session, int] | None:
-        """The session that reports a rank, and the rank's stream index there."""
-        return self._owners.get((key, rank))
 
 
 class Stream:
@@ -152,8 +84,7 @@ class Streams:
 
     def __init__(
         self,
-        engine: Engine,
-        watermarks: WatermarkBuffer,
+        shared: Shared,
         clocks: AgentClocks,
         journal_writer: JournalWriter,
         *,
@@ -162,13 +93,12 @@ class Streams:
         instance: str,
     ) -> None:
         self.nodes = Nodes()
-        self.owners = RankOwners()
-        self.revisions = Revisions()
-        self.runs = JobRuns()
+        self.owners = shared.owners
+        self.revisions = shared.revisions
+        self.runs = shared.runs
         self.refused: Counter[str] = Counter()
         """Refused and aborted streams by reason, and refused memory samples as `SAMPLES`."""
-        self._engine = engine
-        self._watermarks = watermarks
+        self._shared = shared
         self._clocks = clocks
         self._journal_writer = journal_writer
         self._now = now
@@ -194,8 +124,7 @@ class Streams:
 
     def open(self) -> Stream:
         """A new stream, before its first message."""
-        number = next(self._ids)
-        return Stream(Session(self._engine, self._watermarks, self.revisions, self.runs, number))
+        return Stream(Session(self._shared, next(self._ids)))
 
     def take(self, stream: Stream, data: bytes) -> AgentEvent:
         """Apply one message, then record it in the journal.
@@ -212,7 +141,7 @@ class Streams:
             case Watermarks():
                 self._lags.add(session.lag_ns / 1e9, now / 1e9)
             case MemoryColumns():
-                if refused := session.memory.take_refused():
+                if refused := session.take_refused_samples():
                     self._refuse_samples(stream, refused)
             case Declare():
                 self._adopt_all(stream)
@@ -235,7 +164,6 @@ class Streams:
         if self._streams.pop(stream.id, None) is None or session.hello is None:
             return
         now = self._now()
-        self.owners.claim(session)  # a declaration may have failed half way
         session.disconnect(self.owners.release(session), now)
         self.runs.closed(session)
         self.nodes.disconnected(session.key, stream.id)
@@ -283,8 +211,8 @@ class Streams:
         """
         if speaking is not None:
             self._adopt(speaking)
-        for session in self.runs.take_changed():
-            if (stream := self._streams.get(session)) is not None:
+        for number in self.runs.take_changed():
+            if (stream := self._streams.get(number)) is not None:
                 self._adopt(stream)
 
     def _adopt(self, stream: Stream) -> None:
@@ -334,7 +262,7 @@ class Streams:
 
     def compare_clocks(self) -> None:
         """Check the clocks of nodes against the collectives of their ranks."""
-        for attempt, hint in self._engine.take_clock_hints():
+        for attempt, hint in self._shared.engine.take_clock_hints():
             early = self.clock(attempt.key, hint.early_rank)
             late = self.clock(attempt.key, hint.late_rank)
             if early is not None and late is not None:

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 
 from frd.engine.engine import Engine
 from frd.errors import FrdError
-from frd.model import AlignedNs, Finding, FindingEvent, FindingState
+from frd.model import AlignedNs, Finding, FindingEvent
 from frd.service.clocks.agent_clocks import decode
-from frd.service.ingest.job_runs import JobRuns
-from frd.service.ingest.revisions import Revisions
 from frd.service.ingest.session import Session
-from frd.service.ingest.streams import RankOwners
-from frd.service.ingest.watermark_buffer import WatermarkBuffer
+from frd.service.ingest.shared import Shared
 from frd.service.journal.payloads import Dismissal, Settings, decode_pauses, decode_payload
 from frd.store.records import Record, RecordKind
 
@@ -68,31 +65,29 @@ class _Player:
             case RecordKind.TICK:
                 self.advance(record.at)
             case RecordKind.OPENED:
-                self._streams[record.stream] = Session(
-                    self._engine, self._watermarks, self._revisions, self._runs, record.stream
-                )
+                self._streams[record.stream] = Session(self._shared, record.stream)
             case RecordKind.ALIGNED:
                 if (session := self._streams.get(record.stream)) is not None:
                     session.align(decode(record.payload))
             case RecordKind.CLOSED:
                 self._close(record.stream, record.at)
             case RecordKind.SETTINGS:
-                self._engine.adopt(decode_payload(record.payload, Settings).policy)
+                self._shared.engine.adopt(decode_payload(record.payload, Settings).policy)
             case RecordKind.START:
                 self._begin(decode_payload(record.payload, Settings), record.at)
             case RecordKind.DISMISSED:
                 self._dismiss(decode_payload(record.payload, Dismissal), record.at)
             case RecordKind.LEARNED:
-                self._engine.recall(decode_pauses(record.payload))
+                self._shared.engine.recall(decode_pauses(record.payload))
 
     def advance(self, now: AlignedNs) -> None:
-        self._runs.settle(now)
+        self._shared.runs.settle(now)
         self._claim()
-        self._watermarks.flush(now)
-        self._keep(self._engine.advance(now))
+        self._shared.watermarks.flush(now)
+        self._keep(self._shared.engine.advance(now))
 
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:
-        closing = self._engine.dismiss(dismissal.finding, now, dismissal.close_reason)
+        closing = self._shared.engine.dismiss(dismissal.finding, now, dismissal.close_reason)
         self._keep(closing)
         if not closing:  # it opened before the journal begins, so here it has another id, or none
             self._warn(
@@ -100,14 +95,9 @@ class _Player:
             )
 
     def _begin(self, settings: Settings, now: AlignedNs) -> None:
-        self._engine = Engine(settings.policy)
-        self._watermarks = WatermarkBuffer()
-        self._revisions = Revisions()
+        self._shared = Shared(Engine(settings.policy))
         self._streams: dict[int, Session] = {}
-        self._owners = RankOwners()
-        self._runs = JobRuns()
-        still_open = [f for f in self.findings.values() if f.state is FindingState.OPEN]
-        self._engine.restore(still_open, now)
+        self._shared.engine.restore(list(self.findings.values()), now)
 
     def _message(self, record: Record) -> None:
         session = self._streams.get(record.stream)
@@ -119,25 +109,24 @@ class _Player:
         except FrdError as error:
             # The live stream was fine: the journal lacks a record that this one builds on.
             self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
-            self._owners.claim(session)
             self._close(record.stream, record.at)
         else:
-            self._owners.claim(session)
+            self._shared.owners.claim(session)
         self.jobs.update(rank.key.job for rank in session.ranks[known:])
         self._claim()
 
     def _claim(self) -> None:
-        for stream in self._runs.take_changed():
+        for stream in self._shared.runs.take_changed():
             if (session := self._streams.get(stream)) is not None:
-                self._owners.claim(session)
+                self._shared.owners.claim(session)
 
     def _close(self, stream: int, now: AlignedNs) -> None:
         """The ranks for which no other stream speaks have lost their agent."""
         session = self._streams.pop(stream, None)
         if session is None:
             return
-        session.disconnect(self._owners.release(session), now)
-        self._runs.closed(session)
+        session.disconnect(self._shared.owners.release(session), now)
+        self._shared.runs.closed(session)
 
     def _keep(self, events: Iterable[FindingEvent]) -> None:
         for event in events:

@@ -1,0 +1,72 @@
+"""What the sessions of one service process share: the engine, and who reports which rank.
+
+The live service has one `Shared`, and so has the replay of each service process in a journal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from frd.engine.engine import Engine
+from frd.model import AttemptKey
+from frd.service.ingest.job_runs import JobRuns
+from frd.service.ingest.revisions import Revisions
+from frd.service.ingest.watermark_buffer import WatermarkBuffer
+
+if TYPE_CHECKING:
+    from frd.service.ingest.declarations import DeclaredRank
+    from frd.service.ingest.session import Session
+
+
+class RankOwners:
+    """Which stream reports a rank: the stream that declared it last, without those of refused runs.
+
+    When an agent reconnects, its new stream may open before the service notices that the old one is
+    dead. When the old one ends, its ranks still have an agent.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[tuple[AttemptKey, int], tuple[Session, int]] = {}
+
+    def claim(self, session: Session) -> list[DeclaredRank]:
+        """Assign to `session` the ranks that it has entered into the engine since the last call.
+
+        Reports about processes that had these ranks before are dropped from now on.
+        """
+        claimed = []
+        for index in session.declared.take_entered():
+            rank = session.ranks[index]
+            before = self._owners.get((rank.key, rank.info.rank))
+            self._owners[rank.key, rank.info.rank] = (session, index)
+            claimed.append(rank)
+            if before is not None:
+                former = before[0].ranks[before[1]].info
+                if (former.boot_id, former.pid) != (rank.info.boot_id, rank.info.pid):
+                    before[0].declared.supersede(before[1])
+        return claimed
+
+    def release(self, session: Session) -> list[DeclaredRank]:
+        """Called when `session` has ended; returns the ranks that no stream reports any more."""
+        self.claim(session)  # a declaration may have failed half way
+        owned = [
+            rank
+            for index, rank in enumerate(session.ranks)
+            if self._owners.get((rank.key, rank.info.rank)) == (session, index)
+        ]
+        for rank in owned:
+            del self._owners[rank.key, rank.info.rank]
+        return owned
+
+    def of(self, key: AttemptKey, rank: int) -> tuple[Session, int] | None:
+        """The session that reports a rank, and the rank's stream index there."""
+        return self._owners.get((key, rank))
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    engine: Engine
+    watermarks: WatermarkBuffer = field(default_factory=WatermarkBuffer)
+    revisions: Revisions = field(default_factory=Revisions)
+    runs: JobRuns = field(default_factory=JobRuns)
+    owners: RankOwners = field(default_factory=RankOwners)
