@@ -3,8 +3,8 @@
 Observations come in as columns with engine handles and aligned times; they are checked first and
 applied whole or not at all. Each of them merges (maximum, count, replace by rank), so batches of
 different ranks may come in any order and a replay changes nothing. Answers go out as plain arrays
-(`stalls`), as an immutable `Snapshot` for the detectors, and as a view for metrics. What a stall
-means, which rank causes it and when it becomes a finding is decided elsewhere.
+(`stalls`), as an immutable `Tick` for the detectors, and as a view for metrics. What a stall means,
+which rank causes it and when it becomes a finding is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
 
 from frd.engine.matching.clock_hints import ClockHint
-from frd.engine.matching.collectives import Collectives, Settled
+from frd.engine.matching.collectives import Collectives
 from frd.engine.matching.usual_waits import GroupKind, LongWait
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
@@ -29,8 +30,7 @@ from frd.engine.state.session_clocks import SessionClocks
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.engine.state.tables import STATES, GroupTable, PairTable, RankTable
 from frd.engine.state.watermarks import WatermarkRows
-from frd.engine.stragglers.detection import Roll
-from frd.engine.stragglers.lateness import Lateness
+from frd.engine.tick import Tick
 from frd.errors import WireError
 from frd.model import (
     AlignedNs,
@@ -81,25 +81,15 @@ class Attempt:
         self._groups = GroupTable()
         self._pairs = PairTable()
         self._channels = P2PChannels()
-        self.presence = Presence(self._ranks, self._groups, self._pairs, self._channels)
+        self.presence = Presence(self._ranks, self._groups, self._pairs)
         self.clocks = SessionClocks(self._ranks, self._pairs, self._channels)
-        self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
-        """Which ranks came late to the collectives that are over."""
-        self._collectives = Collectives(
-            policy, self._ranks, self._groups, self._pairs, pauses, now, self._judge_arrivals
-        )
+        self._collectives = Collectives(policy, self._ranks, self._groups, self._pairs, pauses, now)
 
     def adopt(self, policy: Policy) -> None:
         """See `Engine.adopt`."""
-        before, self._policy = self._policy, policy
-        windows = (before.straggler_window_s, before.telemetry_late_s)
-        if windows != (policy.straggler_window_s, policy.telemetry_late_s):
-            self.lateness = Lateness(policy.straggler_window_s, policy.telemetry_late_s)
+        self._policy = policy
         self.memory.adopt(policy)
         self._collectives.adopt(policy)
-
-    def _judge_arrivals(self, settled: Settled, now: AlignedNs) -> None:
-        self.lateness.observe(settled, self._ranks, self._groups.count, now)
 
     # -- declarations ------------------------------------------------------------------------
 
@@ -144,7 +134,7 @@ class Attempt:
         self.memory.forget()
         self._channels.clear()
         self._pairs.reset_all()
-        self.lateness.clear()
+        self._collectives.lateness.clear()
         self._collectives.forget(np.arange(self._groups.count, dtype=np.int32))
         self._observed += 1
 
@@ -291,36 +281,26 @@ class Attempt:
 
     # -- questions ---------------------------------------------------------------------------
 
-    @property
-    def revision(self) -> int:
-        """Changes with every observation."""
-        return self._observed + self.clocks.revision
+    def tick(self, now: AlignedNs) -> Tick:
+        """What the detectors may read at this time."""
+        collectives = self._collectives
+        return Tick(
+            now=now,
+            revision=self._observed + self.clocks.revision,
+            world_size=self.world_size,
+            stalls=self.stalls(now),
+            has_mismatches=collectives.disagrees,
+            has_exits=self.presence.has_exits(),
+            unsynchronized=self.clocks.unsynchronized(),
+            snapshot=cache(partial(self.snapshot, now)),
+            late_window=cache(partial(collectives.lateness.window, now)),
+            contradictions=cache(partial(_taken, collectives.contradictions)),
+            memory_reports=cache(partial(self.memory.advance, now)),
+        )
 
     def take_clock_hints(self) -> list[ClockHint]:
         """Bounds that completed collectives put on clocks, since the last call."""
         return _taken(self._collectives.clock_hints)
-
-    def take_contradictions(self) -> list[ClockHint]:
-        """Clock hints that contradict the uncertainty of the clocks, since the last call.
-
-        Separate from `take_clock_hints`: clocks and findings read them at different times.
-        """
-        return _taken(self._collectives.contradictions)
-
-    def roll(self) -> Roll:
-        """Which ranks are in which group and on which node."""
-        presence = self.presence
-        return Roll(
-            members=presence.members,
-            groups=presence.groups_of,
-            is_dark=presence.is_dark,
-            node=self._ranks.session[: self._ranks.count],
-            sends=presence.may_send,
-        )
-
-    def threshold_s(self, group: int) -> float:
-        """How long a wait in this group may take before it is a stall."""
-        return float(self._groups.threshold_ns[group]) / 1e9
 
     def take_waits(self, now: AlignedNs) -> Mapping[GroupKind, Sequence[LongWait]] | None:
         """See `StallThresholds.take_waits`."""
@@ -340,11 +320,6 @@ class Attempt:
             self._ranks, self._groups, self._pairs, self._channels, floor, ends_early
         )
 
-    @property
-    def disagrees(self) -> bool:
-        """There are mismatch facts; cheap, unlike computing them."""
-        return self._collectives.disagrees
-
     def snapshot(self, now: AlignedNs) -> Snapshot:
         """Progress of every rank; immutable."""
         self._collectives.settle(now)
@@ -358,6 +333,8 @@ class Attempt:
             ),
             channels=self._channels.snapshot(),
             mismatches=self._collectives.facts(),
+            created_at=self.created_at,
+            p2p_ranks=self._channels.ranks_seen(),
             **snapshot_parts.ranks(self._ranks),
         )
 

@@ -12,16 +12,18 @@ No rank is a suspect: a clock that is wrong delays no rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from frd.engine.attempt import Attempt
-from frd.engine.findings import text
+import numpy as np
+
+from frd.engine.findings import builder, text
 from frd.engine.findings.claim import Claim, Known, Lifetime, Look
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.policy import Policy
-from frd.engine.state.session_clocks import SessionClocks
+from frd.engine.state.snapshot import Snapshot
+from frd.engine.tick import Tick
 from frd.forms import span_text
 from frd.model import AlignedNs, Kind
 
@@ -32,8 +34,6 @@ _WHAT_TO_DO: Final = "check the time synchronization (chrony, PTP) there"
 
 _Ranks = tuple[int, ...]
 """All ranks of the nodes concerned, which identify a finding, after a restart too."""
-_NodeOf = Callable[[int], str]
-"""From a rank to the name of its host, empty if unknown."""
 
 
 @dataclass(slots=True)
@@ -65,36 +65,32 @@ class ClockDetector:
             close_reason="the clocks agree again",
         )
 
-    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
+    def evaluate(self, tick: Tick, known: Known) -> Look | None:
+        now = tick.now
         if now - self._looked_at < _LOOK_EVERY_NS:
             return None
         self._looked_at = now
-        unknown = attempt.clocks.unsynchronized()
-        self._unknown = {ranks: self._unknown.get(ranks, now) for ranks in unknown}
-        self._collect_contradictions(attempt.take_contradictions(), attempt.clocks, now)
-        node_of = attempt.presence.node_of
-        return Look(now, [*self._unknown_clocks(node_of, now), *self._contradictions(node_of)])
+        self._unknown = {ranks: self._unknown.get(ranks, now) for ranks in tick.unsynchronized}
+        self._collect_contradictions(tick)
+        return Look(now, [*self._unknown_clocks(tick), *self._contradictions(tick)])
 
-    def _collect_contradictions(
-        self, hints: Iterable[ClockHint], clocks: SessionClocks, now: AlignedNs
-    ) -> None:
+    def _collect_contradictions(self, tick: Tick) -> None:
         """All contradictions between the same two nodes are one conflict. A conflict that shows no
         more contradictions is forgotten."""
-        for hint in hints:
-            ranks = (
-                *clocks.ranks_sharing_clock(hint.early_rank),
-                *clocks.ranks_sharing_clock(hint.late_rank),
-            )
-            known = self._conflicts.setdefault(tuple(sorted(ranks)), _Conflict(hint, hint, now))
-            known.newest, known.seen = hint, now
-        for key, conflict in list(self._conflicts.items()):
-            if now - conflict.seen >= self._after_ns:
-                del self._conflicts[key]
+        for hint in tick.contradictions():
+            ranks = _sharing_clocks(tick.snapshot(), (hint.early_rank, hint.late_rank))
+            known = self._conflicts.setdefault(ranks, _Conflict(hint, hint, tick.now))
+            known.newest, known.seen = hint, tick.now
+        self._conflicts = {
+            ranks: conflict
+            for ranks, conflict in self._conflicts.items()
+            if tick.now - conflict.seen < self._after_ns
+        }
 
-    def _unknown_clocks(self, node_of: _NodeOf, now: AlignedNs) -> Iterator[Claim]:
+    def _unknown_clocks(self, tick: Tick) -> Iterator[Claim]:
         for ranks, since in self._unknown.items():
-            if now - since >= self._after_ns:
-                node = _node(node_of, ranks[0])
+            if tick.now - since >= self._after_ns:
+                node = _node(tick.snapshot(), ranks[0])
                 yield _claim(
                     ranks,
                     f"the clock of {node} ({text.ranks(ranks)}) is not synchronized, so times "
@@ -102,17 +98,18 @@ class ClockDetector:
                     f"why; {_WHAT_TO_DO}",
                 )
 
-    def _contradictions(self, node_of: _NodeOf) -> Iterator[Claim]:
+    def _contradictions(self, tick: Tick) -> Iterator[Claim]:
         for ranks, conflict in self._conflicts.items():
             if conflict.is_certain:
                 hint = conflict.first
                 early, late = hint.early_rank, hint.late_rank
+                snapshot = tick.snapshot()
                 yield _claim(
                     ranks,
-                    f"the clocks of {_node(node_of, early)} and {_node(node_of, late)} contradict "
-                    f"each other: rank {early} completed a collective {span_text(-hint.slack_ns)} "
-                    f"before rank {late} joined it; one of the two is wrong: "
-                    f"{_WHAT_TO_DO}",
+                    f"the clocks of {_node(snapshot, early)} and {_node(snapshot, late)} "
+                    f"contradict each other: rank {early} completed a collective "
+                    f"{span_text(-hint.slack_ns)} before rank {late} joined it; one of the two is "
+                    f"wrong: {_WHAT_TO_DO}",
                 )
 
 
@@ -121,5 +118,12 @@ def _claim(ranks: _Ranks, summary: str) -> Claim:
     return Claim(kind, repr(ranks), frozenset({ranks}), unknown=ranks, summary=summary)
 
 
-def _node(node_of: _NodeOf, rank: int) -> str:
-    return text.clean(node_of(rank)) or f"rank {rank}"
+def _sharing_clocks(snapshot: Snapshot, ranks: tuple[int, int]) -> _Ranks:
+    """All ranks that share a clock with one of these."""
+    assert snapshot.clocks is not None
+    node = snapshot.clocks.node
+    return tuple(snapshot.rank[np.isin(node, node[np.isin(snapshot.rank, ranks)])].tolist())
+
+
+def _node(snapshot: Snapshot, rank: int) -> str:
+    return builder.node_of(snapshot, rank) or f"rank {rank}"

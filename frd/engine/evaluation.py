@@ -19,6 +19,7 @@ from frd.engine.hangs.lost_ranks import judged_after_s
 from frd.engine.memory.detector import MemoryDetector
 from frd.engine.policy import Policy
 from frd.engine.stragglers.detector import StragglerDetector
+from frd.engine.tick import Tick
 from frd.model import AlignedNs, AttemptKey, FindingEvent, Kind
 from frd.views import AttemptView
 
@@ -39,8 +40,8 @@ class Detector(Protocol):
     def lifetime(self) -> Lifetime:
         """How its findings open, change and close."""
 
-    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
-        """What is wrong now; None if it is too early to look again. Called at every tick."""
+    def evaluate(self, tick: Tick, known: Known) -> Look | None:
+        """What is wrong now; None if it is too early to look again."""
 
     def adopt(self, policy: Policy) -> None:
         """Look by another policy from now on."""
@@ -130,10 +131,10 @@ class Evaluation:
             outlasting = (Kind.OOM,) if is_long_over else _FATAL
             yield from self.tracker.close_all(now, "the attempt ended", but=outlasting)
             return
-        most = len(self.tracker) + room
+        tick, most = attempt.tick(now), len(self.tracker) + room
         for detector in self._detectors:
             life = detector.lifetime
-            look = detector.evaluate(attempt, now, self.tracker.known(life.kinds))
+            look = detector.evaluate(tick, self.tracker.known(life.kinds))
             if look is not None:
                 yield from self.tracker.update(life, look, room=most - len(self.tracker))
 
@@ -144,7 +145,8 @@ class Evaluation:
         is_fresh = self.ended_at is None or now - self.ended_at <= judged_ns
         if self.attempt is not None and is_fresh:
             life = self._hangs.lifetime
-            look = self._hangs.last_look(self.attempt, now, self.tracker.known(life.kinds))
+            snapshot = self.attempt.snapshot(now)
+            look = self._hangs.last_look(snapshot, self.tracker.known(life.kinds))
             events += self.tracker.settle(life, look)
         self.superseded_at = now
         return events + self.tracker.close_all(now, reason)

@@ -48,7 +48,7 @@ MUTANTS: Final = (
     Mutant(_MATCHING, "GroupClocks.of", Swap("maximum", "minimum"),
            "arrivals judge straggler clocks",
            "arrivals in a group are compared with the uncertainty of its best clock"),
-    Mutant(_STRAGGLERS, "charges", Swap("maximum", "minimum"), _LATE,
+    Mutant(_MATCHING, "charges", Swap("maximum", "minimum"), _LATE,
            "a rank is charged for time in which the previous collective still ran"),
     Mutant(_MATCHING, "contradicts", Swap(ast.USub, ast.UAdd), "arrivals clocks",
            "clocks contradict each other while they are within their uncertainty"),

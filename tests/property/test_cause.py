@@ -196,7 +196,7 @@ def test_the_order_of_groups_and_rows_does_not_matter(
         seq=stalls.seq[order],
         since=stalls.since[order],
     )
-    after = diagnose(scene.snapshot(), shuffled, threshold_s=lambda group: scene.threshold_s)
+    after = diagnose(scene.snapshot(), shuffled)
     assert [(v.suspects, v.victims, v.since, v.op) for v in after] == before
 
 

@@ -162,7 +162,7 @@ def told(attempt: Attempt) -> tuple[object, ...]:
             (fact.group, fact.seq, [ranks for _, ranks in fact.classes], fact.complete)
             for fact in snapshot.mismatches
         ],
-        [attempt.threshold_s(group) for group in range(len(view.groups))],
+        [group.threshold_s for group in view.groups],
     )
 
 

@@ -76,7 +76,7 @@ def test_a_timeout_that_ends_a_rank_convicts_nobody(seq: int) -> None:
     job.run(10)
     assert [suspect.rank for suspect in job.only().suspects] == [3]
     snapshot, stalls = job.attempt.snapshot(job.now), job.attempt.stalls(job.now)
-    (diagnosis,) = diagnose(snapshot, stalls, threshold_s=job.attempt.threshold_s)
+    (diagnosis,) = diagnose(snapshot, stalls)
     assert [(b.rank, b.confidence) for b in diagnosis.suspects] == [(3, Confidence.HIGH)]
 
 

@@ -141,7 +141,7 @@ def looked(looks: Sequence[tuple[float, Sequence[Diagnosis]]]) -> list[list[Chan
     events = []
     for seconds, diagnoses in looks:
         now = replace(snapshot, now=AlignedNs(snapshot.now + round(seconds * 1e9)))
-        look = look_at(now, stalls, diagnoses, policy, Known(), since=AlignedNs(0))
+        look = look_at(now, stalls, diagnoses, policy, Known())
         events.append(changes(tracker.update(life, look, room=10)))
     return events
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from frd.engine.clocks.uncertain_time import RankClocks
+from frd.engine.matching.arrivals import LostTime, as_culprit
+from frd.engine.matching.lateness import BUCKETS, Lateness
 from frd.engine.policy import Policy
-from frd.engine.stragglers.arrivals import LostTime, as_culprit
-from frd.engine.stragglers.detection import Judgement, Roll, judge
-from frd.engine.stragglers.lateness import BUCKETS, Lateness
+from frd.engine.stragglers.detection import Judgement, judge
 from frd.model import AlignedNs, Int32s, Int64s
+from tests.world.scene import Scene
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -57,7 +59,8 @@ def judged(
 ) -> Judgement:
     """Of as many collectives in each group and bucket; members `waited` as long as they were
     `charged` where nothing else is said."""
-    lateness = Lateness(BUCKETS * BUCKET_NS / S, 0.0)
+    policy = Policy(straggler_window_s=BUCKETS * BUCKET_NS / S, telemetry_late_s=0.0)
+    lateness = Lateness(policy)
     buckets = np.repeat(START + BUCKET_NS * np.arange(BUCKETS), often)
     end = AlignedNs(START + BUCKETS * BUCKET_NS)
     lateness.add(
@@ -68,17 +71,13 @@ def judged(
         joined(charged if waited is None else waited),
         end,
     )
-    members = [np.array(group, np.int32) for group in groups]
-    of_rank = [
-        np.array([g for g, group in enumerate(groups) if rank in group], np.int32) for rank in WORLD
-    ]
-    roll = Roll(
-        members=members.__getitem__,
-        groups=of_rank.__getitem__,
-        is_dark=lambda group: False,
-        node=np.arange(len(WORLD), dtype=np.int32) // 2,
-    )
-    return judge(lateness.window(end), roll, Policy())
+    scene = Scene(len(WORLD))
+    for name, group in enumerate(groups):
+        scene.group(str(name), group)
+    nodes = RankClocks(np.array(WORLD, np.int32) // 2, np.zeros(len(WORLD), np.int64))
+    window = lateness.window(end)
+    assert window is not None
+    return judge(window, replace(scene.snapshot(), clocks=nodes), policy)
 
 
 def culprits(of: Judgement) -> list[int]:

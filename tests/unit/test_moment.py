@@ -13,7 +13,7 @@ from frd.engine.hangs.claims import claim_of
 from frd.engine.hangs.diagnosis import diagnose
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.hangs.ops_in_flight import Waits
-from frd.engine.hangs.rank_evidence import RankEvidence, Rules
+from frd.engine.hangs.rank_evidence import RankEvidence
 from frd.engine.hangs.wait_nodes import TelemetryFault, UnknownRank
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
@@ -146,7 +146,7 @@ def test_absence_is_proven_beyond_what_clocks_may_be_off(
     nobody bounds is taken at its word."""
     scene = Scene(6).group("dp", range(6)).waits("dp", 7, range(5), age=2.0)
     snapshot = under(scene.rank(5, as_of_age=1.5).snapshot(), NODES, [within_ms] * 6)
-    ranks = RankEvidence(Waits(snapshot), Rules(lambda group: 1.0, 10.0))
+    ranks = RankEvidence(Waits(snapshot), late_s=10.0)
     node = ranks.absentee(5, snapshot.moment(0, ago(2.0)))
     assert (node == UnknownRank(5, TelemetryFault.UNPROVEN)) is not proven
 

@@ -58,7 +58,7 @@ def told(job: Job) -> list[tuple[Change, Severity | None]]:
 
 
 def threshold_s(job: Job) -> float:
-    return job.attempt.threshold_s(job.handles["dp"])
+    return job.attempt.snapshot(job.now).groups[job.handles["dp"]].threshold_s
 
 
 def later(engine: Engine, pauses: Sequence[JobPauses] | None = None) -> Engine:

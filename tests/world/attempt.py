@@ -96,6 +96,10 @@ class Job:
         status = RankStatus(rank, state, NodeNs(at(when)), f"rank {rank} is {state}", gap)
         self.attempt.observe_status(status, at(when), at(when))
 
+    def threshold_s(self, now: float, group: int | None = None) -> float:
+        snapshot = self.attempt.snapshot(at(now))
+        return snapshot.groups[self.group if group is None else group].threshold_s
+
     def stalled(self, now: float) -> list[tuple[int, int]]:
         """(rank, seq) of the stalls."""
         table = self.attempt.stalls(at(now))

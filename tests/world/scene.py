@@ -175,6 +175,7 @@ class Scene:
             hidden=np.array([(name, rank) in self.hidden for rank in self.groups[name]]),
             forgotten=np.array([(name, rank) in self.forgotten for rank in self.groups[name]]),
             moved_at=np.array([mark.moved for mark in marks], np.int64),
+            threshold_s=self.threshold_s,
         )
 
     def _channel_picture(self, names: Sequence[str]) -> ChannelSnapshot:
@@ -213,7 +214,7 @@ class Scene:
         return standing.declared and running and age_ns >= self.threshold_s * 1e9
 
     def find(self) -> list[Diagnosis]:
-        return diagnose(self.snapshot(), self.stalls(), threshold_s=lambda group: self.threshold_s)
+        return diagnose(self.snapshot(), self.stalls())
 
     def only(self) -> Diagnosis:
         """The diagnosis of a scene that is one incident."""

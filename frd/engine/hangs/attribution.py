@@ -91,11 +91,10 @@ def _elsewhere(graph: Graph, rank: int, ending: Ending, held_up: Sequence[Wait])
         words.append("it is still active in other groups")
         confidence = Confidence.MEDIUM
     else:
-        threshold_s = min((graph.rules.threshold_s(w.instance.group) for w in held_up), default=0)
+        threshold_ns = min((graph.threshold_ns(wait.instance) for wait in held_up), default=0)
         as_of = graph.ranks.as_of(rank)
-        seen_absent_s = (as_of - began.at) / 1e9
-        rested_s = (as_of - graph.ranks.moved_at(rank)) / 1e9
-        proven = seen_absent_s >= threshold_s / 2 and rested_s >= threshold_s
+        rested_ns = as_of - graph.ranks.moved_at(rank)
+        proven = as_of - began.at >= threshold_ns / 2 and rested_ns >= threshold_ns
         proven = proven and not graph.waits.has_forgotten(rank)
         confidence = Confidence.HIGH if proven else Confidence.MEDIUM
     if graph.snapshot.detail[row]:

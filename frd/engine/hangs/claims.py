@@ -11,7 +11,7 @@ import numpy as np
 from frd.engine.findings import builder, text
 from frd.engine.findings.claim import Claim, ClaimStatus, anchor_of
 from frd.engine.hangs.diagnosis import Diagnosis
-from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner, bad_exits
+from frd.engine.hangs.exits import SEEN_LATE_NS, TOGETHER_NS, Exit, Manner
 from frd.engine.hangs.lost_ranks import STOP_TAKES_S, Loss, judged_after_s
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import GroupSnapshot, Snapshot
@@ -29,6 +29,8 @@ from frd.model import (
 
 _PASSING: Final = frozenset({Reason.IN_COLLECTIVE_ALONE, Reason.DEVICE_STUCK})
 """Reasons that compare how far ranks have come."""
+_OLD_NEWS_NS: Final = 30_000_000_000
+"""A rank that exited this long before the service heard of the attempt was reported before."""
 
 
 def claim_of(
@@ -114,17 +116,16 @@ def _suspects_of(snapshot: Snapshot, diagnosis: Diagnosis, most: int) -> tuple[S
 def claim_of_loss(
     snapshot: Snapshot,
     loss: Loss,
+    gone: Sequence[Exit],
     policy: Policy,
-    *,
-    since: AlignedNs,
     reported: Collection[tuple[int, AlignedNs]],
 ) -> Claim | None:
-    """The claim about exits since `since` that are not reported yet; None if there are none."""
-    gone = bad_exits(snapshot)
+    """The claim about exits that are news and not reported yet; None if there are none."""
     fresh = [
         exited
         for exited in loss.exits or gone
-        if exited.at >= since and (exited.rank, exited.at) not in reported
+        if exited.at >= snapshot.created_at - _OLD_NEWS_NS
+        and (exited.rank, exited.at) not in reported
     ]
     if not fresh:
         return None

@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.attempt import Attempt
 from frd.engine.findings.claim import Claim, Known, Lifetime, Look, anchors_by_collective
 from frd.engine.hangs.claims import claim_of, claim_of_loss, ended_by, held_up_by
 from frd.engine.hangs.diagnosis import Diagnosis, diagnose
@@ -23,6 +22,7 @@ from frd.engine.hangs.exits import Exit, bad_exits
 from frd.engine.hangs.lost_ranks import first_lost
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Mismatch, Snapshot, StallTable
+from frd.engine.tick import Tick
 from frd.model import AlignedNs, CollectiveRef, Kind
 
 _CONFIRM_S: Final = 1.5
@@ -31,8 +31,6 @@ _LOOK_AGAIN_NS: Final = 1_000_000_000
 """How often to look if nothing new was reported: telemetry becomes late, and claims last."""
 _PAUSE_NS_PER_RANK: Final = 125_000
 """The least time between two looks, per rank of the job."""
-_OLD_NEWS_NS: Final = 30_000_000_000
-"""A rank that exited this long before the service heard of the attempt was reported before."""
 
 
 def lifetime_of(policy: Policy) -> Lifetime:
@@ -62,34 +60,24 @@ class HangDetector:
         self._policy = policy
         self.lifetime = lifetime_of(policy)
 
-    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
-        stalled = attempt.stalls(now)
-        has_exits = attempt.presence.lost() or attempt.presence.has_deserters()
-        if not (len(stalled) or attempt.disagrees or has_exits or known.findings):
+    def evaluate(self, tick: Tick, known: Known) -> Look | None:
+        if not (len(tick.stalls) or tick.has_mismatches or tick.has_exits or known.findings):
             return None
-        since_ns = now - self._looked_at
-        if since_ns < attempt.world_size * _PAUSE_NS_PER_RANK or (
-            attempt.revision == self._looked_revision and since_ns < _LOOK_AGAIN_NS
+        since_ns = tick.now - self._looked_at
+        if since_ns < tick.world_size * _PAUSE_NS_PER_RANK or (
+            tick.revision == self._looked_revision and since_ns < _LOOK_AGAIN_NS
         ):
             return None
-        self._looked_at, self._looked_revision = now, attempt.revision
-        snapshot = attempt.snapshot(now)
-        snapshot = replace(snapshot, mismatches=self._ripe(snapshot.mismatches, stalled, now))
-        diagnoses = diagnose(
-            snapshot,
-            stalled,
-            threshold_s=attempt.threshold_s,
-            late_s=self._policy.telemetry_late_s,
-        )
-        return look_at(
-            snapshot, stalled, diagnoses, self._policy, known, since=_news_since(attempt)
-        )
+        self._looked_at, self._looked_revision = tick.now, tick.revision
+        snapshot = tick.snapshot()
+        ripe = self._ripe(snapshot.mismatches, tick.stalls, tick.now)
+        snapshot = replace(snapshot, mismatches=ripe)
+        diagnoses = diagnose(snapshot, tick.stalls, self._policy.telemetry_late_s)
+        return look_at(snapshot, tick.stalls, diagnoses, self._policy, known)
 
-    def last_look(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look:
+    def last_look(self, snapshot: Snapshot, known: Known) -> Look:
         """How this attempt ended, now that another attempt of the job has begun."""
-        snapshot = attempt.snapshot(now)
-        gone = bad_exits(snapshot)
-        return _look(snapshot, gone, self._policy, known, _news_since(attempt), final=True)
+        return _look(snapshot, bad_exits(snapshot), self._policy, known, final=True)
 
     def _ripe(
         self, mismatches: Sequence[Mismatch], stalled: StallTable, now: AlignedNs
@@ -118,12 +106,10 @@ def look_at(
     diagnoses: Iterable[Diagnosis],
     policy: Policy,
     known: Known,
-    *,
-    since: AlignedNs,
 ) -> Look:
-    """What the tracker needs of one look; exits before `since` are not reported."""
+    """What the tracker needs of one look."""
     gone = bad_exits(snapshot)
-    look = _look(snapshot, gone, policy, known, since, final=False)
+    look = _look(snapshot, gone, policy, known, final=False)
     stuck = {
         (snapshot.groups[group].info.group_id, seq, rank)
         for group, seq, rank in set(stalled.rows())
@@ -133,17 +119,11 @@ def look_at(
 
 
 def _look(
-    snapshot: Snapshot,
-    gone: Sequence[Exit],
-    policy: Policy,
-    known: Known,
-    since: AlignedNs,
-    *,
-    final: bool,
+    snapshot: Snapshot, gone: Sequence[Exit], policy: Policy, known: Known, *, final: bool
 ) -> Look:
     claim: Claim | None = None
     if gone and (loss := first_lost(snapshot, policy, final=final)) is not None:
-        claim = claim_of_loss(snapshot, loss, policy, since=since, reported=known.reported_exits)
+        claim = claim_of_loss(snapshot, loss, gone, policy, known.reported_exits)
     return Look(
         at=snapshot.now,
         claims=(claim,) if claim is not None else (),
@@ -152,10 +132,6 @@ def _look(
         ended_by=partial(ended_by, gone),
         held_up_by=partial(_held_up_by, snapshot, gone),
     )
-
-
-def _news_since(attempt: Attempt) -> AlignedNs:
-    return AlignedNs(attempt.created_at - _OLD_NEWS_NS)
 
 
 def _as_of(snapshot: Snapshot, rank: int) -> int:

@@ -11,14 +11,13 @@ does not answer; if all ranks have joined and none completes, no rank at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from frd.engine.hangs.attribution import SuspectRank, disagree, lowered, op_of, suspects_of
 from frd.engine.hangs.ops_in_flight import Instance, Waits
-from frd.engine.hangs.rank_evidence import Rules
 from frd.engine.hangs.root_causes import DEFINITE, Incident, Root, incidents
 from frd.engine.hangs.wait_graph import Graph
 from frd.engine.hangs.wait_nodes import Ending, Node, UnknownRank, Wait
@@ -64,21 +63,14 @@ class Diagnosis:
     """A sentence on what each rank did, if ranks disagree."""
 
 
-def diagnose(
-    snapshot: Snapshot,
-    stalled: StallTable,
-    *,
-    threshold_s: Callable[[int], float] = lambda group: 10.0,
-    late_s: float = 5.0,
-) -> list[Diagnosis]:
+def diagnose(snapshot: Snapshot, stalled: StallTable, late_s: float = 5.0) -> list[Diagnosis]:
     """The incidents of a snapshot, oldest first.
 
-    `threshold_s` gives the stall threshold of a group by its index: what is younger is
-    moving, not stuck. Telemetry older than `late_s` proves no absence. All mismatches of the
-    snapshot count; leave out those that are not to be reported yet.
+    Telemetry older than `late_s` proves no absence. All mismatches of the snapshot count; leave out
+    those that are not to be reported yet.
     """
     mismatches = _first_mismatches(snapshot.mismatches)
-    graph = Graph(Waits(snapshot), Rules(threshold_s, late_s, mismatches.keys()))
+    graph = Graph(Waits(snapshot), late_s, mismatches.keys())
     starts = _starts(graph, stalled.rank)
     for instance in mismatches:
         starts.setdefault(Wait(instance), set())

@@ -6,11 +6,10 @@ the rank had not joined while others were waiting. Otherwise the rank is an `Unk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from frd.engine.clocks.uncertain_time import UncertainTime
-from frd.engine.hangs.ops_in_flight import Instance, Waits
+from frd.engine.hangs.ops_in_flight import Waits
 from frd.engine.hangs.wait_nodes import Member, TelemetryFault, UnknownRank
 from frd.model import AlignedNs, Int32s, RankState
 
@@ -21,25 +20,13 @@ _MOVED_LATELY_S = 2.0
 """A rank in no op must show no progress for this long: two reports of its agent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the graph needs in addition to the snapshot."""
-
-    threshold_s: Callable[[int], float]
-    """The stall threshold of a group, by its index."""
-    late_s: float
-    """Telemetry older than this proves nothing."""
-    mismatched: Collection[Instance] = ()
-    """Collectives whose members do not agree."""
-
-
 class RankEvidence:
-    """Questions about single ranks of one snapshot."""
+    """Questions about single ranks; telemetry older than `late_s` proves nothing."""
 
-    def __init__(self, waits: Waits, rules: Rules) -> None:
+    def __init__(self, waits: Waits, late_s: float) -> None:
         snapshot = self.snapshot = waits.snapshot
         self._waits = waits
-        self._rules = rules
+        self._late_s = late_s
         ranks = list(zip(snapshot.rank.tolist(), snapshot.state, strict=True))
         self._gone = frozenset(rank for rank, state in ranks if state in GONE_STATES)
         self.finished_at: dict[int, int] = {
@@ -77,7 +64,9 @@ class RankEvidence:
 
     def is_fresh(self, rank: int, group: int, since: int) -> bool:
         """Too little of the wait since `since` is known: less than a quarter of the threshold."""
-        return self.as_of(rank) - since < max(0.5, self._rules.threshold_s(group) / 4) * 1e9
+        return (
+            self.as_of(rank) - since < max(0.5, self.snapshot.groups[group].threshold_s / 4) * 1e9
+        )
 
     def telemetry_fault(self, rank: int) -> TelemetryFault | None:
         """Why the telemetry of a rank proves nothing now; None if it does."""
@@ -86,7 +75,7 @@ class RankEvidence:
             return TelemetryFault.NEVER_SEEN
         if not self.snapshot.connected[row]:
             return TelemetryFault.DISCONNECTED
-        if self.snapshot.now - int(self.snapshot.as_of[row]) > self._rules.late_s * 1e9:
+        if self.snapshot.now - int(self.snapshot.as_of[row]) > self._late_s * 1e9:
             return TelemetryFault.LATE
         return None
 

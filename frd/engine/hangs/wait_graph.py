@@ -11,14 +11,14 @@ leads to an `UnknownRank`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from frd.engine.clocks.uncertain_time import UncertainTime
 from frd.engine.hangs.ops_in_flight import Attendance, Instance, Op, Waits
-from frd.engine.hangs.rank_evidence import RankEvidence, Rules
+from frd.engine.hangs.rank_evidence import RankEvidence
 from frd.engine.hangs.wait_nodes import (
     Ending,
     Member,
@@ -41,7 +41,10 @@ class Graph:
     """The wait-for graph as far as it has been explored. `explore` is its only mutator."""
 
     waits: Waits
-    rules: Rules
+    late_s: float
+    """Telemetry older than this proves nothing."""
+    mismatched: Collection[Instance] = ()
+    """Collectives whose members do not agree."""
     edges: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     endings: dict[Node, Ending] = field(default_factory=dict)
     """What each node without edges is."""
@@ -50,11 +53,15 @@ class Graph:
     ranks: RankEvidence = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ranks = RankEvidence(self.waits, self.rules)
+        self.ranks = RankEvidence(self.waits, self.late_s)
 
     @property
     def snapshot(self) -> Snapshot:
         return self.waits.snapshot
+
+    def threshold_ns(self, instance: Instance) -> int:
+        """How long a wait in an op may take before it is a stall."""
+        return round(self.snapshot.groups[instance.group].threshold_s * 1e9)
 
     def explore(self, starts: Iterable[Node]) -> None:
         """Add `starts` and all that they lead to."""
@@ -103,7 +110,7 @@ class Graph:
         return (), Ending.NO_RANK
 
     def _expand_collective(self, wait: Wait) -> tuple[tuple[Node, ...], Ending | None]:
-        if wait.instance in self.rules.mismatched:
+        if wait.instance in self.mismatched:
             return (), Ending.MISMATCH
         attendance = self.waits.attendance(wait.instance)
         unstarted = attendance.inside[attendance.timed & ~attendance.started]
@@ -147,7 +154,7 @@ class Graph:
         instance = wait.instance
         inside = [wait.rank] if instance.is_p2p else self.waits.attendance(instance).inside
         as_of = self.snapshot.as_of[np.isin(self.snapshot.rank, inside)].max(initial=0)
-        latest = as_of - self.rules.threshold_s(instance.group) * 1e9
+        latest = as_of - self.threshold_ns(instance)
         return tuple(
             UnknownRank(target.rank, TelemetryFault.UNPROVEN)
             if self.ranks.finished_at.get(target.rank, latest) > latest
@@ -178,7 +185,7 @@ class Graph:
         if moved_at >= gone_at:  # reported afterwards: the time of its last progress is unknown
             moved_at = 0
         since = max(head.since, moved_at)
-        ripe_at = since + round(self.rules.threshold_s(head.instance.group) * 1e9)
+        ripe_at = since + self.threshold_ns(head.instance)
         if head.since <= 0 or gone_at <= ripe_at or (head.instance.is_p2p and not moved_at):
             return False
         wait = wait_of(rank, head)
@@ -294,4 +301,4 @@ class Graph:
             )
         else:
             last = self.waits.attendance(wait.instance).last_since
-        return last + round(self.rules.threshold_s(wait.instance.group) * 1e9)
+        return last + self.threshold_ns(wait.instance)

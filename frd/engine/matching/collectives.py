@@ -2,22 +2,23 @@
 
 Rows of every rank meet in the accumulators of `frd.engine.matching.open_collectives`. A collective
 is matched when the rows of all members have passed its completion. Its arrival skew and duration
-then go into the histograms, its wait into the stall threshold of its group, and the whole of it to
-the consumer `on_settled`. Which ranks are missing from an open collective is a question to the
-watermarks, not to this module.
+then go into the histograms, its wait into the stall threshold of its group, and its late ranks into
+`lateness`. Which ranks are missing from an open collective is a question to the watermarks, not to
+this module.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from frd.engine.matching.arrivals import charges, waits
 from frd.engine.matching.clock_hints import ClockHint, GroupClocks, clock_hints
+from frd.engine.matching.lateness import Lateness
 from frd.engine.matching.mismatches import Mismatches
 from frd.engine.matching.open_collectives import OpenCollectives, RetiredCollectives
 from frd.engine.matching.signature_rules import Signatures
@@ -36,18 +37,6 @@ _MOST_RETIRED: Final = 8_192
 """Retired collectives that wait to be evaluated together."""
 _MOST_HINTS: Final = 1_024
 """Kept until they are taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """Retired collectives, and the conclusions that their times allow: parallel arrays."""
-
-    closed: RetiredCollectives
-    ended: Bools
-    """All members joined and waited for each other."""
-    fair: Bools
-    """The members' arrivals compare: their clocks are known."""
-    clocks: GroupClocks
 
 
 class OpHistograms:
@@ -92,13 +81,11 @@ class Collectives:
         pairs: PairTable,
         known: Mapping[GroupKind, Sequence[LongWait]],
         now: AlignedNs,
-        on_settled: Callable[[Settled, AlignedNs], None],
     ) -> None:
         """`known` are long waits of earlier attempts of the job."""
         self._ranks = ranks
         self._groups = groups
         self._pairs = pairs
-        self._on_settled = on_settled
         self.thresholds = StallThresholds(policy, groups, known, now)
         self.signatures = Signatures(policy.max_signatures)
         self.open_collectives = OpenCollectives(
@@ -106,6 +93,7 @@ class Collectives:
         )
         self.skew = OpHistograms()
         self.duration = OpHistograms()
+        self.lateness = Lateness(policy)
         self.clock_hints: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
         """Bounds of clocks from collectives, until another module takes them."""
         self.contradictions: deque[ClockHint] = deque(maxlen=_MOST_HINTS)
@@ -126,6 +114,7 @@ class Collectives:
             policy.max_open_collectives, policy.max_open_collectives_per_group
         )
         self.thresholds.adopt(policy)
+        self.lateness.adopt(policy)
 
     # -- rows --------------------------------------------------------------------------------
 
@@ -255,7 +244,11 @@ class Collectives:
                 self._learn(now)
 
     def _learn(self, now: AlignedNs) -> None:
-        """Evaluate the retired collectives: histograms, thresholds, clocks, and `on_settled`."""
+        """Evaluate the retired collectives: histograms, thresholds, lateness and clocks.
+
+        `full`: all members joined. `fair`: and their arrivals compare, because their clocks are
+        known. `ended`: all joined and waited for each other.
+        """
         closed, self._retired = RetiredCollectives.of(self._retired), []
         groups, signatures, of = self._groups, self.signatures, closed.signature
         groups.matched[: groups.count] += np.bincount(closed.group, minlength=groups.count)
@@ -268,7 +261,15 @@ class Collectives:
         spent = closed.last_completed - closed.first_created
         self.duration.add(ops[timed], np.maximum(spent[timed], 0))
         ended = full & signatures.synchronizing[of] & (closed.joined > 1)
-        self._on_settled(Settled(closed, ended, fair, clocks), now)
+        judged = ended & fair
+        self.lateness.add(
+            groups.count,
+            closed.group[judged],
+            closed.last_created[judged],
+            charges(closed, judged, self._ranks, clocks),
+            waits(closed, ended, fair),
+            now,
+        )
         hints = clock_hints(
             closed, fair & signatures.strict[of] & clocks.spans[closed.group], self._ranks
         )

@@ -6,7 +6,6 @@ The evidence also says what the rank was doing at that moment.
 
 from __future__ import annotations
 
-from frd.engine.attempt import Attempt
 from frd.engine.findings import builder
 from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
@@ -14,11 +13,12 @@ from frd.engine.memory.incident_report import IncidentReport
 from frd.engine.memory.text import evidence, summary
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
+from frd.engine.tick import Tick
 from frd.model import AlignedNs, Change, Kind, Reason, Suspect
 
 
 class MemoryDetector:
-    """Advances the memory of an attempt; the thresholds are in the attempt's memory."""
+    """Claims what the memory of an attempt reports; the thresholds are in that memory."""
 
     def __init__(self) -> None:
         self._doing: dict[tuple[int, int], str] = {}
@@ -32,20 +32,19 @@ class MemoryDetector:
     def adopt(self, policy: Policy) -> None:
         """Nothing here depends on the policy."""
 
-    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
-        reports = attempt.memory.advance(now)
+    def evaluate(self, tick: Tick, known: Known) -> Look | None:
+        reports = tick.memory_reports()
         if not reports:
             return None
         closed = [report for report in reports if report.change is Change.CLOSED]
         lasting = [report for report in reports if report.change is not Change.CLOSED]
-        claims = [self._claim(attempt, report, now) for report in lasting]
+        claims = [self._claim(tick.snapshot(), report) for report in lasting]
         over = {_anchors(report): report.close_reason for report in closed}
         ended = {report.number for report in closed}
         self._doing = {key: words for key, words in self._doing.items() if key[0] not in ended}
-        return Look(now, claims, over)
+        return Look(tick.now, claims, over)
 
-    def _claim(self, attempt: Attempt, report: IncidentReport, now: AlignedNs) -> Claim:
-        snapshot = attempt.snapshot(now)
+    def _claim(self, snapshot: Snapshot, report: IncidentReport) -> Claim:
         suspects = []
         for rise in () if report.common else report.first:
             known = (report.number, rise.rank)

@@ -78,9 +78,9 @@ class P2PChannels:
         self._node.clear()
         self.since = np.zeros(0, np.int64)
 
-    def was_seen(self, rank: int) -> bool:
-        """The rank has sent or received."""
-        return rank in self._seen
+    def ranks_seen(self) -> frozenset[int]:
+        """Ranks that have sent or received."""
+        return frozenset(self._seen)
 
     def are_waiting(self, latest: int) -> bool:
         """Whether `waiting_before(latest)` has any channel."""

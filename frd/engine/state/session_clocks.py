@@ -65,11 +65,6 @@ class SessionClocks:
         session = self._ranks.session[: self._ranks.count]
         return len(np.unique(session[session >= 0]))
 
-    def ranks_sharing_clock(self, rank: int) -> tuple[int, ...]:
-        """All ranks that share the rank's clock, itself included."""
-        session = self._ranks.session[: self._ranks.count]
-        return tuple(np.flatnonzero(session == session[rank]).tolist())
-
     def unsynchronized(self) -> list[tuple[int, ...]]:
         """The ranks of each connected agent whose clock is unknown; empty where all ranks share
         one clock, because it is compared with no other."""

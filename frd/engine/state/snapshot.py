@@ -7,7 +7,7 @@ nothing in it changes afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -58,6 +58,8 @@ class GroupSnapshot:
     moved_at: Int64s | None = None
     """Aligned ns by which the member had reached `started` and `completed`; 0, or None for all,
     when unknown."""
+    threshold_s: float = 10.0
+    """How long a wait in this group may take before it is a stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,10 @@ class Snapshot:
     unknown (a dump file has no history)."""
     exits: Mapping[int, ExitInfo] = field(default_factory=dict)
     """How processes that are gone ended, by rank, as far as their agents know."""
+    created_at: int = 0
+    """Aligned ns when the service first heard of the attempt; 0 offline."""
+    p2p_ranks: Set[int] = frozenset()
+    """Ranks that ever had a P2P op in flight."""
 
     def moment(self, rank: int, at: AlignedNs) -> UncertainTime:
         """A time of the clock of `rank`; without bounds when the rank is unknown."""

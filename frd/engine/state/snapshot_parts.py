@@ -193,6 +193,7 @@ def groups(
     forgotten = (enqueued > done) & (head == 0)
     forgotten[odd] = True  # what else such a member is in is not known either
     bounds = np.searchsorted(pairs.group[order], np.arange(table.count + 1)).tolist()
+    thresholds_s = (table.threshold_ns[: table.count] / 1e9).tolist()
     return [
         GroupSnapshot(
             info,
@@ -205,6 +206,9 @@ def groups(
             hidden=hidden[start:end],
             forgotten=forgotten[start:end],
             moved_at=moved[start:end],
+            threshold_s=threshold_s,
         )
-        for info, start, end, op in zip(table.infos, bounds, bounds[1:], ops, strict=False)
+        for info, start, end, op, threshold_s in zip(
+            table.infos, bounds, bounds[1:], ops, thresholds_s, strict=False
+        )
     ]

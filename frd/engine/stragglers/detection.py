@@ -20,7 +20,7 @@ on a circle all are stragglers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import Final, NamedTuple, TypeAlias
@@ -28,9 +28,10 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from frd.engine.graph import components
+from frd.engine.matching.arrivals import as_culprit
+from frd.engine.matching.lateness import BUCKETS, LEVELS, Table, Window
 from frd.engine.policy import Policy
-from frd.engine.stragglers.arrivals import as_culprit
-from frd.engine.stragglers.lateness import BUCKETS, LEVELS, Table, Window
+from frd.engine.state.snapshot import Snapshot
 from frd.model import Int32s, Int64s
 
 CHANCE_NATS: Final = 21.0
@@ -43,28 +44,54 @@ _MOST_LATE: Final = 64
 """Limit of the culprits examined, starting with the most expensive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Roll:
-    """Which rank is in which group and on which node."""
+class Topology:
+    """Which rank of a snapshot is in which group and on which node."""
 
-    members: Callable[[int], Int32s]
-    """The ranks of a group."""
-    groups: Callable[[int], Int32s]
-    """The groups of a rank."""
-    is_dark: Callable[[int], bool]
-    """True if the agent of a member of the group does not report."""
-    node: Int32s
-    """By rank."""
-    sends: Callable[[int], bool] = lambda rank: False
-    """True if a rank sends or receives, or may do so: its waits there are not recorded."""
+    def __init__(self, snapshot: Snapshot) -> None:
+        assert snapshot.clocks is not None
+        self._snapshot = snapshot
+        self.node = np.full(int(snapshot.rank.max(initial=-1)) + 1, -1, np.int32)
+        """By rank; -1 where the clock of the node is not known yet."""
+        self.node[snapshot.rank] = snapshot.clocks.node
+        members = [group.members for group in snapshot.groups]
+        self._member = np.concatenate(members) if members else np.zeros(0, np.int32)
+        self._group = np.repeat(np.arange(len(members)), list(map(len, members)))
+
+    def members(self, group: int) -> Int32s:
+        return self._snapshot.groups[group].members
+
+    def groups(self, rank: int) -> Int64s:
+        """The groups of a rank."""
+        groups: Int64s = self._group[self._member == rank]
+        return groups
 
     def late_ones(self, group: int, culprit: int) -> Int32s:
         """The ranks of a culprit: the rank itself, or the group's ranks on that node."""
         if culprit >= 0:
             return np.array([culprit], np.int32)
+        on_node = np.flatnonzero(self.node == as_culprit(culprit))
         members = self.members(group)
-        here: Int32s = members[self.node[members] == as_culprit(culprit)]
+        here: Int32s = members[np.isin(members, on_node)]
         return here
+
+    def is_dark(self, group: int) -> bool:
+        """The agent of some member is not connected, or a member was never declared."""
+        reported = self._snapshot.rank[self._snapshot.connected]
+        return not np.isin(self.members(group), reported).all()
+
+    def may_send(self, rank: int) -> bool:
+        """The rank sends or receives, or may do so: its waits there are not recorded.
+
+        Gloo's recorder shows no sends and receives, and a group in which all members do nothing
+        else shows no collectives.
+        """
+        snapshot = self._snapshot
+        if rank in snapshot.p2p_ranks:
+            return True
+        if "gloo" not in snapshot.info[rank].backends:
+            return False
+        enqueued = [snapshot.groups[group].enqueued for group in self.groups(rank).tolist()]
+        return any(len(members) > 1 and members.max() < 0 for members in enqueued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +135,16 @@ class Judgement:
     """Culprits that other ranks delay."""
 
 
-def judge(window: Window, roll: Roll, policy: Policy) -> Judgement:
-    lates = _lates(window, roll, policy)
+def judge(window: Window, snapshot: Snapshot, policy: Policy) -> Judgement:
+    topology = Topology(snapshot)
+    lates = _lates(window, topology, policy)
     if not lates:
         return Judgement((), frozenset())
-    ends = _ends(lates, window, roll)
+    ends = _ends(lates, window, topology)
     nodes = {late.culprit for late in lates if late.culprit < 0 and late not in ends}
     stragglers = [
         replace(straggler, is_held_up=straggler.culprit in nodes)
-        for straggler in _stragglers([late for late in lates if late in ends], roll)
+        for straggler in _stragglers([late for late in lates if late in ends], topology)
     ]
     named = {rank for straggler in stragglers for rank in straggler.ranks}
     held_up = {late.culprit for late in lates if late.culprit >= 0} - named
@@ -126,17 +154,19 @@ def judge(window: Window, roll: Roll, policy: Policy) -> Judgement:
 # -- who is late more than chance has it ---------------------------------------------------------
 
 
-def _lates(window: Window, roll: Roll, policy: Policy) -> list[Late]:
+def _lates(window: Window, topology: Topology, policy: Policy) -> list[Late]:
     costly = window.costly(policy.straggler_min_lost_s * 1e9, _MOST_LATE)
-    found = (_late(window, roll, policy, group, culprit) for group, culprit in costly)
+    found = (_late(window, topology, policy, group, culprit) for group, culprit in costly)
     return [late for late in found if late is not None]
 
 
-def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) -> Late | None:
+def _late(
+    window: Window, topology: Topology, policy: Policy, group: int, culprit: int
+) -> Late | None:
     """The culprit's lateness at the smallest size at which all conditions hold; None if it is no
     straggler in this group."""
-    culprit_ranks = roll.late_ones(group, culprit)
-    if culprit < 0 and not 1 < len(culprit_ranks) < len(roll.members(group)):
+    culprit_ranks = topology.late_ones(group, culprit)
+    if culprit < 0 and not 1 < len(culprit_ranks) < len(topology.members(group)):
         return None  # counted when these ranks had another clock: a new agent brings a new one
     charges, waits = window.charges(group), window.waits(group)
     charges = charges.where(charges.culprit == culprit)
@@ -147,7 +177,7 @@ def _late(window: Window, roll: Roll, policy: Policy, group: int, culprit: int) 
     losses = _at_least(waits_for_others, waits_for_others.lost_ns)
     counts_inside = _at_least(waits_inside, waits_inside.count)
     judged = int(window.judged[group])
-    (chance, *of_node) = _chances(roll, group, culprit)
+    (chance, *of_node) = _chances(topology, group, culprit)
     for level in range(LEVELS):
         late_count, lost_at_level = int(count[level]), int(lost_ns[level])
         if (
@@ -179,17 +209,17 @@ def _at_least(table: Table, column: Int64s) -> Int64s:
     return by_level[::-1].cumsum()[::-1]
 
 
-def _chances(roll: Roll, group: int, culprit: int) -> tuple[float, ...]:
+def _chances(topology: Topology, group: int, culprit: int) -> tuple[float, ...]:
     """Chance of a charge to the culprit if all members are alike, one for each alternative.
 
     A rank: it comes last instead of another rank. A node: the last two ranks are on it, instead of
     the last one on another node; and the last two ranks are on it, instead of only the last one. A
     slow rank alone would look like the latter if the rank before it happens to share its node.
     """
-    members = len(roll.members(group))
+    members = len(topology.members(group))
     if culprit >= 0:
         return (1 / members,)
-    size = len(roll.late_ones(group, culprit))
+    size = len(topology.late_ones(group, culprit))
     both = size * (size - 1) / (members * (members - 1))
     elsewhere = (members - size) / members
     return both / (both + elsewhere), (size - 1) / (members - 1)
@@ -221,12 +251,12 @@ class _Others(NamedTuple):
 _Cause: TypeAlias = Late | _Others
 
 
-def _ends(lates: Sequence[Late], window: Window, roll: Roll) -> set[_Cause]:
+def _ends(lates: Sequence[Late], window: Window, topology: Topology) -> set[_Cause]:
     edges: dict[_Cause, list[_Cause]] = {}
     for late in lates:
         edges[late] = []
-        for group in _excuses(late, window, roll):
-            itself = _same(late, roll)
+        for group in _excuses(late, window, topology):
+            itself = _same(late, topology)
             others = [o for o in lates if o.group == group and o.culprit not in itself]
             edges[late] += others or [_Others(group)]
     for cause in [cause for causes in edges.values() for cause in causes]:
@@ -239,36 +269,36 @@ def _ends(lates: Sequence[Late], window: Window, roll: Roll) -> set[_Cause]:
     }
 
 
-def _same(late: Late, roll: Roll) -> tuple[int, ...]:
+def _same(late: Late, topology: Topology) -> tuple[int, ...]:
     """The late culprit and its node, which cannot excuse it."""
     if late.culprit < 0:
         return (late.culprit,)
-    return late.culprit, as_culprit(int(roll.node[late.culprit]))
+    return late.culprit, as_culprit(int(topology.node[late.culprit]))
 
 
-def _excuses(late: Late, window: Window, roll: Roll) -> list[int]:
+def _excuses(late: Late, window: Window, topology: Topology) -> list[int]:
     """Groups in which others delayed the culprit, or may have: a member does not report there."""
-    culprit_ranks = roll.late_ones(late.group, late.culprit)
-    kept_waiting = roll.members(late.group)
+    culprit_ranks = topology.late_ones(late.group, late.culprit)
+    kept_waiting = topology.members(late.group)
     excusing = []
-    for group in _shared(culprit_ranks, roll):
-        if group == late.group or np.isin(kept_waiting, roll.members(group)).all():
+    for group in _shared(culprit_ranks, topology):
+        if group == late.group or np.isin(kept_waiting, topology.members(group)).all():
             continue
         waits = window.waits(group)
         others = waits.level >= late.level - 1
-        for itself in _same(late, roll):
+        for itself in _same(late, topology):
             others &= waits.culprit != itself
         waited = waits.count[others].sum(), waits.lost_ns[others].sum()
         held_up = all(2 * sum_ >= beyond for sum_, beyond in zip(waited, late.beyond, strict=True))
-        if held_up or roll.is_dark(group):
+        if held_up or topology.is_dark(group):
             excusing.append(group)
     return excusing
 
 
-def _shared(ranks: Iterable[int] | Int32s, roll: Roll) -> list[int]:
+def _shared(ranks: Iterable[int] | Int32s, topology: Topology) -> list[int]:
     """Groups that can delay these ranks: all groups of a single rank, or the groups that contain at
     least two of several ranks."""
-    groups = [roll.groups(int(rank)) for rank in ranks]
+    groups = [topology.groups(int(rank)) for rank in ranks]
     if not groups:
         return []
     group, count = np.unique(np.concatenate(groups), return_counts=True)
@@ -278,30 +308,34 @@ def _shared(ranks: Iterable[int] | Int32s, roll: Roll) -> list[int]:
 # -- one straggler, one culprit ------------------------------------------------------------------
 
 
-def _stragglers(lates: Sequence[Late], roll: Roll) -> list[Straggler]:
+def _stragglers(lates: Sequence[Late], topology: Topology) -> list[Straggler]:
     """Stragglers, the most expensive first. A node is late if all its ranks are late."""
     lates_of: dict[int, list[Late]] = defaultdict(list)
     for late in lates:
         lates_of[late.culprit].append(late)
-    for node in _slow_nodes(lates_of, roll):
-        culprits = [culprit for culprit in lates_of if culprit >= 0 and roll.node[culprit] == node]
+    for node in _slow_nodes(lates_of, topology):
+        culprits = [
+            culprit for culprit in lates_of if culprit >= 0 and topology.node[culprit] == node
+        ]
         for culprit in culprits:
             lates_of[as_culprit(node)] += lates_of.pop(culprit)
     stragglers = []
     for culprit, culprit_lates in lates_of.items():
-        ranks = {int(r) for late in culprit_lates for r in roll.late_ones(late.group, late.culprit)}
+        ranks = {
+            int(r) for late in culprit_lates for r in topology.late_ones(late.group, late.culprit)
+        }
         culprit_lates.sort(key=lambda late: -late.lost_ns)
-        sends = any(map(roll.sends, ranks))
+        sends = any(map(topology.may_send, ranks))
         stragglers.append(Straggler(culprit, tuple(sorted(ranks)), tuple(culprit_lates), sends))
     return sorted(stragglers, key=lambda found: (-found.lates[0].lost_ns, found.culprit))
 
 
-def _slow_nodes(lates_of: Mapping[int, Sequence[Late]], roll: Roll) -> set[int]:
+def _slow_nodes(lates_of: Mapping[int, Sequence[Late]], topology: Topology) -> set[int]:
     """Nodes that are charged themselves and, of several nodes, nodes whose ranks are all late."""
     nodes = {as_culprit(culprit) for culprit in lates_of if culprit < 0}
-    numbers, sizes = np.unique(roll.node, return_counts=True)
+    numbers, sizes = np.unique(topology.node, return_counts=True)
     for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True):
-        late = sum(1 for culprit in lates_of if culprit >= 0 and roll.node[culprit] == number)
+        late = sum(1 for culprit in lates_of if culprit >= 0 and topology.node[culprit] == number)
         if len(numbers) > 1 and size > 1 and late == size:
             nodes.add(number)
     return nodes

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from frd.engine.attempt import Attempt
 from frd.engine.findings import builder, text
 from frd.engine.findings.claim import Anchors, Claim, ClaimStatus, Known, Lifetime, Look
+from frd.engine.matching.lateness import Window
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.stragglers.detection import CHANCE_NATS, Judgement, Late, Straggler, judge
-from frd.engine.stragglers.lateness import Window
+from frd.engine.tick import Tick
 from frd.forms import span_text
-from frd.model import AlignedNs, Confidence, Finding, Kind, Reason, Suspect
+from frd.model import Confidence, Finding, Kind, Reason, Suspect
 
 _NO_LONGER = "no longer late"
 
@@ -54,7 +54,7 @@ class _Cost:
 
 
 class StragglerDetector:
-    """Judges each window of an attempt's lateness once."""
+    """Judges each window of lateness once."""
 
     def __init__(self, policy: Policy) -> None:
         self.adopt(policy)
@@ -72,15 +72,14 @@ class StragglerDetector:
             close_reason=_NO_LONGER,
         )
 
-    def evaluate(self, attempt: Attempt, now: AlignedNs, known: Known) -> Look | None:
-        lateness = attempt.lateness
-        if not lateness.is_ripe(now):
+    def evaluate(self, tick: Tick, known: Known) -> Look | None:
+        window = tick.late_window()
+        if window is None:
             return None
-        window = lateness.window(now)
-        judgement = judge(window, attempt.roll(), self._policy)
+        snapshot = tick.snapshot()
+        judgement = judge(window, snapshot, self._policy)
         if not judgement.stragglers and not known.findings:
             return None
-        snapshot = attempt.snapshot(now)
         self._costs = {
             ranks: self._costs.get(ranks) or _Cost(finding.lost_s or 0.0)
             for finding in known.findings
@@ -104,7 +103,7 @@ class StragglerDetector:
             cost.straggler = straggler
             cost.add(window, straggler.lates)
             claims.append(self._claim(ranks, cost, ClaimStatus.CONFIRMED, window, snapshot))
-        return Look(now, claims, over)
+        return Look(tick.now, claims, over)
 
     def _over(self, ranks: _Ranks, cost: _Cost, judgement: Judgement, window: Window) -> str:
         """The reason why a finding that this window does not show is over; empty if it goes on."""

@@ -105,12 +105,12 @@ def judge(
         stall_after_s=stall_after_s,
         earlier=earlier,
     )
-    diagnoses = diagnose(snapshot, stalls, threshold_s=lambda group: 0.0)
+    diagnoses = diagnose(snapshot, stalls)
     unproven: list[Diagnosis] = []
     if durations.is_young.any():
         candidates = diagnoses
-        timed = _as_old_as_known(snapshot, dump_times)
-        diagnoses = _proven(candidates, timed, stalls, ~durations.is_young, stall_after_s)
+        timed = _as_old_as_known(snapshot, dump_times, stall_after_s)
+        diagnoses = _proven(candidates, timed, stalls, ~durations.is_young)
         unproven = [one for one in candidates if not _is_covered(one, diagnoses)]
     waiting = tuple(_waiting(diagnosis, stalls, durations) for diagnosis in diagnoses)
     return Verdict(
@@ -127,12 +127,15 @@ def judge(
 # -- which waits lasted ---------------------------------------------------------------------------
 
 
-def _as_old_as_known(snapshot: Snapshot, dump_times: DumpTimes) -> Snapshot:
-    """The snapshot with the times at which the dumps were taken, where these are known."""
+def _as_old_as_known(snapshot: Snapshot, dump_times: DumpTimes, stall_after_s: float) -> Snapshot:
+    """The snapshot with the times at which the dumps were taken, where these are known, and with
+    this stall threshold."""
     last_word = snapshot.now + _LAST_WORD_NS
     at = dump_times.rows(snapshot.rank.astype(np.int64))
     as_of = np.where(dump_times.latest[at] < FAR, dump_times.latest[at], last_word)
-    return replace(snapshot, as_of=as_of, now=AlignedNs(int(as_of.max(initial=snapshot.now))))
+    now = AlignedNs(int(as_of.max(initial=snapshot.now)))
+    groups = [replace(group, threshold_s=stall_after_s) for group in snapshot.groups]
+    return replace(snapshot, as_of=as_of, now=now, groups=groups)
 
 
 def _proven(
@@ -140,14 +143,13 @@ def _proven(
     timed: Snapshot,
     stalls: StallTable,
     lasting: Bools,
-    stall_after_s: float,
 ) -> list[Diagnosis]:
     """Diagnoses of waits that lasted, and candidates that are true however short the wait."""
     timeless = [one for one in candidates if _is_timeless(one)]
     rows = StallTable(
         stalls.group[lasting], stalls.rank[lasting], stalls.seq[lasting], stalls.since[lasting]
     )
-    lasted = diagnose(timed, rows, threshold_s=lambda group: stall_after_s, late_s=float("inf"))
+    lasted = diagnose(timed, rows, late_s=float("inf"))
     others = [one for one in lasted if not _is_timeless(one)]
     return sorted((*timeless, *others), key=lambda one: (one.since, one.instance))
 
@@ -258,6 +260,7 @@ def _snapshot(
                 head_since=watermarks.head_since[series.pairs],
                 ops=_ops(rows, matched, of),
                 hidden=watermarks.hidden[series.pairs],
+                threshold_s=0.0,
             )
             for of, series in enumerate(rows.series)
         ],

@@ -214,7 +214,7 @@ def _findings(
     tracker = Tracker(attempt.key, [detector.lifetime])
     found: dict[str, Finding] = {}
     for now in Feed(recorded, lanes, attempt, reach_ns).steps():
-        if (look := detector.evaluate(attempt, now, Known())) is None:
+        if (look := detector.evaluate(attempt.tick(now), Known())) is None:
             continue
         room = policy.max_findings - len(found)
         for event in tracker.update(detector.lifetime, look, room=room):

@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from frd.engine.matching.collectives import Settled
-from frd.engine.state.tables import RankTable
-from frd.engine.stragglers.arrivals import FLOOR_NS, LostTime, as_culprit, charges, waits
+from frd.engine.matching.arrivals import FLOOR_NS, LostTime, as_culprit
+from frd.engine.policy import Policy
 from frd.model import AlignedNs, Bools, Int32s, Int64s
 
 BUCKETS: Final = 6
@@ -173,12 +172,20 @@ def _culprit_of(pair: Int64s) -> Int64s:
 class Lateness:
     """Charges and waits of one attempt, counted into buckets of time."""
 
-    def __init__(self, window_s: float, settle_s: float) -> None:
-        self._bucket_ns = max(1, round(window_s * 1e9 / BUCKETS))
-        self._settle_ns = round(settle_s * 1e9)
+    def __init__(self, policy: Policy) -> None:
+        self._bucket_ns = self._settle_ns = 0
         self._buckets: dict[int, _Bucket] = {}
         self._next: int | None = None
         """The first bucket that no window has contained."""
+        self.adopt(policy)
+
+    def adopt(self, policy: Policy) -> None:
+        """See `Engine.adopt`."""
+        before = self._bucket_ns, self._settle_ns
+        self._bucket_ns = max(1, round(policy.straggler_window_s * 1e9 / BUCKETS))
+        self._settle_ns = round(policy.telemetry_late_s * 1e9)
+        if before != (self._bucket_ns, self._settle_ns):
+            self.clear()
 
     def clear(self) -> None:
         """Forget all counts."""
@@ -188,17 +195,6 @@ class Lateness:
     def _ripe(self, now: AlignedNs) -> int:
         """The first bucket that may still grow."""
         return (now - self._settle_ns) // self._bucket_ns
-
-    def is_ripe(self, now: AlignedNs) -> bool:
-        """There is a window that has not been returned."""
-        return self._next is not None and self._ripe(now) > self._next
-
-    def observe(self, settled: Settled, ranks: RankTable, groups: int, now: AlignedNs) -> None:
-        """Count the late ranks of settled collectives; `groups` is the number of all groups."""
-        closed, judged = settled.closed, settled.ended & settled.fair
-        charged = charges(closed, judged, ranks, settled.clocks)
-        waited = waits(closed, settled.ended, settled.fair)
-        self.add(groups, closed.group[judged], closed.last_created[judged], charged, waited, now)
 
     def add(
         self,
@@ -211,7 +207,8 @@ class Lateness:
     ) -> None:
         """Collectives of the groups `judged`, whose last members joined `at`, with their charges.
 
-        Events that come too late for their own bucket are counted in the next one.
+        `groups` is the number of all groups. Events that come too late for their own bucket are
+        counted in the next one.
         """
         oldest = self._ripe(now) - BUCKETS
         self._next = oldest if self._next is None else max(self._next, oldest)
@@ -228,10 +225,12 @@ class Lateness:
             bucket.charges.add(charges, charged == number)
             bucket.waits.add(waits, waited == number)
 
-    def window(self, now: AlignedNs) -> Window:
-        """The last complete buckets; each bucket is fresh in one window only."""
-        end = self._ripe(now)
-        fresh_from = end if self._next is None else min(self._next, end)
+    def window(self, now: AlignedNs) -> Window | None:
+        """The last complete buckets; None if that window was returned before. Each bucket is fresh
+        in one window only."""
+        fresh_from, end = self._next, self._ripe(now)
+        if fresh_from is None or end <= fresh_from:
+            return None
         self._next = end
         numbers = range(end - BUCKETS, end)
         buckets = [self._buckets.get(number) or _Bucket() for number in numbers]

@@ -1,0 +1,37 @@
+"""One attempt at one call of `Engine.advance`: all that a detector may read.
+
+Facts that are needed at every call are values. The others cost more, or are reported only once;
+they are computed when a detector first asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from frd.engine.matching.clock_hints import ClockHint
+from frd.engine.matching.lateness import Window
+from frd.engine.memory.incident_report import IncidentReport
+from frd.engine.state.snapshot import Snapshot, StallTable
+from frd.model import AlignedNs
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now: AlignedNs
+    revision: int
+    """Changes with every observation."""
+    world_size: int
+    stalls: StallTable
+    has_mismatches: bool
+    has_exits: bool
+    """A rank exited uncleanly, is silent, or finished too early."""
+    unsynchronized: Sequence[tuple[int, ...]]
+    """The ranks of each agent whose clock is unknown, where several clocks are compared."""
+    snapshot: Callable[[], Snapshot]
+    late_window: Callable[[], Window | None]
+    """The lateness of the last window, if it has just become complete."""
+    contradictions: Callable[[], Sequence[ClockHint]]
+    """Clock hints that contradict the uncertainty of the clocks, since they were last read."""
+    memory_reports: Callable[[], Sequence[IncidentReport]]
+    """Memory incidents that opened, changed or closed."""
