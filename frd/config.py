@@ -1,9 +1,8 @@
 """The service's configuration: defaults < TOML file < FRD_* environment < flags.
 
-Frozen dataclasses define the keys and their defaults. The pydantic models that validate the sources
-are generated from them, so each key is defined once. Every mistake is found at start and raised as
-one `ConfigError` that begins with the key's name; no other module reads a configuration file, the
-environment or a flag.
+Each key is defined once. Its type carries its bounds, and pydantic checks every source against it.
+Every mistake is found at start and raised as one `ConfigError` that begins with the key's name. No
+other module reads a configuration file, the environment or a flag.
 
 In the environment, two underscores separate section and key: ``FRD_POLICY__STALL_AFTER_S``. Other
 ``FRD_*`` variables (of the tap, the agent, Kubernetes' service links) are ignored.
@@ -13,19 +12,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from annotated_types import Ge
+from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from frd import config_loader
 from frd.address import is_loopback, split_address, without_scheme
 from frd.config_loader import NOT_SHOWN, Settings, unknown
-from frd.engine.policy import Policy
+from frd.engine.policy import Count, Policy, Seconds
 from frd.errors import ConfigError
 
 _ENV_PREFIX = "FRD_"
@@ -36,17 +36,17 @@ _ENV_DELIMITER = "__"
 class StoreLimits:
     """Bounds of the data directory; the oldest items are deleted first."""
 
-    journal_bytes: int = 256 * 1024 * 1024
+    journal_bytes: Count = 256 * 1024 * 1024
     """Size of the journal, for `frd replay`."""
-    journal_retention_s: float = 0.0
+    journal_retention_s: Annotated[float, Ge(0)] = 0.0
     """Age at which journal records are deleted; 0: only when the journal is full."""
-    dump_count: int = 32
+    dump_count: Annotated[int, Ge(0)] = 32
     """Number of dumps, taken when a finding opens or on demand; with 0, findings take none."""
-    dump_bytes: int = 1024 * 1024 * 1024
+    dump_bytes: Count = 1024 * 1024 * 1024
     """Size of all dumps together."""
-    finding_retention_s: float = 30 * 86_400.0
+    finding_retention_s: Seconds = 30 * 86_400.0
     """Age at which a closed finding is deleted."""
-    finding_count: int = 100_000
+    finding_count: Count = 100_000
     """Number of findings; open findings are never deleted."""
 
 
@@ -76,10 +76,10 @@ class AuthFiles:
 class PeerLimits:
     """Limits of one peer address."""
 
-    streams_per_peer: int = 4_096
+    streams_per_peer: Count = 4_096
     """Concurrent gRPC streams of one host; an agent has two."""
-    http_connections_per_peer: int = 256
-    stream_bytes_per_s: int = 64 * 1024 * 1024
+    http_connections_per_peer: Count = 256
+    stream_bytes_per_s: Count = 64 * 1024 * 1024
     """A stream that sends more is throttled, after a burst of twice as much."""
 
 
@@ -112,7 +112,7 @@ class NotifyTarget:
     """Request headers, ``Name: value`` a line; read again for every message."""
     runbook_url: str = ""
     """Where links to runbooks lead; the service's own HTTP address when empty."""
-    timeout_s: float = 10.0
+    timeout_s: Seconds = 10.0
     """For connecting, and for each read and write."""
 
 
@@ -126,42 +126,45 @@ def _default_data_dir() -> Path:
     return base / "frd"
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+def _listed(value: object) -> object:
+    """A single table where a list of them may stand."""
+    return [value] if isinstance(value, Mapping) else value
+
+
+class Config(Settings):
     """The configuration of `frd serve`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=_ENV_PREFIX,
+        env_nested_delimiter=_ENV_DELIMITER,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+    )
 
     grpc: str = "127.0.0.1:9373"
     """Where agents connect."""
     http: str = "127.0.0.1:9374"
     """Where metrics, the API and the CLI connect."""
-    data_dir: Path = field(default_factory=_default_data_dir)
+    data_dir: Path = Field(default_factory=_default_data_dir)
     """Findings, journal and dumps: ``$XDG_STATE_HOME/frd``, else ``~/.local/state/frd``."""
-    expected_agents: Mapping[str, int] = field(default_factory=dict)
+    expected_agents: Mapping[str, Count] = Field(default_factory=dict)
     """Number of agents by job; of other jobs the service expects the agents that it has seen."""
     insecure: bool = False
     """Listen beyond loopback without TLS or without authentication."""
-    notify: tuple[NotifyTarget, ...] = ()
+    notify: Annotated[tuple[NotifyTarget, ...], BeforeValidator(_listed)] = ()
     """Webhooks, a ``[[notify]]`` each; a single ``[notify]`` is accepted."""
-    policy: Policy = field(default_factory=Policy)
-    tls: TlsFiles = field(default_factory=TlsFiles)
-    auth: AuthFiles = field(default_factory=AuthFiles)
-    limits: PeerLimits = field(default_factory=PeerLimits)
-    store: StoreLimits = field(default_factory=StoreLimits)
-    log: LogOptions = field(default_factory=LogOptions)
+    policy: Policy = Policy()
+    tls: TlsFiles = TlsFiles()
+    auth: AuthFiles = AuthFiles()
+    limits: PeerLimits = PeerLimits()
+    store: StoreLimits = StoreLimits()
+    log: LogOptions = LogOptions()
 
 
-# Numbers are positive where this table does not say otherwise.
-_BOUNDS: dict[str, dict[str, Any]] = {
-    "policy.stall_after_s": {"ge": 1},
-    "policy.stall_tail_factor": {"ge": 1},
-    "policy.critical_after_s": {"ge": 0},
-    "policy.memory_warmup_s": {"ge": 0},
-    "policy.straggler_share": {"gt": 0, "le": 1},
-    "policy.memory_min_rise_share": {"gt": 0, "le": 1},
-    "policy.memory_high_share": {"gt": 0, "le": 1},
-    "store.dump_count": {"ge": 0},
-    "store.journal_retention_s": {"ge": 0},
-}
+LIVE = ("policy", "store", "log", "expected_agents", "notify")
+"""Sections that a running service applies after SIGHUP."""
 
 
 def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
@@ -173,28 +176,16 @@ def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Co
         ConfigError: the file cannot be read, a key is unknown or a value cannot be used.
     """
     _refuse_unknown_variables(os.environ)
-    settings = config_loader.load(_SETTINGS, path, flags, known=_near_keys, is_secret=_is_secret)
-    return _checked(_build(Config, settings.model_dump(exclude_unset=True)))
+    given = config_loader.load(Config, path, flags, known=_near_keys, is_secret=_is_secret)
+    return _checked(given)
 
 
 def as_dict(config: Config) -> dict[str, Any]:
     """Plain values, in the order in which the keys are declared; secrets are not shown."""
-    plain = cast("dict[str, Any]", _plain(asdict(config)))
+    plain = config.model_dump(mode="json")
     for target in plain["notify"]:
         target["url"] = target["url"] and NOT_SHOWN
     return plain
-
-
-def _plain(value: object) -> object:
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case tuple():
-            return [_plain(item) for item in value]
-        case Path():
-            return str(value)
-        case _:
-            return value
 
 
 def as_toml(config: Config) -> str:
@@ -213,7 +204,12 @@ def as_toml(config: Config) -> str:
 
 def keys() -> list[str]:
     """Every dotted key that a file, the environment or a flag may set."""
-    return list(_keys(Config))
+    found: list[str] = []
+    for name, info in Config.model_fields.items():
+        section = info.annotation
+        parts = fields(section) if is_dataclass(section) else ()
+        found += [f"{name}.{part.name}" for part in parts] or [name]
+    return found
 
 
 def _line(key: str, value: object) -> str:
@@ -229,14 +225,6 @@ def changed_keys(old: Config, new: Config) -> list[str]:
     return [key for key in keys() if _value(old, key) != _value(new, key)]
 
 
-def needs_restart(key: str) -> bool:
-    """True if a running service cannot apply a new value."""
-    return key.partition(".")[0] not in (
-        *("policy", "store", "log"),
-        *("expected_agents", "notify"),
-    )
-
-
 def _value(config: Config, key: str) -> object:
     value: object = config
     for part in key.split("."):
@@ -246,7 +234,7 @@ def _value(config: Config, key: str) -> object:
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of the file, for the chart."""
-    return cast("dict[str, Any]", _SETTINGS.model_json_schema())
+    return Config.model_json_schema()
 
 
 def _toml_key(key: str) -> str:
@@ -292,20 +280,15 @@ def _is_secret(key: tuple[int | str, ...]) -> bool:
 def _near_keys(key: str) -> list[str]:
     section = key.rpartition(".")[0]
     if section.startswith("notify."):
-        return [f"{section}.{name}" for name in _keys(NotifyTarget)]
+        return [f"{section}.{part.name}" for part in fields(NotifyTarget)]
     return keys()
 
 
 def _checked(config: Config) -> Config:
     """Checks that involve several keys."""
-    config = replace(
-        config,
-        grpc=_listening(config, "grpc", config.grpc, 9373),
-        http=_listening(config, "http", config.http, 9374),
-    )
-    for job, agents in config.expected_agents.items():
-        if agents < 1:
-            raise ConfigError(f"expected_agents.{job}: {agents}: must be at least 1")
+    grpc = _listening(config, "grpc", config.grpc, 9373)
+    http = _listening(config, "http", config.http, 9374)
+    config = config.model_copy(update={"grpc": grpc, "http": http})
     floor, ceiling = config.policy.stall_after_s, config.policy.stall_after_max_s
     if floor > ceiling:
         raise ConfigError(
@@ -314,11 +297,8 @@ def _checked(config: Config) -> Config:
         )
     _check_tls(config.tls)
     _check_exposure(config)
-    return replace(
-        config,
-        data_dir=config.data_dir.expanduser(),
-        notify=_checked_targets(config.notify),
-    )
+    targets = _checked_targets(config.notify)
+    return config.model_copy(update={"data_dir": config.data_dir.expanduser(), "notify": targets})
 
 
 def _listening(config: Config, key: str, given: str, default_port: int) -> str:
@@ -403,79 +383,3 @@ def checked_url(key: str, url: str) -> SplitResult:
     if "@" in parts.netloc:
         raise ConfigError(f"{key}: {NOT_SHOWN}: holds a user name: use headers_file instead")
     return parts
-
-
-# -- models from dataclasses -------------------------------------------------------------------
-
-
-def _keys(cls: type[Any], prefix: str = "") -> Iterator[str]:
-    for name, kind in get_type_hints(cls).items():
-        if is_dataclass(kind):
-            yield from _keys(cast("type[Any]", kind), f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def _build(cls: type[Any], values: Mapping[str, Any]) -> Any:
-    """An instance of the dataclass `cls`; keys that are absent take its defaults."""
-    hints = get_type_hints(cls)
-    return cls(**{name: _built(hints[name], value) for name, value in values.items()})
-
-
-def _built(kind: Any, value: Any) -> Any:
-    if is_dataclass(kind):
-        return _build(cast("type[Any]", kind), value)
-    if (item := _item(kind)) is not None:
-        return tuple(_build(item, one) for one in value)
-    return value
-
-
-def _item(kind: Any) -> type[Any] | None:
-    """The dataclass that a tuple is of."""
-    if get_origin(kind) is not tuple:
-        return None
-    item = get_args(kind)[0]
-    return cast("type[Any]", item) if is_dataclass(item) else None
-
-
-def _listed(value: object) -> object:
-    """A single table where a list of them may stand."""
-    return [value] if isinstance(value, Mapping) else value
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Root(Settings):
-    model_config = SettingsConfigDict(
-        env_prefix=_ENV_PREFIX,
-        env_nested_delimiter=_ENV_DELIMITER,
-        env_ignore_empty=True,
-        validate_default=False,
-        extra="forbid",
-    )
-
-
-def _model(cls: type[Any], base: type[BaseModel], prefix: str = "") -> Any:
-    """The pydantic model that validates the sources of the dataclass `cls`.
-
-    Its own defaults are placeholders: only keys that were set are read back.
-    """
-    definitions: dict[str, Any] = {}
-    for name, kind in get_type_hints(cls).items():
-        key = f"{prefix}{name}"
-        checked: Any = kind
-        if is_dataclass(kind):
-            checked = _model(cast("type[Any]", kind), _Section, f"{key}.")
-        elif (item := _item(kind)) is not None:
-            checked = Annotated[list[_model(item, _Section, f"{key}.")], BeforeValidator(_listed)]  # type: ignore[misc]
-        elif kind is float:
-            checked = Annotated[float, Field(**_BOUNDS.get(key, {"gt": 0}), allow_inf_nan=False)]
-        elif kind is int:
-            checked = Annotated[int, Field(**_BOUNDS.get(key, {"gt": 0}))]
-        definitions[name] = (checked, None)
-    return create_model(cls.__name__, __base__=base, **definitions)
-
-
-_SETTINGS = _model(Config, _Root)

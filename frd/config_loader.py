@@ -120,8 +120,8 @@ def _describe(error: ErrorDetails, known: Callable[[str], Sequence[str]], is_sec
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if not key:  # several keys do not fit together, and the message names them
         return message
-    if error["type"] == "extra_forbidden":
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown(key, known(key))
-    if error["type"] in ("model_type", "dict_type"):
+    if error["type"] in ("dataclass_type", "dict_type"):
         message = "must be a table of keys"
     return f"{key}: {NOT_SHOWN if is_secret else repr(error['input'])}: {message}"

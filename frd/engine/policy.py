@@ -3,79 +3,86 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from annotated_types import Ge, Gt, Le
+
+Seconds: TypeAlias = Annotated[float, Gt(0)]
+Share: TypeAlias = Annotated[float, Gt(0), Le(1)]
+Count: TypeAlias = Annotated[int, Gt(0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """All times in seconds on the service's clock; all limits are counts."""
 
-    stall_after_s: float = 10.0
+    stall_after_s: Annotated[float, Ge(1)] = 10.0
     """Floor of the stall threshold."""
-    stall_after_max_s: float = 3600.0
+    stall_after_max_s: Seconds = 3600.0
     """Ceiling of the adaptive stall threshold."""
-    stall_tail_factor: float = 5.0
+    stall_tail_factor: Annotated[float, Ge(1)] = 5.0
     """The threshold is this many times the group's slow tail of arrival skew."""
-    critical_after_s: float = 60.0
+    critical_after_s: Annotated[float, Ge(0)] = 60.0
     """A finding about ranks that wait or are gone is a warning, and critical once it has been open
     for this long."""
-    close_after_s: float = 1.0
+    close_after_s: Seconds = 1.0
     """A finding closes when nothing of it has been stuck for this long."""
-    mismatch_grace_s: float = 1.0
+    mismatch_grace_s: Seconds = 1.0
     """How long to wait for all members' signatures before naming a minority."""
-    loss_grace_s: float = 1.0
+    loss_grace_s: Seconds = 1.0
     """How long the ranks of an attempt may take to vanish together before a lost rank is one."""
-    lost_close_after_s: float = 900.0
+    lost_close_after_s: Seconds = 900.0
     """A finding closes when nothing new of it was seen for this long, as when the agents of its job
     are gone; a lost rank closes with its attempt."""
-    telemetry_late_s: float = 10.0
+    telemetry_late_s: Seconds = 10.0
     """A rank whose `as_of` is older than this is late: its absence proves nothing. More than the
     time between two looks at the ring of a rank that moves, which agents keep below 7 s."""
-    straggler_window_s: float = 60.0
+    straggler_window_s: Seconds = 60.0
     """Stretch of time in which lateness is looked at."""
-    straggler_share: float = 0.01
+    straggler_share: Share = 0.01
     """A straggler is late in at least this share of the collectives of a group in that time,"""
-    straggler_min_lost_s: float = 1.0
+    straggler_min_lost_s: Seconds = 1.0
     """and the group loses at least this much to it."""
-    clock_unsynchronized_after_s: float = 60.0
+    clock_unsynchronized_after_s: Seconds = 60.0
     """A node whose clock is unknown, or contradicts another's, for this long is reported."""
-    attempt_retention_s: float = 900.0
+    attempt_retention_s: Seconds = 900.0
     """An attempt that is over (its ranks are gone, or a newer one runs) is forgotten after this
     long."""
-    deserted_after_s: float = 3600.0
+    deserted_after_s: Seconds = 3600.0
     """An attempt is over when no agent has spoken for any of its ranks for this long."""
-    memory_warmup_s: float = 60.0
+    memory_warmup_s: Annotated[float, Ge(0)] = 60.0
     """Memory that rises within this long after a rank's first sample is judged afterwards."""
-    memory_min_rise_bytes: int = 64 * 1024 * 1024
+    memory_min_rise_bytes: Count = 64 * 1024 * 1024
     """A smaller rise of memory is ignored."""
-    memory_min_rise_share: float = 0.05
+    memory_min_rise_share: Share = 0.05
     """A rise that opens a finding takes this share of the capacity, or half of what was left,"""
-    memory_high_share: float = 0.9
+    memory_high_share: Share = 0.9
     """and reaches this share of the capacity,"""
-    memory_horizon_s: float = 60.0
+    memory_horizon_s: Seconds = 60.0
     """or will exhaust it within this long, or an allocation fails."""
-    memory_link_s: float = 60.0
+    memory_link_s: Seconds = 60.0
     """Ranks whose memory begins to rise within this long after each other are one incident."""
-    memory_settle_s: float = 300.0
+    memory_settle_s: Seconds = 300.0
     """A rise whose level has not changed for this long has settled."""
-    memory_leak_window_s: float = 600.0
+    memory_leak_window_s: Seconds = 600.0
     """A leak is a steady rise for this long."""
-    memory_leak_horizon_s: float = 6 * 3600.0
+    memory_leak_horizon_s: Seconds = 6 * 3600.0
     """A leak that would take longer than this to exhaust the capacity is not reported."""
-    max_attempts: int = 64
-    max_ranks: int = 65_536
+    max_attempts: Count = 64
+    max_ranks: Count = 65_536
     """Per attempt."""
-    max_groups: int = 65_536
+    max_groups: Count = 65_536
     """Per attempt."""
-    max_pairs: int = 4_194_304
+    max_pairs: Count = 4_194_304
     """Members over all groups of an attempt."""
-    max_signatures: int = 65_536
+    max_signatures: Count = 65_536
     """Per attempt."""
-    max_open_collectives: int = 1_000_000
+    max_open_collectives: Count = 1_000_000
     """Accumulator slots over all groups of an attempt."""
-    max_open_collectives_per_group: int = 8_192
-    max_memory_series: int = 131_072
+    max_open_collectives_per_group: Count = 8_192
+    max_memory_series: Count = 131_072
     """Per attempt."""
-    max_findings: int = 1_000
+    max_findings: Count = 1_000
     """Open and remembered, all jobs."""
-    max_suspects: int = 16
+    max_suspects: Count = 16
     """Suspects that one finding lists."""

@@ -17,7 +17,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,7 @@ from starlette.types import ASGIApp
 
 from frd import __version__
 from frd.address import split_address
-from frd.config import Config, StoreLimits, changed_keys, needs_restart
+from frd.config import LIVE, Config, StoreLimits, changed_keys
 from frd.engine.engine import Engine
 from frd.errors import ConfigError, StoreError
 from frd.model import FindingEvent
@@ -194,18 +193,11 @@ class App:
             return
         old = self._config
         for key in changed_keys(old, config):
-            if needs_restart(key):
-                log.warning("%s: changed: takes effect after a restart", key)
-            else:
+            if key.partition(".")[0] in LIVE:
                 log.info("%s: changed", key)
-        self._config = replace(
-            old,
-            policy=config.policy,
-            store=config.store,
-            log=config.log,
-            expected_agents=config.expected_agents,
-            notify=config.notify,
-        )
+            else:
+                log.warning("%s: changed: takes effect after a restart", key)
+        self._config = old.model_copy(update={key: getattr(config, key) for key in LIVE})
         self._engine.adopt(config.policy)
         settings = encode_payload(Settings(__version__, config.policy))
         self._journal_writer.adopt(settings, _journal_limits(config.store), self._now())
