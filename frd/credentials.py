@@ -31,6 +31,17 @@ def read_credential(key: str, path: Path | None) -> bytes | None:
     return data
 
 
+def read_token(key: str, path: Path) -> str:
+    """The token in the file that the option or configuration key `key` names.
+
+    Raises:
+        ConfigError: the file cannot be read or has no token; the message starts with `key`.
+    """
+    if not (token := token_in(read_credential(key, path) or b"")):
+        raise ConfigError(f"{key}: {path}: no token: write it on the first line")
+    return token
+
+
 def token_in(data: bytes) -> str:
     """The token in the content of a file: its first word.
 

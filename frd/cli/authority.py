@@ -20,10 +20,32 @@ from frd.errors import ConfigError
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 825
-"""What clients accept at most of a server."""
+"""The most that clients accept of a server."""
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*\.?")
-_NAMES: Final = {"ca": "frd-ca", "server": "frd", "client": "frd-agent"}
-_USES: Final = {"server": "serverAuth", "client": "clientAuth"}
+_SIGNED: Final = {"server": "frd", "client": "frd-agent"}
+"""Certificates that the CA signs, with their common names."""
+_NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-sha256")
+_CONFIGURATION: Final = """
+[req]
+distinguished_name = subject
+x509_extensions = ca
+[subject]
+[ca]
+basicConstraints = critical, CA:TRUE, pathlen:0
+keyUsage = critical, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
+[server]
+basicConstraints = critical, CA:FALSE
+extendedKeyUsage = serverAuth
+subjectAltName = {names}
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+[client]
+basicConstraints = critical, CA:FALSE
+extendedKeyUsage = clientAuth
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+"""
 
 
 def make(hosts: Sequence[str]) -> Mapping[str, bytes]:
@@ -32,93 +54,52 @@ def make(hosts: Sequence[str]) -> Mapping[str, bytes]:
     Raises:
         ConfigError: a host is neither a name nor an address, or openssl is missing or fails.
     """
-    for host in hosts:
-        if not (_is_address(host) or (len(host) <= 253 and _HOST.fullmatch(host))):
-            raise ConfigError(f"--host: {host!r}: write a name such as frd.example, or an address")
-    program = shutil.which("openssl")
-    if program is None:
+    names = ",".join(map(_alternative_name, hosts))
+    if shutil.which("openssl") is None:
         raise ConfigError(
             "certificates: the program openssl is not here: install it, or run `frd init --tls` "
             "on another machine"
         )
-    return _by_openssl(program, hosts)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-_REQUEST: Final = """
-[req]
-distinguished_name = dn
-prompt = no
-x509_extensions = ca
-[dn]
-CN = {name}
-[ca]
-basicConstraints = critical, CA:TRUE, pathlen:0
-keyUsage = critical, keyCertSign, cRLSign
-subjectKeyIdentifier = hash
-"""
-_EXTENSIONS: Final = """
-basicConstraints = critical, CA:FALSE
-extendedKeyUsage = {use}
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-"""
-
-
-def _by_openssl(program: str, hosts: Sequence[str]) -> Mapping[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="frd-init-") as name:  # mode 0700
         folder = Path(name)
-
-        def openssl(*arguments: str) -> None:
-            done = subprocess.run(
-                [program, *arguments],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=60,
-            )
-            if done.returncode:
-                words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-                raise ConfigError(f"certificates: openssl {arguments[0]}: {words[-1]}")
-
-        for which, common_name in _NAMES.items():
-            (folder / f"{which}.cnf").write_text(_REQUEST.format(name=common_name))
-            curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
-            openssl("genpkey", *curve, "-out", f"{which}.key")
-            request = ("req", "-new", "-sha256", "-key", f"{which}.key", "-config", f"{which}.cnf")
-            if which == "ca":
-                openssl(*request, "-x509", "-days", str(AUTHORITY_DAYS), "-out", "ca.pem")
-                continue
-            extensions = _EXTENSIONS.format(use=_USES[which])
-            if which == "server":
-                kinds = (f"{'IP' if _is_address(host) else 'DNS'}:{host}" for host in hosts)
-                extensions += f"subjectAltName = {','.join(kinds)}\n"
-            (folder / f"{which}.ext").write_text(extensions)
-            openssl(*request, "-out", f"{which}.csr")
-            openssl(
-                *("x509", "-req", "-sha256", "-in", f"{which}.csr"),
-                *(
-                    "-CA",
-                    "ca.pem",
-                    "-CAkey",
-                    "ca.key",
-                    "-set_serial",
-                    str(secrets.randbits(127) + 1),
-                ),
-                *("-days", str(CERTIFICATE_DAYS), "-extfile", f"{which}.ext"),
-                *("-out", f"{which}.pem"),
-            )
+        (folder / "cnf").write_text(_CONFIGURATION.format(names=names))
+        new = ("req", "-new", *_NEW_KEY, "-config", "cnf")
+        root = ("-x509", "-days", str(AUTHORITY_DAYS), "-subj", "/CN=frd-ca")
+        _openssl(folder, *new, *root, "-keyout", "ca.key", "-out", "ca.pem")
+        for which, common_name in _SIGNED.items():
+            key, request, signed = (f"{which}.{kind}" for kind in ("key", "csr", "pem"))
+            _openssl(folder, *new, "-subj", f"/CN={common_name}", "-keyout", key, "-out", request)
+            sign = ("x509", "-req", "-sha256", "-CA", "ca.pem", "-CAkey", "ca.key")
+            terms = ("-days", str(CERTIFICATE_DAYS), "-extfile", "cnf", "-extensions", which)
+            serial = str(secrets.randbits(127) + 1)
+            _openssl(folder, *sign, *terms, "-set_serial", serial, "-in", request, "-out", signed)
         return {
-            file: (folder / file).read_bytes()
-            for which in _NAMES
-            for file in (f"{which}.pem", f"{which}.key")
+            path.name: path.read_bytes()
+            for path in folder.iterdir()
+            if path.suffix in (".pem", ".key")
         }
+
+
+def _alternative_name(host: str) -> str:
+    """``IP:127.0.0.1`` or ``DNS:frd.example``."""
+    try:
+        return f"IP:{ipaddress.ip_address(host)}"
+    except ValueError:
+        if len(host) <= 253 and _HOST.fullmatch(host):
+            return f"DNS:{host}"
+    raise ConfigError(f"--host: {host!r}: write a name such as frd.example, or an address")
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        ["openssl", *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ConfigError(f"certificates: openssl {arguments[0]}: {words[-1]}")

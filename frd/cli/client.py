@@ -11,14 +11,13 @@ import http.client
 import shutil
 import ssl
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from frd import credentials
 from frd.address import split_address
 from frd.errors import ConfigError, FrdError, ServiceUnavailable
 
@@ -41,8 +40,7 @@ class Client:
         self.address = address
         self._where = split_address(address)
         self._timeout_s = timeout_s
-        self.tls = tls is not None
-        self._tls = tls
+        self.tls = tls
         self._token = token
 
     def get(self, path: str, query: Mapping[str, str | None] | None = None) -> Any:
@@ -90,38 +88,17 @@ class Client:
             if response.status >= http.client.BAD_REQUEST:
                 raise self._refusal(response)
             yield response
-        except TimeoutError:
+        except (OSError, http.client.HTTPException) as error:
             raise ServiceUnavailable(
-                f"service: {self.address}: no answer within {timeout_s:g} s: "
-                "is it `frd serve`, and is it overloaded?"
-            ) from None
-        except ConnectionRefusedError:
-            raise ServiceUnavailable(
-                f"service: {self.address}: nothing listens there: "
-                "start `frd serve`, or name its address with --http HOST:PORT or FRD_HTTP"
-            ) from None
-        except ssl.SSLError as error:
-            why = getattr(error, "verify_message", "") or error.reason or str(error)
-            raise ServiceUnavailable(
-                f"service: {self.address}: TLS: {why}: does it speak TLS, and is --tls-ca-file "
-                "that of its certificate?"
-            ) from None
-        except http.client.HTTPException as error:
-            raise ServiceUnavailable(
-                f"service: {self.address}: does not speak HTTP as frd does "
-                f"({type(error).__name__}): name the HTTP address of `frd serve`"
-            ) from None
-        except OSError as error:
-            raise ServiceUnavailable(
-                f"service: {self.address}: {error.strerror or error}: check the address"
+                f"service: {self.address}: {_advice(error, timeout_s)}"
             ) from None
         finally:
             connection.close()
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        if self._tls is None:
+        if self.tls is None:
             return http.client.HTTPConnection(*self._where, timeout=timeout_s)
-        return http.client.HTTPSConnection(*self._where, timeout=timeout_s, context=self._tls)
+        return http.client.HTTPSConnection(*self._where, timeout=timeout_s, context=self.tls)
 
     def _json(self, response: http.client.HTTPResponse) -> Any:
         data = response.read(_MAX_JSON_BYTES)
@@ -134,19 +111,37 @@ class Client:
             ) from None
 
     def _refusal(self, response: http.client.HTTPResponse) -> FrdError:
-        """The service's own words where it said any."""
-        try:
-            answer = msgspec.json.decode(response.read(1 << 20))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            answer = None
-        match answer:
-            case {"error": str(words)}:
-                return FrdError(words)
-            case _:
-                return FrdError(
-                    f"service: {self.address}: answered {response.status} {response.reason}: "
-                    "name the HTTP address of `frd serve`"
-                )
+        """The service's own message if it sent one."""
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            match msgspec.json.decode(response.read(1 << 20)):
+                case {"error": str(message)}:
+                    return FrdError(message)
+        return FrdError(
+            f"service: {self.address}: answered {response.status} {response.reason}: "
+            "name the HTTP address of `frd serve`"
+        )
+
+
+def _advice(error: Exception, timeout_s: float) -> str:
+    """What went wrong with a request, and what to do."""
+    match error:
+        case TimeoutError():
+            return f"no answer within {timeout_s:g} s: is it `frd serve`, and is it overloaded?"
+        case ConnectionRefusedError():
+            return (
+                "nothing listens there: start `frd serve`, or name its address with "
+                "--http HOST:PORT or FRD_HTTP"
+            )
+        case ssl.SSLError():
+            why = getattr(error, "verify_message", "") or error.reason or str(error)
+            return f"TLS: {why}: does it speak TLS, and did --tls-ca-file sign its certificate?"
+        case http.client.HTTPException():
+            return (
+                f"does not speak HTTP as frd does ({type(error).__name__}): "
+                "name the HTTP address of `frd serve`"
+            )
+        case _:
+            return f"{getattr(error, 'strerror', None) or error}: check the address"
 
 
 def trusting(ca_file: Path | None, cert_file: Path | None) -> ssl.SSLContext:
@@ -166,22 +161,6 @@ def trusting(ca_file: Path | None, cert_file: Path | None) -> ssl.SSLContext:
         why = getattr(error, "reason", None) or error.strerror or str(error)
         raise ConfigError(f"{option}: {path}: {why}: name a PEM file") from None
     return context
-
-
-def token_in(path: Path) -> str:
-    """
-    Raises:
-        ConfigError: it cannot be read, or holds none.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"--token-file: {path}: {error.strerror}: name a file with a token"
-        ) from None
-    if not (token := credentials.token_in(data)):
-        raise ConfigError(f"--token-file: {path}: holds no token: write one on the first line")
-    return token
 
 
 def unknown_job(job: str, known: Collection[str], where: str = "this service") -> FrdError:

@@ -15,7 +15,8 @@ import msgspec
 from rich.console import Console
 
 from frd.address import is_loopback, split_address, without_scheme
-from frd.cli.client import Client, token_in, trusting
+from frd.cli.client import Client, trusting
+from frd.credentials import read_token
 from frd.errors import ConfigError
 from frd.forms import unfold_ranks, utc_ns, utc_text
 
@@ -99,7 +100,7 @@ def _client(
             f"--token-file: {token_file}: the token would be sent unencrypted: say "
             "--tls-ca-file or --tls, or accept it with --insecure"
         )
-    return Client(http, tls=context, token=token_in(token_file))
+    return Client(http, tls=context, token=read_token("--token-file", token_file))
 
 
 def json_option(function: _F) -> _F:

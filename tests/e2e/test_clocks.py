@@ -39,7 +39,7 @@ class TwoNodes(Stage):
     """Ranks 0 and 1 under true time, 2 and 3 under another."""
 
     def __init__(self, stall_after_s: float) -> None:
-        super().__init__(Scenario("clocks", "", "", lambda world: None), WORLD, stall_after_s)
+        super().__init__(Scenario("clocks", "", ""), WORLD, stall_after_s)
         self.stop_file = self.folder / "stop"
         self._time_file = self.folder / "time"
         self.addresses = Addresses("", "")

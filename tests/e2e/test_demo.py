@@ -60,13 +60,13 @@ def check(name: str, folder: Path, *arguments: str) -> str:
     result = demo("--scenario", name, "--json", *arguments, environment=own)
     assert result.returncode == 0, result.stderr + result.stdout
     said = json.loads(result.stdout)
-    truth = SCENARIOS[name].truth(4)
-    if truth is None:
+    expected = SCENARIOS[name].expected
+    if expected is None:
         assert said["findings"] == []
     else:
-        (finding,) = (f for f in said["findings"] if f["kind"] not in truth.besides)
-        assert sorted(s["rank"] for s in finding["suspects"]) == list(truth.suspects)
-        assert finding["victims"] == list(truth.victims)
+        (finding,) = (f for f in said["findings"] if f["kind"] not in expected.other_kinds)
+        assert sorted(s["rank"] for s in finding["suspects"]) == expected.suspects(4)
+        assert finding["victims"] == expected.victims(4)
         assert (finding["state"] == "closed") == SCENARIOS[name].recovers
     assert list(folder.glob("frd-demo-*")) == []
     listing = run_program(["ps", "-eo", "args"], check=True)

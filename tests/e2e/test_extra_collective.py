@@ -19,7 +19,7 @@ def test_the_line_of_the_extra_call_is_named() -> None:
         for number, text in enumerate((examples() / script).read_text().splitlines(), 1)
         if "torch.ones(1024, 1024)" in text
     )
-    extra = Scenario("extra", "a collective more", script, lambda world: None)
+    extra = Scenario("extra", "a collective more", script)
     with watched(extra, 2, 2.0) as (_, client):
         found = finding_with(client, "witness")
         assert [s["rank"] for s in found["suspects"]] == [1]

@@ -19,7 +19,7 @@ def test_uneven_job_with_a_pause_has_no_finding() -> None:
     """Four ranks with subgroups, uneven steps, a 20 s pause and memory that grows and then stays:
     nothing is found at defaults."""
     script = str(Path(__file__).parent / "jobs" / "uneven.py")
-    scenario = Scenario("uneven", "nothing is wrong", script, lambda world: None)
+    scenario = Scenario("uneven", "nothing is wrong", script)
     with watched(scenario, 4, 10.0, ["--seconds", str(SECONDS)]) as (stage, client):
         until(
             lambda: all(rank.poll() is not None for rank in stage.ranks),

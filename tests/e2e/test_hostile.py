@@ -15,7 +15,8 @@ import grpc.aio
 import pytest
 
 from frd.address import split_address
-from frd.cli.client import Client, token_in, trusting
+from frd.cli.client import Client, trusting
+from frd.credentials import read_token
 from frd.errors import FrdError
 from frd.rpc import CHANNEL_OPTIONS, open_stream
 from frd.wire.messages import Ack, Goodbye, Refusal, Welcome
@@ -73,7 +74,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
     with serving(tmp_path / "data", "--config", config, *addresses) as served:
         grpc, http = (("localhost", split_address(at)[1]) for at in (served.grpc, served.http))
         tls = trusting(ours.ca, None)
-        client = Client(f"localhost:{http[1]}", tls=tls, token=token_in(reader))
+        client = Client(f"localhost:{http[1]}", tls=tls, token=read_token("--token-file", reader))
         yield Service(served.process.pid, grpc, http, ours, agent, client)
 
 

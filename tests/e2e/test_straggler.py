@@ -30,7 +30,7 @@ def test_stragglers_are_named_with_the_time_that_was_lost(tmp_path: Path) -> Non
         "telemetry_late_s": SETTLE_S,
     }
     script = str(Path(__file__).parent / "jobs" / "late.py")
-    scenario = Scenario("late", "two stragglers", script, lambda world: None, policy=policy)
+    scenario = Scenario("late", "two stragglers", script, policy=policy)
     with watched(scenario, 4, 10.0, [str(tmp_path)]) as (stage, client):
         findings = closed(client, stage)
     came = np.array([np.loadtxt(tmp_path / f"{rank}.txt", np.int64) for rank in range(4)])

@@ -110,7 +110,7 @@ def test_a_url_is_an_address(typed: str, address: str, tls: bool) -> None:
         asked.append(client)
 
     command.main(["--http", typed], standalone_mode=False)
-    assert (asked[0].address, asked[0].tls) == (address, tls)
+    assert (asked[0].address, asked[0].tls is not None) == (address, tls)
 
 
 def test_a_url_that_is_no_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from frd.credentials import read_credential, token_in
-from frd.errors import ConfigError
+from frd.credentials import read_credential, read_token
 from frd.rpc import CHANNEL_OPTIONS, StreamCall, open_clock, open_stream
 
 # Every attempt uses a new channel: a shared one would add its own back-off to ours.
@@ -58,11 +57,8 @@ class Endpoint:
             ConfigError: a file cannot be read, or has no token.
         """
         metadata: tuple[tuple[str, str], ...] = ()
-        if (data := read_credential("token_file", self.token_file)) is not None:
-            if not (token := token_in(data)):
-                raise ConfigError(
-                    f"token_file: {self.token_file}: no token: write it on the first line"
-                )
+        if self.token_file is not None:
+            token = read_token("token_file", self.token_file)
             metadata = (("authorization", f"Bearer {token}"),)
         async with self._channel() as channel:
             yield Connection(channel, metadata)

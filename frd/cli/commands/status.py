@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -55,26 +56,18 @@ def command(
     Open findings come first, and the ranks that they suspect come first among the ranks. A job that
     has ended is one line.
     """
-    wanted = _Wanted(job, unfolded or as_json, memory, ranks)
     if as_json and watch:
         raise click.UsageError("--watch: cannot be combined with --json: leave one out")
+    memory_of = "all" if memory else None if ranks is None else fold_ranks(ranks)
+    look = functools.partial(_look, client, job, ranks, memory_of, unfolded=unfolded or as_json)
     if as_json:
-        seen = _look(client, wanted)
+        seen = look()
         others = {key: value for key, value in seen.findings.items() if key != "findings"}
         print_json({**others, "jobs": seen.jobs})
     elif watch:
-        live.watch(console(), lambda: _picture(_look(client, wanted)))
+        live.watch(console(), lambda: _picture(look()))
     else:
-        console().print(_picture(_look(client, wanted)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    job: str | None
-    unfolded: bool
-    memory: bool
-    """Of all ranks."""
-    ranks: tuple[int, ...] | None
+        console().print(_picture(look()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +80,27 @@ class _Seen:
     """A line of the list of jobs each."""
 
 
-def _look(client: Client, wanted: _Wanted) -> _Seen:
+def _look(
+    client: Client,
+    job: str | None,
+    ranks: tuple[int, ...] | None,
+    memory_of: str | None,
+    *,
+    unfolded: bool,
+) -> _Seen:
+    """`memory_of`: ranks of which all memory is asked for; None: those that the service chooses."""
     known = client.get("/api/v1/jobs")["jobs"]
-    lines = [line for line in known if wanted.job in (None, line["job"])]
-    if wanted.job is not None and not lines:
-        raise unknown_job(wanted.job, [line["job"] for line in known])
-    folded = [
-        line
-        for line in lines
-        if line["ended"] and not line["open_findings"] and wanted.job is None
-        if not wanted.unfolded
-    ]
-    memory = "all" if wanted.memory else None if wanted.ranks is None else fold_ranks(wanted.ranks)
+    lines = [line for line in known if job in (None, line["job"])]
+    if job is not None and not lines:
+        raise unknown_job(job, [line["job"] for line in known])
+    unfolded = unfolded or job is not None
+    folded = [x for x in lines if x["ended"] and not x["open_findings"] and not unfolded]
     jobs = [
-        _with_ranks(client.get(job_path(line["job"]), {"memory": memory}), wanted.ranks)
+        _with_ranks(client.get(job_path(line["job"]), {"memory": memory_of}), ranks)
         for line in lines
         if line not in folded
     ]
-    findings = client.get("/api/v1/findings", {"job": wanted.job, "state": "open"})
+    findings = client.get("/api/v1/findings", {"job": job, "state": "open"})
     return _Seen(findings, jobs, folded)
 
 

@@ -114,18 +114,14 @@ def _print_addresses(where: dict[str, str], run_dir: Path | None, as_json: bool)
 async def _until_one_ends(
     running: dict[str, asyncio.subprocess.Process], stopped: asyncio.Event
 ) -> int:
-    ends = {asyncio.create_task(process.wait()): name for name, process in running.items()}
+    ends = [asyncio.create_task(process.wait()) for process in running.values()]
     signalled = asyncio.create_task(stopped.wait())
-    done, rest = await asyncio.wait({signalled, *ends}, return_when=asyncio.FIRST_COMPLETED)
-    for task in rest:
-        task.cancel()
-    # Ctrl-C reaches all three; the order does not matter.
-    if stopped.is_set() or signalled in done:
-        return 0
-    await asyncio.sleep(0.2)
+    await asyncio.wait([signalled, *ends], return_when=asyncio.FIRST_COMPLETED)
+    # Ctrl-C reaches all three processes, in any order.
+    await asyncio.wait([signalled], timeout=0.2)
     if stopped.is_set():
         return 0
-    name = next(ends[task] for task in done if task in ends)
+    name = next(name for name, process in running.items() if process.returncode is not None)
     click.echo(
         f"frd: error: up: the {name} ended with {running[name].returncode}: see its lines above",
         err=True,

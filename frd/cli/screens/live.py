@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.segment import Segment
+from rich.segment import SegmentLines
 from rich.text import Text
 
 from frd.errors import ServiceUnavailable
@@ -43,17 +43,7 @@ class Picture:
             note = console.render_lines(more, pad=False)[:1]
             shown = body[1 - room :] if self.keep_end else body[: room - 1]
             body = [*note, *shown] if self.keep_end else [*shown, *note]
-        return _Lines([*body, *last])
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    lines: Sequence[Sequence[Segment]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in self.lines:
-            yield from line
-            yield Segment.line()
+        return SegmentLines([*body, *last], new_lines=True)
 
 
 def watch(screen: Console, draw: Callable[[], Picture]) -> None:

@@ -41,7 +41,7 @@ def test_a_checkpoint_is_no_hang_until_it_lasts(tmp_path: Path) -> None:
     the metadata of `frd dump`; a second one, seconds later, proves a hang if the threshold is that
     low; once rank 0 is back there is no finding."""
     saving, started = tmp_path / "saving", tmp_path / "started"
-    script = Scenario("checkpoint", "", str(JOBS / "checkpoint.py"), lambda world: None)
+    script = Scenario("checkpoint", "", str(JOBS / "checkpoint.py"))
     with watched(script, 2, STALL_AFTER_S, [str(saving), str(started)]) as (stage, client):
 
         def waits() -> bool:

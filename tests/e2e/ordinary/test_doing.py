@@ -31,7 +31,7 @@ def needs_py_spy() -> None:
 def test_a_stuck_worker_a_checkpoint_and_a_busy_rank(tmp_path: Path) -> None:
     """Rank 1 waits for a worker in `__getitem__`, rank 2 saves to a file that takes nothing, rank 3
     computes: finding, summary and dump name each, the worker with its pid and line."""
-    script = Scenario("doing", "", str(JOBS / "doing.py"), lambda world: None)
+    script = Scenario("doing", "", str(JOBS / "doing.py"))
     with watched(script, 4, 4.0, [str(tmp_path / "pipe")]) as (_, client):
 
         def all_named() -> tuple[dict[str, Any], dict[int, Any]] | None:

@@ -1,9 +1,8 @@
-"""`frd demo`: a job that hangs on this machine, and what frd says of it."""
+"""`frd demo`: a job that hangs on this machine, and the findings of frd about it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -11,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from frd.cli.commands.demo.run import Outcome, Scene, play
-from frd.cli.commands.demo.scenarios import DEFAULT_RANKS, SCENARIOS
+from frd.cli.commands.demo.scenarios import DEFAULT_RANKS, SCENARIOS, Scenario
 from frd.cli.commands.demo.stage import Stage
 from frd.cli.options import json_option, print_json
 from frd.cli.screens.finding_panel import finding_panel
@@ -71,17 +70,17 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
         if stage.scripted:
             why = "asked for" if scripted else "torch is not installed"
             notes.print(f"scripted ranks ({why}): they speak the same protocol as torch's")
-        scenes = play(stage)
-        live = not as_json and sys.stdout.isatty()
-        outcome = _watch_live(stage, scenes) if live else _watch_plain(notes, scenes)
+        if sys.stdout.isatty() and not as_json:
+            outcome = _play_live(stage)
+        else:
+            outcome = _play_plain(stage, notes)
     if as_json:
-        truth = chosen.truth(ranks)
         print_json(
             {
                 "scenario": scenario,
                 "ranks": ranks,
                 "matched": not outcome.problems,
-                "injected": None if truth is None else list(truth.suspects),
+                "injected": chosen.suspects(ranks) if chosen.expected is not None else None,
                 "findings": list(outcome.findings),
             }
         )
@@ -93,32 +92,29 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
         click.echo(_NEXT)
 
 
-def _watch_live(stage: Stage, scenes: Iterator[Scene | Outcome]) -> Outcome:
-    title = f"[b]frd demo[/b]: {stage.scenario.title}"
+def _play_live(stage: Stage) -> Outcome:
     with Live(Text("..."), refresh_per_second=8, transient=True) as live:
-        for scene in scenes:
-            if isinstance(scene, Outcome):
-                return scene
-            live.update(_picture(title, scene, of_memory=stage.scenario.of_memory))
-    raise FrdError("demo: ended without an outcome")
+        return play(stage, lambda scene: live.update(_picture(stage.scenario, scene)))
 
 
-def _watch_plain(notes: Console, scenes: Iterator[Scene | Outcome]) -> Outcome:
+def _play_plain(stage: Stage, notes: Console) -> Outcome:
+    """A line whenever something else happens."""
     doing = ""
-    for scene in scenes:
-        if isinstance(scene, Outcome):
-            return scene
+
+    def show(scene: Scene) -> None:
+        nonlocal doing
         if scene.doing != doing:
             doing = scene.doing
             notes.print(f"{scene.passed_s:5.1f} s  {doing}", highlight=False)
-    raise FrdError("demo: ended without an outcome")
+
+    return play(stage, show)
 
 
-def _picture(title: str, scene: Scene, *, of_memory: bool) -> RenderableType:
-    parts: list[RenderableType] = [Text.from_markup(title)]
+def _picture(scenario: Scenario, scene: Scene) -> RenderableType:
+    parts: list[RenderableType] = [Text.from_markup(f"[b]frd demo[/b]: {scenario.title}")]
     if scene.job is not None:
         parts.append(ranks_table(scene.job["ranks"], {}))
-        if of_memory:
+        if scenario.expected is not None and scenario.expected.reason == "memory":
             parts.append(memory_table(scene.job["memory"]))
     parts += [finding_panel(finding) for finding in scene.findings]
     parts.append(Text(f"{scene.passed_s:5.1f} s  {scene.doing}", style="dim"))

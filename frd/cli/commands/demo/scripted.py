@@ -12,7 +12,6 @@ import resource
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,21 +19,13 @@ from frd.cli.commands.demo.scenarios import SCENARIOS
 from frd.cli.commands.demo.scripted_rank import WORLD, ScriptedRank
 from frd_agent import tap
 
-STEP_S = 0.05
-FAULT_STEP = 60
-LATE_S = 8.0
-STRAGGLES_S = 0.03
-FOREVER_S = 3600.0
+STEP_S: Final = 0.05
+FAULT_STEP: Final = 60
+LATE_S: Final = 8.0
+STRAGGLES_S: Final = 0.03
+FOREVER_S: Final = 3600.0
 BATCH_BYTES: Final = 8 << 20
 BATCHES: Final = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One collective that this rank enters."""
-
-    group: str
-    op: str = "all_reduce"
 
 
 def groups_of(scenario: str, world: int) -> dict[str, tuple[int, ...]]:
@@ -50,49 +41,33 @@ def groups_of(scenario: str, world: int) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def healthy_step(scenario: str, rank: int, groups: dict[str, tuple[int, ...]]) -> list[Op]:
-    if scenario == "cascade":
-        order = ("tail", "first_half", "second_half")
-        return [Op(group) for group in order if rank in groups[group]]
-    if scenario == "wrong_order" and rank < 2:
-        return [Op("encoder"), Op("decoder"), Op(WORLD)]
-    return [Op(WORLD)]
+def healthy_step(scenario: str, rank: int, groups: dict[str, tuple[int, ...]]) -> list[str]:
+    """Groups in which the rank enters an all_reduce, in this order."""
+    match scenario:
+        case "cascade":
+            return [g for g in ("tail", "first_half", "second_half") if rank in groups[g]]
+        case "wrong_order" if rank < 2:
+            return ["encoder", "decoder", WORLD]
+        case _:
+            return [WORLD]
 
 
-def faulty_step(
-    scenario: str, rank: int, suspects: tuple[int, ...], groups: dict[str, tuple[int, ...]]
-) -> list[Op]:
-    """The ops that the rank enters at the step of the fault and never leaves."""
-    guilty = rank in suspects
-    if scenario == "mismatch":
-        return [Op(WORLD, "all_gather" if guilty else "all_reduce")]
-    if scenario == "wrong_order":
-        first = {0: "encoder", 1: "decoder"}.get(rank, WORLD)
-        return [Op(first)]
-    if guilty:
-        return []
-    first_op = healthy_step(scenario, rank, groups)[0]
-    return [Op(first_op.group)]
+def faulty_op(
+    scenario: str, rank: int, suspects: list[int], groups: dict[str, tuple[int, ...]]
+) -> tuple[str, str] | None:
+    """Group and op that the rank enters at the step of the fault and does not leave."""
+    if rank in suspects:
+        match scenario:
+            case "mismatch":
+                return WORLD, "all_gather"
+            case "wrong_order":
+                return ("encoder", "decoder")[rank], "all_reduce"
+            case _:
+                return None
+    return healthy_step(scenario, rank, groups)[0], "all_reduce"
 
 
-class Hoard:
-    """Memory that a culprit keeps: real pages, so that the agent samples a true value.
-
-    At most `BATCHES`; with `limited`, the process's own limit ends it there with a MemoryError.
-    """
-
-    def __init__(self, *, limited: bool) -> None:
-        self._batches: list[bytearray] = []
-        self._limited = limited
-        if limited:
-            _allow(BATCHES * BATCH_BYTES + BATCH_BYTES // 2)
-
-    def keep(self) -> None:
-        if self._limited or len(self._batches) < BATCHES:
-            self._batches.append(bytearray(b"\1") * BATCH_BYTES)
-
-
-def _allow(more_bytes: int) -> None:
+def limit_memory(more_bytes: int) -> None:
     """Like `ulimit -d` in a launcher, counted from what the process has now."""
     status = Path("/proc/self/status").read_text()
     (data_kib,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmData:"))
@@ -100,79 +75,66 @@ def _allow(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (int(data_kib) * 1024 + more_bytes, most))
 
 
-class Heartbeat:
-    """Publishes the rank's counters from a thread, as a tap does."""
-
-    def __init__(self, rank: ScriptedRank) -> None:
-        self._rank = rank
-        self._stopped = threading.Event()
-        threading.Thread(target=self._publish, daemon=True).start()
-
-    def stop(self) -> None:
-        """Seen from outside, a held interpreter lock."""
-        self._stopped.set()
-
-    def _publish(self) -> None:
-        while not self._stopped.wait(tap.TICK_S):
-            self._rank.publish()
-
-
 def load_batch(seconds: float) -> None:
-    """Where a scripted culprit is stuck."""
+    """Where the stack of a faulty rank ends."""
     time.sleep(seconds)
 
 
 def enter_collective(seconds: float) -> None:
-    """Where its scripted peers wait."""
+    """Where the stacks of its peers end."""
     time.sleep(seconds)
 
 
 def play(scenario: str, number: int, rank: ScriptedRank) -> None:
-    heartbeat = Heartbeat(rank)
-    truth = SCENARIOS[scenario].truth(len(rank.groups[WORLD]))
-    suspects = truth.suspects if truth is not None else ()
+    lock_held = threading.Event()
+
+    def publish() -> None:
+        """Like a tap's thread, which a held interpreter lock stops."""
+        while not lock_held.wait(tap.TICK_S):
+            rank.publish()
+
+    threading.Thread(target=publish, daemon=True).start()
+    suspects = SCENARIOS[scenario].suspects(len(rank.groups[WORLD]))
+    is_faulty = number in suspects
+    hangs = bool(suspects) and scenario not in ("memory", "straggler")
+    hang_step = FAULT_STEP + (BATCHES if scenario == "oom" else 0)
+    kept: list[bytearray] = []
     start = float(os.environ["FRD_DEMO_START_AT"])
-    never = -1
-    hangs_at = {"memory": never, "straggler": never, "oom": FAULT_STEP + BATCHES}
-    hang = hangs_at.get(scenario, FAULT_STEP)
-    hoards = scenario in ("memory", "oom") and number in suspects
-    hoard: Hoard | None = None
     step = 0
     while True:
         time.sleep(max(0.0, start + step * STEP_S - time.time()))
-        if hoards and step >= FAULT_STEP:
-            hoard = hoard or Hoard(limited=scenario == "oom")
-            hoard.keep()
-        if scenario == "straggler" and number in suspects:
-            load_batch(STRAGGLES_S)
-        if step == hang and suspects:
-            _be_faulty(scenario, number, suspects, rank, heartbeat)
+        if is_faulty and step >= FAULT_STEP:
+            match scenario:
+                case "straggler":
+                    load_batch(STRAGGLES_S)
+                case "memory" if len(kept) < BATCHES:
+                    kept.append(bytearray(b"\1") * BATCH_BYTES)
+                case "oom":  # ends in a MemoryError
+                    if not kept:
+                        limit_memory(BATCHES * BATCH_BYTES + BATCH_BYTES // 2)
+                    kept.append(bytearray(b"\1") * BATCH_BYTES)
+                case "gil" if step == hang_step:
+                    lock_held.set()
+        if hangs and step == hang_step:
+            hang(scenario, number, rank, suspects)
             start += LATE_S
-        for op in healthy_step(scenario, number, rank.groups):
-            rank.enter(op.group, op.op)
-            rank.leave(op.group)
+        for group in healthy_step(scenario, number, rank.groups):
+            rank.enter(group)
+            rank.leave(group)
         step += 1
 
 
-def _be_faulty(
-    scenario: str,
-    number: int,
-    suspects: tuple[int, ...],
-    rank: ScriptedRank,
-    heartbeat: Heartbeat,
-) -> None:
-    late_only = SCENARIOS[scenario].recovers
+def hang(scenario: str, number: int, rank: ScriptedRank, suspects: list[int]) -> None:
+    """Go no further, for some seconds or for ever."""
     if (sent := SCENARIOS[scenario].signal) is not None and number in suspects:
         os.kill(os.getpid(), sent)
-    ops = faulty_step(scenario, number, suspects, rank.groups)
-    for op in ops:
-        rank.enter(op.group, op.op)
-    if scenario == "gil" and number in suspects:
-        heartbeat.stop()
+    op = faulty_op(scenario, number, suspects, rank.groups)
+    if op is not None:
+        rank.enter(*op)
     stuck = load_batch if number in suspects else enter_collective
-    stuck(LATE_S if late_only else FOREVER_S)
-    for op in ops:
-        rank.leave(op.group)
+    stuck(LATE_S if SCENARIOS[scenario].recovers else FOREVER_S)
+    if op is not None:
+        rank.leave(op[0])
 
 
 def main() -> None:

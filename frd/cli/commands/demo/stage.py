@@ -21,11 +21,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import frd
-from frd.cli.commands.demo.scenarios import Scenario, arguments
+from frd.cli.commands.demo.scenarios import Scenario
 from frd.errors import ServiceUnavailable
 
 _READY_WITHIN_S = 20.0
@@ -48,10 +47,6 @@ def examples() -> Path:
     return packed if packed.is_dir() else package.parent / "examples"
 
 
-def torch_available() -> bool:
-    return importlib.util.find_spec("torch") is not None
-
-
 class Stage:
     """Starts and stops the demo's processes; use as a context manager."""
 
@@ -65,9 +60,9 @@ class Stage:
         scripted: bool = False,
     ) -> None:
         self.scenario = scenario
-        self.scripted = scripted or not torch_available()
+        self.scripted = scripted or importlib.util.find_spec("torch") is None
         self._arguments = (
-            arguments(scenario, ranks) if script_arguments is None else list(script_arguments)
+            scenario.arguments(ranks) if script_arguments is None else list(script_arguments)
         )
         self.world = ranks
         self.job = f"demo-{scenario.name}"
@@ -82,12 +77,7 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # -- parts ---------------------------------------------------------------------------------
@@ -98,13 +88,14 @@ class Stage:
         Raises:
             ServiceUnavailable: it ended or said nothing in time; the message has its last words.
         """
+        policy = {f"FRD_POLICY__{key.upper()}": str(v) for key, v in self.scenario.policy.items()}
         service = self.service = self._spawn(
             "service",
             [sys.executable, "-m", "frd", "serve"]
             + ["--grpc", at.grpc, "--http", at.http]
             + ["--data-dir", str(self.folder / "data")]
             + ["--stall-after", str(self._stall_after_s)],
-            environment=os.environ | self._policy(),
+            environment=os.environ | policy,
             stdout=subprocess.PIPE,
         )
         assert service.stdout is not None
@@ -114,8 +105,7 @@ class Stage:
         line = service.stdout.readline() if ready else b""
         if not line:
             raise ServiceUnavailable(f"frd serve: did not start: {self.log('service')[-500:]}")
-        said = json.loads(line)
-        return Addresses(said["grpc"], said["http"])
+        return Addresses(**json.loads(line))
 
     def start_agent(self, addresses: Addresses) -> None:
         self.agent = self._spawn(
@@ -147,9 +137,9 @@ class Stage:
 
     def inject(self) -> None:
         """Send the scenario's signal to the rank that it is meant for (scripted ones do it)."""
-        truth = self.scenario.truth(self.world)
-        if self.scenario.signal is not None and truth is not None and not self.scripted:
-            self.ranks[truth.suspects[0]].send_signal(self.scenario.signal)
+        if self.scenario.signal is not None and not self.scripted:
+            first, *_ = self.scenario.suspects(self.world)
+            self.ranks[first].send_signal(self.scenario.signal)
 
     def log(self, name: str) -> str:
         """All that a part has printed so far."""
@@ -175,11 +165,6 @@ class Stage:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- helpers -------------------------------------------------------------------------------
-
-    def _policy(self) -> dict[str, str]:
-        return {
-            f"FRD_POLICY__{key.upper()}": str(value) for key, value in self.scenario.policy.items()
-        }
 
     def _rank_command(self) -> list[str]:
         if self.scripted:
