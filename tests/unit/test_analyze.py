@@ -20,7 +20,8 @@ from frd.flight.entry import Dump, Entry, Frame
 from frd.flight.write import write_pickle
 from frd.forms import finding_json
 from frd.model import GroupInfo
-from frd.offline.output.export import check_new, export
+from frd.offline.output.export import export
+from frd.store.new_path import check_new
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 T0 = 1_700_000_000_000_000_000
@@ -262,7 +263,7 @@ def test_files_are_written_beside_the_screen_and_never_over(
     assert gzip.decompress(timeline.read_bytes())[:1] == b"\x0a"
     before = output.read_bytes()
     assert run(arguments) == FAILED
-    assert "never overwritten" in capsys.readouterr().err
+    assert "nothing is overwritten" in capsys.readouterr().err
     assert output.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sqlite", "dumps", timeline.name]
 

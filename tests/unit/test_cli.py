@@ -227,7 +227,7 @@ def test_export_goes_from_page_to_page(
     assert frd(service, *wanted) == 0
     assert len((tmp_path / "f").read_text().splitlines()) == 2
     assert frd(service, *wanted) == FAILED
-    assert "exists: name a new file" in capsys.readouterr().err
+    assert "exists: nothing is overwritten" in capsys.readouterr().err
 
 
 def test_export_as_csv(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +321,7 @@ def test_nothing_is_overwritten(
 ) -> None:
     """An existing folder is refused before any rank is bothered."""
     assert frd(service, "dump", "-o", str(tmp_path)) == FAILED
-    assert "exists: dumps are never overwritten" in error_of(capsys)
+    assert "exists: nothing is overwritten" in error_of(capsys)
     assert service.asked == []
 
 

@@ -156,6 +156,6 @@ def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     before = out.read_bytes()
     assert run(["analyze", str(folder), "--html", str(out)]) == FAILED
-    assert "never overwritten" in capsys.readouterr().err
+    assert "nothing is overwritten" in capsys.readouterr().err
     assert out.read_bytes() == before
     assert json.loads(json.dumps(text))  # no character that text cannot carry

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
+from rich.console import Group
 
 from frd.cli import FINDINGS_PRESENT
 from frd.cli.options import PATH, console, json_option, print_json, ranks_option
@@ -114,8 +115,9 @@ def command(
         raise click.UsageError("--clock-uncertainty: is about files of telemetry: add --memory")
     from frd.offline.analysis.analyze import analyze
     from frd.offline.load.job_choice import load_dumps
-    from frd.offline.output.export import check_export, check_new
+    from frd.offline.output.export import check_export
     from frd.offline.output.selection import select
+    from frd.store.new_path import check_new
 
     if transform_ft != (group_world_size is not None):
         raise click.UsageError("--transform-ft and --group-world-size: give both or neither")
@@ -143,10 +145,10 @@ def command(
     elif entries or collectives:
         _print_tables(chosen, entries, collectives, stacks)
     else:
-        _print_verdict(analysis, paths)
-    _write_files(analysis, output, timeline)
-    if html is not None:
-        _write_page(analysis, paths, html)
+        from frd.cli.screens.verdict import verdict
+
+        console().print(Group(*verdict(analysis, paths)))
+    _write_files(analysis, paths, output, timeline, html)
     return FINDINGS_PRESENT if analysis.findings else 0
 
 
@@ -185,9 +187,7 @@ def _analyze_memory(paths: tuple[Path, ...], clock_uncertainty: float | None, as
     if as_json:
         print_json(analysis.to_json())
     else:
-        screen = console()
-        for part in memory_verdict(analysis, paths):
-            screen.print(part)
+        console().print(Group(*memory_verdict(analysis, paths)))
     return FINDINGS_PRESENT if analysis.findings else 0
 
 
@@ -231,24 +231,15 @@ def _print_lines(lines: Iterable[str]) -> None:
     click.echo("\n".join(texts))
 
 
-def _print_verdict(analysis: Analysis, folders: Sequence[Path]) -> None:
-    from frd.cli.screens.verdict import verdict
-
-    screen = console()
-    for part in verdict(analysis, folders):
-        screen.print(part)
-
-
-def _write_page(analysis: Analysis, folders: Sequence[Path], html: Path) -> None:
-    from frd.cli.screens.html_page import page
-    from frd.offline.output.export import write_new
-
-    write_new(html, page(analysis, folders))
-    click.echo(f"written: {html}: open it in any browser", err=True)
-
-
-def _write_files(analysis: Analysis, output: Path | None, timeline: Path | None) -> None:
+def _write_files(
+    analysis: Analysis,
+    folders: Sequence[Path],
+    output: Path | None,
+    timeline: Path | None,
+    html: Path | None,
+) -> None:
     from frd.offline.output.export import export, export_timeline
+    from frd.store.new_path import new_path
 
     if output is not None:
         export(analysis, output)
@@ -257,3 +248,10 @@ def _write_files(analysis: Analysis, output: Path | None, timeline: Path | None)
         with progress("writing the timeline") as step:
             export_timeline(analysis, timeline, step)
         click.echo(f"written: {timeline}: open it in https://ui.perfetto.dev", err=True)
+    if html is not None:
+        from frd.cli.screens.html_page import page
+
+        with new_path(html) as staged:
+            text = page(analysis, folders)
+            staged.write_text(text, encoding="utf-8", errors="backslashreplace")
+        click.echo(f"written: {html}: open it in any browser", err=True)

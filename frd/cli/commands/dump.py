@@ -1,7 +1,6 @@
 """`frd dump`: a folder of Flight Recorder dumps, taken now or when a finding opened.
 
-The service collects and keeps; this command asks, fetches one tar and unpacks it. Nothing of the
-folder appears under its final name before all of it is there.
+The service collects and keeps; this command asks, fetches one tar and unpacks it.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import shlex
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote
 
 import click
@@ -21,8 +20,9 @@ import msgspec
 from frd.cli import FAILED
 from frd.cli.client import Client, job_path
 from frd.cli.options import PATH, ranks_option, service_options
-from frd.errors import FrdError, StoreError
+from frd.errors import FrdError
 from frd.forms import fold_ranks
+from frd.store.new_path import check_new, new_path
 from frd.usage import examples, plain
 
 _PATIENCE_S = 15.0
@@ -85,25 +85,19 @@ def command(
         raise click.UsageError(
             "--finding: its dump is already taken: leave out --job, --ranks and --stacks"
         )
-    _refuse_existing(folder)
+    check_new(folder)
     if finding is not None:
         dump_id = _of_finding(client, finding)
     else:
         chosen = None if ranks is None else fold_ranks(ranks)
         wanted = {"ranks": chosen, "stacks": stacks, "timeout_s": timeout_s}
-        dump_id = _take(client, job if job is not None else _only_job(client), wanted)
+        path = job_path(job if job is not None else _only_job(client), "dumps")
+        dump_id = client.post(path, wanted, timeout_s=timeout_s + _PATIENCE_S)["id"]
     with tempfile.TemporaryFile() as tar:
         client.download(f"/api/v1/dumps/{dump_id}", tar)
         tar.seek(0)
         _unpack(tar, folder)
     return _report(folder)
-
-
-def _refuse_existing(folder: Path) -> None:
-    if folder.exists() or folder.is_symlink():
-        raise StoreError(
-            f"output: {folder}: exists: dumps are never overwritten, name a new folder"
-        )
 
 
 def _only_job(client: Client) -> str:
@@ -122,12 +116,6 @@ def _only_job(client: Client) -> str:
             raise FrdError(f"job: {names}: {what}: choose one with --job")
 
 
-def _take(client: Client, job: str, wanted: Mapping[str, Any]) -> str:
-    limit_s = wanted["timeout_s"] + _PATIENCE_S
-    dump_id: str = client.post(job_path(job, "dumps"), wanted, timeout_s=limit_s)["id"]
-    return dump_id
-
-
 def _of_finding(client: Client, finding: str) -> str:
     dump_id: str | None = client.get(f"/api/v1/findings/{quote(finding, safe='')}").get("dump")
     if dump_id is None:
@@ -142,22 +130,16 @@ def _of_finding(client: Client, finding: str) -> str:
 
 
 def _unpack(tar: IO[bytes], folder: Path) -> None:
-    """Make `folder` from `tar`: all of it or nothing."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as staging:
-            whole = Path(staging, "dump")
-            whole.mkdir()
+    """Make `folder` from `tar`."""
+    with new_path(folder) as staged:
+        staged.mkdir()
+        try:
             with tarfile.open(fileobj=tar, mode="r:") as archive:
-                _extract(archive, whole)
-            _refuse_existing(folder)
-            whole.rename(folder)
-    except tarfile.TarError as error:
-        raise FrdError(f"dump: {folder}: the service sent no tar ({error}): try again") from None
-    except OSError as error:
-        raise StoreError(
-            f"output: {error.filename or folder}: {error.strerror}: free space or choose another"
-        ) from None
+                _extract(archive, staged)
+        except tarfile.TarError as error:
+            raise FrdError(
+                f"dump: {folder}: the service sent no tar ({error}): try again"
+            ) from None
 
 
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:
@@ -183,8 +165,12 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
 
 def _report(folder: Path) -> int:
     """Print which ranks answered and which did not; fail when no rank answered."""
-    summary = _summary(folder)
-    answered: Iterable[int] = summary["answered"]
+    path = folder / "summary.json"
+    try:
+        summary = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        raise FrdError(f"dump: {path}: cannot be read: the folder is incomplete") from None
+    answered: Sequence[int] = summary["answered"]
     failed: Mapping[str, str] = summary["failed"]
     click.echo(f"{folder}: dumps of {_count(answered)}")
     by_reason: dict[str, list[int]] = {}
@@ -195,15 +181,6 @@ def _report(folder: Path) -> int:
     if answered:
         click.echo(f"next: frd analyze {shlex.quote(str(folder))}")
     return 0 if answered else FAILED
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
-    try:
-        summary: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-        return summary
-    except (OSError, msgspec.DecodeError):
-        raise FrdError(f"dump: {path}: cannot be read: the folder is incomplete") from None
 
 
 def _count(ranks: Iterable[int]) -> str:

@@ -1,6 +1,6 @@
 """Files of an analysis: JSON, SQLite or Parquet by their ending, and the timeline.
 
-A file appears whole or not at all, and none is ever overwritten. All formats hold the same tables
+All formats hold the same tables
 under the same names; Parquet, which holds one table a file, has the entries, and the rest of the
 analysis in its metadata.
 """
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from frd.errors import ConfigError, StoreError
 from frd.offline.analysis.analyze import Analysis
 from frd.offline.output.tables import Table, entries, tables
 from frd.offline.output.timeline import Progress, write_timeline
+from frd.store.new_path import check_new, new_path
 
 _METADATA = b"frd"
 _PACKING = 3
@@ -47,14 +46,6 @@ def check_export(path: Path) -> None:
     check_new(path)
 
 
-def check_new(path: Path) -> None:
-    """Refuse a file that exists."""
-    if os.path.lexists(path):
-        raise StoreError(f"output: {path}: exists: files are never overwritten, name a new one")
-    if not path.absolute().parent.is_dir():
-        raise StoreError(f"output: {path.parent}: no such folder: make it first")
-
-
 def export(analysis: Analysis, path: Path) -> None:
     """Write `analysis` in the format that the ending says.
 
@@ -62,8 +53,11 @@ def export(analysis: Analysis, path: Path) -> None:
         ConfigError, StoreError: as `check_export`, and when the file cannot be written.
     """
     check_export(path)
-    with _new(path) as staged:
-        _WRITERS[path.suffix](analysis, staged)
+    with new_path(path) as staged:
+        try:
+            _WRITERS[path.suffix](analysis, staged)
+        except sqlite3.Error as error:
+            raise StoreError(f"output: {path}: {error}: free space or choose another") from None
 
 
 def export_timeline(analysis: Analysis, path: Path, progress: Progress) -> None:
@@ -72,39 +66,12 @@ def export_timeline(analysis: Analysis, path: Path, progress: Progress) -> None:
     Raises:
         StoreError: the file exists or cannot be written.
     """
-    with _new(path) as staged, staged.open("wb") as out:
+    with new_path(path) as staged, staged.open("wb") as out:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", _PACKING, out) as packed:
                 write_timeline(analysis, packed, progress)
         else:
             write_timeline(analysis, out, progress)
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a text file.
-
-    Raises:
-        StoreError: the file exists or cannot be written.
-    """
-    with _new(path) as staged:
-        staged.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
-@contextmanager
-def _new(path: Path) -> Iterator[Path]:
-    """A place to write that becomes `path` in the end."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.absolute().parent) as at:
-            staged = Path(at, "whole")
-            yield staged
-            check_new(path)
-            staged.rename(path)
-    except sqlite3.Error as error:
-        raise StoreError(f"output: {path}: {error}: free space or choose another") from None
-    except OSError as error:
-        raise StoreError(
-            f"output: {path}: {error.strerror}: free space or choose another"
-        ) from None
 
 
 # -- JSON --------------------------------------------------------------------------------------

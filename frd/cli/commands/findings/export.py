@@ -6,12 +6,11 @@ meanwhile are missing, findings opened meanwhile come last, and none comes twice
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +19,8 @@ import click
 
 from frd.cli.client import Client
 from frd.cli.options import FILE, service_options, when
-from frd.errors import FrdError
 from frd.forms import fold_ranks
+from frd.store.new_path import check_new, new_path
 from frd.usage import examples
 
 _PAGE = 500
@@ -70,13 +69,16 @@ def export(
     output: Path | None,
 ) -> int:
     """Export all stored findings, oldest first."""
+    if output is not None:
+        check_new(output)
     query = {"job": job, "since": since, "until": until}
     write = _write_csv if form == "csv" else _write_json
     findings = _pages(client, query)
     first = next(findings, None)  # a wrong address is an error before there is a file
     whole = chain(() if first is None else (first,), findings)
     if output is not None:
-        _to_new_file(output, lambda file: write(whole, file))
+        with new_path(output) as staged, staged.open("w", encoding="utf-8", newline="") as file:
+            write(whole, file)
         return 0
     try:
         write(whole, sys.stdout)
@@ -93,22 +95,6 @@ def _pages(client: Client, query: Mapping[str, str | None]) -> Iterator[Mapping[
         yield from page["findings"]
         if (after := page["next"]) is None:
             return
-
-
-def _to_new_file(path: Path, write: Callable[[IO[str]], None]) -> None:
-    """Whole or not at all."""
-    try:
-        with path.open("x", encoding="utf-8", newline="") as file:
-            try:
-                write(file)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                raise
-    except FileExistsError:
-        raise FrdError(f"--output: {path}: exists: name a new file") from None
-    except OSError as error:
-        raise FrdError(f"--output: {path}: {error.strerror}: name a file to write") from None
 
 
 def _write_json(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
