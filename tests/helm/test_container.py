@@ -136,7 +136,8 @@ def test_the_tap_lies_where_the_chart_copies_it_from(tmp_path: Path) -> None:
 
 
 def test_what_the_build_installs_runs(tmp_path: Path) -> None:
-    """The wheel step, run on the build context, gives a wheel with both programs and the runbooks.
+    """The wheel step, run on the build context, gives a wheel with both programs, the runbooks and
+    the files that commands read.
 
     Hatchling and the dependencies are those of this environment: what the image would download is
     pinned to the same versions.
@@ -159,6 +160,9 @@ def test_what_the_build_installs_runs(tmp_path: Path) -> None:
         option = "--version" if program == "frd" else "--help"
         done = run_program([str(inside / program), option], env=env, cwd=tmp_path)
         assert done.stdout.startswith(said), done.stderr
+    made = run_program([str(inside / "frd"), "init", "conf"], env=env, cwd=tmp_path)
+    assert (tmp_path / "conf/frd.toml").exists(), made.stderr
+    assert list((tmp_path / "venv").rglob("frd/cli/screens/page.css"))
     pages = sorted(path.name for path in (tmp_path / "venv").rglob("frd/runbooks/*"))
     assert pages == sorted(path.name for path in (ROOT / "docs/runbooks").iterdir())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from frd.cli.screens.memory import sparkline
+from frd.cli.screens.job_tables import sparkline
 from frd.forms import bytes_text
 from frd.model import SeriesInfo, SeriesKind
 from frd.service.http.memory_json import MAX_WORST, memory_json

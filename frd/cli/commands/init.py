@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import click
@@ -51,15 +53,17 @@ def command(folder: Path, tls: bool, hosts: tuple[str, ...]) -> None:
     folder = folder.expanduser().absolute()
     tokens = {role: secrets.token_hex(24) for role in _ROLES}
     names = list(dict.fromkeys((*hosts, "localhost", "127.0.0.1", *_own_name())))
-    files: dict[str, bytes] = {
+    contents: dict[str, bytes] = {
         "frd.toml": _configuration(folder, tls, beyond=bool(hosts)).encode(),
         "tokens": "".join(f"{token}  role={role}\n" for role, token in tokens.items()).encode(),
     }
-    files |= {f"{role}-token": f"{token}\n".encode() for role, token in tokens.items()}
-    _refuse_to_overwrite(folder, [*files, *(("ca.pem", "server.pem", "client.pem") if tls else ())])
+    contents |= {f"{role}-token": f"{token}\n".encode() for role, token in tokens.items()}
+    _refuse_to_overwrite(
+        folder, [*contents, *(("ca.pem", "server.pem", "client.pem") if tls else ())]
+    )
     if tls:
-        files |= authority.make(names)
-    _write(folder, files)
+        contents |= authority.make(names)
+    _write(folder, contents)
     click.echo(_next(folder, tls, hosts[0] if hosts else "127.0.0.1"), nl=False)
 
 
@@ -81,11 +85,11 @@ def _exists(path: Path) -> ConfigError:
     return ConfigError(f"init: {path}: exists: move it away or name another folder")
 
 
-def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
     path = folder
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, content in files.items():
+        for name, content in contents.items():
             path = folder / name
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(opened, "wb") as file:
@@ -97,50 +101,12 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _configuration(folder: Path, tls: bool, *, beyond: bool) -> str:
-    host = "0.0.0.0" if beyond else "127.0.0.1"
-    lines = [
-        "# The configuration of `frd serve`. docs/configuration.md has all keys and defaults.",
-        "# `frd check --config FILE` validates it; on SIGHUP a running service reads it again.",
-        "",
-        "# Addresses for agents (gRPC), and for metrics, API and commands (HTTP).",
-        f'grpc = "{host}:{_GRPC_PORT}"',
-        f'http = "{host}:{_HTTP_PORT}"',
-        "",
-        "# Findings, journal and dumps; by default below the home of the service's user.",
-        '# data_dir = "/var/lib/frd"',
-        "",
-        "[auth]",
-        "# Tokens and their roles, one per line: docs/security.md.",
-        f"token_file = {json.dumps(str(folder / 'tokens'))}",
-        "",
-    ]
-    if tls:
-        lines += [
-            "[tls]",
-            f"cert_file = {json.dumps(str(folder / 'server.pem'))}",
-            f"key_file = {json.dumps(str(folder / 'server.key'))}",
-            "# Agents must present a certificate of this CA.",
-            f"client_ca_file = {json.dumps(str(folder / 'ca.pem'))}",
-            "",
-        ]
-    lines += [
-        "[policy]",
-        "# A collective that does not complete for this long is a stall, unless the job makes such",
-        "# pauses again and again.",
-        "stall_after_s = 10",
-        "# A finding that has lasted for this long is critical; before that it is a warning.",
-        "critical_after_s = 60",
-        "",
-        "# Expected number of agents per job; frd reports when fewer are connected.",
-        "# [expected_agents]",
-        "# pretrain-7b = 128",
-        "",
-        "# Findings to a chat or to any other receiver of HTTP POST.",
-        "# [[notify]]",
-        '# url_file = "/etc/frd/webhook-url"',
-        '# format = "slack"',
-    ]
-    return "\n".join(lines) + "\n"
+    text = files(__package__).joinpath("init.toml").read_text("utf-8")
+    if not tls:
+        text = re.sub(r"\[tls\]\n(.+\n)+\n", "", text)
+    text = text.replace("HOST", "0.0.0.0" if beyond else "127.0.0.1")
+    # A JSON string is a TOML string, whatever the folder is called.
+    return text.replace("FOLDER", json.dumps(str(folder))[1:-1])
 
 
 # -- what to do next -------------------------------------------------------------------------
@@ -160,7 +126,6 @@ def _next(folder: Path, tls: bool, host: str) -> str:
         ask += f" --tls-ca-file {file('ca.pem')}"
         scrape = ["scheme: https", f'tls_config: {{ca_file: "{folder / "ca.pem"}"}}', *scrape]
     copied = ["agent-token", *(["ca.pem", "client.pem", "client.key"] if tls else [])]
-    kept = "Keep ca.key secret: with it anybody can impersonate the service.\n"
     return "\n".join(
         [
             f"wrote {folder}",
@@ -169,7 +134,7 @@ def _next(folder: Path, tls: bool, host: str) -> str:
             f"  frd serve --config {file('frd.toml')}",
             f"The agent, on each node ({', '.join(copied)} go there):",
             f"  {agent}",
-            "Ask it:",
+            "Query the service:",
             f"  {ask}",
             "Prometheus (prometheus.yml, below scrape_configs):",
             "  - job_name: frd",
@@ -178,6 +143,6 @@ def _next(folder: Path, tls: bool, host: str) -> str:
             *(f"    {line}" for line in scrape),
             "    static_configs:",
             f'      - targets: ["{shown}:{_HTTP_PORT}"]',
-            *([kept] if tls else [""]),
+            "Keep ca.key secret: with it anybody can impersonate the service.\n" if tls else "",
         ]
     )

@@ -15,9 +15,14 @@ from rich.text import Text
 from frd.cli.client import Client, job_path, unknown_job
 from frd.cli.options import console, json_option, print_json, ranks_option, service_options
 from frd.cli.screens import live
-from frd.cli.screens.job_tables import clocks_table, groups_table, nodes_table, ranks_table
+from frd.cli.screens.job_tables import (
+    clocks_table,
+    groups_table,
+    memory_table,
+    nodes_table,
+    ranks_table,
+)
 from frd.cli.screens.live import Picture
-from frd.cli.screens.memory import memory_table
 from frd.cli.screens.watching import age_text, last_lines
 from frd.forms import fold_ranks
 from frd.usage import examples, plain

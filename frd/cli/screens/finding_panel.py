@@ -67,10 +67,8 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
         yield "suspect", Text(f"none: {_meaning(finding.get('reason', why))}")
     if finding["victims"]:
         yield "victims", Text(ranks_text(finding["victims"]))
-    if (collective := finding.get("collective")) is not None:
-        ranks = sorted(s["rank"] for s in suspects)
-        unknown = finding.get("unknown_ranks", [])
-        yield from _collective(collective, finding["victims"], ranks, unknown)
+    for label, text in collective_facts(finding):
+        yield label, Text(plain(text))
     if (witness := finding.get("witness")) is not None:
         yield "witness", _witness(witness, whole)
     held_up = finding.get("groups_held_up", ())
@@ -151,22 +149,22 @@ def _witness(witness: Mapping[str, Any], whole: bool) -> Text:
     return text
 
 
-def _collective(
-    collective: Mapping[str, Any],
-    victims: Sequence[int],
-    suspects: Sequence[int],
-    unknown: Sequence[int],
-) -> Iterator[tuple[str, RenderableType]]:
+def collective_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The finding's collective, and its ranks as far as suspects and victims do not show them."""
+    if (collective := finding.get("collective")) is None:
+        return
+    suspects = sorted(suspect["rank"] for suspect in finding["suspects"])
     number = f" #{collective['seq']}" if collective["seq"] >= 0 else ""  # P2P ops have none
-    name = f"{collective['op'] or 'collective'}{number} on {collective['group']}"
     size = f", {collective['group_size']} ranks" if collective["group_size"] else ""
     waited = f", {s:.1f} s" if (s := collective["waiting_s"]) >= 0.05 else ""  # dumps have no "now"
-    yield "collective", Text(f"{plain(name)}{size}{waited}")
+    name = f"{collective['op'] or 'collective'}{number} on {collective['group']}"
+    yield "collective", f"{name}{size}{waited}"
     waiting = [rank for rank in collective["waiting_ranks"] if rank not in suspects]
-    if waiting and waiting != victims:
-        yield "waiting", Text(ranks_text(waiting))
-    if collective["missing_ranks"] and collective["missing_ranks"] not in (suspects, unknown):
-        yield "missing", Text(ranks_text(collective["missing_ranks"]))
+    if waiting and waiting != finding["victims"]:
+        yield "waiting", ranks_text(waiting)
+    missing = collective["missing_ranks"]
+    if missing and missing not in (suspects, finding.get("unknown_ranks")):
+        yield "missing", ranks_text(missing)
 
 
 def _groups(labels: Sequence[str], most: int) -> str:

@@ -12,13 +12,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 from frd import __version__
-from frd.cli.screens.finding_panel import ranks_text
+from frd.cli.screens.finding_panel import collective_facts, ranks_text
 from frd.cli.screens.verdict import dump_facts, is_partial, unknown_facts
-from frd.engine.findings.text import ranks
 from frd.forms import REASONS, finding_json
 from frd.model import Activity
 from frd.offline.analysis.analyze import Analysis
@@ -26,52 +26,6 @@ from frd.usage import plain
 
 MAX_ROWS: Final = 2_000
 """Rows of a table; the rest is counted."""
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1c2128; --soft: #57606a; --line: #d0d7de; --back: #fff;
-  --card: #f6f8fa; --bad: #b42318; --warn: #8a5a00; --good: #1a7f37; --code: #0b5cad; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa4af; --line: #3a424c;
-  --back: #0f141a; --card: #171d25; --bad: #ff8078; --warn: #e5b454; --good: #5fd082;
-  --code: #85c1ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem;
-  color: var(--ink); background: var(--back);
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif;
-  overflow-wrap: anywhere; }
-h1 { font-size: 1.35rem; line-height: 1.35; margin: .2rem 0 .8rem; }
-h2 { font-size: 1.05rem; margin: 1.8rem 0 .5rem; }
-h3 { font-size: 1rem; margin: 0 0 .4rem; }
-p { margin: .3rem 0; }
-.soft { color: var(--soft); }
-.bad { color: var(--bad); } .warn { color: var(--warn); } .good { color: var(--good); }
-.verdict { border-left: .35rem solid currentColor; padding-left: .8rem; }
-.verdict h1 { color: inherit; }
-article { border: 1px solid var(--line); border-radius: .5rem; background: var(--card);
-  padding: .9rem 1rem; margin: .8rem 0; }
-.suspect { border-top: 1px solid var(--line); margin-top: .8rem; padding-top: .7rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .6rem 0; }
-dt { color: var(--soft); } dd { margin: 0; }
-pre { margin: .5rem 0 0; padding: .5rem .7rem; border: 1px solid var(--line); border-radius: .4rem;
-  background: var(--back); color: var(--code); white-space: pre-wrap; font-size: .85rem;
-  font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: .9em; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; overflow-wrap: normal; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }
-th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-details { margin-top: .6rem; }
-summary { cursor: pointer; color: var(--soft); }
-.paper { display: none; }
-.first { font-weight: 600; color: var(--bad); }
-footer { margin-top: 2rem; border-top: 1px solid var(--line); padding-top: .6rem; font-size: .85rem;
-  color: var(--soft); }
-@media print { :root { color-scheme: light; --ink: #000; --soft: #444; --line: #bbb; --back: #fff;
-  --card: #fff; --bad: #9b1c12; --warn: #6b4600; --good: #14602a; --code: #000; }
-  body { max-width: none; padding: 0; font-size: 11pt; } article { break-inside: avoid; }
-  .scroll { overflow: visible; } .paper { display: block; } details { display: none; } }
-"""
 
 _HEAD: Final = """<!DOCTYPE html>
 <html lang="en">
@@ -90,7 +44,8 @@ def page(analysis: Analysis, folders: Sequence[Path]) -> str:
 
 def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
     job = _text(analysis.trace.key.job)
-    yield f"{_HEAD}<title>frd: {job}</title>\n<style>{_STYLE}</style>\n</head>\n<body>"
+    css = files(__package__).joinpath("page.css").read_text("utf-8")
+    yield f"{_HEAD}<title>frd: {job}</title>\n<style>\n{css}</style>\n</head>\n<body>"
     style = "bad" if analysis.fault else "warn" if is_partial(analysis) else "good"
     yield f'<header class="verdict {style}"><p class="soft">{job}</p>'
     yield f"<h1>{_text(analysis.summary)}</h1></header>"
@@ -146,19 +101,13 @@ def _finding(finding: Mapping[str, Any], headline: str) -> Iterator[str]:
 
 
 def _finding_facts(finding: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if (of := finding.get("collective")) is not None:
-        number = f" #{of['seq']}" if of["seq"] >= 0 else ""
-        size = f", {of['group_size']} ranks" if of["group_size"] else ""
-        waited = f", waiting for {of['waiting_s']:.1f} s or more" if of["waiting_s"] >= 0.05 else ""
-        yield "collective", f"{of['op'] or 'collective'}{number} on {of['group']}{size}{waited}"
-        if of["missing_ranks"]:
-            yield "not joined by", ranks(of["missing_ranks"])
+    yield from collective_facts(finding)
     if (witness := finding.get("witness")) is not None:
         yield "witness", f"rank {witness['rank']} waits at {witness['stack'][0]}"
-    if len(held_up := finding.get("groups_held_up", ())) > 1:
-        yield "holds up", ", ".join(held_up)
+    if len(groups := finding.get("groups_held_up", ())) > 1:
+        yield "holds up", ", ".join(groups)
     if finding.get("unknown_ranks"):
-        yield "unknown", f"{ranks_text(finding['unknown_ranks'])}, of which there is no dump"
+        yield "unknown", f"{ranks_text(finding['unknown_ranks'])}: no dump"
 
 
 def _suspect(suspect: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The tables of one job in `frd status`: ranks, groups, nodes, clocks.
+"""The tables of one job in `frd status`: ranks, groups, nodes, clocks, memory.
 
 Each is folded or cut to its worst rows, so that 16,384 ranks fit a screen. Draws the JSON of
 ``/api/v1/jobs/{job}`` and computes nothing.
@@ -15,15 +15,26 @@ from rich.text import Text
 
 from frd.cli.screens.finding_panel import ranks_text
 from frd.cli.screens.watching import age_text
-from frd.forms import duration_text
+from frd.forms import bytes_text, duration_text
 from frd.usage import plain
 
 MAX_ROWS = 20
+_BARS = "▁▂▃▄▅▆▇█"
+_FLAT = 1 / 100
+"""Share of the capacity: a smaller change is drawn as level."""
+_NAMES = {
+    "device_used": "device",
+    "process_used": "device, of the process",
+    "torch_reserved": "torch, reserved",
+    "torch_allocated": "torch, tensors",
+    "host_used": "host",
+    "cgroup_used": "cgroup",
+}
+_DEVICE_CHARS = 12
 
 
 def ranks_table(ranks: Sequence[Mapping[str, Any]], suspects: Mapping[int, str]) -> Table:
     """One row for all ranks of one state that wait in the same place; suspects first, apart."""
-
     alike: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     for rank in ranks:
         mark = suspects.get(rank["rank"], "")
@@ -60,7 +71,6 @@ _STYLES = {
 
 
 def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
-
     worst = sorted(groups, key=lambda g: (-g["stall_s"], -g["open"], -g["size"], g["group"]))
     table = _table("group", "size", "enqueued", "completed", "matched", "open", "stalled")
     for group in worst[:MAX_ROWS]:
@@ -74,7 +84,6 @@ def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
-
     worst = sorted(nodes, key=lambda n: (n["connected"], -(n["last_message_age_s"] or 0.0)))
     table = _table("node", "agent", "ranks", "last message")
     for node in worst[:MAX_ROWS]:
@@ -89,7 +98,6 @@ def nodes_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
 
 def clocks_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     """Clock offsets of nodes, the worst known first; or why an offset is unknown."""
-
     unknown = float("inf")
     worst = sorted(
         nodes,
@@ -114,8 +122,53 @@ def _offset(offset_s: float, uncertainty_s: float | None) -> str:
     return f"{text} ± {uncertainty_s * 1e3:.3f}" if uncertainty_s is not None else text
 
 
-def _table(*columns: str) -> Table:
+def memory_table(memory: Mapping[str, Any]) -> Table:
+    """What the service gives of a job's memory: `frd.service.http.memory_json`."""
+    table = _table("rank", "memory", "used", "of", "lately", "trend")
+    for row in memory["series"]:
+        used, capacity = row["used_bytes"], row["capacity_bytes"]
+        recent = [value for value in row["recent_bytes"] if value is not None]
+        still = _FLAT * (capacity or max(recent, default=0))
+        table.add_row(
+            str(row["rank"]),
+            Text(plain(_series_name(row))),
+            bytes_text(used) if used is not None else "unknown",
+            f"{bytes_text(capacity)}, {used / capacity:.0%}" if capacity and used else "",
+            sparkline(recent, still),
+            _trend(recent, still, memory["recent_every_s"]),
+        )
+    if left_out := memory["ranks"] - len({row["rank"] for row in memory["series"]}):
+        table.caption = f"{left_out} more ranks: --memory"
+    return table
 
+
+def sparkline(values: Sequence[int], still: float) -> str:
+    """One bar a value, from the lowest to the highest; those within `still` are level."""
+    if not values:
+        return ""
+    low, span = min(values), max(max(values) - min(values), still, 1)
+    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1))] for value in values)
+
+
+def _trend(recent: Sequence[int], still: float, every_s: float) -> Text:
+    passed_s = (len(recent) - 1) * every_s
+    if passed_s <= 0:
+        return Text("")
+    rise = recent[-1] - recent[0]
+    if abs(rise) <= still:
+        return Text("steady", style="dim")
+    sign = "+" if rise > 0 else "-"
+    return Text(
+        f"{sign}{bytes_text(abs(rise) / passed_s)}/s", style="yellow" if rise > 0 else "green"
+    )
+
+
+def _series_name(row: Mapping[str, Any]) -> str:
+    name = _NAMES.get(row["kind"], row["kind"])
+    return f"{name} {row['device'][:_DEVICE_CHARS]}".rstrip()
+
+
+def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", caption_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -14,8 +14,7 @@ from frd.cli.commands.demo.scenarios import DEFAULT_RANKS, SCENARIOS, Scenario
 from frd.cli.commands.demo.stage import Stage
 from frd.cli.options import json_option, print_json
 from frd.cli.screens.finding_panel import finding_panel
-from frd.cli.screens.job_tables import ranks_table
-from frd.cli.screens.memory import memory_table
+from frd.cli.screens.job_tables import memory_table, ranks_table
 from frd.errors import FrdError
 from frd.usage import examples
 
