@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+from frd.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from frd.offline.analysis.analyze import Analysis
     from frd.offline.memory.analysis import MemoryAnalysis
-
-__version__ = "0.1.0"
 
 
 def load(

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import processes
-from frd_agent.ranks.child_stacks import ChildStacks
-from frd_agent.ranks.outside_stacks import from_py_spy
-from frd_agent.ranks.stacks import StackReader
+from frd_agent.ranks.stacks.children import child_stacks
+from frd_agent.ranks.stacks.outside import from_py_spy
+from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import until
 
@@ -68,7 +68,7 @@ def _frames(text: str) -> list[object]:
 
 
 async def _look(pid: int, socket: Path) -> tuple[str, str]:
-    below = await ChildStacks(pid).read(30)
+    below = await child_stacks(pid, 30)
     handler = await StackReader(pid, Handlers(socket)).read()
     assert handler.source == "dump_traceback"
     return handler.text + below, await from_py_spy(pid, 30) + below

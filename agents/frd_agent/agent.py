@@ -16,24 +16,25 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Final
 
 from frd.errors import FrdError
 from frd.model import EntryColumns, NodeNs
+from frd.version import __version__
 from frd.wire.clock import ClockHello
 from frd.wire.messages import PROTOCOL, Hello, Request
+from frd_agent import tap
 from frd_agent.config import LIVE_KEYS, Config
 from frd_agent.counters import Counters
 from frd_agent.launch.run_lock import Holder, RunLock, make_default
 from frd_agent.launch.watch import LaunchWatch
 from frd_agent.memory import MemoryView, MemoryWatch, Samples
-from frd_agent.metrics import AgentCollector, MetricsServer
+from frd_agent.metrics import AgentCollector, metrics_server
 from frd_agent.ranks.dump_files import DumpFiles
 from frd_agent.ranks.exits import out_of_memory
 from frd_agent.ranks.file_rank import DumpWatch, FileRank
 from frd_agent.ranks.poll_schedule import PollPolicy
+from frd_agent.ranks.process import Process
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
 from frd_agent.uplink.answers import answer
@@ -57,22 +58,13 @@ class Agent:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._node = config.node or socket.gethostname()
-        self._boot_id = _boot_id()
+        self._boot_id = tap.boot_id() or f"host-{socket.gethostname()}"
         self._session = secrets.token_hex(8)
         dictionary = Dictionary()
         outbox = Outbox(config.outbox_rows, config.outbox_bytes)
         current = CurrentState(dictionary.attempt_of)
         self._samples = Samples(config.memory_bytes, dictionary.series_number)
         self._stats = Counters()
-        self._shared = RankContext(
-            dictionary=dictionary,
-            outbox=outbox,
-            current=current,
-            stats=self._stats,
-            policy=PollPolicy(fill=config.ring_fill),
-            dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
-            wake=self._wake,
-        )
         hello = ClockHello(self._boot_id, self._session)
         self._clock = Clock(hello, self._stats, self._on_step)
         self._stream = Stream(
@@ -85,7 +77,16 @@ class Agent:
             stamp=self._clock.stamp,
             side_task=self._clock.ping,
         )
-        me = Holder(os.getpid(), self._node, config.service, time.time(), _version())
+        self._shared = RankContext(
+            dictionary=dictionary,
+            outbox=outbox,
+            current=current,
+            stats=self._stats,
+            policy=PollPolicy(fill=config.ring_fill),
+            dumping=asyncio.Semaphore(_CONCURRENT_DUMPS),
+            wake=self._stream.wake,
+        )
+        me = Holder(os.getpid(), self._node, config.service, time.time(), __version__)
         self._lock = RunLock(config.run_dir, me)
         self._roster = Roster(config.run_dir, self._shared, config.node)
         folders = [config.run_dir / "dumps", *([config.dump_dir] if config.dump_dir else [])]
@@ -111,22 +112,21 @@ class Agent:
             stack.callback(self._lock.close)
             make_default(self._config.run_dir, os.environ)
             await self._take_lock()
-            if (server := self._serve_metrics()) is not None:
-                stack.enter_context(server)
+            self._serve_metrics(stack)
             stack.callback(self._roster.close)
             if self._config.memory_hz:
-                self._memory = stack.enter_context(self._watch_memory())
+                self._watch_memory(stack)
             log.info("watching %s, reporting to %s", self._config.run_dir, self._config.service)
             launches = LaunchWatch(self._config.run_dir, self._living)
             async with asyncio.TaskGroup() as tasks:
                 stream = tasks.create_task(self._stream.run())
-                files = tasks.create_task(self._dump_watch.run())
-                clock = tasks.create_task(self._clock.watch())
-                launch = tasks.create_task(launches.run())
+                helpers = [
+                    tasks.create_task(work)
+                    for work in (self._dump_watch.run(), self._clock.watch(), launches.run())
+                ]
                 await self._watch()
-                files.cancel()
-                clock.cancel()
-                launch.cancel()
+                for helper in helpers:
+                    helper.cancel()
                 await self._say_goodbye(stream)
 
     def adopt(self, config: Config) -> None:
@@ -153,23 +153,18 @@ class Agent:
         self._stop.set()
         self._turn.set()
 
-    def _serve_metrics(self) -> MetricsServer | None:
+    def _serve_metrics(self, stack: ExitStack) -> None:
         """Ranks are watched without /metrics too, as by a second agent on the node."""
         if self._config.metrics == "off":
-            return None
+            return
+        shared = self._shared
         collector = AgentCollector(
-            self._stats,
-            self._shared.outbox,
-            self._samples,
-            self._memory_view,
-            self._shared.dictionary.who,
-            _version(),
+            shared.stats, shared.outbox, self._samples, self._memory_view, shared.dictionary.who
         )
         try:
-            return MetricsServer(self._config.metrics, collector)
+            stack.enter_context(metrics_server(self._config.metrics, collector))
         except FrdError as error:
             log.warning("%s", error)
-            return None
 
     async def _take_lock(self) -> None:
         """Touch nothing while another agent, which may be about to end, watches the directory.
@@ -185,19 +180,15 @@ class Agent:
 
     # -- memory --------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _watch_memory(self) -> Iterator[MemoryWatch]:
+    def _watch_memory(self, stack: ExitStack) -> None:
         loop = asyncio.get_running_loop()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(self._wake)
-
-        memory = MemoryWatch(self._samples, self._config.memory_hz, wake)
-        memory.start()
-        try:
-            yield memory
-        finally:
-            memory.stop()
+        self._memory = MemoryWatch(
+            self._samples,
+            self._config.memory_hz,
+            wake=lambda: loop.call_soon_threadsafe(self._stream.wake),
+        )
+        self._memory.start()
+        stack.callback(self._memory.stop)
 
     def _memory_view(self) -> MemoryView:
         return self._memory.view if self._memory else MemoryView()
@@ -235,7 +226,7 @@ class Agent:
         if self._memory is not None:
             self._memory.follow([rank.target(now_s) for rank in alive])
         if self._shared.current.has_news or self._shared.outbox.rows:
-            self._wake()
+            self._stream.wake()
 
     def _end(self, rank: Rank, now_ns: NodeNs) -> None:
         record = rank.identity.exit
@@ -263,58 +254,56 @@ class Agent:
     def _follow_process(self, rank: Rank) -> None:
         """The kernel reports the exit immediately: the order of ends is known to about a
         millisecond, and the status is read before the parent collects it."""
-        if (fd := rank.process.pidfd if rank.process else None) is not None:
+        pinned = rank.process.pinned
+        if pinned is not None and (fd := pinned.pidfd) is not None:
             self._pidfds[fd] = rank
-            asyncio.get_running_loop().add_reader(fd, self._on_exit, fd)
+            asyncio.get_running_loop().add_reader(fd, self._on_exit, fd, pinned)
 
-    def _on_exit(self, fd: int) -> None:
+    def _on_exit(self, fd: int, process: Process) -> None:
         asyncio.get_running_loop().remove_reader(fd)
-        if (process := self._pidfds[fd].process) is not None:
-            process.ended(NodeNs(time.time_ns()))
+        process.ended(NodeNs(time.time_ns()))
         self._turn.set()
 
     def _unfollow_processes(self) -> None:
         for fd, rank in list(self._pidfds.items()):
             if rank not in self._roster or rank.is_gone:
                 asyncio.get_running_loop().remove_reader(fd)
-                self._pidfds.pop(fd).release_process()
+                self._pidfds.pop(fd).process.close()
 
     # -- the stream ----------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
         return Hello(
             protocol=PROTOCOL,
-            agent_version=_version(),
+            agent_version=__version__,
             node=self._node,
             boot_id=self._boot_id,
             session=self._session,
             sent_at_ns=NodeNs(time.time_ns()),
         )
 
-    def _wake(self) -> None:
-        self._stream.wake()
-
     def _in_flight(self) -> Iterator[EntryColumns]:
-        for rank in [*self._roster, *self._dump_watch.ranks]:
+        for rank in self._all_ranks():
             if (rows := rank.in_flight()) is not None:
                 yield rows
 
     def _on_request(self, request: Request) -> None:
         for index in request.rank_indexes:
-            number = self._stream.dispatch.rank_of(index)
-            rank = None if number is None else self._find(number)
+            rank = self._find(self._stream.dispatch.rank_of(index))
             if rank is not None:
                 children = index in request.children_of
                 task = asyncio.create_task(self._answer(rank, request, children=children))
                 self._answers.add(task)
                 task.add_done_callback(self._answers.discard)
 
-    def _find(self, number: int) -> Rank | FileRank | None:
-        ranks: list[Rank | FileRank] = [*self._roster, *self._dump_watch.ranks]
-        return next((rank for rank in ranks if rank.number == number), None)
+    def _find(self, number: int | None) -> Rank | FileRank | None:
+        return next((rank for rank in self._all_ranks() if rank.number == number), None)
+
+    def _all_ranks(self) -> list[Rank | FileRank]:
+        return [*self._roster, *self._dump_watch.ranks]
 
     async def _answer(self, rank: Rank | FileRank, request: Request, *, children: bool) -> None:
-        rank_pids = {rank.pid for rank in self._roster} if children else None
+        rank_pids = self._living() if children else None
         files = self._dump_watch.files_of(rank.number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(request.timeout_s), self._answering:
@@ -326,17 +315,3 @@ class Agent:
         self._stream.close()
         await asyncio.wait({stream}, timeout=_GOODBYE_S if self._stats.connected else 0.0)
         stream.cancel()
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except OSError:
-        return f"host-{socket.gethostname()}"
-
-
-def _version() -> str:
-    try:
-        return version("frd-daemon")
-    except PackageNotFoundError:
-        return "0"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import accumulate
-from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from frd.address import split_address
 from frd.errors import FrdError
+from frd.version import __version__
 from frd_agent.counters import POLL_BOUNDS, Counters
 from frd_agent.memory import MemoryView, Samples, memory_metrics
 from frd_agent.uplink.outbox import Outbox
@@ -33,7 +34,6 @@ class AgentCollector(Collector):
         samples: Samples,
         view: Callable[[], MemoryView],
         who: Callable[[int], tuple[str, int]],
-        version: str,
     ) -> None:
         """`who` gives job and rank of a number of the dictionary."""
         self._stats = stats
@@ -41,13 +41,10 @@ class AgentCollector(Collector):
         self._samples = samples
         self._view = view
         self._who = who
-        self._version = version
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
-        yield _gauge(
-            "frd_agent_build_info", "Version of this agent.", {self._version: 1}, "version"
-        )
+        yield _gauge("frd_agent_build_info", "Version of this agent.", {__version__: 1}, "version")
         yield _gauge(
             "frd_agent_connected", "1 while a stream to the service is up.", stats.connected
         )
@@ -106,33 +103,27 @@ def _filled(family: _Family, values: Values) -> _Family:
     return family
 
 
-class MetricsServer:
-    """Serves a registry from a separate thread, while the context lasts."""
+@contextmanager
+def metrics_server(address: str, collector: Collector) -> Iterator[None]:
+    """Serve /metrics from a separate thread, while the context lasts.
 
-    def __init__(self, address: str, collector: Collector) -> None:
-        """Raises: FrdError when the address cannot be listened on."""
-        registry = CollectorRegistry()
-        registry.register(collector)
-        ProcessCollector(registry=registry)
-        host, port = split_address(address)
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            raise FrdError(
-                f"metrics: {address}: {error.strerror}: this agent serves no /metrics: "
-                "give it another --metrics HOST:PORT, or off"
-            ) from None
-        self.port: int = self._server.server_port
-
-    def __enter__(self) -> MetricsServer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    Raises:
+        FrdError: the address cannot be listened on.
+    """
+    registry = CollectorRegistry()
+    registry.register(collector)
+    ProcessCollector(registry=registry)
+    host, port = split_address(address)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise FrdError(
+            f"metrics: {address}: {error.strerror}: this agent serves no /metrics: "
+            "give it another --metrics HOST:PORT, or off"
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -64,6 +64,23 @@ def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
     return Stat(fields[0].decode("ascii"), parent, user + system, start, code, stack, status)
 
 
+def read_same(pid: int, start_ticks: int, proc: Path = PROC) -> Stat | None:
+    """The process `pid` that started then; None if it was collected, even if its number is used
+    again.
+
+    Raises:
+        OSError: as `read_stat`.
+    """
+    stat = read_stat(pid, proc)
+    return stat if stat is not None and stat.start_ticks == start_ticks else None
+
+
+def own_start_ticks() -> int:
+    """0 if /proc does not show this process."""
+    stat = read_stat(os.getpid())
+    return stat.start_ticks if stat is not None else 0
+
+
 def read_all(proc: Path = PROC) -> dict[int, Stat]:
     """Every process that can be read.
 

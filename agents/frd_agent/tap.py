@@ -67,7 +67,7 @@ from typing import Any
 
 SCHEMA = 1
 
-# -- the counters file; all little-endian. `frd_agent.ranks.tap_files` reads this -----
+# -- the counters file; all little-endian. `frd_agent.ranks.tap_counters` reads this --
 
 MAGIC = b"FRDTAP02"
 PREFIX = struct.Struct("<8sQ")
@@ -639,7 +639,7 @@ class Tap:
             "local_rank": _number(environ, -1, "LOCAL_RANK", "SLURM_LOCALID"),
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "boot_id": _boot_id(),
+            "boot_id": boot_id(),
             "torch_version": str(getattr(sys.modules.get("torch"), "__version__", "")),
             "devices": [],
             "started_at_ns": time.time_ns(),
@@ -834,7 +834,7 @@ def _number(environ: Mapping[str, str], default: int, *names: str) -> int:
     return default
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from frd.flight.stacks.places import activity_of
-from frd_agent.ranks.stacks import StackReader, StackText
+from frd_agent.ranks.stacks.outside import StackText
+from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.recorder.worker_server import Handlers
 
 pytestmark = pytest.mark.torch

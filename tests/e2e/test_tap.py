@@ -22,7 +22,8 @@ import pytest
 
 from frd_agent import tap
 from frd_agent.ranks import tap_files
-from frd_agent.ranks.stacks import StackReader
+from frd_agent.ranks.stacks.reader import StackReader
+from frd_agent.ranks.tap_counters import CountersFile, Publication
 from frd_agent.recorder.worker_server import Handlers
 from tests.world.daemons import free_port, until
 
@@ -123,13 +124,13 @@ def identity(run_dir: Path) -> tap_files.TapIdentity:
     return identities(run_dir, 1)[0]
 
 
-def counted(shm: tap_files.TapShm, ops: int) -> tap_files.ShmSample | None:
+def counted(shm: CountersFile, ops: int) -> Publication | None:
     """A sample of one group, once that has enqueued so many.
 
     Not completed: Gloo's threads retire ops out of order, and the last to speak sets the counter.
     """
     sample = shm.read()
-    done = sample is not None and [row.enqueued for row in sample.rows] == [ops]
+    done = sample is not None and [row.enqueued for row in sample.counters.values()] == [ops]
     return sample if done else None
 
 
@@ -156,12 +157,12 @@ def test_ranks_below_exec_are_published(tmp_path: Path) -> None:
             assert (who.info.rank, who.info.local_rank, who.info.world_size) == (rank, rank, 2)
             assert who.info.pid == ranks[rank].process.pid
             assert who.info.backends == ("gloo",)
-            assert [g.info.ranks for g in who.groups] == [(0, 1)]
-            assert (who.groups[0].info.name, who.groups[0].info.desc) == ("0", "default_pg")
+            assert [g.ranks for g in who.groups] == [(0, 1)]
+            assert (who.groups[0].name, who.groups[0].desc) == ("0", "default_pg")
             assert who.exit is None
-            with contextlib.closing(tap_files.TapShm(run_dir / f"{who.token}.shm")) as shm:
+            with contextlib.closing(CountersFile(run_dir / f"{who.token}.shm")) as shm:
                 sample = until(partial(counted, shm, 5), within_s=10)
-                assert [row.recorder for row in sample.rows] == [tap.GENERIC]
+                assert [recorder for recorder, _ in sample.counters] == [tap.GENERIC]
                 assert abs(sample.published_at_ns - time.time_ns()) < 5e9
             dump = json.loads(ask(str(run_dir / f"{who.token}.sock"), "fr_trace_json"))
             assert len(dump["entries"]) == 5
@@ -178,12 +179,12 @@ def test_groups_and_attempts_are_followed(tmp_path: Path) -> None:
         rank.do("init")
         assert identity(tmp_path).attempt.attempt == 0
         rank.do("group tail")
-        until(lambda: [g.info.label for g in identity(tmp_path).groups][1:] == ["tail"], within_s=2)
+        until(lambda: [g.desc for g in identity(tmp_path).groups][1:] == ["tail"], within_s=2)
         rank.do("destroy")
         until(lambda: identity(tmp_path).groups == (), within_s=2)
         rank.do("init")
         until(lambda: identity(tmp_path).attempt.attempt == 1, within_s=2)
-        assert [g.info.desc for g in identity(tmp_path).groups] == ["default_pg"]
+        assert [g.desc for g in identity(tmp_path).groups] == ["default_pg"]
 
 
 def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_counters_go_stale_while_the_socket_answers(tmp_path: Path) -> None:
     with puppets(1, tmp_path) as [rank]:
         rank.do("init")
         who = identity(tmp_path)
-        with contextlib.closing(tap_files.TapShm(tmp_path / f"{who.token}.shm")) as shm:
+        with contextlib.closing(CountersFile(tmp_path / f"{who.token}.shm")) as shm:
             until(shm.read, within_s=10)
             rank.send("hold 4")
             time.sleep(2.5)

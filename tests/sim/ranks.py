@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from frd.flight.entry import Status
 from frd.model import NodeNs
 from frd_agent import tap
-from frd_agent.ranks.poll_schedule import RawKey
 from frd_agent.ranks.tap_files import ExitRecord
 from tests.sim.memory import Memory, MemoryOfRank
 from tests.sim.ops import Group, Op, Program
@@ -135,7 +134,7 @@ class SimRank:
         ops = [task.op for task in (*self.tasks[self.at :], *self.program.step) if task.op]
         return ops[0]
 
-    def counters(self) -> dict[RawKey, Status]:
+    def counters(self) -> dict[tuple[int, int], Status]:
         """What the tap would publish now."""
         return {
             (number, pg_id): status

@@ -28,7 +28,7 @@ from frd.model import (
 )
 from frd_agent.memory.target import Reading
 from frd_agent.ranks.exits import ended_at, exit_info, state_after
-from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, RawKey
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Recorders
@@ -99,10 +99,10 @@ class Watched:
         )  # fmt: skip
         self._watch = PollSchedule(PollPolicy())
         self._groups: tuple[object, ...] = ()
-        self._raw: dict[RawKey, Status] | None = None
+        self._raw: dict[tuple[int, int], Status] | None = None
         self._published_at_ns = NodeNs(0)
         self._published_mono_ns: int = agent.mono_ns()
-        self._published: tuple[dict[RawKey, Status], int, int] | None = None
+        self._published: tuple[dict[tuple[int, int], Status], int, int] | None = None
         self._publish_at = agent.kernel.now
         self._shown = (0, 0, 0)
         self._is_exact = False

@@ -8,17 +8,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 from frd.flight.stacks.places import activity_of
 from frd.flight.stacks.text import ADVICE, processes
-from frd_agent.ranks.child_stacks import MAX_CHILDREN, ChildStacks
-from frd_agent.ranks.cpu_usage import Meter, usage_text
-from frd_agent.ranks.outside_stacks import NOT_INSTALLED, NoStack, advice
-from frd_agent.ranks.stacks import StackReader
+from frd_agent.ranks.stacks.children import MAX_CHILDREN, child_stacks
+from frd_agent.ranks.stacks.cpu_usage import Meter, usage_text
+from frd_agent.ranks.stacks.outside import NOT_INSTALLED, NoStack, advice
+from frd_agent.ranks.stacks.reader import StackReader
 from tests.world.daemons import until
 
 Start = Callable[[str], subprocess.Popen[str]]
@@ -60,8 +60,8 @@ time.sleep(300)
 """
 
 
-def read(children: ChildStacks) -> str:
-    return asyncio.run(children.read(20.0))
+def read(pid: int, ranks: Collection[int] = ()) -> str:
+    return asyncio.run(child_stacks(pid, 20.0, ranks))
 
 
 def pids(text: str) -> set[int]:
@@ -76,11 +76,11 @@ def test_python_children_and_no_others(start: Start) -> None:
     assert len(below) == 3
 
     def all_of_python() -> bool:  # an exec may be under way
-        return pids(read(ChildStacks(parent.pid))) == python and len(python) == 2
+        return pids(read(parent.pid)) == python and len(python) == 2
 
     until(all_of_python)
     rank = min(python)
-    assert pids(read(ChildStacks(parent.pid, {rank}))) == python - {rank}
+    assert pids(read(parent.pid, {rank})) == python - {rank}
 
 
 def _children_of(pid: int) -> list[str]:
@@ -91,7 +91,7 @@ def _children_of(pid: int) -> list[str]:
 def test_a_forked_child_has_its_own_frames_only(start: Start) -> None:
     """py-spy shows the frames of the parent below those of the child; they are cut off."""
     parent = start(FAMILY)
-    text = read(ChildStacks(parent.pid))
+    text = read(parent.pid)
     if "py-spy: " in text:
         pytest.skip("py-spy is not installed, or may not read other processes here")
     [forked] = [one for one in activity_of(text).workers if "wait_in_child" in str(one.stack)]
@@ -107,7 +107,7 @@ def test_children_without_py_spy(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     stack = asyncio.run(StackReader(parent.pid, None).read())
-    told = activity_of(stack.text + read(ChildStacks(parent.pid)))
+    told = activity_of(stack.text + read(parent.pid))
     assert told.note == "install py-spy in the agent's environment to see its Python stack"
     assert f"{ADVICE}install py-spy" in stack.text
     assert all(one.stack[0].startswith("in the kernel: ") for one in told.workers)
@@ -132,7 +132,7 @@ def test_a_rank_of_very_many_children(start: Start) -> None:
         print("ready", flush=True)
         time.sleep(300)
     """)
-    text = read(ChildStacks(parent.pid))
+    text = read(parent.pid)
     assert len(pids(text)) == MAX_CHILDREN
     assert text.endswith("# 4 more child processes were not read\n")
 
@@ -146,14 +146,14 @@ def test_a_process_that_computes_and_one_that_waits(start: Start) -> None:
         meters = Meter(busy.pid), Meter(idle.pid)
         for meter in meters:
             await meter.settled()
-        return meters[0].text(), meters[1].text()
+        return meters[0].line(), meters[1].line()
 
     of_busy, of_idle = asyncio.run(look())
-    assert of_busy.startswith("busy: uses ")
-    assert of_idle == "idle: used no processor time"
+    assert of_busy.startswith("# usage: busy: uses ")
+    assert of_idle == "# usage: idle: used no processor time\n"
     os.kill(busy.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, busy.pid, os.WSTOPPED | os.WNOWAIT)
-    assert asyncio.run(look())[0] == "idle: used no processor time"
+    assert asyncio.run(look())[0] == "# usage: idle: used no processor time\n"
 
 
 def test_a_process_that_is_gone_has_no_usage() -> None:
@@ -162,7 +162,7 @@ def test_a_process_that_is_gone_has_no_usage() -> None:
     process.wait()
     meter = Meter(process.pid)
     asyncio.run(meter.settled())
-    assert meter.text() == ""
+    assert meter.line() == ""
 
 
 def test_usage_in_words() -> None:

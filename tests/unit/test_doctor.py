@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frd_agent.launch import checks
+from frd_agent.launch import checks, command_line
 from frd_agent.launch.checks import State
 from tests.world.daemons import run_program
 
@@ -35,12 +35,15 @@ def test_the_python_of_a_command_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     script = tmp_path / "torchrun"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
-    assert checks.interpreter(["torchrun", "x.py"]) == (sys.executable, True)
+    assert command_line.interpreter(["torchrun", "x.py"]) == (sys.executable, True)
     script.write_text(f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n")
-    assert checks.interpreter(["torchrun", "x.py"]) == (sys.executable, True)
-    assert checks.interpreter(["env", "A=B", sys.executable, "x.py"]) == (sys.executable, True)
-    assert checks.interpreter([]) == (sys.executable, True)
-    assert checks.interpreter(["bash", "run.sh"])[1] is False
+    assert command_line.interpreter(["torchrun", "x.py"]) == (sys.executable, True)
+    assert command_line.interpreter(["env", "A=B", sys.executable, "x.py"]) == (
+        sys.executable,
+        True,
+    )
+    assert command_line.interpreter([]) == (sys.executable, True)
+    assert command_line.interpreter(["bash", "run.sh"])[1] is False
 
 
 def test_a_tap_that_loads(torch: Path, tmp_path: Path) -> None:

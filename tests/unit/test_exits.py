@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from frd.flight.entry import Frame
 from frd.forms import exit_text
 from frd.model import ExitInfo, ExitKind, NodeNs, RankState
 from frd_agent.ranks.exits import exit_info, state_after
-from frd_agent.ranks.tap_files import ExitRecord
+from frd_agent.ranks.tap_files import ExitFrame, ExitRecord
 
 CLEAN = ExitRecord("clean", "", NodeNs(7))
 RAISED = ExitRecord("exception", "RuntimeError: bad batch", NodeNs(7))
@@ -89,8 +88,8 @@ def test_an_exception_of_a_data_loader_worker() -> None:
     """torch raises it again in the rank with the worker's traceback as its message: the worker's
     own exception and line are told. A text that is none is passed over."""
     frames = (
-        Frame("_next", "/venv/lib/python3.11/site-packages/torch/utils/data/x.py", 3),
-        Frame("<module>", "/home/me/train.py", 40),
+        ExitFrame("/venv/lib/python3.11/site-packages/torch/utils/data/x.py", 3, "_next"),
+        ExitFrame("/home/me/train.py", 40, "<module>"),
     )
     said = "ValueError: Caught ValueError in DataLoader worker process 0."
     how = exit_info(ExitRecord("exception", said, NodeNs(7), frames, ORIGINAL), 1 << 8)

@@ -168,10 +168,10 @@ def test_a_process_tree_is_found() -> None:
     try:
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
-        command = commands.Command(os.getpid(), 0, "pytest")
+        command = commands.Command(0, "pytest", os.getpid())
         tree, _ = commands.untapped(command, 0.0)
         assert {os.getpid(), child.pid, grandchild} <= tree
-        below_sh = commands.Command(child.pid, 0, "sh")
+        below_sh = commands.Command(0, "sh", child.pid)
         assert commands.untapped(below_sh, 0.0) == ({child.pid, grandchild}, [])
     finally:
         child.kill()

@@ -318,7 +318,7 @@ def agent_metrics() -> dict[str, tuple[str, ...]]:
     kinds = [SeriesInfo(0, kind, "GPU-1") for kind in SeriesKind]
     view = MemoryView((DeviceReading("GPU-1", 1, 2, {}),), dict.fromkeys(kinds, 1))
     collector = AgentCollector(
-        stats, Outbox(1000, 1 << 20), samples, lambda: view, lambda number: ("job", number), "0"
+        stats, Outbox(1000, 1 << 20), samples, lambda: view, lambda number: ("job", number)
     )
     return {
         metric.name + ("_total" if metric.type == "counter" else ""): tuple(

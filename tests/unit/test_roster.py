@@ -44,7 +44,7 @@ def test_a_rank_that_cannot_be_looked_at_is_not_dead(tmp_path: Path) -> None:
         assert roster.update(now_ns) == []
     assert path.exists()
     (rank,) = roster.update(now_ns)
-    assert rank.has_process
+    assert rank.process.was_alive
     roster.close()
 
 
@@ -86,7 +86,7 @@ def test_the_end_of_a_rank_is_told_unless_its_own_run_goes_on(tmp_path: Path) ->
         (former,) = roster.update(NodeNs(now_ns))
         _publish(folder, "b" * 12, run, started_at_ns=now_ns + 1, pid=os.getpid())
         (later,) = roster.update(NodeNs(now_ns))
-        assert later.has_process
+        assert later.process.was_alive
         roster.end(former, NodeNs(now_ns))
         told = common.current.next_statuses()
         ranks = {status.rank for status in told.statuses} if told is not None else set()
@@ -104,7 +104,7 @@ def test_two_live_runs_of_one_name_are_warned_of_once(
     for number, run in enumerate(("vm:1", "vm:2", "vm:2")):
         _publish(tmp_path, str(number) * 12, run, started_at_ns=now_ns, pid=os.getpid())
         (rank,) = roster.update(NodeNs(now_ns))
-        assert rank.has_process
+        assert rank.process.was_alive
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
     pid = os.getpid()
     assert f"two running jobs are called j (pids {pid}, {pid})" in warning.getMessage()

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from frd.model import AttemptKey, GroupInfo, NodeNs
+from frd.flight.entry import Status
+from frd.model import AttemptKey, NodeNs
 from frd_agent import tap
 from frd_agent.ranks import tap_files
+from frd_agent.ranks.tap_counters import CountersFile, parse_counters
 
 TOKEN = "0123456789ab"
 
@@ -65,7 +67,7 @@ def test_an_identity_is_read(tmp_path: Path) -> None:
     assert who.attempt == AttemptKey("j", 2)
     assert (who.info.rank, who.info.world_size, who.info.pid, who.info.node) == (1, 4, 4711, "n1")
     assert (who.info.backends, who.info.devices) == (("gloo",), ("GPU-x",))
-    assert who.groups == (tap_files.TapGroup(GroupInfo("0", "default_pg", (0, 1, 2, 3)), "gloo"),)
+    assert who.groups == (tap_files.TapGroup("0", (0, 1, 2, 3), "default_pg", "gloo"),)
     assert who.exit == tap_files.ExitRecord("exception", "E: x", NodeNs(9))
     assert file.socket_path == path.with_suffix(".sock")
     assert file.shm_path == path.with_suffix(".shm")
@@ -107,7 +109,7 @@ def test_an_exit_record_with_its_traceback(tmp_path: Path, monkeypatch: pytest.M
         ("dive", line + 2),
         ("dive", line + 3),
     ]
-    assert told.frames[0].filename == __file__
+    assert told.frames[0].file == __file__
     monkeypatch.setattr(sys, "last_type", Mute)
     monkeypatch.setattr(sys, "last_value", Mute())
     monkeypatch.setattr(sys, "last_traceback", None)
@@ -220,18 +222,18 @@ def test_only_what_changed_is_read_again(tmp_path: Path) -> None:
 def test_counters_arrive_as_written(tmp_path: Path) -> None:
     """What the tap's writer writes, the reader reads; the newest publication wins."""
     files = tap.Files(str(tmp_path), TOKEN)
-    with contextlib.closing(tap_files.TapShm(tmp_path / f"{TOKEN}.shm")) as shm:
+    with contextlib.closing(CountersFile(tmp_path / f"{TOKEN}.shm")) as shm:
         assert shm.read() is None
         files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
         sample = shm.read()
         assert sample is not None
         assert (sample.published_at_ns, sample.published_mono_ns) == (1, 2)
-        assert sample.rows == [tap_files.StatusRow(0, 0, 9, -1, 8)]
+        assert sample.counters == {(tap.GENERIC, 0): Status(9, -1, 8)}
         assert not sample.overflowed
         files.write_counters(3, 4, [])
         sample = shm.read()
         assert sample is not None
-        assert (sample.published_at_ns, sample.rows) == (3, [])
+        assert (sample.published_at_ns, sample.counters) == (3, {})
 
 
 def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_the_writer_keeps_nothing_open(tmp_path: Path) -> None:
     files = tap.Files(str(tmp_path), TOKEN)
     files.write_counters(1, 2, [])
     assert os.listdir("/proc/self/fd") == before
-    with contextlib.closing(tap_files.TapShm(tmp_path / f"{TOKEN}.shm")) as shm:
+    with contextlib.closing(CountersFile(tmp_path / f"{TOKEN}.shm")) as shm:
         assert shm.read() is not None
         (tmp_path / f"{TOKEN}.shm").unlink()
         files.write_counters(3, 4, [(tap.GENERIC, 0, 9, -1, 8)])
@@ -256,10 +258,10 @@ def test_more_groups_than_rows_are_marked(tmp_path: Path) -> None:
     files.write_counters(1, 2, [(tap.NCCL, i, 1, 1, 1) for i in range(tap.CAPACITY + 1)])
     path = tmp_path / f"{TOKEN}.shm"
     assert path.stat().st_size == tap.MEMORY_AT + tap.MEMORY_SIZE
-    sample = tap_files.parse_counters(path.read_bytes())
+    sample = parse_counters(path.read_bytes())
     assert sample is not None
     assert sample.overflowed
-    assert len(sample.rows) == tap.CAPACITY
+    assert len(sample.counters) == tap.CAPACITY
 
 
 def test_torn_and_foreign_counters_are_none(tmp_path: Path) -> None:
@@ -268,19 +270,19 @@ def test_torn_and_foreign_counters_are_none(tmp_path: Path) -> None:
     files.write_counters(1, 2, [(tap.GENERIC, 0, 9, -1, 8)])
     path = tmp_path / f"{TOKEN}.shm"
     whole = path.read_bytes()
-    assert tap_files.parse_counters(whole) is not None
+    assert parse_counters(whole) is not None
     end = tap.HEADER_SIZE + tap.ROW.size
     checked = [*range(8), *range(tap.PREFIX.size, tap.HEADER_SIZE - 4), tap.HEADER_SIZE, end - 1]
     for position in checked:
         torn = bytearray(whole)
         torn[position] ^= 1
-        assert tap_files.parse_counters(bytes(torn)) is None, position
+        assert parse_counters(bytes(torn)) is None, position
     writing = whole[:8] + struct.pack("<Q", 3) + whole[16:]
-    assert tap_files.parse_counters(writing) is None
-    assert tap_files.parse_counters(whole[: end - 1]) is None
-    with contextlib.closing(tap_files.TapShm(path)) as shm:
+    assert parse_counters(writing) is None
+    assert parse_counters(whole[: end - 1]) is None
+    with contextlib.closing(CountersFile(path)) as shm:
         assert shm.read() is not None
         os.truncate(path, 10)
         assert shm.read() is None
-    assert tap_files.TapShm(tmp_path / "none").read() is None
-    assert tap_files.TapShm(tmp_path).read() is None
+    assert CountersFile(tmp_path / "none").read() is None
+    assert CountersFile(tmp_path).read() is None

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from frd.flight.entry import Status
-from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Raw, Why
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Why
+from frd_agent.ranks.tap_counters import TapCounters
 
 POLICY = PollPolicy(ring_entries=1000)
 
 
-def raw(enqueued: int, completed: int | None = None, group: int = 0) -> Raw:
+def raw(enqueued: int, completed: int | None = None, group: int = 0) -> TapCounters:
     return {(0, group): Status(enqueued, -1, enqueued if completed is None else completed)}
 
 
-def dumped(watch: PollSchedule, counters: Raw, now: float, entries: int = 100) -> None:
+def dumped(watch: PollSchedule, counters: TapCounters, now: float, entries: int = 100) -> None:
     watch.asked(now)
     watch.dumped(counters, entries)
 
 
-def watch_of(counters: Raw, now: float = 0.0) -> PollSchedule:
+def watch_of(counters: TapCounters, now: float = 0.0) -> PollSchedule:
     """A watch whose first dump has just come."""
     watch = PollSchedule(POLICY)
     watch.see(counters, 0.1, exact=False, now=now)

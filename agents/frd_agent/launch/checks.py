@@ -8,6 +8,7 @@ directory, like exec.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,18 +18,22 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
 from frd.address import split_address
 from frd.errors import ConfigError
+from frd.version import __version__
 from frd_agent import exec as starter
 from frd_agent import tap
-from frd_agent.launch import commands
+from frd_agent.launch import command_line, commands
 from frd_agent.launch.run_lock import Holder
 
 _PROBE: Final = Path(__file__).with_name("probe.py")
-_REACHED: Final = "import sys; print(any(hasattr(f, 'frd_tap') for f in sys.meta_path))"
+_REACHED: Final = (
+    "import json, sys; reached = any(hasattr(f, 'frd_tap') for f in sys.meta_path); "
+    "print(json.dumps({'reached': reached}))"
+)
 _PROBE_S: Final = 120.0
 """The first import of torch from a slow disk."""
 _CONNECT_S: Final = 3.0
@@ -48,12 +53,21 @@ class Check:
     state: State
     text: str
 
+    @classmethod
+    def ok(cls, name: str, text: str) -> Check:
+        return cls(name, State.OK, text)
 
-def of_node(
-    cmd: Sequence[str], run_dir: Path | None, service: str | None = None
-) -> Iterator[Check]:
-    """The checks, in order. `cmd` is the job's command and may be empty. `service` is the gRPC
-    address; by default the address that the agent reports to."""
+    @classmethod
+    def warning(cls, name: str, text: str) -> Check:
+        return cls(name, State.WARNING, text)
+
+    @classmethod
+    def failed(cls, name: str, text: str) -> Check:
+        return cls(name, State.FAILED, text)
+
+
+def of_node(cmd: Sequence[str], run_dir: Path | None) -> Iterator[Check]:
+    """The checks, in order. `cmd` is the job's command and may be empty."""
     directory = os.path.abspath(run_dir) if run_dir is not None else tap.run_dir(os.environ)
     env = starter.environment(os.environ, directory)
     yield from _tap(cmd, env)
@@ -61,8 +75,8 @@ def of_node(
     agent = starter.watcher(directory)
     yield _agent(directory, agent)
     yield from _untapped(directory)
-    if agent is not None and (address := service or agent.service):
-        yield _service(address)
+    if agent is not None and agent.service:
+        yield _service(agent.service)
     yield _stacks(agent)
 
 
@@ -70,29 +84,25 @@ def of_node(
 
 
 def _tap(cmd: Sequence[str], env: Mapping[str, str]) -> Iterator[Check]:
-    python, is_sure = interpreter(cmd)
+    python, is_sure = command_line.interpreter(cmd)
     if not is_sure:
-        yield Check(
+        yield Check.warning(
             "command",
-            State.WARNING,
             f"{cmd[0]}: which Python it starts is not known: {python} is checked instead; name "
             "the Python of the ranks: -- /path/to/python",
         )
-    found = _ask(python, _PROBE.read_text("utf-8"), env)
+    found = _answer_of(python, _PROBE.read_text("utf-8"), env)
     if isinstance(found, str):
-        yield Check("tap", State.FAILED, f"{python}: {found}")
+        yield Check.failed("tap", f"{python}: {found}")
         return
     who = f"{python} (Python {found['python_version']}"
     if found["error"]:
-        yield Check("tap", State.FAILED, f"{who}): torch cannot be imported: {found['error']}")
+        yield Check.failed("tap", f"{who}): torch cannot be imported: {found['error']}")
     elif found["torch"] is None:
-        yield Check(
-            "tap", State.WARNING, f"{who}): has no torch: name the job's own Python: -- PYTHON"
-        )
+        yield Check.warning("tap", f"{who}): has no torch: name the job's own Python: -- PYTHON")
     elif found["tap"] is None:
-        yield Check(
+        yield Check.failed(
             "tap",
-            State.FAILED,
             f"{who}, torch {found['torch']}): the tap is not loaded: use Python 3.9 or "
             "later, and make frd readable for this user there",
         )
@@ -104,12 +114,11 @@ def _tap(cmd: Sequence[str], env: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _reach(python: str, who: str, env: Mapping[str, str]) -> Check:
-    replaced = {**env, "PYTHONPATH": "/nonexistent"}
-    if _run([python, "-c", _REACHED], replaced) == "True":
-        return Check("tap", State.OK, f"{who}: loads, also where PYTHONPATH is replaced")
-    return Check(
+    found = _answer_of(python, _REACHED, {**env, "PYTHONPATH": "/nonexistent"})
+    if not isinstance(found, str) and found["reached"]:
+        return Check.ok("tap", f"{who}: loads, also where PYTHONPATH is replaced")
+    return Check.warning(
         "tap",
-        State.WARNING,
         f"{who}: loads, but only through PYTHONPATH: a launch script that replaces it switches the "
         "tap off: install frd in that environment",
     )
@@ -122,10 +131,9 @@ def _same_tap(path: str) -> Check:
     except OSError:
         is_same = False
     if is_same:
-        return Check("tap version", State.OK, "the same as this frd's")
-    return Check(
+        return Check.ok("tap version", "the same as this frd's")
+    return Check.warning(
         "tap version",
-        State.WARNING,
         f"{path}: is not of release {ours}: install the same frd in both environments",
     )
 
@@ -134,49 +142,15 @@ def _variables(shown: Mapping[str, str]) -> Check:
     size = next((shown[name] for name in _RING if name in shown), None)
     said = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
     if size == "0":
-        return Check(
+        return Check.failed(
             "variables",
-            State.FAILED,
             f"{said}: switches torch's Flight Recorder off: unset it, or set a size such as 2000",
         )
-    return Check("variables", State.OK, said)
+    return Check.ok("variables", said)
 
 
-def interpreter(cmd: Sequence[str]) -> tuple[str, bool]:
-    """The Python that this command starts, and whether that is certain."""
-    if not cmd:
-        launcher = shutil.which("torchrun")
-        return (_shebang(launcher) if launcher else None) or sys.executable, True
-    for word in cmd:
-        name = PurePath(word).name
-        if name.startswith("python") and (path := shutil.which(word)) is not None:
-            return path, True
-    program = shutil.which(cmd[0])
-    if program is not None and (python := _shebang(program)) is not None:
-        return python, True
-    return shutil.which("python3") or shutil.which("python") or sys.executable, False
-
-
-def _shebang(program: str) -> str | None:
-    try:
-        with open(program, "rb") as file:
-            first, second = file.readline(512), file.readline(512)
-    except OSError:
-        return None
-    line = first.decode("utf-8", "replace").strip()
-    if line == "#!/bin/sh":  # what pip writes where the path is too long for a first line
-        line = second.decode("utf-8", "replace").replace("'''exec'", "#!").strip()
-    words = line.removeprefix("#!").replace('"', "").split()
-    if not line.startswith("#!") or not words:
-        return None
-    if PurePath(words[0]).name == "env":
-        words = words[1:]
-    is_python = bool(words) and PurePath(words[0]).name.startswith("python")
-    return shutil.which(words[0]) if is_python else None
-
-
-def _ask(python: str, code: str, env: Mapping[str, str]) -> dict[str, Any] | str:
-    """The probe's result, or the reason why there is none."""
+def _answer_of(python: str, code: str, env: Mapping[str, str]) -> dict[str, Any] | str:
+    """The JSON object that `code` prints as its last line, or the reason why there is none."""
     try:
         done = subprocess.run(
             [python, "-c", code],
@@ -197,16 +171,6 @@ def _ask(python: str, code: str, env: Mapping[str, str]) -> dict[str, Any] | str
     return found if isinstance(found, dict) else "does not run"
 
 
-def _run(cmd: Sequence[str], env: Mapping[str, str]) -> str:
-    try:
-        done = subprocess.run(
-            cmd, env=env, capture_output=True, text=True, timeout=_PROBE_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
-
-
 # -- run directory and agent -----------------------------------------------------------------
 
 
@@ -215,36 +179,27 @@ def _run_dir(directory: str) -> Check:
         tap.make_run_dir(directory, os.environ)
     except OSError as error:
         text = str(error) if error.strerror is None else f"{directory}: {error.strerror}"
-        return Check("run directory", State.FAILED, f"{text}: set --run-dir or FRD_RUN_DIR")
+        return Check.failed("run directory", f"{text}: set --run-dir or FRD_RUN_DIR")
     if not os.access(directory, os.W_OK | os.X_OK):
-        return Check(
+        return Check.failed(
             "run directory",
-            State.FAILED,
             f"{directory}: not writable for this user: set --run-dir or FRD_RUN_DIR",
         )
-    return Check("run directory", State.OK, directory)
+    return Check.ok("run directory", directory)
 
 
 def _agent(directory: str, agent: Holder | None) -> Check:
     if agent is None:
-        return Check("agent", State.FAILED, starter.unwatched(directory) or directory)
+        return Check.failed("agent", starter.unwatched(directory) or directory)
     if not (agent.pid or agent.node):
-        return Check("agent", State.WARNING, f"{directory}/agent.lock: cannot be read")
-    ours = _version()
-    if agent.version != ours:
-        return Check(
+        return Check.warning("agent", f"{directory}/agent.lock: cannot be read")
+    if agent.version != __version__:
+        return Check.warning(
             "agent",
-            State.WARNING,
-            f"{agent}: is version {agent.version or 'unknown'}, this is {ours}: restart the agent "
-            "with the same release",
+            f"{agent}: is version {agent.version or 'unknown'}, this is {__version__}: restart the "
+            "agent with the same release",
         )
-    return Check("agent", State.OK, f"{agent}, version {ours}")
-
-
-def _version() -> str:
-    from frd_agent.agent import _version as version
-
-    return version()
+    return Check.ok("agent", f"{agent}, version {__version__}")
 
 
 def _untapped(directory: str) -> Iterator[Check]:
@@ -252,9 +207,8 @@ def _untapped(directory: str) -> Iterator[Check]:
     for command in commands.running(directory):
         if lost := commands.untapped(command)[1]:
             named = ", ".join(f"pid {process.pid} ({process.words})" for process in lost[:4])
-            yield Check(
+            yield Check.failed(
                 "running command",
-                State.FAILED,
                 f"{command.words} (pid {command.pid}): torch runs without the tap in {named}: does "
                 "the launch script replace PYTHONPATH or the environment?",
             )
@@ -266,14 +220,13 @@ def _untapped(directory: str) -> Iterator[Check]:
 def _service(address: str) -> Check:
     try:
         with socket.create_connection(split_address(address), _CONNECT_S):
-            return Check("service, gRPC", State.OK, f"{address} accepts connections")
+            return Check.ok("service, gRPC", f"{address} accepts connections")
     except ConfigError as error:
-        return Check("service, gRPC", State.FAILED, str(error))
+        return Check.failed("service, gRPC", str(error))
     except OSError as error:
         why = error.strerror or str(error)
-        return Check(
+        return Check.failed(
             "service, gRPC",
-            State.FAILED,
             f"{address}: {why}: is `frd serve` running there, and is --service of the agent its "
             "--grpc address?",
         )
@@ -283,18 +236,18 @@ def _stacks(agent: Holder | None) -> Check:
     """py-spy is needed only if a rank does not answer, for example while the GIL is held."""
     own_bin = Path(sys.executable).parent
     if not (shutil.which("py-spy") or shutil.which("py-spy", path=str(own_bin))):
-        return Check(
+        return Check.warning(
             "stacks",
-            State.WARNING,
             "py-spy is not installed: no Python stack of a rank that holds the GIL: "
             "pip install py-spy in the agent's environment",
         )
-    scope = _number_in("/proc/sys/kernel/yama/ptrace_scope", 10)
+    scope = 0  # a kernel without that restriction
+    with contextlib.suppress(OSError, ValueError):
+        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text("ascii"))
     if scope == 0 or (scope < 3 and _may_trace(agent)):
-        return Check("stacks", State.OK, "py-spy is installed and may read the ranks")
-    return Check(
+        return Check.ok("stacks", "py-spy is installed and may read the ranks")
+    return Check.warning(
         "stacks",
-        State.WARNING,
         f"py-spy may not read the ranks (kernel.yama.ptrace_scope = {scope}): no Python stack of a "
         "rank that holds the GIL: set it to 0, or give the agent CAP_SYS_PTRACE",
     )
@@ -310,14 +263,6 @@ def _may_trace(agent: Holder | None) -> bool:
         _, _, rest = status.partition("CapEff:")
         return bool(int(rest.split()[0], 16) & _CAP_SYS_PTRACE) if rest else False
     return False
-
-
-def _number_in(path: str, base: int) -> int:
-    """0 if the file is missing: a kernel without that restriction."""
-    try:
-        return int(Path(path).read_text("ascii"), base)
-    except (OSError, ValueError):
-        return 0
 
 
 def line(check: Check) -> str:

@@ -1,4 +1,4 @@
-"""Parses the command that starts a job: the job's name, and whether it starts the whole job.
+"""Parses the command that starts a job: the job's name, its Python, whether it is the whole job.
 
 A command is parsed, never run. For an unknown command the answer is the program's name and "not a
 whole job".
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePath
@@ -113,3 +115,36 @@ def _is_torchrun(cmd: Sequence[str], at: int, word: str) -> bool:
     return PurePath(word).name == "torchrun" or (
         word in _TORCHRUN and at > 0 and cmd[at - 1] == "-m"
     )
+
+
+def interpreter(cmd: Sequence[str]) -> tuple[str, bool]:
+    """The Python that this command starts, and whether that is certain."""
+    if not cmd:
+        launcher = shutil.which("torchrun")
+        return (_shebang(launcher) if launcher else None) or sys.executable, True
+    for word in cmd:
+        name = PurePath(word).name
+        if name.startswith("python") and (path := shutil.which(word)) is not None:
+            return path, True
+    program = shutil.which(cmd[0])
+    if program is not None and (python := _shebang(program)) is not None:
+        return python, True
+    return shutil.which("python3") or shutil.which("python") or sys.executable, False
+
+
+def _shebang(program: str) -> str | None:
+    try:
+        with open(program, "rb") as file:
+            first, second = file.readline(512), file.readline(512)
+    except OSError:
+        return None
+    line = first.decode("utf-8", "replace").strip()
+    if line == "#!/bin/sh":  # what pip writes where the path is too long for a first line
+        line = second.decode("utf-8", "replace").replace("'''exec'", "#!").strip()
+    words = line.removeprefix("#!").replace('"', "").split()
+    if not line.startswith("#!") or not words:
+        return None
+    if PurePath(words[0]).name == "env":
+        words = words[1:]
+    is_python = bool(words) and PurePath(words[0]).name.startswith("python")
+    return shutil.which(words[0]) if is_python else None

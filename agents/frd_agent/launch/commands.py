@@ -10,41 +10,41 @@ them, so they are not counted.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from frd_agent import tap, untrusted_files
 from frd_agent.launch.command_line import brief
-from frd_agent.proc import PROC, by_parent, descendants, read_all, read_stat, started_at
+from frd_agent.proc import (
+    PROC,
+    by_parent,
+    descendants,
+    own_start_ticks,
+    read_all,
+    read_same,
+    started_at,
+)
 
 _FOLDER: Final = "commands"
 _LIBRARY: Final = b"/libtorch_cpu.so"
 _MAX_COMMANDS: Final = 1024
-_MAX_WORDS: Final = 4096
+_MAX_BYTES: Final = 16 * 1024
 GRACE_S: Final = 15.0
 """A process that has just loaded torch may be about to load the tap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    pid: int
+class Command(msgspec.Struct, frozen=True):
     start_ticks: int
-    words: str
+    words: Annotated[str, msgspec.Meta(max_length=4096)]
     """Program and script; arguments may hold secrets."""
-
-
-class _Written(msgspec.Struct):
-    """The content of a command's file."""
-
-    start_ticks: int
-    words: str
+    pid: int = 0
+    """The file's name has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,15 @@ def record(directory: str, cmd: Sequence[str]) -> Path:
     """
     folder = Path(directory) / _FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    stat = read_stat(os.getpid())
     path = folder / f"{os.getpid()}.json"
-    text = json.dumps({"start_ticks": stat.start_ticks if stat else 0, "words": brief(cmd)})
-    write_private(path, text)
+    words = brief(cmd).encode("utf-8", "replace").decode()
+    write_private(path, Command(own_start_ticks(), words))
     return path
 
 
-def write_private(path: Path, text: str) -> None:
-    """Replace `path`, through a new file: an existing one could be a pipe, which would block the
-    command's start.
+def write_private(path: Path, content: msgspec.Struct) -> None:
+    """Replace `path` by `content` as JSON, through a new file: an existing one could be a pipe,
+    which would block the command's start.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -80,8 +79,8 @@ def write_private(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.stem}.tmp")
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8", errors="replace") as file:
-        file.write(text)
+    with open(os.open(temporary, flags, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(content))
     temporary.replace(path)
 
 
@@ -95,21 +94,13 @@ def running(directory: str) -> list[Command]:
             name = entry.name.removesuffix(".json")
             if not (entry.name.endswith(".json") and name.isdecimal()):
                 continue
-            command = _read(Path(entry.path), int(name))
-            stat = read_stat(command.pid) if command is not None else None
-            if command is not None and stat and stat.start_ticks == command.start_ticks:
-                found.append(command)
+            command = untrusted_files.json_of(entry.path, Command, _MAX_BYTES)
+            if command is not None and read_same(int(name), command.start_ticks) is not None:
+                found.append(msgspec.structs.replace(command, pid=int(name)))
             else:
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
     return found
-
-
-def _read(path: Path, pid: int) -> Command | None:
-    written = untrusted_files.json_of(path, _Written, 4 * _MAX_WORDS)
-    return (
-        None if written is None else Command(pid, written.start_ticks, written.words[:_MAX_WORDS])
-    )
 
 
 # -- processes ---------------------------------------------------------------------------------

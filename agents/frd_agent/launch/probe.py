@@ -15,7 +15,6 @@ _SHOWN = ("TORCH_FR_", "TORCH_NCCL_TRACE", "TORCH_NCCL_DEBUG_INFO", "TORCH_NCCL_
 
 def _probe() -> dict[str, object]:
     found: dict[str, object] = {
-        "python": sys.executable,
         "python_version": ".".join(map(str, sys.version_info[:3])),
         "torch": None,
         "tap": None,
@@ -33,7 +32,6 @@ def _probe() -> dict[str, object]:
     tap = sys.modules.get("_frd_tap")
     if tap is not None and any(thread.name == "frd-tap" for thread in threading.enumerate()):
         found["tap"] = getattr(tap, "__file__", "")
-    found["run_dir"] = os.environ.get("FRD_RUN_DIR", "")
     found["variables"] = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_SHOWN)}
     return found
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import logging
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,7 @@ import msgspec
 
 from frd.errors import FrdError
 from frd_agent import tap
-from frd_agent.untrusted_files import NOT_THE_FORM
+from frd_agent.untrusted_files import NOT_THE_FORM, opened
 
 NAME: Final = "agent.lock"
 PATIENCE_S: Final = 6.0
@@ -132,7 +131,7 @@ class RunLock:
                     "stop that agent, or give this one its own --run-dir"
                 ) from None
             os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(asdict(self._me)).encode("ascii"), 0)
+            os.pwrite(fd, msgspec.json.encode(self._me), 0)
             with contextlib.suppress(OSError):
                 os.fchmod(fd, 0o644)  # ranks of another user may read it; the directory guards it
         except BaseException:
@@ -168,20 +167,14 @@ def holder(run_dir: Path) -> Holder | None:
     Raises:
         OSError: the lock exists and cannot be read.
     """
-    try:
-        fd = os.open(run_dir / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _BUSY:
-            raise
-        return _read(fd)
-    else:
-        return None
-    finally:
-        os.close(fd)
+    with contextlib.suppress(FileNotFoundError), opened(run_dir / NAME) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+            return _read(fd)
+    return None
 
 
 def _read(fd: int) -> Holder:

@@ -20,7 +20,7 @@ import msgspec
 
 from frd_agent import untrusted_files
 from frd_agent.launch.commands import write_private
-from frd_agent.proc import Vital, read_stat
+from frd_agent.proc import Vital, own_start_ticks, read_same
 
 _FOLDER: Final = "runs"
 _MAX_JOBS: Final = 99
@@ -30,8 +30,8 @@ _KEPT_S: Final = 30 * 86_400.0
 _MAX_BYTES: Final = 4096
 
 
-class _Written(msgspec.Struct):
-    """The content of a job's file: the process of its last run, and the number of that run."""
+class _Run(msgspec.Struct):
+    """The last run of a job, as its file holds it; the process is the command's."""
 
     pid: int
     start_ticks: int
@@ -56,7 +56,7 @@ def begin(directory: str, job: str, *, must_be_free: bool) -> tuple[str, int]:
             path = folder / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
             last, is_alive = _last(path)
             if not is_alive:
-                _write(path, last + 1)
+                write_private(path, _Run(os.getpid(), own_start_ticks(), last + 1))
                 return name, last + 1
             if not must_be_free:
                 return name, last
@@ -80,19 +80,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _last(path: Path) -> tuple[int, bool]:
     """The number of the last run, -1 for none, and whether it is alive."""
-    last = untrusted_files.json_of(path, _Written, _MAX_BYTES)
+    last = untrusted_files.json_of(path, _Run, _MAX_BYTES)
     if last is None:
         return -1, False
-    stat = read_stat(last.pid)
-    if stat is None or stat.start_ticks != last.start_ticks:
-        return last.number, False
-    return last.number, stat.vital is not Vital.GONE
-
-
-def _write(path: Path, number: int) -> None:
-    stat = read_stat(os.getpid())
-    written = _Written(os.getpid(), stat.start_ticks if stat is not None else 0, number)
-    write_private(path, msgspec.json.encode(written).decode("ascii"))
+    stat = read_same(last.pid, last.start_ticks)
+    return last.number, stat is not None and stat.vital is not Vital.GONE
 
 
 def _tidy(folder: Path) -> None:

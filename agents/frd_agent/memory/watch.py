@@ -47,7 +47,7 @@ class MemoryView:
 
 
 class MemoryWatch:
-    def __init__(self, samples: Samples, hz: float, wake: Callable[[], None]) -> None:
+    def __init__(self, samples: Samples, hz: float, wake: Callable[[], object]) -> None:
         """`wake` is called on the sampler's thread: there is something urgent to send."""
         self._samples = samples
         self._hz = hz

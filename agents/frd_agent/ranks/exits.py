@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from signal import SIGINT, SIGKILL, valid_signals
 from typing import Final
 
-from frd.flight.entry import Frame
-from frd.flight.stacks.text import user_frames_of
+from frd.flight.stacks.text import StackFrame, own_of
 from frd.model import ExitInfo, ExitKind, MemoryEvent, MemoryEventKind, NodeNs, RankState
 from frd_agent.ranks.tap_files import ExitRecord
 
@@ -40,7 +38,8 @@ def exit_info(record: ExitRecord | None, wait_status: int | None) -> ExitInfo:
     killed_by, status = _decoded(wait_status)
     exception, where = "", ""
     if record is not None and record.kind == "exception":
-        exception, where = _worker_exception(record) or (record.detail, _place(record.frames))
+        frames = [StackFrame(file, str(line), name) for file, line, name in record.frames]
+        exception, where = _worker_exception(record) or (record.detail, _place(frames))
         if record.interrupted:
             exception = f"{_INTERRUPT}, then {exception}"
     return ExitInfo(
@@ -65,10 +64,9 @@ def may_be_oom(how: ExitInfo) -> bool:
     return how.signal == SIGKILL or how.kind is ExitKind.UNKNOWN
 
 
-def _place(frames: Sequence[Frame]) -> str:
+def _place(frames: list[StackFrame]) -> str:
     """``train.py:88 load_batch``"""
-    own = user_frames_of(frames)
-    return " ".join(own[0].rsplit(" in ", 1)) if own else ""
+    return own_of(frames)[0].place if frames else ""
 
 
 def _worker_exception(record: ExitRecord) -> tuple[str, str] | None:
@@ -78,7 +76,7 @@ def _worker_exception(record: ExitRecord) -> tuple[str, str] | None:
     raised = [line for line in lines if line and not line[0].isspace()]
     if not frames or not raised:
         return None
-    place = _place([Frame(f["name"], f["file"], int(f["line"])) for f in reversed(frames)])
+    place = _place([StackFrame(**frame.groupdict()) for frame in reversed(frames)])
     worker = _WORKER.search(record.detail)
     return f"{raised[0]}, in {worker[0] if worker else 'a data loader worker'}", place
 

@@ -11,17 +11,10 @@ are monotonic seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
 
-from frd.flight.entry import Status
-
-RawKey: TypeAlias = tuple[int, int]
-"""Recorder, process-local group id."""
-Raw: TypeAlias = Mapping[RawKey, Status]
-"""The counters of a rank, as its tap publishes them."""
+from frd_agent.ranks.tap_counters import TapCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +61,16 @@ class PollSchedule:
 
     def __init__(self, policy: PollPolicy) -> None:
         self._policy = policy
-        self._raw: Raw = {}
+        self._raw: TapCounters = {}
         self._moved_at = 0.0
         self._exact = False
         self._age_s = float("inf")
         self._stale_s = policy.stale_s
         self._asked_at: float | None = None
-        self._asked_raw: Raw = {}
-        self._known_raw: Raw = {}
+        self._asked_raw: TapCounters = {}
+        self._known_raw: TapCounters = {}
         """Counters that a dump is known to cover, because they were seen before it."""
-        self._dumped_raw: Raw = {}
+        self._dumped_raw: TapCounters = {}
         self._entries = 0
         self._ring = policy.ring_entries
         self._retry = False
@@ -85,7 +78,13 @@ class PollSchedule:
     # -- input ---------------------------------------------------------------------------------
 
     def see(
-        self, raw: Raw | None, age_s: float, *, exact: bool, now: float, every_s: float = 1.0
+        self,
+        raw: TapCounters | None,
+        age_s: float,
+        *,
+        exact: bool,
+        now: float,
+        every_s: float = 1.0,
     ) -> None:
         """The tap's counters, `age_s` after they were published; None when there are none.
 
@@ -109,7 +108,7 @@ class PollSchedule:
         self._asked_raw = self._raw
         self._retry = False
 
-    def dumped(self, raw: Raw, entries: int) -> None:
+    def dumped(self, raw: TapCounters, entries: int) -> None:
         """A dump came, with these counters and with `entries` in the largest recorder."""
         self._dumped_raw = raw
         self._known_raw = self._asked_raw

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from frd.model import NodeNs
-from frd_agent.proc import Stat, Vital, read_stat, started_at
+from frd_agent.proc import Stat, Vital, read_same, read_stat, started_at
 
 _PEERCRED = struct.Struct("3i")
 _START_SLACK_NS = 5_000_000_000
@@ -138,8 +138,7 @@ class Process:
 
     def _stat(self) -> Stat | None:
         """None when the process has been collected."""
-        stat = read_stat(self.pid)
-        return stat if stat is not None and stat.start_ticks == self._start_ticks else None
+        return read_same(self.pid, self._start_ticks)
 
     def describe(self) -> str:
         """For people: ``process 4711 is stopped (state T)``."""

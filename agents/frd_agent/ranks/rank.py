@@ -12,22 +12,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from frd.errors import ServiceUnavailable
-from frd.flight.entry import Status
 from frd.forms import exit_text
-from frd.model import EntryColumns, ExitInfo, ExitKind, NodeNs, RankState, RankStatus
-from frd_agent import tap
+from frd.model import EntryColumns, ExitInfo, NodeNs, RankState, RankStatus
 from frd_agent.counters import Counters
-from frd_agent.memory import OomKills, Target
+from frd_agent.memory import Target
 from frd_agent.proc import Vital
-from frd_agent.ranks.exits import ended_at, exit_info, may_be_oom, state_after
-from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule, Raw
-from frd_agent.ranks.process import Listener, Process, listener
-from frd_agent.ranks.stacks import StackReader
-from frd_agent.ranks.tap_files import ShmSample, SocketDir, TapFile, TapIdentity, TapShm
+from frd_agent.ranks.exits import state_after
+from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
+from frd_agent.ranks.rank_process import RankProcess
+from frd_agent.ranks.stacks.reader import StackReader
+from frd_agent.ranks.tap_counters import CountersFile
+from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
 from frd_agent.recorder.naming import KnownGroup, Naming
 from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
 from frd_agent.recorder.recorders import KeptDump, Recorders
@@ -37,11 +36,12 @@ from frd_agent.uplink.current_state import CurrentState
 from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.outbox import Outbox
 
-DUMP_TIMEOUT_S: Final = 3.0
+_DUMP_TIMEOUT_S: Final = 3.0
 _STOPPED_AGE_S: Final = 1.5
 """A stopped process whose counters are younger than this may be running again already."""
 _MOVING_S: Final = 10.0
 """A rank that has made progress within this time is training."""
+
 log = logging.getLogger(__name__)
 
 
@@ -71,19 +71,15 @@ class Rank:
         self.identity = identity
         self.gone_at_ns: NodeNs | None = None
         self.files_removed = False
-        self.former: list[int] = []
+        self.counters = CountersFile(file.shm_path)
+        self._former: list[int] = []
         """Its number in the previous attempt, if any."""
         self._shared = shared
-        self._shm = TapShm(file.shm_path)
-        self._socket = None if file.socket_path is None else sockets.address(file.socket_path)
-        handlers = None if self._socket is None else Handlers(self._socket, DUMP_TIMEOUT_S)
+        socket = None if file.socket_path is None else sockets.address(file.socket_path)
+        handlers = None if socket is None else Handlers(socket, _DUMP_TIMEOUT_S)
         self._recorders = Recorders(handlers, identity.info.torch_version) if handlers else None
-        self._watch = PollSchedule(shared.policy)
+        self._schedule = PollSchedule(shared.policy)
         self._task: asyncio.Task[None] | None = None
-        self._raw: Raw | None = None
-        self._published_at_ns = NodeNs(0)
-        self._published_mono_ns = 0
-        self._every_s = 1.0
         self._shown = (0, 0, 0)
         """Versions of the inputs of the current state, which is updated only when they change."""
         self._is_exact = False
@@ -91,8 +87,7 @@ class Rank:
         self._note = ""
         self._lost = 0
         self._complained = False
-        self.process, self._is_elsewhere = self._find_process()
-        self._oom_kills = OomKills(self.process.pid) if self.process else None
+        self.process = RankProcess(identity, socket)
         self.stacks = StackReader(self.pid, handlers, file.shm_path)
         self._begin_attempt()
 
@@ -101,17 +96,6 @@ class Rank:
     def __str__(self) -> str:
         key = self.identity.attempt
         return f"rank {self.identity.info.rank} of {key.job} attempt {key.attempt}"
-
-    def _find_process(self) -> tuple[Process | None, bool]:
-        """The process, and whether it is out of sight in another pid namespace."""
-        identity = self.identity
-        if identity.socket is not None and self._socket is not None:
-            match pid := listener(self._socket):
-                case Listener.ELSEWHERE:
-                    return None, True
-                case int():
-                    return Process.pin(pid), False
-        return Process.pin(identity.info.pid, identity.started_at_ns), False
 
     def _begin_attempt(self) -> None:
         shared, identity = self._shared, self.identity
@@ -128,8 +112,8 @@ class Rank:
 
     def _learn_groups(self) -> None:
         groups = {
-            group.info.name: KnownGroup(
-                group.info.desc, group.info.ranks, tuple(filter(None, group.backend.split(",")))
+            group.name: KnownGroup(
+                group.desc, group.ranks, tuple(filter(None, group.backend.split(",")))
             )
             for group in self.identity.groups
         }
@@ -148,42 +132,29 @@ class Rank:
             return
         self._report(RankState.FINISHED, now_ns, f"went on as {self}")
         self.forget_former()
-        self.former.append(self.number)
+        self._former.append(self.number)
         self._begin_attempt()
 
     def forget_former(self) -> None:
-        for number in self.former:
+        for number in self._former:
             self._shared.current.forget(number)
             self._shared.outbox.forget(number)
-        self.former.clear()
-
-    @property
-    def has_process(self) -> bool:
-        """Whether the process was alive when the agent found it."""
-        return self.process is not None or self._is_elsewhere
+        self._former.clear()
 
     @property
     def pid(self) -> int:
-        return self.process.pid if self.process else self.identity.info.pid
-
-    @property
-    def counters_age_s(self) -> float:
-        """How long ago the tap published; infinite when it never did."""
-        sample = self._shm.read()
-        if sample is None:
-            return float("inf")
-        return max(time.monotonic_ns() - sample.published_mono_ns, 0) / 1e9
+        return self.process.pinned.pid if self.process.pinned else self.identity.info.pid
 
     def target(self, now_s: float) -> Target:
         """The rank as the memory samplers see it."""
         return Target(
             number=self.number,
             attempt=self._attempt,
-            pid=self.process.pid if self.process else None,
+            pid=self.process.pinned.pid if self.process.pinned else None,
             said_pid=self.identity.info.pid,
             devices=self.identity.info.devices,
             shm_path=self.file.shm_path,
-            moving=self._watch.rested_s(now_s) < _MOVING_S,
+            moving=self._schedule.rested_s(now_s) < _MOVING_S,
         )
 
     # -- a turn --------------------------------------------------------------------------------
@@ -197,53 +168,33 @@ class Rank:
 
         False if the process is gone: the caller reads its identity once more and calls `end`.
         """
-        vital = self._look()
-        self._read_counters()
+        suspicious = self._schedule.is_stale or self.identity.exit is not None
+        vital = self.process.look(suspicious=suspicious)
+        self.counters.read()
         if vital is Vital.GONE:
             return False
-        self._stand(now_s)
+        self._update_schedule(now_s)
         self._judge(vital, now_ns)
-        why = self._watch.due(now_s)
+        why = self._schedule.due(now_s)
         if why is not None and self._task is None and self._recorders is not None:
             self._shared.stats.dumps[why.value] += 1
-            self._watch.asked(now_s)
+            self._schedule.asked(now_s)
             self._task = asyncio.create_task(self._poll_recorders())
         return True
 
-    def _look(self) -> Vital:
-        if self.process is not None:
-            return self.process.look()
-        if not self._is_elsewhere:
-            return Vital.GONE
-        # Invisible in /proc: the socket is the evidence, and is tried only if there is a reason.
-        suspicious = self._watch.is_stale or self.identity.exit is not None
-        if suspicious and self._socket is not None and listener(self._socket) is Listener.NOBODY:
-            return Vital.GONE
-        return Vital.RUNNING
-
-    def _read_counters(self) -> None:
-        sample = self._shm.read()
-        if sample is None or sample.published_mono_ns == self._published_mono_ns:
-            return
-        if self._published_mono_ns:
-            every_s = (sample.published_mono_ns - self._published_mono_ns) / 1e9
-            self._every_s = min(max(every_s, 1.0), tap.PUBLISH_MAX_S)
-        self._published_mono_ns = sample.published_mono_ns
-        self._published_at_ns = sample.published_at_ns
-        self._raw = None if sample.overflowed else _raw(sample)
-
-    def _stand(self, now_s: float) -> None:
-        exact = self._show()
-        age_s = max(time.monotonic_ns() - self._published_mono_ns, 0) / 1e9
-        self._watch.see(self._raw, age_s, exact=exact, now=now_s, every_s=self._every_s)
+    def _update_schedule(self, now_s: float) -> None:
+        raw, age_s, every_s = self.counters.counters, self.counters.age_s, self.counters.every_s
+        self._schedule.see(raw, age_s, exact=self._show(), now=now_s, every_s=every_s)
 
     def _show(self) -> bool:
         """Update the rank's current state; False if its counters are incomplete."""
         if self._recorders is None:
             return False
-        shown = self._recorders.revision, self._published_mono_ns, self._published_at_ns
+        counters = self.counters
+        shown = self._recorders.revision, counters.published_mono_ns, counters.published_at_ns
         if shown != self._shown:
-            progress = live_progress(self._recorders.trackers, self._raw, self._published_at_ns)
+            trackers = self._recorders.trackers
+            progress = live_progress(trackers, counters.counters, counters.published_at_ns)
             self._shared.current.set_progress(self.number, progress)
             self._shown, self._is_exact = shown, progress.exact
         return self._is_exact
@@ -251,34 +202,34 @@ class Rank:
     def _show_last(self) -> None:
         """The tap writes the counters after its exit record. If they do not show how far the rank
         came, only the state before its end is known."""
-        record = self.identity.exit
-        if self._recorders is None or record is None or self._published_at_ns < record.at_ns:
+        record, counters = self.identity.exit, self.counters
+        if self._recorders is None or record is None or counters.published_at_ns < record.at_ns:
             self._show()
             return
         trackers = self._recorders.trackers
-        progress = final_progress(trackers, self._raw, self._published_at_ns)
+        progress = final_progress(trackers, counters.counters, counters.published_at_ns)
         if progress is not None:
             self._shared.current.set_progress(self.number, progress)
 
     def set_back(self, by_ns: int) -> None:
         """The wall clock was set back by `by_ns`: shift times that are compared with later ones."""
-        self._published_at_ns = NodeNs(max(self._published_at_ns - by_ns, 0))
+        self.counters.set_back(by_ns)
         if self._recorders is not None:
             self._recorders.set_back(by_ns)
 
     def _judge(self, vital: Vital, now_ns: NodeNs) -> None:
         """Report whether the rank is live or silent, as text for users."""
-        if vital is Vital.STOPPED and self._watch.age_s > _STOPPED_AGE_S and self.process:
-            self._report(RankState.SILENT, self._published_at_ns or now_ns, self.process.describe())
-        elif self._watch.is_stale and (self._silent or self._recorders is None):
-            where = self.process.describe() if self.process else "process in another pid namespace"
+        is_stale, since_ns = self._schedule.is_stale, self.counters.published_at_ns or now_ns
+        if vital is Vital.STOPPED and self._schedule.age_s > _STOPPED_AGE_S:
+            self._report(RankState.SILENT, since_ns, self.process.describe())
+        elif is_stale and (self._silent or self._recorders is None):
             asked = "its socket does not answer" if self._silent else "it has no socket"
-            self._report(RankState.SILENT, self._published_at_ns or now_ns, f"{where}; {asked}")
+            self._report(RankState.SILENT, since_ns, f"{self.process.describe()}; {asked}")
         elif self._recorders is None:
             detail = f"recorder out of reach: {self.identity.socket_error}"
             self._report(RankState.LIVE, now_ns, detail)
         else:
-            self._report(RankState.LIVE, now_ns, self._note if self._watch.is_stale else "")
+            self._report(RankState.LIVE, now_ns, self._note if is_stale else "")
 
     def _report(
         self, state: RankState, since_ns: NodeNs, detail: str, how: ExitInfo | None = None
@@ -299,43 +250,22 @@ class Rank:
         """The process is gone: report its last counters and its end."""
         self._show_last()
         self.gone_at_ns = now_ns
-        record = self.identity.exit
-        end = self.process.ended(now_ns) if self.process else None
-        how = exit_info(record, end.wait_status if end else None)
-        how = replace(how, note=self._note_of(how))
-        at_ns = ended_at(how, record, end.at_ns if end else now_ns)
+        how, at_ns = self.process.ended(self.identity, now_ns)
         self._report(state_after(how), at_ns, exit_text(how), how)
         self.close()
         self._shared.wake()
 
-    def _note_of(self, how: ExitInfo) -> str:
-        """Text: why its exit status is unknown, and whether memory may have been the reason."""
-        unknown = ""
-        if how.kind is ExitKind.UNKNOWN:
-            unknown = "its parent collected the status first"
-            if self._is_elsewhere:
-                unknown = "its process is in another pid namespace"
-            elif self.process is None:
-                unknown = "it ended before this agent saw it"
-        kills = self._oom_kills.text() if may_be_oom(how) and self._oom_kills else ""
-        return "; ".join(filter(None, (unknown, kills)))
-
     def close(self) -> None:
-        self._shm.close()
+        self.counters.close()
         if self._task is not None:
             self._task.cancel()
-
-    def release_process(self) -> None:
-        """Close the pidfd."""
-        if self.process is not None:
-            self.process.close()
 
     # -- the recorders -------------------------------------------------------------------------
 
     async def _poll_recorders(self) -> None:
         try:
             async with self._shared.dumping:
-                await self.ask(DUMP_TIMEOUT_S)
+                await self.ask(_DUMP_TIMEOUT_S)
         except ServiceUnavailable:
             pass  # gone or silent: the next turn judges
         except HandlerFailed as error:
@@ -346,7 +276,7 @@ class Rank:
             self._complained = True
         finally:
             self._task = None
-        self._stand(time.monotonic())
+        self._update_schedule(time.monotonic())
         self._shared.wake()
 
     async def ask(self, timeout_s: float) -> list[KeptDump]:
@@ -364,17 +294,17 @@ class Rank:
             self._silent = True
             raise
         self._silent = False
-        if self._watch.is_stale:
+        if self._schedule.is_stale:
             self._note = (
-                f"its tap's heartbeat is {self._watch.age_s:.0f} s old: the GIL may be held"
+                f"its tap's heartbeat is {self._schedule.age_s:.0f} s old: the GIL may be held"
             )
         if reading.rows:
             self._shared.outbox.record(columns(self.number, 0, reading.rows))
         self._lost += reading.lost
         self._shared.stats.dropped_rows["overrun"] += reading.lost
-        self._watch.dumped(raw_counters(self._recorders.trackers), reading.entries)
+        self._schedule.dumped(raw_counters(self._recorders.trackers), reading.entries)
         if reading.unread:
-            self._watch.retry()
+            self._schedule.retry()
         self._shared.current.set_channels(self._recorders.channels(self.number))
         for problem in reading.problems:
             self._complain(problem)
@@ -393,10 +323,3 @@ class Rank:
     def in_flight(self) -> EntryColumns | None:
         rows = self._recorders.in_flight() if self._recorders else []
         return columns(self.number, 0, rows) if rows else None
-
-
-def _raw(sample: ShmSample) -> Raw:
-    return {
-        (row.recorder, row.pg_id): Status(row.enqueued, row.started, row.completed)
-        for row in sample.rows
-    }

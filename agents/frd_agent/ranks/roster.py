@@ -62,7 +62,7 @@ class Roster:
             elif known.file is not file and not known.files_removed:
                 known.renew(file, file.identity, now_ns)
         # Live ranks first: whether a dead rank is news depends on them.
-        new.sort(key=lambda rank: (not rank.has_process, rank.identity.started_at_ns))
+        new.sort(key=lambda rank: (not rank.process.was_alive, rank.identity.started_at_ns))
         return [rank for rank in new if self._admit(rank, now_ns)]
 
     def end(self, rank: Rank, now_ns: NodeNs) -> None:
@@ -108,7 +108,7 @@ class Roster:
     def close(self) -> None:
         for rank in self:
             rank.close()
-            rank.release_process()
+            rank.process.close()
         self._sockets.close()
 
     # -- coming --------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Roster:
         return rank
 
     def _admit(self, rank: Rank, now_ns: NodeNs) -> bool:
-        if not rank.has_process and not self._is_news(rank, now_ns):
+        if not rank.process.was_alive and not self._is_news(rank, now_ns):
             rank.close()
             self._remove_files(rank)
             self._forget(rank)
@@ -137,7 +137,7 @@ class Roster:
             if former.is_gone and self._successor(former) is not None:
                 self._remove_files(former)
                 self._forget(former)  # its end would be taken for that of its successor
-        if rank.has_process:
+        if rank.process.was_alive:
             log.info("%s: found, pid %d on %s", rank, rank.pid, rank.identity.info.node)
             self._warn_of_namesake(rank)
         return True
@@ -163,7 +163,8 @@ class Roster:
 
     def _is_news(self, rank: Rank, now_ns: NodeNs) -> bool:
         changed_s = max(now_ns - rank.file.stamp[1], 0) / 1e9
-        return min(changed_s, rank.counters_age_s) < _NEWS_S or self._lives(rank.identity.attempt)
+        rank.counters.read()
+        return min(changed_s, rank.counters.age_s) < _NEWS_S or self._lives(rank.identity.attempt)
 
     def _lives(self, key: AttemptKey) -> bool:
         return any(rank.identity.attempt == key and not rank.is_gone for rank in self)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from frd.flight.entry import Status
 from frd.model import NodeNs
-from frd_agent.ranks.poll_schedule import Raw
+from frd_agent.ranks.tap_counters import TapCounters
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.transitions import RecorderTracker
 
@@ -39,7 +39,7 @@ class RankProgress:
 
 def live_progress(
     trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
-    raw: Raw | None,
+    raw: TapCounters | None,
     published_at_ns: NodeNs,
 ) -> RankProgress:
     """`raw`: the tap's counters, None if it publishes none that can be read."""
@@ -66,7 +66,7 @@ def live_progress(
 
 def final_progress(
     trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
-    raw: Raw | None,
+    raw: TapCounters | None,
     published_at_ns: NodeNs,
 ) -> RankProgress | None:
     """Progress of a process that has ended, if its tap wrote the counters at exit; None if the
@@ -103,7 +103,7 @@ def raw_counters(
     }
 
 
-def _counters_of(number: int, raw: Raw) -> dict[int, Status]:
+def _counters_of(number: int, raw: TapCounters) -> dict[int, Status]:
     return {pg_id: status for (recorder, pg_id), status in raw.items() if recorder == number}
 
 

@@ -18,16 +18,15 @@ import msgspec
 from frd.errors import DumpError, FrdError
 from frd.flight.decode import parse
 from frd.flight.entry import Dump
-from frd.flight.stacks.text import USAGE
 from frd.flight.write import write_pickle
 from frd.forms import utc_text
 from frd.model import AttemptKey, NodeNs, RankInfo
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
-from frd_agent.ranks.child_stacks import ChildStacks
-from frd_agent.ranks.cpu_usage import Meter
 from frd_agent.ranks.dump_files import DumpFile
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.rank import Rank
+from frd_agent.ranks.stacks.children import child_stacks
+from frd_agent.ranks.stacks.cpu_usage import Meter
 from frd_agent.recorder.naming import KnownGroup
 from frd_agent.recorder.recorders import KeptDump
 
@@ -154,8 +153,7 @@ async def _answer_stack(
         return
     finally:
         below.cancel()
-    usage = f"{USAGE}{text}\n" if (text := meter.text()) else ""
-    data = f"{usage}{stack.text}".rstrip("\n") + f"\n{children}"
+    data = f"{meter.line()}{stack.text}".rstrip("\n") + f"\n{children}"
     await _send(
         *(rank, request, Part.STACK, send),
         data=data.encode("utf-8", "backslashreplace"),
@@ -164,14 +162,7 @@ async def _answer_stack(
 
 
 async def _children(pid: int, others: Collection[int] | None, timeout_s: float) -> str:
-    """Sections of text on the rank's child processes; empty unless requested."""
-    if others is None:
-        return ""
-    try:
-        children = await asyncio.to_thread(ChildStacks, pid, others)
-    except OSError as error:
-        return f"# child processes: {error.strerror}\n"
-    return await children.read(timeout_s)
+    return "" if others is None else await child_stacks(pid, timeout_s, others)
 
 
 async def _send(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frd.cli.commands.demo.scenarios import Scenario
-from frd_agent.ranks.outside_stacks import NoStack, _py_spy
+from frd_agent.ranks.stacks.outside import NoStack, _py_spy
 from tests.world.daemons import frd, until, watched
 
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Final
 
+from frd.flight.stacks.text import USAGE
 from frd_agent.proc import PROC, TICKS_PER_S, read_stat
 
 LOOK_AGAIN_S: Final = 1.0
@@ -14,33 +14,32 @@ _LEAST_S: Final = 0.3
 """Shorter measurements are ignored: the kernel counts in ticks of 10 ms."""
 _BUSY: Final = 0.5
 _IDLE: Final = 0.05
-"""Cores. torch's own threads and the agent's questions cost a rank a few hundredths."""
+"""Cores. torch's own threads and the agent's requests cost a rank a few hundredths."""
 
 
 class Meter:
     """Starts to measure one process immediately."""
 
-    def __init__(self, pid: int, proc: Path = PROC) -> None:
-        self._pid, self._proc = pid, proc
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._began_s = time.monotonic()
-        self._ticks = _ticks(pid, proc)
-        self._queued_ns = _queued_ns(pid, proc)
+        self._ticks = _ticks(pid)
+        self._queued_ns = _queued_ns(pid)
 
     async def settled(self) -> None:
-        """Waits until the measurement means something."""
-        passed_s = time.monotonic() - self._began_s
-        if passed_s < LOOK_AGAIN_S:
-            await asyncio.sleep(LOOK_AGAIN_S - passed_s)
+        """Wait until the measurement is long enough."""
+        await asyncio.sleep(max(self._began_s + LOOK_AGAIN_S - time.monotonic(), 0))
 
-    def text(self) -> str:
-        """``busy: uses 1.0 cores``; empty if the process is gone or was not measured for long."""
+    def line(self) -> str:
+        """``# usage: busy: uses 1.0 cores``; empty if the process is gone or was not measured for
+        long."""
         passed_s = time.monotonic() - self._began_s
-        ticks = _ticks(self._pid, self._proc)
+        ticks = _ticks(self._pid)
         if ticks is None or self._ticks is None or passed_s < _LEAST_S:
             return ""
         used_s = (ticks - self._ticks) / TICKS_PER_S
-        queued_s = (_queued_ns(self._pid, self._proc) - self._queued_ns) / 1e9
-        return usage_text(used_s / passed_s, max(queued_s, 0.0) / passed_s)
+        queued_s = max(_queued_ns(self._pid) - self._queued_ns, 0) / 1e9
+        return f"{USAGE}{usage_text(used_s / passed_s, queued_s / passed_s)}\n"
 
 
 def usage_text(cores: float, queued: float = 0.0) -> str:
@@ -55,17 +54,17 @@ def usage_text(cores: float, queued: float = 0.0) -> str:
     return f"uses {cores:.2f} cores"
 
 
-def _ticks(pid: int, proc: Path) -> int | None:
+def _ticks(pid: int) -> int | None:
     try:
-        stat = read_stat(pid, proc)
+        stat = read_stat(pid)
     except OSError:
         return None
     return None if stat is None else stat.cpu_ticks
 
 
-def _queued_ns(pid: int, proc: Path) -> int:
+def _queued_ns(pid: int) -> int:
     """How long its main thread has waited for a processor; 0 where the kernel does not count."""
     try:
-        return int((proc / str(pid) / "schedstat").read_bytes().split()[1])
+        return int((PROC / str(pid) / "schedstat").read_bytes().split()[1])
     except (OSError, ValueError, IndexError):
         return 0

@@ -1,9 +1,7 @@
 """Stacks of a rank's program, by the best method that still works.
 
 torch's `dump_traceback` handler is exact but needs the rank's GIL, which a stuck rank may never
-release. Reading from outside (`frd_agent.ranks.outside_stacks`) needs nothing from the rank. Each
-method that failed leaves a line at the top of the text, because the reason for the failure is
-evidence too.
+release. Reading from outside (`outside`) needs nothing from the rank.
 
 One request at a time: the handler walks the list of threads while CPython adds the unready thread
 of a second request to it, and the rank dies of a segmentation fault (seen within seconds of three
@@ -18,35 +16,16 @@ import fcntl
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from frd.errors import FrdError
-from frd.flight.stacks.text import ADVICE
-from frd_agent.ranks.outside_stacks import (
-    MAX_TEXT,
-    NoStack,
-    advice,
-    decoded,
-    from_proc,
-    from_py_spy,
-)
+from frd_agent.ranks.stacks.outside import MAX_TEXT, NoStack, StackText, decoded, from_outside
 from frd_agent.recorder.worker_server import Handlers
 
 _TURN_S = 0.02
 """How often to try whether another agent's request has been answered."""
 _PATIENCE_S = 3_600.0
 """For a request without a waiting caller, see `StackReader`."""
-_PROC = Path("/proc")
-
-
-@dataclass(frozen=True, slots=True)
-class StackText:
-    """The stack, under a line for each method that failed."""
-
-    source: str
-    """``dump_traceback``, ``py-spy``, ``proc``, or ``none`` when the process is gone."""
-    text: str
 
 
 class StackReader:
@@ -74,23 +53,10 @@ class StackReader:
         self, *, handler_timeout_s: float = 2.0, py_spy_timeout_s: float = 5.0
     ) -> StackText:
         """The stack as of now, within about the sum of the timeouts; raises nothing."""
-        notes: list[str] = []
         try:
             return StackText("dump_traceback", await self._from_handler(handler_timeout_s))
         except FrdError as error:
-            notes.append(f"dump_traceback: {error}")
-        try:
-            text = await from_py_spy(self._pid, py_spy_timeout_s)
-            return StackText("py-spy", _with_notes(notes, text))
-        except NoStack as error:
-            notes.append(f"py-spy: {error}")
-            if what_to_do := advice(error):
-                notes.append(f"{ADVICE.removeprefix('# ')}{what_to_do}")
-        try:
-            return StackText("proc", _with_notes(notes, from_proc(_PROC / str(self._pid))))
-        except FrdError as error:
-            notes.append(f"proc: {error}")
-        return StackText("none", _with_notes(notes, ""))
+            return await from_outside(self._pid, py_spy_timeout_s, f"dump_traceback: {error}")
 
     async def _from_handler(self, timeout_s: float) -> str:
         if self._handlers is None:
@@ -144,7 +110,3 @@ def _ignore_failure(request: asyncio.Task[bytes]) -> None:
     """Retrieve the exception, so that asyncio does not log a failure without a waiting caller."""
     if not request.cancelled():
         request.exception()
-
-
-def _with_notes(notes: list[str], text: str) -> str:
-    return "".join(f"# {' '.join(note.split())}\n" for note in notes) + text[:MAX_TEXT]

@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from frd.errors import FrdError
+from frd.flight.stacks.text import ADVICE
+from frd_agent.proc import PROC
 
 MAX_TEXT = 256 * 1024
 """Characters of one stack."""
@@ -21,6 +24,15 @@ NOT_INSTALLED: Final = "not installed: pip install py-spy"
 _MAX_THREADS = 64
 _TRIES = 4
 _TRY_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StackText:
+    """The stack, under a line for each method that failed: why it failed is evidence, too."""
+
+    source: str
+    """``dump_traceback``, ``py-spy``, ``proc``, or ``none`` when the process is gone."""
+    text: str
 
 
 class NoStack(FrdError):
@@ -31,12 +43,37 @@ class _Moved(NoStack):
     """The running process changed its frames while py-spy read them."""
 
 
+async def from_outside(pid: int, timeout_s: float, *notes: str) -> StackText:
+    """The stack by the best method that still works; raises nothing.
+
+    `timeout_s` is for py-spy; /proc always answers immediately. `notes`: other methods that failed.
+    """
+    failed = list(notes)
+    try:
+        return _noted("py-spy", failed, await from_py_spy(pid, timeout_s))
+    except NoStack as error:
+        failed.append(f"py-spy: {error}")
+        if what_to_do := advice(error):
+            failed.append(f"{ADVICE.removeprefix('# ')}{what_to_do}")
+    try:
+        return _noted("proc", failed, _from_proc(PROC / str(pid)))
+    except NoStack as error:
+        failed.append(f"proc: {error}")
+    return _noted("none", failed, "")
+
+
+def _noted(source: str, failed: list[str], text: str) -> StackText:
+    return StackText(source, "".join(f"# {' '.join(note.split())}\n" for note in failed) + text)
+
+
 async def from_py_spy(pid: int, timeout_s: float) -> str:
     """
     Raises:
         NoStack: py-spy is absent, is not allowed to read the process, or took too long.
     """
     command = _py_spy()
+    if timeout_s <= 0:
+        raise NoStack("no time left")
     try:
         async with asyncio.timeout(timeout_s):
             for _ in range(_TRIES - 1):
@@ -89,7 +126,7 @@ def _py_spy() -> str:
     raise NoStack(NOT_INSTALLED)
 
 
-def from_proc(process: Path) -> str:
+def _from_proc(process: Path) -> str:
     """The kernel's view; an agent without privileges sees less of it.
 
     Raises:

@@ -1,0 +1,109 @@
+"""Reads the counters file of a rank: how many ops each of its groups has enqueued and completed.
+
+The layout is the tap's own (`frd_agent.tap`). A training process wrote the file, so nothing in it
+is trusted; what the numbers prove is not known here.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from frd.flight.entry import Status
+from frd.model import NodeNs
+from frd_agent import tap
+from frd_agent.untrusted_files import KeptOpen
+
+_TORN_READS = 5
+
+TapCounters: TypeAlias = Mapping[tuple[int, int], Status]
+"""Raw `pg_status` by recorder (`tap.GENERIC` or `tap.NCCL`) and process-local group id. They count
+ops, not collectives."""
+
+
+class Publication(NamedTuple):
+    """`published_at_ns` was read just before the counters."""
+
+    published_at_ns: NodeNs
+    published_mono_ns: int
+    """CLOCK_MONOTONIC of the node."""
+    counters: TapCounters
+    overflowed: bool
+    """More groups than rows: some are missing."""
+
+
+class CountersFile:
+    """The counters file of one rank, and its newest publication.
+
+    If the counters did not advance, the file is opened again, because it may have been replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = KeptOpen(path)
+        self._prefix = b""
+        """Of the newest publication; each one has another sequence number."""
+        self._latest: Publication | None = None
+        self.published_at_ns = NodeNs(0)
+        self.published_mono_ns = 0
+        self.counters: TapCounters | None = None
+        """None if there are none, or not all."""
+        self.every_s = tap.PUBLISH_S
+        """Interval between the last two publications."""
+        self.close = self._file.close
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the tap published; infinite if it never did."""
+        if self._latest is None:
+            return float("inf")
+        return max(time.monotonic_ns() - self.published_mono_ns, 0) / 1e9
+
+    def read(self) -> Publication | None:
+        """None if the file is missing, corrupt or not written yet."""
+        for _ in range(_TORN_READS):
+            raw = self._file.read(tap.SHM_SIZE)
+            if raw[: tap.PREFIX.size] == self._prefix:
+                self._file.close()
+                return self._latest
+            if (found := parse_counters(raw)) is not None:
+                self._prefix = raw[: tap.PREFIX.size]
+                self._take(found)
+                return found
+        return None
+
+    def _take(self, found: Publication) -> None:
+        if self._latest is not None:
+            every_s = (found.published_mono_ns - self.published_mono_ns) / 1e9
+            self.every_s = min(max(every_s, tap.PUBLISH_S), tap.PUBLISH_MAX_S)
+        self._latest = found
+        self.published_at_ns = found.published_at_ns
+        self.published_mono_ns = found.published_mono_ns
+        self.counters = None if found.overflowed else found.counters
+
+    def set_back(self, by_ns: int) -> None:
+        """The wall clock was set back by `by_ns`."""
+        self.published_at_ns = NodeNs(max(self.published_at_ns - by_ns, 0))
+
+
+def parse_counters(raw: bytes) -> Publication | None:
+    """None if `raw` is not one complete publication."""
+    if len(raw) < tap.HEADER_SIZE:
+        return None
+    magic, sequence = tap.PREFIX.unpack_from(raw)
+    if magic != tap.MAGIC or sequence == 0 or sequence % 2:
+        return None
+    at_ns, mono_ns, row_count, flags = tap.BODY.unpack_from(raw, tap.PREFIX.size)
+    end = tap.HEADER_SIZE + row_count * tap.ROW.size
+    if row_count > tap.CAPACITY or end > len(raw):
+        return None
+    body_end = tap.PREFIX.size + tap.BODY.size
+    checksum = zlib.crc32(raw[tap.HEADER_SIZE : end], zlib.crc32(raw[tap.PREFIX.size : body_end]))
+    if (checksum,) != tap.CHECKSUM.unpack_from(raw, body_end):
+        return None
+    counters = {
+        (recorder, pg_id): Status(*counts)
+        for recorder, pg_id, *counts in tap.ROW.iter_unpack(raw[tap.HEADER_SIZE : end])
+    }
+    return Publication(NodeNs(at_ns), mono_ns, counters, bool(flags & tap.OVERFLOWED))
