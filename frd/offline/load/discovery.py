@@ -15,13 +15,13 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from frd.errors import DumpError
 from frd.forms import fold_ranks
-from frd.model import AlignedNs, AttemptKey
-from frd.offline.load.frd_dump import META, made_by_frd
+from frd.model import AttemptKey
+from frd.offline.load.frd_dump import META, DumpFolder, made_by_frd
 
 MAX_FILES = 200_000
 
@@ -42,19 +42,9 @@ _MAX_OLDER = 8
 class Found:
     """The dumps of one folder."""
 
-    key: AttemptKey
     files: Mapping[int, Path]
     """By rank, in order of rank."""
-    meta: Path | None = None
-    """The folder of identities and stacks, where `frd dump` made the dumps."""
-    failed: Mapping[int, str] = field(default_factory=dict)
-    """Ranks that did not answer `frd dump`, and why."""
-    taken_at: AlignedNs | None = None
-    """When `frd dump` made them."""
-    stall_after_s: float | None = None
-    """The stall threshold of the service that took them."""
-    folder: Path | None = None
-    """The innermost folder that holds all of them; of `frd dump`'s, what its ``-o`` named."""
+    of: DumpFolder
     warnings: tuple[str, ...] = ()
 
 
@@ -87,19 +77,8 @@ def discover(
     if not files:
         raise DumpError(_nothing(path, prefix, ranks, bool(found)))
     if made is None:
-        key = AttemptKey(path.name, 0)
-        used = common_folder(files.items())
-        return Found(key, files, folder=used, warnings=tuple(warnings))
-    return Found(
-        made.key,
-        files,
-        made.meta,
-        made.failed,
-        made.taken_at,
-        made.stall_after_s,
-        made.root,
-        tuple(warnings),
-    )
+        made = DumpFolder(common_folder(files.items()), path, AttemptKey(path.name, 0))
+    return Found(files, made, tuple(warnings))
 
 
 # -- any folder --------------------------------------------------------------------------------
@@ -109,7 +88,8 @@ def _single(path: Path, prefix: str | None) -> Found:
     name = _pattern(prefix).fullmatch(path.name)
     rank = int(name["rank"]) if name else 0
     warning = f"{path}: a single dump, taken as rank {rank}'s: name its folder to see all ranks"
-    return Found(AttemptKey(path.parent.name, 0), {rank: path}, warnings=(warning,))
+    folder = DumpFolder(path.parent, path.parent, AttemptKey(path.parent.name, 0))
+    return Found({rank: path}, folder, (warning,))
 
 
 def _pattern(prefix: str | None) -> re.Pattern[str]:

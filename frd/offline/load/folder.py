@@ -23,7 +23,7 @@ from frd.flight.trace import RankTrace, Trace
 from frd.model import Activity, GroupInfo, Int32s
 from frd.offline.load.discovery import Found, discover, written_ns
 from frd.offline.load.file_reading import Reading
-from frd.offline.load.frd_dump import identity
+from frd.offline.load.frd_dump import rank_metadata
 from frd.offline.load.reader_pool import read_all
 from frd.offline.load.torchcomms import numbered
 
@@ -56,7 +56,7 @@ def load_trace(
     """
     found = discover(Path(path), prefix=prefix, ranks=ranks)
     warnings = list(found.warnings)
-    warnings += [f"rank {rank}: no dump: {why}" for rank, why in sorted(found.failed.items())]
+    warnings += [f"rank {rank}: no dump: {why}" for rank, why in sorted(found.of.failed.items())]
     joined = _Join(found, transform_ft, warnings)
     total = len(found.files)
     for done, reading in enumerate(read_all(found.files), 1):
@@ -89,23 +89,24 @@ class _Join:
             self._warnings.append(reading.error)
             return
         self._warn(source, columns.warnings)
-        metadata = identity(self._found.meta, rank, self._warnings)
+        metadata = rank_metadata(self._found.of.meta, rank, self._warnings)
         if metadata.activity != Activity():
             self._standing[rank] = metadata.activity
         first = 0
         if self._replica_size is not None:
             first = rank // self._replica_size * self._replica_size
+        times = metadata.times
         narrow = lookup.translate(columns.narrow, first, self._replica_size)
         self._ranks[rank] = RankTrace(
             rank=rank,
             source=source,
             version=columns.version,
             info=metadata.info,
-            clock_offset_ns=metadata.clock_offset_ns,
-            clock_uncertainty_ns=metadata.clock_uncertainty_ns,
+            clock_offset_ns=times.clock_offset_ns,
+            clock_uncertainty_ns=times.clock_uncertainty_ns,
             status=columns.status,
-            dumped_from_ns=metadata.dumped_from_ns,
-            dumped_until_ns=metadata.dumped_until_ns or written_ns(self._found.files[rank]),
+            dumped_from_ns=times.dumped_from_ns,
+            dumped_until_ns=times.dumped_until_ns or written_ns(self._found.files[rank]),
             **columns.rows(narrow),
         )
 
@@ -116,13 +117,13 @@ class _Join:
             DumpError: none of the files could be read.
         """
         if not self._ranks:
-            raise DumpError(_all_failed(self._failures, self._found.folder))
+            raise DumpError(_all_failed(self._failures, self._found.of.root))
         ranks = dict(sorted(self._ranks.items()))
         self._complete_groups(ranks)
         groups = self._into.groups.items
         numbered(ranks, groups, self._into.names.items, self._warnings)
         return Trace(
-            key=self._found.key,
+            key=self._found.of.key,
             ranks=ranks,
             groups=groups,
             names=self._into.names.items,
@@ -132,9 +133,9 @@ class _Join:
             world_size=_world_size(ranks.values(), groups),
             warnings=tuple(self._warnings),
             standing=dict(sorted(self._standing.items())),
-            taken_at=self._found.taken_at,
-            stall_after_s=self._found.stall_after_s,
-            folder=str(self._found.folder or ""),
+            taken_at=self._found.of.taken_at,
+            stall_after_s=self._found.of.stall_after_s,
+            folder=str(self._found.of.root),
         )
 
     def _warn(self, source: str, warnings: tuple[str, ...]) -> None:
@@ -208,7 +209,7 @@ def _world_size(ranks: Iterable[RankTrace], groups: Iterable[GroupInfo]) -> int:
     return max([0, *sizes, *(info.ranks[-1] + 1 for info in groups if info.ranks)])
 
 
-def _all_failed(failures: list[str], folder: Path | None) -> str:
+def _all_failed(failures: list[str], folder: Path) -> str:
     if len(failures) == 1:
         return failures[0]
     return (

@@ -18,7 +18,7 @@ from frd.flight.trace import Trace
 from frd.offline.analysis.durations import last_dump_ns
 from frd.offline.load.discovery import MAX_FILES, searched
 from frd.offline.load.folder import Progress, load_trace
-from frd.offline.load.frd_dump import SUMMARY, Made, made_by_frd
+from frd.offline.load.frd_dump import SUMMARY, DumpFolder, made_by_frd
 
 MAX_DUMPS = 8
 """Dumps of one job that are looked at, the newest."""
@@ -108,8 +108,8 @@ def _dumps_in(path: Path, warnings: list[str]) -> list[Path]:
     return [made.root for made in mine[-MAX_DUMPS:]]
 
 
-def _made_below(path: Path) -> list[Made]:
-    found: list[Made] = []
+def _made_below(path: Path) -> list[DumpFolder]:
+    found: list[DumpFolder] = []
     seen = 0
     for parent, folders, names in os.walk(path):
         folders[:] = searched(parent, folders)

@@ -2,32 +2,29 @@
 
 The processes are our own (`frd.offline.load.reader_process`), started as plain programs: a fork
 copies locks of threads that the caller may have, and multiprocessing's spawn runs the caller's main
-module again, which a notebook or a script without a guard does not survive. Each reads one file at
-a time, and one that dies takes down its file only. Their memory is limited; see there.
+module again, which a notebook or a script without a guard does not survive. Each has a thread here
+that requests one file at a time, and one that dies costs one file. Their memory is limited; see
+there.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import selectors
+import pickle
 import subprocess
 import sys
-from collections import deque
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from io import RawIOBase
 from pathlib import Path
-from typing import IO, cast
 
 from frd.offline.load.file_reading import Reader, Reading
-from frd.offline.load.pipe import receive
 
 MAX_READERS = 16
 SMALL_BYTES = 4 * 1024 * 1024
 """So few bytes do no harm to the memory of this process, whatever they hold, and take no time."""
-_AHEAD = 2
-"""Files queued at a reader in advance, so that it never waits."""
 _PIPE_BYTES = 1 << 20
 _MAX_DEATHS = 64
 
@@ -41,15 +38,11 @@ def read_all(files: Mapping[int, Path]) -> Iterator[Reading]:
         reader = Reader(0)
         yield from (reader.read(rank, path) for rank, path in files.items())
         return
-    early: dict[int, Reading] = {}
-    turns = iter(files)
-    turn = next(turns)
-    with _Readers(files) as readers:
-        for reading in readers.readings():
-            early[reading.rank] = reading
-            while (due := early.pop(turn, None)) is not None:
-                yield due
-                turn = next(turns, -1)
+    readers = _Readers(min(cores(), MAX_READERS, len(files)))
+    try:
+        yield from readers.pool.map(readers.read, files.items())
+    finally:
+        readers.stop()
 
 
 def _size(path: Path) -> int:
@@ -64,64 +57,32 @@ def cores() -> int:
 
 
 class _Readers:
-    """The processes, and which file is where."""
+    """One process per thread, so that each process reads its files in their order."""
 
-    def __init__(self, files: Mapping[int, Path]) -> None:
-        self._waiting = deque(files.items())
-        self._selector = selectors.DefaultSelector()
-        self._next_number = 0
-        self._deaths = 0
-        for _ in range(min(cores(), MAX_READERS, len(files))):
-            self._start()
+    def __init__(self, threads: int) -> None:
+        self.pool = ThreadPoolExecutor(threads)
+        self._own = threading.local()
+        self._processes: list[_Process] = []
+        self._numbers = iter(range(threads + _MAX_DEATHS))
 
-    def __enter__(self) -> _Readers:
-        return self
+    def read(self, item: tuple[int, Path]) -> Reading:
+        rank, path = item
+        process: _Process | None = getattr(self._own, "process", None)
+        if process is None:
+            if (number := next(self._numbers, None)) is None:
+                return Reading(-1, rank, None, f"{path}: not read: readers keep dying")
+            process = self._own.process = _Process(number)
+            self._processes.append(process)
+        reading = process.read(rank, path)
+        if reading is None:
+            self._own.process = None
+            return Reading(process.number, rank, None, f"{path}: reading it failed: left out")
+        return reading
 
-    def __exit__(self, *_: object) -> None:
-        for key in list(self._selector.get_map().values()):
-            self._stop(key.data)
-        self._selector.close()
-
-    def readings(self) -> Iterator[Reading]:
-        """As they are done; those of one reader in the order in which they were queued."""
-        while self._selector.get_map():
-            for key, _ in self._selector.select():
-                process: _Process = key.data
-                reading = process.receive()
-                if reading is not None:
-                    self._feed(process)
-                    yield reading
-                else:
-                    yield from self._bury(process)
-
-    def _start(self) -> None:
-        process = _Process(self._next_number)
-        self._next_number += 1
-        self._selector.register(process.output, selectors.EVENT_READ, process)
-        self._feed(process)
-
-    def _feed(self, process: _Process) -> None:
-        while self._waiting and len(process.files) < _AHEAD:
-            process.send(*self._waiting.popleft())
-        if not process.files:
-            self._stop(process)
-
-    def _bury(self, process: _Process) -> Iterator[Reading]:
-        """It died of the file it was reading; the others of its files go to a new one."""
-        self._stop(process)
-        rank, path = process.files.popleft()
-        self._waiting.extendleft(reversed(process.files))
-        yield Reading(process.number, rank, None, f"{path}: reading it failed: left out")
-        self._deaths += 1
-        if self._deaths <= _MAX_DEATHS:
-            self._start()
-        elif not self._selector.get_map():
-            for rank, path in self._waiting:
-                yield Reading(process.number, rank, None, f"{path}: not read: readers keep dying")
-
-    def _stop(self, process: _Process) -> None:
-        self._selector.unregister(process.output)
-        process.stop()
+    def stop(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.stop()
 
 
 class _Process:
@@ -129,37 +90,32 @@ class _Process:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.files: deque[tuple[int, Path]] = deque()
-        """Told and not answered yet, oldest first."""
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "frd.offline.load.reader_process", str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(),
-            bufsize=0,
         )
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
-        self._input: IO[bytes] = self._popen.stdin
-        self.output = cast(RawIOBase, self._popen.stdout)
-        _widen(self.output.fileno())
+        self._input, self._output = self._popen.stdin, self._popen.stdout
+        _widen(self._output.fileno())
 
-    def send(self, rank: int, path: Path) -> None:
-        self.files.append((rank, path))
-        with suppress(BrokenPipeError):  # its output ends too, and says so
+    def read(self, rank: int, path: Path) -> Reading | None:
+        """None when the process has died."""
+        try:
             self._input.write(b"%d %b\0" % (rank, os.fsencode(path)))
-
-    def receive(self) -> Reading | None:
-        """The next answer, None when the process has died."""
-        reading = receive(self.output)
-        if reading is not None:
-            self.files.popleft()
+            self._input.flush()
+            reading: Reading = pickle.load(self._output)  # noqa: S301  of our own process
+        except (OSError, EOFError, pickle.UnpicklingError):
+            return None
         return reading
 
     def stop(self) -> None:
-        self._input.close()
-        self.output.close()
+        with suppress(BrokenPipeError):
+            self._input.close()
+        self._output.close()
         self._popen.terminate()
         self._popen.wait()
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from frd.offline.load.file_reading import Reader
-from frd.offline.load.pipe import send
 
 MAX_MEMORY_BYTES = 2 * 1024**3
 """Beyond what the interpreter has at the start: the largest dump, unpacked, as objects."""
@@ -26,7 +26,8 @@ def main() -> None:
     gc.disable()
     reader = Reader(int(sys.argv[1]))
     for rank, path in _asked():
-        send(reader.read(rank, path), sys.stdout.buffer)
+        pickle.dump(reader.read(rank, path), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+        sys.stdout.buffer.flush()
 
 
 def _limit_memory() -> None:
