@@ -10,23 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import numpy as np
-from google.protobuf.message import DecodeError
-
 from frd.errors import WireError
 from frd.model import Int64s, NodeRawNs
 from frd.v1 import stream_pb2 as pb
 from frd.wire.columns import (
     READING_COLUMNS,
-    U8,
-    check_time,
-    check_times,
     read_columns,
     write_columns,
 )
-from frd.wire.dictionary import check_text
-from frd.wire.encode import text
-from frd.wire.messages import MAX_SLACK_NS
+from frd.wire.fields import check_time, parse, text, texts_of
 
 MAX_READINGS: Final = 64
 """Limit per message."""
@@ -87,18 +79,9 @@ def decode_clock(data: bytes) -> ClockEvent:
     Raises:
         WireError: naming the field; the stream is over.
     """
-    if len(data) > MAX_CLOCK_BYTES:
-        raise WireError("clock", "too_large", f"{len(data)} bytes: send {MAX_CLOCK_BYTES} or fewer")
-    try:
-        m = pb.ClockPing.FromString(data)
-    except DecodeError:
-        raise WireError("clock", "parse", f"{len(data)} bytes are no frd.v1.ClockPing") from None
+    m = parse("clock", pb.ClockPing, data, MAX_CLOCK_BYTES)
     if not m.number:
-        for name in ("boot_id", "session"):
-            if not getattr(m, name):
-                raise WireError(f"clock.{name}", "missing", "empty: send it")
-            check_text(f"clock.{name}", getattr(m, name))
-        return ClockHello(m.boot_id, m.session)
+        return ClockHello(**texts_of("clock", m, required=("boot_id", "session")))
     if m.pong_number >= m.number:
         raise WireError(
             "clock.pong_number", "order", f"{m.pong_number}: send the number of an earlier ping"
@@ -110,16 +93,11 @@ def decode_clock(data: bytes) -> ClockEvent:
 
 
 def _readings(m: pb.ClockPing) -> Readings:
-    readings = Readings(**read_columns("clock", m, READING_COLUMNS))
+    readings = Readings(**read_columns(m, READING_COLUMNS))
     if (count := len(readings.raw_ns)) > MAX_READINGS:
         raise WireError(
             "clock.raw_ns", "too_large", f"{count} readings: send {MAX_READINGS} or fewer"
         )
-    check_times("clock.raw_ns", readings.raw_ns)
-    check_times("clock.real_ns", readings.real_ns)
-    # As unsigned numbers, negative ones are above the limit.
-    if count and int(np.maximum.reduce(readings.slack_ns.view(U8))) > MAX_SLACK_NS:
-        raise WireError("clock.slack_ns", "range", f"send 0 to {MAX_SLACK_NS} nanoseconds")
     return readings
 
 
@@ -133,10 +111,7 @@ def decode_pong(data: bytes) -> tuple[int, float]:
     ping in seconds, 0 if it has none.
 
     Raises:
-        WireError: the bytes are not a ClockPong.
+        WireError: the bytes are not a ClockPong, or too many.
     """
-    try:
-        m = pb.ClockPong.FromString(data)
-    except DecodeError:
-        raise WireError("clock", "parse", f"{len(data)} bytes are no frd.v1.ClockPong") from None
+    m = parse("clock", pb.ClockPong, data, MAX_CLOCK_BYTES)
     return m.number, m.pause_ms / 1e3

@@ -6,109 +6,164 @@ methods of arrays (`max`, `any`) go through Python code that costs more than the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
+from frd.model import UNKNOWN_SEQ
+from frd.wire.fields import YEAR_2200_NS
+from frd.wire.messages import MAX_SEQ, MAX_SLACK_NS
 
-YEAR_2200_NS: Final = 7_258_118_400_000_000_000
-MAX_SEQ: Final = 1 << 53
-"""Larger than any real seq, and far enough from 2**63 for sums."""
 _ALL_FLAGS: Final = 15
-U1: Final = np.dtype("u1")
-U4: Final = np.dtype("<u4")
-I4: Final = np.dtype("<i4")
-U8: Final = np.dtype("<u8")
-I8: Final = np.dtype("<i8")
 
-Columns: TypeAlias = Mapping[str, "np.dtype[Any]"]
-"""Columns of equal length: their type on the wire by their name, which is the same in a message of
-`frd.v1` and in its frozen value."""
-ENTRY_COLUMNS: Final[Columns] = {
-    "seq": I8,
-    "group": U4,
-    "signature": U4,
-    "flags": U1,
-    "created_ns": I8,
-    "started_ns": I8,
-    "completed_ns": I8,
-}
-WATERMARK_ROWS: Final[Columns] = {"rank": U4, "group": U4}
-"""The columns that identify the rows of `WATERMARK_COLUMNS`."""
-WATERMARK_COLUMNS: Final[Columns] = {
-    "enqueued": I8,
-    "started": I8,
-    "completed": I8,
-    "head_created_ns": I8,
-}
-SEEN_COLUMNS: Final[Columns] = {"seen_rank": U4, "as_of_ns": I8}
-CHANNEL_COLUMNS: Final[Columns] = {
-    "group": U4,
-    "peer": I4,
-    "is_send": U1,
-    "in_flight": U4,
-    "head_created_ns": I8,
-}
-MEMORY_COLUMNS: Final[Columns] = {
-    "series": U4,
-    "capacity": I8,
-    "begin_ns": I8,
-    "end_ns": I8,
-    "values": I8,
-}
-"""The exception: `series` and `capacity` are of one length, `begin_ns` and `end_ns` of another."""
-READING_COLUMNS: Final[Columns] = {"raw_ns": I8, "real_ns": I8, "slack_ns": I8}
+Check: TypeAlias = Callable[[str, npt.NDArray[Any]], None]
+"""Raises WireError with the field's name unless all items (at least one) are allowed."""
 
 _highest = np.maximum.reduce
 _lowest = np.minimum.reduce
 
 
-def column(field: str, data: bytes, dtype: np.dtype[Any], rows: int = -1) -> npt.NDArray[Any]:
-    """A read-only view of `data`; `rows` is the length that it must have, -1 for any.
+def _to(limit: int, allowed: str, unsigned: str = "<u8") -> Check:
+    """From 0 to less than `limit`; `unsigned` is the unsigned type of the column's size. As
+    unsigned numbers, negative items are above the limit, so one pass checks both ends."""
+    dtype = np.dtype(unsigned)
+
+    def check(field: str, items: npt.NDArray[Any]) -> None:
+        if int(_highest(items.view(dtype))) >= limit:
+            worst = items[items.view(dtype) >= limit][0]
+            raise WireError(field, "range", f"{worst}: send {allowed}")
+
+    return check
+
+
+def _least(floor: int) -> Check:
+    def check(field: str, items: npt.NDArray[Any]) -> None:
+        if (lowest := int(_lowest(items))) < floor:
+            raise WireError(field, "range", f"{lowest}: send {floor} or more")
+
+    return check
+
+
+def _check_enqueued(field: str, items: npt.NDArray[Any]) -> None:
+    if (highest := int(_highest(items))) >= MAX_SEQ:
+        raise WireError(field, "range", f"{highest}: send {MAX_SEQ - 1} or less")
+
+
+def _check_flags(field: str, flags: npt.NDArray[Any]) -> None:
+    """Every row has flags of `frd.model.Flags`."""
+    if int(_highest(flags)) > _ALL_FLAGS or not int(_lowest(flags)):
+        raise WireError(field, "range", f"{set(flags.tolist())}: send 1 to {_ALL_FLAGS}")
+
+
+class Items(NamedTuple):
+    """What a column holds."""
+
+    dtype: np.dtype[Any]
+    check: Check | None = None
+
+
+class Column(NamedTuple):
+    name: str
+    """The same in a message of `frd.v1` and in its frozen value."""
+    field: str
+    """Its full name, for errors."""
+    dtype: np.dtype[Any]
+    check: Check | None
+
+
+Columns: TypeAlias = tuple[Column, ...]
+"""Columns of equal length."""
+
+
+def _columns(message: str, **columns: Items) -> Columns:
+    return tuple([Column(name, f"{message}.{name}", *of) for name, of in columns.items()])
+
+
+_INT64: Final = Items(np.dtype("<i8"))
+_UINT32: Final = Items(np.dtype("<u4"))
+_UINT8: Final = np.dtype("u1")
+_SEQ: Final = Items(_INT64.dtype, _to(MAX_SEQ, f"0 to {MAX_SEQ - 1}"))
+_TIME: Final = Items(_INT64.dtype, _to(YEAR_2200_NS, "nanoseconds from 1970 to 2200"))
+_SLACK: Final = Items(_INT64.dtype, _to(MAX_SLACK_NS + 1, f"0 to {MAX_SLACK_NS} nanoseconds"))
+_REACHED: Final = Items(_INT64.dtype, _least(UNKNOWN_SEQ))
+
+ENTRY_COLUMNS: Final = _columns(
+    "entries",
+    seq=_SEQ,
+    group=_UINT32,
+    signature=_UINT32,
+    flags=Items(_UINT8, _check_flags),
+    created_ns=_TIME,
+    started_ns=_TIME,
+    completed_ns=_TIME,
+)
+WATERMARK_ROWS: Final = _columns("watermarks", rank=_UINT32, group=_UINT32)
+"""The columns that identify the rows of `WATERMARK_COLUMNS`."""
+WATERMARK_COLUMNS: Final = _columns(
+    "watermarks",
+    enqueued=Items(_INT64.dtype, _check_enqueued),
+    started=_REACHED,
+    completed=_REACHED,
+    head_created_ns=_TIME,
+)
+SEEN_COLUMNS: Final = _columns("watermarks", seen_rank=_UINT32, as_of_ns=_TIME)
+CHANNEL_COLUMNS: Final = _columns(
+    "channels",
+    group=_UINT32,
+    peer=Items(np.dtype("<i4"), _least(-1)),
+    is_send=Items(_UINT8, _to(2, "0 or 1", "u1")),
+    in_flight=_UINT32,
+    head_created_ns=_TIME,
+)
+SERIES_COLUMNS: Final = _columns("memory", series=_UINT32, capacity=_INT64)
+SAMPLE_TIMES: Final = _columns("memory", begin_ns=_TIME, end_ns=_TIME)
+SAMPLE_VALUES: Final = _columns("memory", values=_INT64)
+ACK_COLUMNS: Final = _columns("ack", rank=_UINT32, revision=Items(np.dtype("<u8")))
+READING_COLUMNS: Final = _columns("clock", raw_ns=_TIME, real_ns=_TIME, slack_ns=_SLACK)
+
+
+def read_columns(message: Any, columns: Columns, rows: int = -1) -> dict[str, npt.NDArray[Any]]:
+    """Read-only views of `columns` of `message`, by name; all have `rows` rows, -1 for any.
 
     Raises:
-        WireError: naming `field`, as every function here.
+        WireError: naming the column.
     """
-    count, rest = divmod(len(data), dtype.itemsize)
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name, field, dtype, check in columns:
+        data = getattr(message, name)
+        if not data or len(data) != rows * dtype.itemsize:
+            rows = _count_rows(field, len(data), dtype, rows)
+        if not data:
+            arrays[name] = np.empty(0, dtype)
+            continue
+        arrays[name] = items = np.frombuffer(data, dtype)
+        if check is not None:
+            check(field, items)
+    return arrays
+
+
+def _count_rows(field: str, size: int, dtype: np.dtype[Any], rows: int) -> int:
+    """Rows of a column of `size` bytes; `rows` is how many it must have, -1 for any."""
+    count, rest = divmod(size, dtype.itemsize)
     if rest:
-        raise WireError(
-            field, "length", f"{len(data)} bytes: send whole items of {dtype.itemsize} bytes"
-        )
+        whole = f"send whole items of {dtype.itemsize} bytes"
+        raise WireError(field, "length", f"{size} bytes: {whole}")
     if rows not in (-1, count):
         raise WireError(
             field,
             "length",
             f"{count} rows where the batch has {rows}: send columns of equal length",
         )
-    return np.frombuffer(data, dtype) if count else np.empty(0, dtype)
-
-
-def read_columns(
-    field: str, message: Any, columns: Columns, rows: int = -1
-) -> dict[str, npt.NDArray[Any]]:
-    """Read-only views of `columns` of `message`, by name; all have `rows` rows, -1 for any.
-
-    Raises:
-        WireError: naming the column below `field`.
-    """
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    for name, dtype in columns.items():
-        data = getattr(message, name)
-        if data and len(data) == rows * dtype.itemsize:
-            arrays[name] = np.frombuffer(data, dtype)
-        else:
-            arrays[name] = column(f"{field}.{name}", data, dtype, rows)
-            rows = len(arrays[name])
-    return arrays
+    return count
 
 
 def write_columns(message: Any, columns: Columns, value: object) -> None:
     """The inverse of `read_columns`: the arrays are attributes of `value`."""
     message.SetInParent()
-    for name, dtype in columns.items():
+    for name, _, dtype, _ in columns:
         setattr(message, name, np.ascontiguousarray(getattr(value, name), dtype).tobytes())
 
 
@@ -118,38 +173,3 @@ def check_below(field: str, indexes: npt.NDArray[Any], limit: int) -> None:
         raise WireError(
             field, "unknown_index", f"index {highest} where {limit} are declared: declare it first"
         )
-
-
-def check_floor(field: str, items: npt.NDArray[Any], floor: int) -> None:
-    if len(items) and (lowest := int(_lowest(items))) < floor:
-        raise WireError(field, "range", f"{lowest}: send {floor} or more")
-
-
-def check_seqs(field: str, seqs: npt.NDArray[Any]) -> None:
-    """As `check_times`, for seqs."""
-    if len(seqs) and int(_highest(seqs.view(U8))) >= MAX_SEQ:
-        worst = seqs[seqs.view(U8) >= MAX_SEQ][0]
-        raise WireError(field, "range", f"{worst}: send 0 to {MAX_SEQ - 1}")
-
-
-def check_marks(field: str, marks: npt.NDArray[Any]) -> None:
-    if len(marks) and int(_highest(marks)) >= MAX_SEQ:
-        raise WireError(field, "range", f"{_highest(marks)}: send {MAX_SEQ - 1} or less")
-
-
-def check_flags(field: str, flags: npt.NDArray[Any]) -> None:
-    """Every row (at least one) has flags of `frd.model.Flags`."""
-    if int(_highest(flags)) > _ALL_FLAGS or not int(_lowest(flags)):
-        raise WireError(field, "range", f"{set(flags.tolist())}: send 1 to {_ALL_FLAGS}")
-
-
-def check_time(field: str, at_ns: int) -> None:
-    if not 0 <= at_ns < YEAR_2200_NS:
-        raise WireError(field, "range", f"{at_ns}: send nanoseconds from 1970 to 2200")
-
-
-def check_times(field: str, times: npt.NDArray[Any]) -> None:
-    """As unsigned numbers, negative times are above the limit, so one pass checks both ends."""
-    if len(times) and int(_highest(times.view(U8))) >= YEAR_2200_NS:
-        worst = times[times.view(U8) >= YEAR_2200_NS][0]
-        raise WireError(field, "range", f"{worst}: send nanoseconds from 1970 to 2200")

@@ -8,80 +8,59 @@ are refused one by one in the engine, which knows their history.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from frd.errors import WireError
-from frd.model import MemoryColumns, MemoryEvent, NodeNs
+from frd.model import MemoryColumns, MemoryEvent, MemoryEventKind, NodeNs
 from frd.v1 import stream_pb2 as pb
-from frd.wire.columns import I8, U4, check_below, check_time, check_times, column
-from frd.wire.dictionary import Dictionary, check_text
-from frd.wire.encode import EVENT_KINDS
+from frd.wire.columns import SAMPLE_TIMES, SAMPLE_VALUES, SERIES_COLUMNS, read_columns
+from frd.wire.declarations import Declarations
+from frd.wire.fields import check_most, check_time, enum_member, texts_of
 from frd.wire.messages import MemoryEvents
-
-_KIND_OF: Final = {number: kind for kind, number in EVENT_KINDS.items()}
 
 
 class MemoryReader:
-    """Decodes the memory messages of one stream, whose declarations are in `dictionary`."""
+    """Decodes the memory messages of one stream, whose declarations are `known`."""
 
-    def __init__(self, dictionary: Dictionary) -> None:
-        self._dictionary = dictionary
+    def __init__(self, known: Declarations) -> None:
+        self._known = known
         # Batch after batch has the same series: they are checked once.
         self._last_series_sent = b""
-        self._series: npt.NDArray[Any] = np.empty(0, U4)
+        self._series: npt.NDArray[Any]
 
     def batch(self, m: pb.MemoryBatch) -> MemoryColumns:
         """`series` is the same array object as in the last batch if the series are the same."""
-        series = self._series_of(m.series)
-        begin = column("memory.begin_ns", m.begin_ns, I8)
-        moments = len(begin)
-        values = column("memory.values", m.values, I8, len(series) * moments)
-        columns = MemoryColumns(
-            series=series,
-            capacity=column("memory.capacity", m.capacity, I8, len(series)),
-            begin_ns=begin,
-            end_ns=column("memory.end_ns", m.end_ns, I8, moments),
-            values=values.reshape(len(series), moments),
-        )
-        check_times("memory.begin_ns", begin)
-        check_times("memory.end_ns", columns.end_ns)
-        return columns
-
-    def _series_of(self, data: bytes) -> npt.NDArray[Any]:
-        if data == self._last_series_sent and data:
-            return self._series
-        series = column("memory.series", data, U4)
-        if not len(series):
+        if not m.series:
             raise WireError("memory.series", "missing", "empty: send a batch that has series")
-        check_below("memory.series", series, self._dictionary.series_count)
-        self._dictionary.check_series("memory.series", series)
+        by_series, times = read_columns(m, SERIES_COLUMNS), read_columns(m, SAMPLE_TIMES)
+        if m.series != self._last_series_sent:
+            self._check_series(by_series["series"])
+            self._last_series_sent, self._series = m.series, by_series["series"]
+        by_series["series"] = self._series
+        shape = len(self._series), len(times["begin_ns"])
+        values = read_columns(m, SAMPLE_VALUES, shape[0] * shape[1])["values"]
+        return MemoryColumns(**by_series, **times, values=values.reshape(shape))
+
+    def _check_series(self, series: npt.NDArray[Any]) -> None:
+        attempt = self._known.series.attempt_of("memory.series", int(series[0]))
+        self._known.series.check("memory.series", series, attempt)
         if len(np.unique(series)) != len(series):
             raise WireError("memory.series", "disagree", "one series twice: send each once")
-        self._last_series_sent, self._series = data, series
-        return series
 
     def events(self, m: pb.MemoryEventBatch) -> MemoryEvents:
         return MemoryEvents(tuple([self._event(event) for event in m.events]))
 
     def _event(self, m: pb.MemoryEvent) -> MemoryEvent:
-        self._dictionary.attempt_of_rank("memory_events.rank_index", m.rank_index)
-        if (kind := _KIND_OF.get(m.kind)) is None:
-            raise WireError(
-                "memory_events.kind", "range", f"{m.kind}: send a kind of frd.v1.MemoryEventKind"
-            )
+        self._known.ranks.attempt_of("memory_events.rank_index", m.rank_index)
         check_time("memory_events.at_ns", m.at_ns)
-        if m.requested_bytes >= 2**63:
-            raise WireError(
-                "memory_events.requested_bytes", "range", f"{m.requested_bytes}: overflows"
-            )
+        check_most("memory_events.requested_bytes", m.requested_bytes, 2**63 - 1)
         return MemoryEvent(
             rank=m.rank_index,
-            kind=kind,
+            kind=enum_member("memory_events.kind", MemoryEventKind, m.kind),
             at_ns=NodeNs(m.at_ns),
-            device=check_text("memory_events.device", m.device),
             requested_bytes=m.requested_bytes,
-            detail=check_text("memory_events.detail", m.detail),
+            **texts_of("memory_events", m, "device", "detail"),
         )

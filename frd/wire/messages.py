@@ -30,6 +30,9 @@ from frd.model import (
 PROTOCOL: Final = 1
 """Major version; peers with another version are refused."""
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+MAX_SEQ: Final = 1 << 53
+"""Larger than any real seq, and far enough from 2**63 for sums."""
+MAX_WORLD_SIZE: Final = 1 << 20
 MAX_SLACK_NS: Final = 1_000_000_000
 """Largest distance of two clock readings that may be compared."""
 PART_BYTES: Final = 1024 * 1024

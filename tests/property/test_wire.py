@@ -30,10 +30,10 @@ from frd.model import (
     Signature,
     WatermarkColumns,
 )
-from frd.wire.columns import MAX_SEQ
 from frd.wire.decode import Decoder, decode_service
 from frd.wire.encode import encode_agent
 from frd.wire.messages import (
+    MAX_SEQ,
     MAX_SLACK_NS,
     PROTOCOL,
     REASONS,

@@ -129,7 +129,7 @@ def test_attempts_of_one_stream_are_kept_apart() -> None:
     service.engine.advance(AlignedNs(service.now))
     views = service.engine.status_view(AlignedNs(service.now)).attempts
     assert {view.key.job: view.memory.used[0] for view in views} == {"job": GIB, "other": 5 * GIB}
-    with pytest.raises(WireError, match="several attempts"):
+    with pytest.raises(WireError, match="another attempt"):
         stream.send(samples(stream, [0, 3], [[GIB], [GIB]]))
 
 

@@ -1,0 +1,206 @@
+"""The declarations of one stream: attempts, ranks, groups, signatures, series, and their checks.
+
+Declarations are rare and small, so they are checked one by one. The attempt of each rank, group and
+series is kept as an array, for the vectorized checks of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.errors import WireError
+from frd.model import AttemptKey, GroupInfo, RankInfo, SeriesInfo, SeriesKind, Signature
+from frd.v1 import stream_pb2 as pb
+from frd.wire.columns import check_below
+from frd.wire.fields import check_most, check_text, check_texts, enum_member, texts_of
+from frd.wire.messages import (
+    MAX_WORLD_SIZE,
+    AttemptDecl,
+    Declare,
+    GroupDecl,
+    RankDecl,
+    SeriesDecl,
+    SignatureDecl,
+)
+from frd.wire.ranks import unpack_ranks
+
+MAX_ATTEMPTS: Final = 4096
+MAX_RANKS: Final = 1 << 16
+MAX_GROUPS: Final = 1 << 18
+MAX_SIGNATURES: Final = 1 << 16
+MAX_SERIES: Final = 1 << 16
+MAX_MEMBERS: Final = 1 << 24
+"""Ranks listed in all groups of one stream together."""
+MAX_DIMS: Final = 64
+MAX_SHAPES: Final = 4096
+MAX_NAMES: Final = 256
+
+
+class Declared:
+    """Ranks, groups or series: the attempt of each by index, in a column that grows."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._attempts = np.zeros(64, np.int32)
+        self._only_attempt = -1
+        """The attempt of all; -1 when there are several."""
+
+    def append(self, attempt: int) -> None:
+        if self.count == len(self._attempts):
+            self._attempts = np.concatenate((self._attempts, np.zeros_like(self._attempts)))
+        self._attempts[self.count] = attempt
+        self._only_attempt = attempt if self.count == 0 or attempt == self._only_attempt else -1
+        self.count += 1
+
+    def attempt_of(self, field: str, index: int) -> int:
+        """The attempt index of one, which must be declared."""
+        _check_known(field, index, self.count)
+        return int(self._attempts[index])
+
+    def check(self, field: str, indexes: npt.NDArray[Any], attempt: int) -> None:
+        """All `indexes` were declared for `attempt`."""
+        check_below(field, indexes, self.count)
+        if self._only_attempt != attempt and (self._attempts[indexes] != attempt).any():
+            raise WireError(
+                field,
+                "disagree",
+                f"some are of another attempt than {attempt}: send a batch for each attempt",
+            )
+
+
+class Declarations:
+    """What one stream has declared."""
+
+    def __init__(self) -> None:
+        self._worlds: list[int] = []
+        self.ranks = Declared()
+        self.groups = Declared()
+        self.series = Declared()
+        self._members = 0
+        self.signature_count = 0
+
+    def check_attempt(self, field: str, index: int) -> None:
+        _check_known(field, index, len(self._worlds))
+
+    def check_world(self, field: str, rank: int, attempt: int) -> None:
+        """A global rank is within the attempt's world, if its size is known."""
+        _check_in_world(field, rank, self._worlds[attempt] or MAX_WORLD_SIZE)
+
+    def declare(self, m: pb.Declare) -> Declare:
+        """Apply one message; an error ends the stream, so half of it may have been applied."""
+        return Declare(
+            attempts=tuple([self._attempt(item) for item in m.attempts]),
+            ranks=tuple([self._rank(item) for item in m.ranks]),
+            groups=tuple([self._group(item) for item in m.groups]),
+            signatures=tuple([self._signature(item) for item in m.signatures]),
+            series=tuple([self._series_decl(item) for item in m.series]),
+        )
+
+    def _attempt(self, m: pb.Attempt) -> AttemptDecl:
+        _check_next("declare.attempts.index", m.index, len(self._worlds), MAX_ATTEMPTS)
+        check_most("declare.attempts.world_size", m.world_size, MAX_WORLD_SIZE)
+        texts = texts_of("declare.attempts", m, "run", required=("job",))
+        self._worlds.append(m.world_size)
+        return AttemptDecl(m.index, AttemptKey(texts["job"], m.attempt), m.world_size, texts["run"])
+
+    def _rank(self, m: pb.Rank) -> RankDecl:
+        _check_next("declare.ranks.index", m.index, self.ranks.count, MAX_RANKS)
+        self.check_attempt("declare.ranks.attempt_index", m.attempt_index)
+        self.check_world("declare.ranks.rank", m.rank, m.attempt_index)
+        check_most("declare.ranks.world_size", m.world_size, MAX_WORLD_SIZE)
+        _check_in_world("declare.ranks.rank", m.rank, m.world_size or MAX_WORLD_SIZE)
+        info = RankInfo(
+            rank=m.rank,
+            world_size=m.world_size,
+            pid=m.pid,
+            local_rank=m.local_rank,
+            backends=check_texts("declare.ranks.backends", m.backends, MAX_NAMES),
+            devices=check_texts("declare.ranks.devices", m.devices, MAX_NAMES),
+            **texts_of("declare.ranks", m, "node", "torch_version", required=("boot_id",)),
+        )
+        self.ranks.append(m.attempt_index)
+        return RankDecl(m.index, m.attempt_index, info)
+
+    def _group(self, m: pb.Group) -> GroupDecl:
+        _check_next("declare.groups.index", m.index, self.groups.count, MAX_GROUPS)
+        self.check_attempt("declare.groups.attempt_index", m.attempt_index)
+        info = _group_info(runs=m.ranks, **texts_of("declare.groups", m, "name", "desc"))
+        if info.ranks:
+            self.check_world("declare.groups.ranks", info.ranks[-1], m.attempt_index)
+        self._members += len(info.ranks)
+        if self._members > MAX_MEMBERS:
+            raise WireError(
+                "declare.groups.ranks", "limit", f"more than {MAX_MEMBERS} on one stream"
+            )
+        self.groups.append(m.attempt_index)
+        return GroupDecl(m.index, m.attempt_index, info)
+
+    def _signature(self, m: pb.Signature) -> SignatureDecl:
+        _check_next("declare.signatures.index", m.index, self.signature_count, MAX_SIGNATURES)
+        signature = Signature(
+            input_sizes=_sizes("declare.signatures.input_sizes", m.input_sizes),
+            output_sizes=_sizes("declare.signatures.output_sizes", m.output_sizes),
+            input_dtypes=check_texts("declare.signatures.input_dtypes", m.input_dtypes, MAX_SHAPES),
+            output_dtypes=check_texts(
+                "declare.signatures.output_dtypes", m.output_dtypes, MAX_SHAPES
+            ),
+            **texts_of("declare.signatures", m, "backend", "op"),
+        )
+        self.signature_count += 1
+        return SignatureDecl(m.index, signature)
+
+    def _series_decl(self, m: pb.Series) -> SeriesDecl:
+        _check_next("declare.series.index", m.index, self.series.count, MAX_SERIES)
+        attempt = self.ranks.attempt_of("declare.series.rank_index", m.rank_index)
+        kind = enum_member("declare.series.kind", SeriesKind, m.kind)
+        device = check_text("declare.series.device", m.device)
+        self.series.append(attempt)
+        return SeriesDecl(m.index, SeriesInfo(m.rank_index, kind, device))
+
+
+@lru_cache(maxsize=128)
+def _group_info(name: str, desc: str, runs: bytes) -> GroupInfo:
+    """Every agent declares the large groups: one object, checked once, serves all streams."""
+    ranks = unpack_ranks("declare.groups.ranks", runs, MAX_WORLD_SIZE)
+    return GroupInfo(name, desc, tuple(ranks.tolist()))
+
+
+def _check_known(field: str, index: int, count: int) -> None:
+    if index >= count:
+        raise WireError(
+            field, "unknown_index", f"index {index} where {count} are declared: declare it first"
+        )
+
+
+def _check_next(field: str, index: int, count: int, limit: int) -> None:
+    if index < count:
+        raise WireError(field, "redefined", f"index {index} is taken: use {count}")
+    if index > count:
+        raise WireError(field, "unknown_index", f"index {index} leaves a hole: use {count}")
+    if count >= limit:
+        raise WireError(field, "limit", f"more than {limit} on one stream: open a new stream")
+
+
+def _check_in_world(field: str, rank: int, world_size: int) -> None:
+    if rank >= world_size:
+        raise WireError(field, "range", f"rank {rank} is beyond the world size {world_size}")
+
+
+def _sizes(field: str, shapes: Sequence[pb.Shape]) -> tuple[tuple[int, ...], ...]:
+    if len(shapes) > MAX_SHAPES:
+        raise WireError(field, "too_large", f"{len(shapes)} shapes: send {MAX_SHAPES} or fewer")
+    return tuple([_dims(field, shape.dims) for shape in shapes])
+
+
+def _dims(field: str, dims: Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(dims)
+    if len(sizes) > MAX_DIMS:
+        raise WireError(field, "too_large", f"{len(sizes)} dimensions: send {MAX_DIMS} or fewer")
+    if sizes and min(sizes) < 0:
+        raise WireError(field, "range", f"{min(sizes)}: send sizes of 0 or more")
+    return sizes
