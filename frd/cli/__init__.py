@@ -1,8 +1,7 @@
 """The `frd` command: a table of commands, each in its own file, imported only when it runs.
 
-This module handles the end of every command: 0 fine, 1 failed, 2 wrong
-usage or configuration, 3 findings present, 4 none but frd is blind; one `frd: error:` line on
-stderr for an error.
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 3 findings present, 4 no findings
+but frd is blind. An error is one line on stderr, `frd: error: ...`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ COMMANDS = {
     "serve": "Run the central service.",
     "up": "Run service and agent on this machine, together.",
     "demo": "Run a small job that hangs on this machine, and name the first cause.",
-    "status": "Show jobs, groups, ranks and clocks.",
-    "findings": "List findings.",
-    "dump": "Fetch Flight Recorder dumps of every rank, now or from a finding.",
+    "status": "Show open findings, jobs, groups, ranks, memory and clocks.",
+    "findings": "List findings; show, close or export them.",
+    "dump": "Fetch Flight Recorder dumps of all ranks, taken now or for a finding.",
     "analyze": "Name the first cause in a folder of dumps, without a service.",
     "replay": "Compute the findings of a journal, offline.",
     "check": "Validate a configuration and print the effective values.",
@@ -56,7 +55,10 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
         with formatter.section("Exit codes"):
-            formatter.write_text("0 fine, 1 failed, 2 usage, 3 findings present, 4 blind")
+            formatter.write_text(
+                "0 success, 1 failure, 2 wrong usage or configuration, 3 findings present, "
+                "4 no findings but frd is blind"
+            )
 
 
 @click.group(
@@ -87,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Entry point of the `frd` script."""
     for stream in (sys.stdout, sys.stderr):
-        # Group names and stack lines hold what users like; a narrow locale must not end a command.
+        # Group names and stack lines have any characters; a narrow locale must not end a command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -95,7 +97,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        # What could not be written would fail once more at the end of the interpreter.
+        # The interpreter flushes stdout once more when it ends, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = usage.complain(f"output: {error.strerror}: write it elsewhere", FAILED)
     sys.exit(code)

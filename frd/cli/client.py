@@ -1,8 +1,8 @@
 """HTTP client of the commands, with a time limit on every request.
 
 Built on http.client, so that `frd status` starts fast and follows no redirect or proxy. Every
-failure is one `FrdError` that names the address; a command never sees a socket error. Answers are
-returned as the JSON that the service sent.
+failure is an `FrdError` that names the address. Answers are returned as the JSON that the service
+sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_NAMES = 10
 
 
 class Client:
-    """One service, one connection per call: commands are short and services restart."""
+    """One service, with a new connection for each call: commands are short and services restart."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Client:
             shutil.copyfileobj(response, into, 1 << 20)
             if response.length:
                 raise ServiceUnavailable(
-                    f"service: {self.address}: the answer broke off {response.length} bytes early: "
+                    f"service: {self.address}: the answer ended {response.length} bytes early: "
                     "try again"
                 )
 
@@ -177,5 +177,5 @@ def _target(path: str, query: Mapping[str, str | None] | None = None) -> str:
 
 
 def job_path(job: str, *rest: str) -> str:
-    """``/api/v1/jobs/{job}/...`` with odd job names made safe."""
+    """``/api/v1/jobs/{job}/...``, with the job percent-encoded."""
     return "/".join(["/api/v1/jobs", *(quote(part, safe="") for part in (job, *rest))])

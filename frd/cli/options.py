@@ -1,4 +1,4 @@
-"""What several commands share: where the service is, JSON on stdout, a console for people."""
+"""Options and output that several commands share: the service's address, ranks, times, JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SERVICE = (
         show_default=True,
         help="HTTP address of the service, or its URL.",
     ),
-    click.option("--tls", is_flag=True, envvar="FRD_TLS", help="The service speaks TLS."),
+    click.option("--tls", is_flag=True, envvar="FRD_TLS", help="Use TLS."),
     click.option(
         "--tls-ca-file",
         type=FILE,
@@ -58,16 +58,16 @@ _SERVICE = (
         type=FILE,
         metavar="FILE",
         envvar="FRD_TOKEN_FILE",
-        help="Send the first word of this file as bearer token.",
+        help="File whose first word is the bearer token.",
     ),
     click.option(
-        "--insecure", is_flag=True, help="Send the token even without TLS beyond this machine."
+        "--insecure", is_flag=True, help="Send the token to another machine even without TLS."
     ),
 )
 
 
 def service_options(function: _F) -> Callable[..., Any]:
-    """Where the service is and how to be let in; the command gets a `client`."""
+    """Adds the options of address, TLS and token; the command gets a `client`."""
 
     @functools.wraps(function)
     def command(*args: Any, **given: Any) -> Any:
@@ -97,7 +97,7 @@ def _client(
         return Client(http, tls=context)
     if context is None and not insecure and not is_loopback(split_address(http)[0]):
         raise ConfigError(
-            f"--token-file: {token_file}: the token would be sent unencrypted: say "
+            f"--token-file: {token_file}: the token would be sent unencrypted: add "
             "--tls-ca-file or --tls, or accept it with --insecure"
         )
     return Client(http, tls=context, token=read_token("--token-file", token_file))
@@ -116,7 +116,7 @@ def ranks(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int
 
 
 def when(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Callback of an option: a time as the service takes it, from a time or from how long ago."""
+    """Callback of an option: `value` is a time or an age (`7d`); the result is ISO 8601 in UTC."""
     if value is None:
         return None
     if ago := re.fullmatch(r"(\d{1,6})([mhd])", value):
@@ -141,5 +141,5 @@ def print_json(value: object) -> None:
 
 
 def console() -> Console:
-    """Colours and live redraws only where stdout is a terminal; rich sees to it."""
+    """Rich uses colours and redraws only if stdout is a terminal."""
     return Console(highlight=False, markup=False, emoji=False)

@@ -306,7 +306,7 @@ def test_the_notes_warn_of_an_ingress_that_is_open() -> None:
     assert "http://frd.example" in plain
     assert "WITHOUT TLS" in plain
     insecure = render(merged(OPTIONS["ingress"], {"insecure": True})).notes
-    assert "let your Ingress controller authenticate" in insecure
+    assert "configure authentication in your Ingress controller" in insecure
     assert "WITHOUT TLS" not in insecure
 
 

@@ -1,8 +1,7 @@
-"""`frd analyze`: the verdict on a folder of dumps, or on files of memory telemetry, with no
-service; the details on demand.
+"""`frd analyze`: the verdict on a folder of dumps, or on files of memory telemetry, without a
+service.
 
-Parses flags, shows progress and prints. What is concluded, tabulated and written to files comes
-from `frd.offline`.
+Parses flags, shows progress and prints. `frd.offline` analyzes, makes the tables and writes files.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from frd.cli.options import PATH, console, json_option, print_json, ranks_option
 from frd.cli.screens.progress import progress
 from frd.usage import examples, plain
 
-if TYPE_CHECKING:  # what analyzes is imported when it is needed: `--help` and completion are quick
+if TYPE_CHECKING:  # the analysis is imported late, so that `--help` and completion are fast
     from frd.offline.analysis.analyze import Analysis
     from frd.offline.output.selection import Selection
 
@@ -42,16 +41,18 @@ if TYPE_CHECKING:  # what analyzes is imported when it is needed: `--help` and c
     type=click.FloatRange(min=0),
     help="With --memory: how far off each host's clock may be. By default 1.",
 )
-@click.option("-p", "--prefix", metavar="P", help="Beginning of the file names, before the rank.")
+@click.option("-p", "--prefix", metavar="P", help="Prefix of the file names, before the rank.")
 @click.option("--entries", is_flag=True, help="A table of each rank's entries.")
 @click.option("--collectives", is_flag=True, help="A table of all collectives.")
 @ranks_option("Only these ranks in the tables.")
 @click.option(
     "--groups",
     metavar="G,..",
-    help="Only these groups in the tables: names or descriptions; * fits anything.",
+    help="Only these groups in the tables: names or descriptions; * matches anything.",
 )
-@click.option("--stacks", is_flag=True, help="The stacks of the entries below each table.")
+@click.option(
+    "--stacks", is_flag=True, help="With --entries: the stacks, each once, below the table."
+)
 @json_option
 @click.option(
     "-o",
@@ -73,7 +74,7 @@ if TYPE_CHECKING:  # what analyzes is imported when it is needed: `--help` and c
     "--stall-after",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="How long an op must have waited when dumped to be a hang. By default as long as for the "
+    help="How long an op must have waited when dumped to be a hang. Default: the threshold of the "
     "service that took the dumps, else 10.",
 )
 @click.option("--transform-ft", is_flag=True, help="The dumps are those of torchft replicas.")
@@ -105,14 +106,14 @@ def command(
 
     The dumps may be of any version and backend, of several hosts in subfolders, gzipped, or what
     `frd dump` made. Several folders are dumps of one job at different times: a wait that is in the
-    first and still in the last has lasted. With --memory: say whose memory rose first in files of
-    telemetry events. Exit code 3 when there are findings.
+    first and still in the last has lasted. With --memory: name the rank whose memory rose first,
+    from files of telemetry events. Exit code 3 when there are findings.
     """
     if memory:
         _check_memory(paths)
         return _analyze_memory(paths, clock_uncertainty, as_json)
     if clock_uncertainty is not None:
-        raise click.UsageError("--clock-uncertainty: is about files of telemetry: add --memory")
+        raise click.UsageError("--clock-uncertainty: applies to files of telemetry: add --memory")
     from frd.offline.analysis.analyze import analyze
     from frd.offline.load.job_choice import load_dumps
     from frd.offline.output.export import check_export
@@ -164,7 +165,9 @@ def _check_memory(paths: tuple[Path, ...]) -> None:
         name = option.name or ""
         source = context.get_parameter_source(name)
         if name not in _WITH_MEMORY and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{option.opts[-1]}: is about dumps: leave it out with --memory")
+            raise click.UsageError(
+                f"{option.opts[-1]}: applies to dumps: leave it out with --memory"
+            )
     for path in paths:
         if path.is_dir():
             raise click.UsageError(
@@ -222,7 +225,7 @@ def _print_tables(chosen: Selection, entries: bool, collectives: bool, stacks: b
 
 
 def _print_lines(lines: Iterable[str]) -> None:
-    """Whole lines into a pipe; on a terminal lines are cut, not wrapped."""
+    """On a terminal, long lines are cut, not wrapped."""
     screen = console()
     width = screen.width if screen.is_terminal else None
     texts: Iterable[str] = map(plain, lines)

@@ -1,7 +1,6 @@
-"""`frd doctor`: what is missing for a job on this machine to be watched, in order, with what to do.
+"""`frd doctor`: checks whether a job on this machine would be watched, and says what to do.
 
-The node's part is `frd_agent.launch.checks`, which tries instead of guessing; the
-checks of the service are here.
+`frd_agent.launch.checks` has the checks of the node; those of the service are here.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ def command(
 ) -> int:
     """Check whether a job on this machine would be watched, and say what to do if not.
 
-    Starts a Python as CMD would, without running CMD: does the tap load there, with which torch and
-    which variables? Then the run directory, its agent, the service, and whether that agent is
-    connected to it. Exit code 1 if something has failed; warnings do not count.
+    Starts Python as CMD would, without running CMD, and checks that the tap loads there, the
+    version of torch, and the variables. Then checks the run directory, its agent, the service, and
+    that the agent is connected to it. Exit code 1 if a check has failed; warnings do not count.
     """
     done: list[Check] = []
     for check in _checks(client, run_dir, job_command):
@@ -65,7 +64,7 @@ def _checks(client: Client, run_dir: Path | None, cmd: tuple[str, ...]) -> Itera
 
 
 def _service(client: Client, node: str) -> Iterator[Check]:
-    """`node`: of the agent that watches here; empty: there is none."""
+    """`node`: name of the node of the agent that watches here; empty without an agent."""
     try:
         watching = client.get("/api/v1/jobs")["watching"]
         metrics = _samples(client.text("/metrics"))
@@ -78,8 +77,8 @@ def _service(client: Client, node: str) -> Iterator[Check]:
         yield Check(
             "service hears the agent",
             State.FAILED,
-            f"{node}: no agent of this node is connected to {client.address}: does the agent's "
-            "--service name the same service? see its log",
+            f"{node}: no agent of this node is connected to {client.address}: check the agent's "
+            "--service and its log",
         )
     elif node:
         yield Check("service hears the agent", State.OK, f"{node} is connected")
@@ -89,7 +88,7 @@ def _service(client: Client, node: str) -> Iterator[Check]:
 
 
 def _samples(metrics: str) -> Mapping[tuple[str, str], float]:
-    """By name and the value of the only label, of the metrics that have one label."""
+    """Metrics with exactly one label, by name and the value of the label."""
     return {
         (sample.name, next(iter(sample.labels.values()))): sample.value
         for family in text_string_to_metric_families(metrics)
@@ -104,7 +103,7 @@ def _version(client: Client, theirs: str) -> Check:
     return Check(
         "service, HTTP",
         State.WARNING,
-        f"{client.address}: is version {theirs}, this is {__version__}: see docs/upgrade.md",
+        f"{client.address}: has version {theirs}, this is {__version__}: see docs/upgrade.md",
     )
 
 

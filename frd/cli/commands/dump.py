@@ -26,10 +26,10 @@ from frd.store.new_path import check_new, new_path
 from frd.usage import examples, plain
 
 _PATIENCE_S = 15.0
-"""Time that the service may need in addition to the ranks' time limit."""
+"""Time for the service itself, in addition to the time limit of the ranks."""
 
 _RUNNING = frozenset({"live", "silent"})
-"""States of ranks whose processes are there."""
+"""States of ranks whose processes exist."""
 
 
 @click.command(
@@ -45,7 +45,7 @@ _RUNNING = frozenset({"live", "silent"})
 @click.option(
     "--stacks",
     is_flag=True,
-    help="Python stacks as well, also of child processes such as DataLoader workers.",
+    help="Also Python stacks, including those of child processes such as DataLoader workers.",
 )
 @click.option("--finding", metavar="ID", help="The dump that was taken when this finding opened.")
 @click.option(
@@ -55,7 +55,7 @@ _RUNNING = frozenset({"live", "silent"})
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time limit for the answer of a rank.",
+    help="How long a rank may take to answer.",
 )
 @click.option(
     "-o",
@@ -64,7 +64,7 @@ _RUNNING = frozenset({"live", "silent"})
     type=PATH,
     required=True,
     metavar="DIR",
-    help="The folder to make; it must not exist yet.",
+    help="The folder to create; it must not exist.",
 )
 @service_options
 def command(
@@ -76,11 +76,10 @@ def command(
     timeout_s: float,
     folder: Path,
 ) -> int:
-    """Fetch Flight Recorder dumps of every rank, now; or those taken when a finding opened.
+    """Take a Flight Recorder dump of every rank now, or fetch those taken when a finding opened.
 
     torchfrtrace reads DIR/<job>. Ranks that did not answer are listed with the reason.
     """
-
     if finding is not None and (job is not None or ranks is not None or stacks):
         raise click.UsageError(
             "--finding: its dump is already taken: leave out --job, --ranks and --stacks"
@@ -101,7 +100,7 @@ def command(
 
 
 def _only_job(client: Client) -> str:
-    """The job that runs; where none does, the only one that the service knows."""
+    """The only running job; if none runs, the only known job."""
     jobs = client.get("/api/v1/jobs")["jobs"]
     live = [job for job in jobs if not job["ended"] and _RUNNING & job["ranks"].keys()]
     match live or jobs:
@@ -145,8 +144,8 @@ def _unpack(tar: IO[bytes], folder: Path) -> None:
 def _extract(archive: tarfile.TarFile, folder: Path) -> None:
     """Plain files below `folder`, nothing else.
 
-    Stricter than ``filter="data"``, which Python 3.11 has only from its fourth patch release on:
-    a dump folder has no links, no devices and no owners, so none are made.
+    Stricter than ``filter="data"``, which Python 3.11 has only since its fourth patch release: a
+    dump folder has no links, no devices and no owners.
     """
     for member in archive:
         path = PurePosixPath(member.name)
@@ -154,7 +153,9 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
             continue
         usual = member.isreg() and not member.issparse()  # few bytes could fill the disk
         if not usual or path.is_absolute() or ".." in path.parts or not path.name:
-            raise FrdError(f"dump: {member.name!r}: does not belong in a dump folder: nothing kept")
+            raise FrdError(
+                f"dump: {member.name!r}: not a plain file of a dump: nothing was written"
+            )
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         source = archive.extractfile(member)

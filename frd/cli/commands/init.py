@@ -1,4 +1,4 @@
-"""`frd init`: a configuration to begin with, tokens, and certificates, which work as they are."""
+"""`frd init`: a first configuration with tokens and certificates, usable without changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _GRPC_PORT, _HTTP_PORT = 9373, 9374
 @click.argument(
     "folder", metavar="[DIR]", default=Path("."), type=click.Path(path_type=Path, file_okay=False)
 )
-@click.option("--tls", is_flag=True, help="Also make a CA, and certificates signed by it.")
+@click.option("--tls", is_flag=True, help="Also create a CA and certificates signed by it.")
 @click.option(
     "--host",
     "hosts",
@@ -43,13 +43,13 @@ _GRPC_PORT, _HTTP_PORT = 9373, 9374
 def command(folder: Path, tls: bool, hosts: tuple[str, ...]) -> None:
     """Write a first configuration into DIR, and print what to do next.
 
-    A commented frd.toml, and a token each for agents, readers and operators. With --tls also a
-    CA, the service's certificate, and a client certificate for agents. With --host the
-    service listens on all addresses, without it on this machine only. No file is overwritten, and
-    only you may read them.
+    Creates a commented frd.toml and one token each for agents, readers and operators; with --tls
+    also a CA, the service's certificate, and a client certificate for agents. With --host the
+    service listens on all addresses, without it on loopback only. No existing file is overwritten;
+    only you can read the new files.
     """
     if hosts and not tls:
-        raise ConfigError("--host: needs --tls: beyond this machine tokens are not sent without it")
+        raise ConfigError("--host: needs --tls: without TLS no token is sent to another machine")
     folder = folder.expanduser().absolute()
     tokens = {role: secrets.token_hex(24) for role in _ROLES}
     names = list(dict.fromkeys((*hosts, "localhost", "127.0.0.1", *_own_name())))
@@ -143,6 +143,6 @@ def _next(folder: Path, tls: bool, host: str) -> str:
             *(f"    {line}" for line in scrape),
             "    static_configs:",
             f'      - targets: ["{shown}:{_HTTP_PORT}"]',
-            "Keep ca.key secret: with it anybody can impersonate the service.\n" if tls else "",
+            "Keep ca.key secret: with it an attacker can impersonate the service.\n" if tls else "",
         ]
     )

@@ -1,4 +1,4 @@
-"""`frd replay`: the findings that a journal gives, with no service."""
+"""`frd replay`: the findings of a journal, without a service."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from frd.usage import examples, plain
 def command(journal: Path, job: str | None, since: str | None, as_json: bool) -> int:
     """Compute the findings of a JOURNAL: the folder that the service wrote, or one segment of it.
 
-    The same code decides as in the live service, at the recorded times. The whole journal is
-    replayed, whatever is asked for. Exit code 3 when there are findings.
+    Runs the engine of the live service at the recorded times. The whole journal is replayed,
+    because findings depend on what came before; --job and --since select findings of the result.
+    Exit code 3 when there are findings.
     """
     after = utc_ns(since) if since is not None else 0
     warnings: list[str] = []

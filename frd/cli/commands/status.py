@@ -36,12 +36,12 @@ MAX_ENDED = 20
         "frd status --watch          # redrawn every second",
         "frd status --job train",
         "frd status --ranks 0-3,7    # these ranks, with all of their memory",
-        "frd status --all            # jobs that ended in full, too",
+        "frd status --all            # ended jobs in full, too",
         "frd status --json | jq '.jobs[].ranks'",
     ),
 )
 @click.option("--job", metavar="J", help="Only this job.")
-@click.option("--all", "unfolded", is_flag=True, help="Show jobs that ended in full as well.")
+@click.option("--all", "unfolded", is_flag=True, help="Show ended jobs in full, too.")
 @click.option("--watch", is_flag=True, help="Redraw every second until interrupted.")
 @click.option("--memory", is_flag=True, help="Memory of all ranks.")
 @ranks_option("Only these ranks, with all of their memory.")
@@ -116,8 +116,8 @@ def _with_ranks(job: Mapping[str, Any], ranks: tuple[int, ...] | None) -> Mappin
 
 
 def _picture(seen: _Seen) -> Picture:
-    """Open findings first, then each job; last what frd watches."""
-    # By the service's clock, as all times that it gives; a service of an older version is silent.
+    """Open findings first, then each job, then what frd watches."""
+    # All times are on the service's clock; services of older versions do not report it.
     at = seen.findings.get("at")
     now = datetime.fromisoformat(at) if at else datetime.now(UTC)
     body: list[RenderableType] = [*_findings(seen.findings["findings"], now)]

@@ -1,7 +1,7 @@
 """`frd up`: service and agent of one machine, started and stopped together.
 
-For a workstation. Service and agent are separate processes in this process group, so that Ctrl-C
-reaches all three; when one of them ends, the other is ended, too.
+For a workstation. Service and agent are separate processes of this process group, so that Ctrl-C
+reaches all three. When one of them ends, this command ends the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _STOP_WITHIN_S = 10.0
 @click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]")
 @click.option("--data-dir", type=PATH, metavar="DIR", help="Findings, journal and dumps.")
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Where the taps publish.")
-@click.option("--agent-metrics", metavar="HOST:PORT|off", help="The agent's own /metrics.")
+@click.option(
+    "--agent-metrics", metavar="HOST:PORT|off", help="The agent's own /metrics.  [127.0.0.1:9375]"
+)
 @click.option(
     "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
 )
@@ -130,7 +132,7 @@ async def _until_one_ends(
 
 
 async def _stop(running: dict[str, asyncio.subprocess.Process]) -> None:
-    """The agent first, so that its last words are heard."""
+    """The agent first, so that the service still gets its last messages."""
     for name in ("agent", "service"):
         process = running.get(name)
         if process is None or process.returncode is not None:

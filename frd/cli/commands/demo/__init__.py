@@ -52,7 +52,7 @@ _NEXT = (
     metavar="SECONDS",
     help="Floor of the stall threshold.",
 )
-@click.option("--scripted", is_flag=True, help="Use scripted ranks even where torch is installed.")
+@click.option("--scripted", is_flag=True, help="Use scripted ranks even if torch is installed.")
 @json_option
 def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_json: bool) -> None:
     """Start a service, an agent and a small job that hangs; name the first cause; clean up.
@@ -68,7 +68,7 @@ def command(scenario: str, ranks: int, stall_after: float, scripted: bool, as_js
     with Stage(chosen, ranks, stall_after, scripted=scripted) as stage:
         if stage.scripted:
             why = "asked for" if scripted else "torch is not installed"
-            notes.print(f"scripted ranks ({why}): they speak the same protocol as torch's")
+            notes.print(f"scripted ranks ({why}): they use the same protocol as torch ranks")
         if sys.stdout.isatty() and not as_json:
             outcome = _play_live(stage)
         else:

@@ -1,8 +1,8 @@
 """`frd findings`: open findings of the service, once or redrawn live.
 
 `frd findings ID` shows one finding, `close` closes one, `export` writes them all for other tools.
-Every answer ends in a line of what is watched: no findings in a job that no agent watches mean
-nothing.
+Every answer ends in a line of what is watched: "no findings" means nothing for a job that no agent
+watches.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Findings(click.Group):
         try:
             _, words, _ = parser.parse_args(list(args))
         except click.UsageError:
-            words = []  # the parser proper says what is wrong
-        # Options that are unknown here are among the words: those of a subcommand, behind its name.
+            words = []  # parsed again below, which reports the error
+        # `words` also has the options that are unknown here: those of a subcommand, after its name.
         if words and words[0] not in self.commands and not words[0].startswith("-"):
             args = ["show", *args]
         return super().parse_args(ctx, args)
@@ -89,7 +89,9 @@ def command(
         return 0
     state = None if closed_too or since is not None else "open"
     query = {"job": job, "state": state, "since": since}
-    answer = _ask(client, query)  # a wrong address is an error now, a restart later is not
+    answer = _ask(
+        client, query
+    )  # with --watch, a wrong address is an error, a later restart is not
     if job is not None and not answer["findings"]:
         _require_job(client, job)
     if watch:
@@ -136,7 +138,7 @@ def _blind(answer: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _require_job(client: Client, job: str) -> None:
-    """For an unknown job, an empty list would look as if all were well.
+    """Refuse an unknown job, for which an empty list would look like an all-clear.
 
     Raises:
         FrdError: the job neither runs nor has a finding.
@@ -169,8 +171,8 @@ def _watch(client: Client, query: _Query, as_json: bool) -> int:
 
 
 def _follow(client: Client, query: _Query, as_json: bool) -> None:
-    """For a pipe: each finding when it is new or has changed, and what is watched when frd goes
-    blind or sees again."""
+    """For a pipe: print each finding that is new or has changed, and what is watched whenever frd
+    becomes blind or sees everything again."""
     shown: dict[str, Mapping[str, Any]] = {}
     blind: Sequence[str] | None = [] if as_json else None
     silent = False

@@ -1,7 +1,7 @@
-"""`frd findings export`: everything that the service has stored, oldest first, for other tools.
+"""`frd findings export`: all stored findings, oldest first, for other tools.
 
-Page by page, so that neither end ever holds more than a page. Findings pruned
-meanwhile are missing, findings opened meanwhile come last, and none comes twice.
+Reads page by page, so that neither side holds more than a page. Findings that the service prunes
+meanwhile are missing, findings that open meanwhile come last, and none comes twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from frd.usage import examples
 
 _PAGE = 500
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""With what a cell begins that a spreadsheet executes, or cuts off before it does."""
+"""First characters of a cell that a spreadsheet executes, or strips before it executes the rest."""
 _COLUMNS = (
     *("id", "job", "attempt", "kind", "state", "severity", "opened_at", "closed_at", "reason"),
     *("suspects", "nodes", "victims", "lost_s", "dump", "close_reason", "summary"),
@@ -57,7 +57,11 @@ _COLUMNS = (
     help="One JSON object a line, or CSV.",
 )
 @click.option(
-    "-o", "--output", type=FILE, metavar="FILE", help="A new file; an existing one is an error."
+    "-o",
+    "--output",
+    type=FILE,
+    metavar="FILE",
+    help="The file to create; an existing one is an error.",
 )
 @service_options
 def export(
@@ -74,7 +78,7 @@ def export(
     query = {"job": job, "since": since, "until": until}
     write = _write_csv if form == "csv" else _write_json
     findings = _pages(client, query)
-    first = next(findings, None)  # a wrong address is an error before there is a file
+    first = next(findings, None)  # a wrong address fails before the file is created
     whole = chain(() if first is None else (first,), findings)
     if output is not None:
         with new_path(output) as staged, staged.open("w", encoding="utf-8", newline="") as file:
@@ -83,7 +87,7 @@ def export(
     try:
         write(whole, sys.stdout)
         sys.stdout.flush()
-    except BrokenPipeError:  # as `| head` ends it; nothing is left to be said
+    except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -112,7 +116,7 @@ def _write_csv(findings: Iterable[Mapping[str, Any]], file: IO[str]) -> None:
 
 
 def _row(finding: Mapping[str, Any]) -> dict[str, object]:
-    """Ranks are folded; what a spreadsheet would take for a formula is made text."""
+    """Ranks are folded; a text that a spreadsheet would take for a formula gets a leading quote."""
     suspects = finding.get("suspects", ())
     reasons = dict.fromkeys(suspect["reason"] for suspect in suspects)
     row = {

@@ -16,7 +16,7 @@ from frd.usage import examples, plain
 
 _LEAST_PREFIX = 4
 _SEARCHED = "10000"
-"""How many of the newest findings are looked through for the beginning of an id."""
+"""Number of the newest findings among which the beginning of an id is searched."""
 
 
 @click.command(
@@ -55,8 +55,8 @@ def show(client: Client, finding: str, as_json: bool) -> int:
 def close(client: Client, finding: str, because: str, as_json: bool) -> None:
     """Close an open finding by hand: its alert ends.
 
-    The same incident opens no other finding while it lasts, unless the service is restarted.
-    Where the service has tokens, this needs an operator's.
+    While the incident lasts, it opens no other finding, unless the service is restarted. If the
+    service has tokens, this needs an operator's token.
     """
     found = _find(client, finding)
     closed = client.post(
@@ -69,10 +69,10 @@ def close(client: Client, finding: str, because: str, as_json: bool) -> None:
 
 
 def _find(client: Client, name: str) -> Any:
-    """The finding of that id, or the only one whose id begins like this.
+    """The finding with the id `name`, or the only one whose id begins with it.
 
     Raises:
-        FrdError: none, or several.
+        FrdError: no finding, or several.
     """
     try:
         return client.get(f"/api/v1/findings/{quote(name, safe='')}")
