@@ -1,12 +1,13 @@
 """Dump folders that the service keeps: what every rank recorded when an incident opened.
 
-A dump is a folder ``<id>/`` with ``summary.json``, ``<job>/rank_<rank>`` and, apart from these,
-``<job>.meta/rank_<rank>.json`` and ``<job>.meta/rank_<rank>.stack.txt``: torchfrtrace takes every
-file below its folder whose name has ``rank_`` in it for a dump, so no other file may be next to
-them. This is the layout that `frd dump` writes and ``torchfrtrace DIR/<job>`` reads. A dump is
-filled under a hidden name and appears whole by one rename; nothing is ever overwritten. The
-folder is bounded by count and bytes, and the oldest dumps go first. Contents come from agents and
-are never looked into; job names come from users and never become paths unchecked.
+A dump is a folder ``<id>/`` with ``summary.json``, ``<job>/rank_<rank>``, and in a separate folder
+``<job>.meta/rank_<rank>.json`` and ``<job>.meta/rank_<rank>.stack.txt``: torchfrtrace reads every
+file whose name contains ``rank_`` as a dump, so no other file may be next to them. This is the
+layout that `frd dump` writes and ``torchfrtrace DIR/<job>`` reads.
+
+A dump is filled under a hidden name and appears whole by one rename; nothing is ever overwritten.
+The store is bounded by count and bytes, and evicts the oldest dumps first. Contents come from
+agents and are never interpreted; job names come from users and never become paths unchecked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 import secrets
 import shutil
 import tarfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,9 +56,10 @@ class DumpStore:
         self._lock = RLock()
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Finished dumps and their bytes, oldest first."""
-        self._unfinished_bytes = 0
-        self._reading: dict[str, int] = {}
-        """How many readers a dump has; it is not evicted under them."""
+        self._unfinished: dict[str, int] = {}
+        """Bytes of the dumps that are being taken."""
+        self._readers: Counter[str] = Counter()
+        """A dump with readers is not evicted."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in sorted(folder.iterdir()):
@@ -70,14 +72,14 @@ class DumpStore:
         self._make_room(0)
 
     def bound(self, *, max_count: int, max_bytes: int) -> None:
-        """Keep within these bounds from now on."""
+        """Change the bounds."""
         with self._lock:
             self._max_count, self._max_bytes = max_count, max_bytes
             self._make_room(0)
 
     def create(self, key: AttemptKey, now: AlignedNs) -> DumpWriter:
-        """Start a dump of one attempt; it is no dump before `DumpWriter.finish`."""
-        # Ids sort by time, so that the oldest go first after a restart too.
+        """Start a dump of one attempt; see `DumpWriter.finish`."""
+        # Ids sort by time, so that eviction is in order after a restart, too.
         stamp = datetime.fromtimestamp(now / 1e9, UTC).strftime("%Y%m%d-%H%M%S")
         dump_id = f"{stamp}-{now // 1_000_000 % 1000:03d}-{secrets.token_hex(4)}"
         return DumpWriter(self, dump_id, key, now)
@@ -90,7 +92,7 @@ class DumpStore:
     def tar(self, dump_id: str) -> Iterator[bytes] | None:
         """The folder as a tar stream, summary first; None when there is no such dump.
 
-        The dump stays while the stream is being read; a stream that is never begun holds nothing.
+        The dump is not evicted while the stream is being read.
 
         Raises:
             StoreError: from the stream, when the dump was evicted before its first chunk.
@@ -102,45 +104,34 @@ class DumpStore:
         with self._lock:
             if dump_id not in self._sizes:
                 raise StoreError(f"dump: {dump_id}: was just evicted: use a later one")
-            self._reading[dump_id] = self._reading.get(dump_id, 0) + 1
+            self._readers[dump_id] += 1
         try:
             yield from _tar_stream(self.folder / dump_id)
         finally:
             with self._lock:
-                self._reading[dump_id] -= 1
-                if not self._reading[dump_id]:
-                    del self._reading[dump_id]
+                self._readers[dump_id] -= 1
 
-    def _reserve(self, size: int, of_writer: int) -> None:
-        """Make room for `size` more bytes of a dump that has `of_writer` already."""
+    def _reserve(self, dump_id: str, size: int) -> None:
+        """Make room for `size` more bytes of a dump that is being taken; negative: fewer."""
         with self._lock:
-            if of_writer + size > self._max_bytes:
+            of_dump = self._unfinished.get(dump_id, 0) + size
+            if of_dump > self._max_bytes:
                 raise StoreError(
                     f"dumps: {self.folder}: a dump exceeds the bound of {self._max_bytes} bytes: "
                     "dump fewer ranks or raise the bound"
                 )
-            self._unfinished_bytes += size
+            self._unfinished[dump_id] = of_dump
             self._make_room(0)
 
-    def _release(self, size: int) -> None:
-        with self._lock:
-            self._unfinished_bytes -= size
-
-    def _adopt(self, dump_id: str, size: int) -> None:
-        with self._lock:
-            self._make_room(1)
-            self._unfinished_bytes -= size
-            self._sizes[dump_id] = size
-
     def _make_room(self, dumps: int) -> None:
-        """Evict the oldest until `dumps` more fit the bounds; those being read are passed over."""
+        """Evict the oldest dumps without readers until `dumps` more fit the bounds."""
         for dump_id in list(self._sizes):
-            total = sum(self._sizes.values()) + self._unfinished_bytes
+            total = sum(self._sizes.values()) + sum(self._unfinished.values())
             if len(self._sizes) + dumps <= self._max_count and total <= self._max_bytes:
                 return
-            if dump_id not in self._reading:
+            if not self._readers[dump_id]:
                 shutil.rmtree(self.folder / dump_id, ignore_errors=True)
-                del self._sizes[dump_id]
+                del self._sizes[dump_id], self._readers[dump_id]
                 self.evicted += 1
 
 
@@ -152,7 +143,6 @@ class DumpWriter:
         self._store = store
         self._key = key
         self._now = now
-        self._bytes = 0
         self._incomplete: set[Path] = set()
         self._root = store.folder / f"{_UNFINISHED}{dump_id}"
         self._job_folder = self._root / safe_name(key.job)
@@ -172,20 +162,20 @@ class DumpWriter:
         folder = self._job_folder if part is Part.DUMP else self._meta_folder
         path = folder / f"rank_{int(rank)}{_SUFFIXES[part]}"
         self._incomplete.add(path)
-        self._reserve(len(data))
+        self._store._reserve(self.id, len(data))
         try:
             with path.open("ab") as file:
                 file.write(data)
         except OSError as error:
-            self._release(len(data))
+            self._store._reserve(self.id, -len(data))
             raise _failed(self._store.folder, error) from None
         if last:
             self._incomplete.discard(path)
 
     def finish(self, summary: Mapping[str, Any]) -> str:
-        """Make it a dump, with `summary` and what is known here in summary.json; gives the id.
+        """Complete the dump, with `summary` and its identity in summary.json; returns the id.
 
-        Parts whose last piece never came are left out.
+        Parts whose last piece is missing are left out.
         """
         document = {
             "id": self.id,
@@ -197,39 +187,31 @@ class DumpWriter:
         }
         # ASCII JSON: a job name that is not UTF-8 is kept exactly.
         text = json.dumps(document, indent=1).encode("ascii")
-        self._reserve(len(text))
+        self._store._reserve(self.id, len(text))
         try:
             for path in self._incomplete:
                 path.unlink(missing_ok=True)
             (self._root / SUMMARY).write_bytes(text)
-            with self._store._lock:  # an abandoned dump cannot be finished by a straggling thread
+            with self._store._lock:  # a late thread cannot finish an abandoned dump
                 self._root.rename(self._store.folder / self.id)
-                self._store._adopt(self.id, self._bytes)
-                self._bytes = 0
+                self._store._make_room(1)
+                self._store._sizes[self.id] = self._store._unfinished.pop(self.id)
         except OSError as error:
             self.abandon()
             raise _failed(self._store.folder, error) from None
         return self.id
 
     def abandon(self) -> None:
-        """Leave nothing behind; changes nothing once the dump is finished."""
+        """Delete everything; changes nothing once the dump is finished."""
         with self._store._lock:
             shutil.rmtree(self._root, ignore_errors=True)
-            self._release(self._bytes)
-
-    def _reserve(self, size: int) -> None:
-        self._store._reserve(size, self._bytes)
-        self._bytes += size
-
-    def _release(self, size: int) -> None:
-        self._store._release(size)
-        self._bytes -= size
+            self._store._unfinished.pop(self.id, None)
 
 
 def safe_name(job: str) -> str:
-    """`job` as one file name: itself where it is plain, else made plain with a digest behind it.
+    """`job` as one file name: the name itself if it is plain, else a plain form with a digest.
 
-    Names that differ stay different. The true name is in summary.json.
+    Different names stay different. summary.json has the true name.
     """
     if _PLAIN_NAME.fullmatch(job):
         return job
@@ -239,7 +221,7 @@ def safe_name(job: str) -> str:
 
 
 def _tar_stream(root: Path) -> Iterator[bytes]:
-    """A tar of the files below `root`, a chunk at a time, summary first."""
+    """A tar of the files below `root` in chunks, summary first."""
     for path in sorted(_files(root), key=lambda path: (path.name != SUMMARY, str(path))):
         with path.open("rb") as file:
             status = os.fstat(file.fileno())

@@ -1,13 +1,11 @@
-"""What outlives the service: findings, and the pauses of jobs, in one SQLite file.
+"""Findings, and the pauses of jobs, in one SQLite file that outlives the service.
 
-A finding is stored before anything shows it, so that what a person or an alert has seen is still
-there after a crash. Opening and closing are synced to the disk; updates between them are not,
-because the next one replaces them. The row keeps the finding as the JSON of `finding_json`, the
-same form that people see, plus the columns that queries need. The store knows neither why a
-finding exists nor whether it is still true.
+A finding is stored before it is published, so that a crash loses no finding that a person or an
+alert has seen. Opening and closing are synced to the disk; updates between them are not, because
+the next one replaces them. A row has the JSON of `finding_json` and the columns that queries need.
 
-What the engine has learned of the pauses of a job is a row of another table. It is not synced to
-the disk, because a crash loses little with it.
+The learned pauses of a job are a row of another table. They are not synced to the disk, because
+losing them costs little.
 
 One thread writes; any thread may read (WAL readers do not wait for the writer's disk sync).
 """
@@ -50,7 +48,7 @@ CREATE TABLE pauses (
 ) WITHOUT ROWID;
 """,
 )
-"""What leads from each version of the schema to the next, beginning with none."""
+"""The steps from each version of the schema to the next one, beginning with an empty file."""
 SCHEMA_VERSION = len(_STEPS)
 
 _UPSERT = """
@@ -63,7 +61,7 @@ ON CONFLICT (id) DO UPDATE SET
 _COLUMNS = "opened_ns, closed_ns, body"
 _Row = tuple[int, int | None, str]
 Place: TypeAlias = tuple[int, str]
-"""Of a finding among all, oldest first: when it opened, in nanoseconds, and its id."""
+"""Position of a finding in the order of opening: the time in nanoseconds, and its id."""
 _EVER = AlignedNs(0)
 
 
@@ -78,7 +76,7 @@ class FindingStore:
         self.path = path
         self._write_lock = Lock()
         self._read_lock = Lock()
-        # SQLite would have the umask decide who may read it, and its journal follows the file.
+        # SQLite would create it with the permissions of the umask; its log has those of the file.
         with contextlib.suppress(OSError):  # SQLite's own error is better
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with self._clear_errors():
@@ -101,14 +99,11 @@ class FindingStore:
             return
         durable = any(event.change is not Change.UPDATED for event in events)
         rows = [_to_row(event.finding) for event in events]
-        with self._clear_errors(), self._write_lock:
-            self._writer.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            with self._writer:
-                self._writer.execute("BEGIN IMMEDIATE")
-                self._writer.executemany(_UPSERT, rows)
+        with self._transaction(durable=durable) as db:
+            db.executemany(_UPSERT, rows)
 
     def open_findings(self) -> list[Finding]:
-        """All open ones, oldest first: what a restarted service takes up again."""
+        """All open findings, oldest first: a restarted service restores them."""
         return self._select("WHERE state = ? ORDER BY opened_ns", (FindingState.OPEN.value,))
 
     def query(
@@ -130,8 +125,8 @@ class FindingStore:
         job: str | None = None,
         limit: int = 1000,
     ) -> list[Finding]:
-        """Oldest first, those behind `after` in that order: a reader that continues after the last
-        one sees each finding once, however many there are. `since` and `until` are about opening.
+        """Findings after the position `after`, oldest first. A reader that continues after the last
+        one sees each finding once. `since` and `until` limit the time of opening.
         """
         return self._select(
             "WHERE (opened_ns, id) > (?1, ?2) AND opened_ns >= ?3"
@@ -145,40 +140,35 @@ class FindingStore:
         return found[0] if found else None
 
     def save_pauses(self, jobs: Sequence[JobPauses]) -> None:
-        """Insert or replace what is known of these jobs; what is old, or too much, goes."""
+        """Insert or replace the pauses of these jobs; old pauses and surplus jobs are deleted."""
         if not jobs:
             return
         rows = [(_storable(one.job), int(one.learned_at), one.encode()) for one in jobs]
         newest = max(learned for _, learned, _ in rows)
-        with self._clear_errors(), self._write_lock:
-            self._writer.execute("PRAGMA synchronous = NORMAL")
-            with self._writer:
-                self._writer.execute("BEGIN IMMEDIATE")
-                self._writer.executemany("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", rows)
-                self._writer.execute(
-                    "DELETE FROM pauses WHERE learned_ns < ?1 OR job NOT IN"
-                    " (SELECT job FROM pauses ORDER BY learned_ns DESC LIMIT ?2)",
-                    (newest - KEPT_NS, KEPT_JOBS),
-                )
+        with self._transaction(durable=False) as db:
+            db.executemany("INSERT OR REPLACE INTO pauses VALUES (?, ?, ?)", rows)
+            db.execute(
+                "DELETE FROM pauses WHERE learned_ns < ?1 OR job NOT IN"
+                " (SELECT job FROM pauses ORDER BY learned_ns DESC LIMIT ?2)",
+                (newest - KEPT_NS, KEPT_JOBS),
+            )
 
     def pauses(self) -> list[JobPauses]:
-        """What is known of all jobs, those that learned last at the end."""
+        """The pauses of all jobs, in the order of learning."""
         with self._clear_errors(), self._read_lock:
             rows = self._reader.execute("SELECT body FROM pauses ORDER BY learned_ns, job")
             return [JobPauses.decode(body) for (body,) in rows.fetchall()]
 
     def prune(self, *, max_count: int, max_age_s: float, now: AlignedNs) -> int:
-        """Forget closed findings that closed `max_age_s` ago, then the oldest beyond `max_count`.
-
-        Open ones stay, whatever their number: the engine bounds them. Returns how many went.
+        """Delete findings that closed `max_age_s` ago, then the oldest closed ones beyond
+        `max_count`. The engine bounds the number of open findings. Returns how many were deleted.
         """
-        with self._clear_errors(), self._write_lock, self._writer:
-            self._writer.execute("BEGIN IMMEDIATE")
-            aged = self._writer.execute(
+        with self._transaction(durable=False) as db:
+            aged = db.execute(
                 "DELETE FROM findings WHERE state = 'closed' AND closed_ns < ?",
                 (now - int(max_age_s * 1e9),),
             ).rowcount
-            surplus = self._writer.execute(
+            surplus = db.execute(
                 "DELETE FROM findings WHERE id IN (SELECT id FROM findings WHERE state = 'closed'"
                 " ORDER BY closed_ns LIMIT max(0, (SELECT count(*) FROM findings) - ?))",
                 (max_count,),
@@ -189,6 +179,15 @@ class FindingStore:
         with self._clear_errors(), self._read_lock:
             rows = self._reader.execute(f"SELECT {_COLUMNS} FROM findings {tail}", values)
             return [_from_row(row) for row in rows.fetchall()]
+
+    @contextlib.contextmanager
+    def _transaction(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
+        """`durable`: it is on the disk afterwards."""
+        with self._clear_errors(), self._write_lock:
+            self._writer.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            with self._writer as db:
+                db.execute("BEGIN IMMEDIATE")
+                yield db
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -204,12 +203,12 @@ class FindingStore:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Autocommit: transactions are opened where they are written, never behind our back.
+    # Autocommit: `_transaction` begins and ends every transaction.
     return sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Bring the file to `SCHEMA_VERSION`, refusing one that a newer frd has written."""
+    """Bring the file to `SCHEMA_VERSION`; refuse a file of a newer frd."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA_VERSION:
         raise StoreError(
@@ -219,18 +218,18 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     if version < SCHEMA_VERSION:
-        # One statement by one: executescript would commit before it begins.
+        # Statement by statement: executescript would commit before it begins.
         with db:
             db.execute("BEGIN IMMEDIATE")
             for statement in filter(str.strip, "".join(_STEPS[version:]).split(";")):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    db.execute("BEGIN IMMEDIATE")  # a read-only file is found out now, not at the first finding
+    db.execute("BEGIN IMMEDIATE")  # fails now if the file is read-only
     db.execute("ROLLBACK")
 
 
 def _storable(text: str) -> str:
-    """`text` as SQLite can hold it: what is no UTF-8 (lone surrogates) is spelt out."""
+    """`text` for a column of SQLite: lone surrogates, which are not UTF-8, are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -241,7 +240,7 @@ def _to_row(finding: Finding) -> tuple[str, str, str, int, int | None, str]:
         finding.state.value,
         int(finding.opened_at),
         None if finding.closed_at is None else int(finding.closed_at),
-        # ASCII JSON carries any str, lone surrogates included, and gives it back unchanged.
+        # ASCII JSON keeps any str, lone surrogates included.
         json.dumps(finding_json(finding), separators=(",", ":")),
     )
 
