@@ -1,23 +1,17 @@
 """The journal: accepted input in SQLite databases, so that the service's findings can be replayed.
 
-A journal is a folder of numbered segments, each a database with one table. A row is a batch of
-consecutive records, compressed, with a checksum. A segment begins with a preamble that repeats what
-every live stream declared, so that a replay can begin at any segment. The payload of a record is
-opaque here: `frd.service.journal.replay` decodes it.
+A journal is a folder of numbered segments, each a database (see `frd.store.segment`). A segment
+begins with a preamble that repeats what every live stream declared, so that a replay can begin at
+any segment. The payload of a record is opaque here: `frd.service.journal.replay` decodes it.
 
 A segment is a file, and not rows of one database, because the journal then stays within its bounds
 by deleting files: that costs nothing (SQLite would visit every page), works on a full disk, returns
 the space immediately, and damage is confined to one segment.
-
-Crash safety: each batch is a transaction in WAL mode. A killed process loses only what it had not
-passed to `append`. After a power loss the batches since the last checkpoint of the write-ahead log
-(4 MiB) may be missing; the rest is intact.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,32 +20,16 @@ from typing import Final, NamedTuple
 
 from frd.errors import StoreError
 from frd.model import AlignedNs
-from frd.store.records import Record, RecordKind, batches, checksum, decode, encode
+from frd.store import segment
+from frd.store.records import Record, RecordKind, batches, encode
+from frd.store.segment import PAGE_BYTES, SUFFIX
 
-SUFFIX: Final = ".sqlite3"
 OLD_SUFFIX: Final = ".frdj"
-"""Of the log files that earlier releases wrote."""
-_VERSION: Final = 1
-_SCHEMA: Final = """
-CREATE TABLE batches (
-    id         INTEGER PRIMARY KEY,
-    preamble   INTEGER NOT NULL,
-    first_ns   INTEGER NOT NULL,
-    last_ns    INTEGER NOT NULL,
-    compressed INTEGER NOT NULL,
-    crc        INTEGER NOT NULL,
-    body       BLOB NOT NULL
-)
-"""
-_INSERT: Final = "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)"
-_SELECT: Final = "SELECT * FROM batches WHERE id > ? ORDER BY id LIMIT ?"
-
-_PAGE_BYTES: Final = 16384
+"""Suffix of the log files of earlier releases."""
 _WAL_BYTES: Final = 4 * 1024 * 1024
-"""Of the write-ahead log, when SQLite copies it into the database."""
+"""Size of the write-ahead log when SQLite copies it into the database."""
 _RETRY_NS: Final = 10_000_000_000
 _SEGMENTS_PER_BOUND: Final = 8
-_READ_ROWS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +92,9 @@ class Journal:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in segments(folder):
-                self._finished.append(_Finished(path, _size(path), path.stat().st_mtime_ns))
-            self._number = max((_number(one.path) for one in self._finished), default=0)
+                self._number = segment.number_of(path)
+                last_ns = path.stat().st_mtime_ns
+                self._finished.append(_Finished(path, segment.size(path), last_ns))
             self._begin(now, is_repeated=False)
         except (OSError, sqlite3.Error, StoreError) as error:
             self._give_up(error, now)
@@ -154,7 +133,7 @@ class Journal:
         self._finish(self._begun_at)
 
     def _begin(self, at: AlignedNs, *, is_repeated: bool) -> sqlite3.Connection:
-        """Open the next segment; `is_repeated`: who has read the one before needs no preamble."""
+        """Open the next segment. With `is_repeated`, its preamble repeats the segment before."""
         self._number += 1
         self._begun_at = at
         self._added = 0
@@ -167,10 +146,9 @@ class Journal:
                 f"of its bound of {self._limits.total_bytes} bytes: raise the bound"
             )
         log_bytes = min(_WAL_BYTES, self._limits.total_bytes // _SEGMENTS_PER_BOUND)
-        os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with contextlib.ExitStack() as undo:  # a part of a preamble would be misread
-            undo.callback(_delete, self._path)
-            db = _connect(self._path, log_bytes)
+            undo.callback(segment.delete, self._path)
+            db = segment.create(self._path, log_bytes)
             undo.callback(db.close)
             self._insert(db, preamble, is_preamble=is_repeated)
             undo.pop_all()
@@ -181,14 +159,10 @@ class Journal:
     def _insert(
         self, db: sqlite3.Connection, records: Sequence[Record], *, is_preamble: bool
     ) -> None:
-        bodies = [(batch, *encode(batch)) for batch in batches(records)]
-        added = sum(len(body) for *_, body in bodies)
+        encoded = [(batch, *encode(batch)) for batch in batches(records)]
+        added = sum(len(body) for *_, body in encoded)
         self._make_room(added)
-        with _transaction(db):
-            (last,) = db.execute("SELECT max(id) FROM batches").fetchone()
-            for number, (batch, compressed, body) in enumerate(bodies, (last or 0) + 1):
-                key = (number, int(is_preamble), batch[0].at, batch[-1].at, int(compressed))
-                db.execute(_INSERT, (*key, checksum(key, body), body))
+        segment.insert(db, encoded, is_preamble=is_preamble)
         self._added += added
 
     def _is_full(self, at: AlignedNs) -> bool:
@@ -203,7 +177,7 @@ class Journal:
 
     def _make_room(self, extra: int) -> None:
         """`extra` bytes go to the write-ahead log first, then to the database."""
-        bound = self._limits.total_bytes - _size(self._path) - 2 * extra - 4 * _PAGE_BYTES
+        bound = self._limits.total_bytes - segment.size(self._path) - 2 * extra - 4 * PAGE_BYTES
         while self._finished and sum(one.size for one in self._finished) > bound:
             self._delete_oldest()
         if bound < 0:
@@ -218,22 +192,22 @@ class Journal:
             self._delete_oldest()
 
     def _delete_oldest(self) -> None:
-        _delete(self._finished.pop(0).path)
+        segment.delete(self._finished.pop(0).path)
         self.evicted += 1
 
     def _finish(self, at: AlignedNs) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
-            self._finished.append(_Finished(self._path, _size(self._path), at))
+            self._finished.append(_Finished(self._path, segment.size(self._path), at))
 
     def _give_up(self, error: Exception, at: AlignedNs) -> None:
         """Drop records for a while; the next segment shows the gap."""
-        said = error.strerror if isinstance(error, OSError) else error
+        why = error.strerror if isinstance(error, OSError) else error
         self.error = (
             str(error)
             if isinstance(error, StoreError)
-            else f"journal: {self.folder}: {said}: free some space or choose a writable --data-dir"
+            else f"journal: {self.folder}: {why}: free some space or choose a writable --data-dir"
         )
         self._finish(at)
         self._number += 1
@@ -244,69 +218,18 @@ class Journal:
         return self.folder / f"{self._number:08d}{SUFFIX}"
 
 
-def _connect(path: Path, log_bytes: int) -> sqlite3.Connection:
-    # Autocommit: `_transaction` begins and ends every transaction. Another thread may write.
-    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute(f"PRAGMA wal_autocheckpoint = {log_bytes // _PAGE_BYTES}")
-        db.execute(f"PRAGMA journal_size_limit = {log_bytes}")
-        with _transaction(db):
-            db.execute(_SCHEMA)
-            db.execute(f"PRAGMA user_version = {_VERSION}")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-@contextlib.contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    with db:  # commits, or rolls back
-        db.execute("BEGIN IMMEDIATE")
-        yield
-
-
-# -- files -------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------
 
 
 def segments(folder: Path) -> list[Path]:
     """The segments of a journal, oldest first."""
     found = (path for path in folder.iterdir() if path.suffix == SUFFIX and path.stem.isdecimal())
-    return sorted(found, key=_number)
+    return sorted(found, key=segment.number_of)
 
 
 def old_files(folder: Path) -> list[Path]:
-    """Segments that an earlier release wrote, in a format that this one does not read."""
+    """Files of an earlier release, in a format that this one does not read."""
     return sorted(folder.glob(f"*{OLD_SUFFIX}")) if folder.is_dir() else []
-
-
-def _number(path: Path) -> int:
-    return int(path.stem) if path.stem.isdecimal() else 0
-
-
-def _files(path: Path) -> list[Path]:
-    """A segment: the database, and what SQLite keeps next to it while it is open, or after a
-    crash."""
-    return [path, *(path.with_name(f"{path.name}-{end}") for end in ("wal", "shm"))]
-
-
-def _size(path: Path) -> int:
-    total = 0
-    for file in _files(path):
-        with contextlib.suppress(FileNotFoundError):
-            total += file.stat().st_size
-    return total
-
-
-def _delete(path: Path) -> None:
-    for file in _files(path):
-        file.unlink(missing_ok=True)
-
-
-# -- reading -----------------------------------------------------------------------------------
 
 
 def read(
@@ -318,7 +241,7 @@ def read(
 
     Preambles are returned only where the records before them are missing; a START record there says
     that no stream read so far is live. `warn` gets one line of text for each loss; `progress` gets
-    how many bytes have been read, and of how many. The service may be writing meanwhile.
+    the number of bytes read, and their total. The service may be writing meanwhile.
 
     Raises:
         StoreError: `path` is no journal, or a row in it is damaged. The records before that row
@@ -331,56 +254,19 @@ def read(
         )
     try:
         paths = segments(path) if path.is_dir() else [path]
-        sizes = [segment.stat().st_size for segment in paths]
+        sizes = [one.stat().st_size for one in paths]
     except OSError as error:
         raise StoreError(f"journal: {path}: {error.strerror}: name a journal folder") from None
     if not paths:
         raise StoreError(f"journal: {path}: no segments (*{SUFFIX}) in it: name its folder")
     next_number = -1
-    for before, segment in enumerate(paths):
-        number = _number(segment)
-        if not segment.exists():  # deleted meanwhile, to stay within the bounds
+    for before, one in enumerate(paths):
+        number = segment.number_of(one)
+        if not one.exists():  # deleted meanwhile, to stay within the bounds
             continue
         if -1 < next_number < number:
-            warn(f"journal: {segment}: records before this segment are missing")
+            warn(f"journal: {one}: records before this segment are missing")
         progress(sum(sizes[:before]), sum(sizes))
-        yield from _segment(segment, warn, skip_preamble=number == next_number)
+        yield from segment.read(one, warn, skip_preamble=number == next_number)
         next_number = number + 1
     progress(sum(sizes), sum(sizes))
-
-
-def _segment(path: Path, warn: Callable[[str], None], *, skip_preamble: bool) -> Iterator[Record]:
-    uri = f"{path.absolute().as_uri()}?mode=ro"
-    if not _files(path)[1].exists():  # no log, so no writer: SQLite need not create one
-        uri += "&immutable=1"
-    last = 0
-    try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True, check_same_thread=False)) as db:
-            if not _is_journal(db, path):
-                warn(f"journal: {path}: the segment is empty")
-                return
-            # A few rows a query: a long read transaction would let the write-ahead log grow.
-            while rows := db.execute(_SELECT, (last, _READ_ROWS)).fetchall():
-                for row in rows:
-                    records = decode(row, last + 1, f"journal: {path}: row {last + 1}")
-                    if not (row[1] and skip_preamble):
-                        yield from records
-                    last += 1
-    except sqlite3.Error as error:
-        raise StoreError(
-            f"journal: {path}: {error}: only the {last} rows before it can be replayed"
-        ) from None
-
-
-def _is_journal(db: sqlite3.Connection, path: Path) -> bool:
-    """False if a crash came before the first row."""
-    try:
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema")]
-    except sqlite3.Error as error:
-        raise StoreError(f"journal: {path}: {error}: name a journal folder") from None
-    if tables != ["batches"] * bool(version):
-        raise StoreError(f"journal: {path}: not a journal segment: name a journal folder")
-    if version > _VERSION:
-        raise StoreError(f"journal: {path}: a newer frd wrote it: replay it with that one")
-    return bool(version)

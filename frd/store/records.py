@@ -15,7 +15,7 @@ from frd.errors import StoreError
 from frd.model import AlignedNs
 
 Row: TypeAlias = tuple[int, int, int, int, int, int, bytes]
-"""Of the table `batches`: id, preamble, first_ns, last_ns, compressed, crc, body."""
+"""A row of the table `batches`: id, preamble, first_ns, last_ns, compressed, crc, body."""
 _ROW_BYTES: Final = 4 * 1024 * 1024
 MAX_ROW_BYTES: Final = 64 * 1024 * 1024
 """Uncompressed. More than any row has; a row with more is damaged or forged."""
@@ -44,7 +44,7 @@ class RecordKind(IntEnum):
     DISMISSED = 8
     """A user closed a finding. Payload: its id and the reason, JSON."""
     LEARNED = 9
-    """All pauses of jobs that are known from here on. Payload: JSON lines."""
+    """The learned pauses of all jobs. Payload: JSON lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Record:
 
 
 def batches(records: Sequence[Record]) -> Iterator[list[Record]]:
-    """Consecutive records that are compressed, or that are not, of about `_ROW_BYTES` at most."""
+    """Runs of records that are all compressed or all not, of about `_ROW_BYTES` at most."""
     for _, some in groupby(records, lambda record: len(record.payload) <= _SMALL_BYTES):
         batch, size = [], 0
         for record in some:
@@ -103,7 +103,7 @@ def decode(row: Row, expected: int, where: str) -> list[Record]:
 
 
 def _decompressed(body: bytes) -> bytes:
-    """At most what a row may have: a forged file must not fill the memory."""
+    """Limited to the size of a row: a forged file must not fill the memory."""
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(body, MAX_ROW_BYTES)
     if not unpacker.eof:

@@ -1,8 +1,8 @@
-"""Plays a journal back: the same sessions and the same engine, at the recorded times.
+"""Replays a journal: the same sessions and the same engine, at the recorded times.
 
-A replay gives the findings that the service gave, as far as the journal reaches back; only what
-agents answered to questions (stacks, dumps) is not in it. Where the journal says START, a service
-process restarted: it knows only the findings that were open, like the real service.
+A replay gives the findings of the service, as far as the journal reaches back, but without the
+stacks and dumps that agents sent. At a START record a service process restarted: like the real one,
+it begins with the findings that were open.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from frd.store.records import Record, RecordKind
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a journal gave."""
+    """The result of a replay."""
 
     findings: tuple[Finding, ...]
-    """In their last version, oldest first."""
+    """The last version of each finding, oldest first."""
     records: int
     first_at: AlignedNs
     last_at: AlignedNs
     jobs: frozenset[str]
-    """All that ranks were declared of."""
+    """Jobs with declared ranks."""
 
 
 def replay(records: Iterable[Record], warn: Callable[[str], None]) -> Replayed:
-    """Play `records`; `warn` gets what could not be applied.
+    """Apply `records`; `warn` gets a line of text for each record that cannot be applied.
 
     Raises:
         StoreError: whatever `records` raises, and settings that cannot be read.
@@ -89,7 +89,7 @@ class _Player:
     def _dismiss(self, dismissal: Dismissal, now: AlignedNs) -> None:
         closing = self._shared.engine.dismiss(dismissal.finding, now, dismissal.close_reason)
         self._keep(closing)
-        if not closing:  # it opened before the journal begins, so here it has another id, or none
+        if not closing:  # it opened before the journal begins, so its id differs
             self._warn(
                 f"finding {dismissal.finding} was closed by hand, but is not open in this journal"
             )
@@ -107,7 +107,7 @@ class _Player:
         try:
             session.receive(record.payload, record.at)
         except FrdError as error:
-            # The live stream was fine: the journal lacks a record that this one builds on.
+            # The live stream had no error, so the journal lacks an earlier record.
             self._warn(f"stream {record.stream}: {error}: the rest of it is left out")
             self._close(record.stream, record.at)
         else:
@@ -121,7 +121,7 @@ class _Player:
                 self._shared.owners.claim(session)
 
     def _close(self, stream: int, now: AlignedNs) -> None:
-        """The ranks for which no other stream speaks have lost their agent."""
+        """Ranks that no other stream reports have lost their agent."""
         session = self._streams.pop(stream, None)
         if session is None:
             return

@@ -1,10 +1,9 @@
 """The journal's writer: a thread, so that a slow disk never delays the event loop.
 
-Records gather on the loop and go to the thread a batch at a time, at every tick of the engine or
-when they grow large. If the thread falls behind, messages are dropped and counted; only those that
-later records depend on (streams, declarations) are always kept. The thread alone knows which
-streams are live *at its place in the journal*, so each new segment can begin with their
-declarations.
+The event loop collects records and passes them to the thread in batches, at every tick of the
+engine or when a batch is large. If the thread falls behind, messages are dropped and counted,
+except those that later records depend on (streams, declarations). Only the thread knows which
+streams are live *at its position in the journal*, so it makes the preamble of a new segment.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from frd.wire.messages import AgentEvent, Declare, Hello, ResponsePart
 _BATCH_BYTES: Final = 4 * 1024 * 1024
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 _Batch: TypeAlias = list[tuple[Record, bool]]
-"""Records, each with whether it belongs to its stream's preamble."""
+"""Records; the flag is true if the record belongs to its stream's preamble."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalWriter:
-    """All methods but the constructor's thread are for the event loop.
+    """The methods are for the event loop.
 
     Raises:
         StoreError: from the constructor, when the folder cannot be written.
@@ -52,7 +51,7 @@ class JournalWriter:
     ) -> None:
         self._live: dict[int, list[Record]] = {}
         self._aligned: dict[int, Record] = {}
-        """By stream: only the last one counts."""
+        """The last alignment of each stream."""
         self._learned: Record | None = None
         self._journal = Journal(
             folder, settings=settings, preamble=self._preamble, now=now, limits=limits
@@ -79,19 +78,19 @@ class JournalWriter:
 
     @property
     def evicted(self) -> int:
-        """Segments deleted to stay within the bounds."""
+        """Segments deleted to stay within the limits."""
         return self._journal.evicted
 
     @property
     def error(self) -> str:
-        """Why records are being dropped by the disk; empty while all is well."""
+        """Why the journal drops records; empty if the last write succeeded."""
         return self._journal.error
 
     def opened(self, stream: int, at: AlignedNs) -> None:
         self._put(Record(RecordKind.OPENED, at, stream, b""), preamble=True)
 
     def message(self, stream: int, at: AlignedNs, data: bytes, event: AgentEvent) -> None:
-        """An accepted message; answers to requests change nothing that a replay could show."""
+        """An accepted message; answers to requests are left out, as a replay does not use them."""
         if isinstance(event, ResponsePart):
             return
         declares = isinstance(event, Hello | Declare)
@@ -112,21 +111,21 @@ class JournalWriter:
         self._put(Record(RecordKind.DISMISSED, at, 0, dismissal))
 
     def learned(self, at: AlignedNs, pauses: bytes) -> None:
-        """The pauses of jobs that new attempts begin with from now on."""
+        """The learned pauses with which new attempts begin from now on."""
         self._put(Record(RecordKind.LEARNED, at, 0, pauses))
 
     def tick(self, at: AlignedNs) -> None:
-        """The engine advanced; hand everything to the thread."""
+        """The engine advanced; pass the batch to the thread."""
         self._put(Record(RecordKind.TICK, at, 0, b""))
         self._hand_over()
 
     def adopt(self, settings: bytes, limits: JournalLimits, at: AlignedNs) -> None:
-        """What was recorded before was decided by the former settings, what follows by these."""
+        """The settings and limits of all later records."""
         self._hand_over()
         self._batches.put(_Adopt(settings, limits, at))
 
     def close(self) -> None:
-        """Write what is waiting and end the thread; may take as long as the disk does."""
+        """Write all waiting records and end the thread; this may take as long as the disk does."""
         self._hand_over()
         self._batches.put(None)
         self._thread.join()
