@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -81,8 +81,8 @@ class App:
         self._handshakes = Handshakes()
         self._http_refused: Counter[str] = Counter()
         self._lock = _lock(config.data_dir)
-        self._engine = Engine(config.policy)
-        shared = Shared(self._engine)
+        shared = Shared(Engine(config.policy))
+        self._engine = shared.engine
         self._clocks = AgentClocks(now, raw_now)
         self._pings = Pings(self._clocks, self._admission)
         self._findings = FindingStore(config.data_dir / "findings.sqlite3")
@@ -127,14 +127,16 @@ class App:
         self._responder = Responder(
             self._dumper, self._evaluator.attach, keep_dumps=config.store.dump_count > 0
         )
-        view = ServiceView(self._evaluator, self._findings, self._dumps, self._dumper, now)
+        app: ASGIApp = create_app(
+            ServiceView(self._evaluator, self._findings, self._dumps, self._dumper, now)
+        )
         self._loop_lag = RecentPeak()
         self._forgotten_findings = 0
         self._grpc = GrpcServer(
             self._ingest.handle, self._pings.handle, config.grpc, self._certificates
         )
         self._http = HttpServer(
-            self._guarded(create_app(view)),
+            app if self._tokens is None else HttpGuard(app, self._tokens, self._http_refused),
             config.http,
             self._certificates,
             config.limits.http_connections_per_peer,
@@ -143,9 +145,6 @@ class App:
         self._notifier = Notifier(config.notify, self._own_url)
         self._evaluating: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-
-    def _guarded(self, app: ASGIApp) -> ASGIApp:
-        return app if self._tokens is None else HttpGuard(app, self._tokens, self._http_refused)
 
     async def start(self) -> None:
         """Restore the findings of an earlier process, listen, and evaluate from then on."""
@@ -159,15 +158,16 @@ class App:
             asyncio.create_task(work)
             for work in (
                 watch_loop(self._loop_lag),
-                self._acknowledge(),
-                self._keep_clocks(),
+                _repeat(ACK_EVERY_S, self._streams.flush_acks),
+                _repeat(_CLOCKS_EVERY_S, self._clocks.refresh),
+                _repeat(_CLOCKS_EVERY_S, self._streams.compare_clocks),
                 self._prune(),
             )
         ]
 
     async def stop(self) -> None:
-        """End in order: a last evaluation while agents are still connected, so that none looks
-        lost; then streams and answers end; then everything is written."""
+        """End in order: a last evaluation while agents are still connected, so that no rank looks
+        lost; then streams and HTTP requests end; then everything is written."""
         if self._evaluating is not None:
             self._evaluator.stop()
             await self._evaluating
@@ -182,9 +182,9 @@ class App:
         os.close(self._lock)
 
     def adopt(self, config: Config) -> None:
-        """Apply another configuration as far as a running service can; other changes are logged.
+        """Apply another configuration; changes that need a restart are only logged.
 
-        Certificates and tokens are read again when their files have changed, as always.
+        Certificates and tokens are read again if their files have changed.
         """
         try:
             self._notifier.adopt(config.notify)
@@ -209,7 +209,7 @@ class App:
         log.info("configuration read again")
 
     def _own_url(self) -> str:
-        """Where people may reach HTTP, as far as the service itself knows."""
+        """The URL of HTTP, as far as the service knows."""
         address = self.http or self._config.http
         host, port = split_address(address)
         if host in ("0.0.0.0", "::"):
@@ -261,19 +261,6 @@ class App:
         self._responder.see(events)
         self._notifier.see(events)
 
-    # -- housekeeping --------------------------------------------------------------------------
-
-    async def _acknowledge(self) -> None:
-        while True:
-            await asyncio.sleep(ACK_EVERY_S)
-            self._streams.flush_acks()
-
-    async def _keep_clocks(self) -> None:
-        while True:
-            await asyncio.sleep(_CLOCKS_EVERY_S)
-            self._clocks.refresh()
-            self._streams.compare_clocks()
-
     async def _prune(self) -> None:
         while True:
             await asyncio.sleep(_PRUNE_EVERY_S)
@@ -289,6 +276,12 @@ class App:
             await asyncio.to_thread(
                 self._dumps.bound, max_count=store.dump_count, max_bytes=store.dump_bytes
             )
+
+
+async def _repeat(every_s: float, work: Callable[[], None]) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        work()
 
 
 def _journal_limits(store: StoreLimits) -> JournalLimits:

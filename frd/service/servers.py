@@ -1,8 +1,8 @@
 """The two listeners of the service: gRPC for agents, HTTP for all other clients.
 
-Each says at start, in one line, why it cannot listen; neither touches signals, which belong to
-`frd serve`. Both give up on a peer that does not finish a handshake or a request: what waits for
-it is little, but a thousand of them would exclude all other clients.
+`ListenError` says in one line why one cannot listen. Signals belong to `frd serve`. Both disconnect
+a peer that does not finish a handshake or a request in time, because a thousand such peers would
+exclude all other clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BACKLOG: Final = 4096
 _MAX_HTTP_CONNECTIONS: Final = 512
 _HANDSHAKE_S: Final = 10.0
 _REQUEST_S: Final = 10.0
-"""How long a request may take to come in, from the first byte that could be its own."""
+"""How long a client may take to send a request."""
 
 
 class GrpcServer:
@@ -58,7 +58,7 @@ class GrpcServer:
             ListenError: naming the key, when the address cannot be listened on.
         """
         host, port = split_address(self._address)
-        # gRPC does not say why it cannot bind, so the question is put to a socket first.
+        # gRPC does not say why it cannot bind, but a socket does.
         _listen("grpc", self._address).close()
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((collector(self._handler, self._clock),))
@@ -89,13 +89,15 @@ class HttpServer:
         connections_per_peer: int = _MAX_HTTP_CONNECTIONS,
         refused: Counter[str] | None = None,
     ) -> None:
-        """`refused` counts connections that are closed on a peer, by reason:
-        ``connections`` or ``slow``."""
+        """`refused` counts connections that the service closes, by reason: ``connections`` or
+        ``slow``."""
         self.refused: Counter[str] = Counter() if refused is None else refused
         self._app = app
         self._address = address
         self._certificates = certificates
-        self._connections_per_peer = connections_per_peer
+        self.connections_per_peer = connections_per_peer
+        self.connections: Counter[str] = Counter()
+        """Open connections by host."""
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -109,10 +111,8 @@ class HttpServer:
         self._server = _Uvicorn(
             uvicorn.Config(
                 self._app,
-                http=functools.partial(  # type: ignore[arg-type]  # called like a class
-                    _Connection, _Peers(self._connections_per_peer), self.refused
-                ),
-                # An upgraded connection would leave `_Connection`, and its host's count, for good.
+                http=functools.partial(_Connection, self),  # type: ignore[arg-type]  # no class
+                # An upgraded connection would leave `_Connection` and still be counted.
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -130,44 +130,37 @@ class HttpServer:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait({self._serving}, timeout=_GRACE_S)
-            # uvicorn would cancel what still answers, and log a traceback for each of them.
+            # uvicorn would cancel unfinished answers and log a traceback for each.
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
             await self._serving
 
 
-class _Peers:
-    """Connections by host, and how many one may have."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.open: Counter[str] = Counter()
-
-
 class _Connection(H11Protocol):
-    """uvicorn's, with an end to its patience."""
+    """uvicorn's connection, with a limit for each host and a deadline for each request."""
 
-    def __init__(self, peers: _Peers, refused: Counter[str], **uvicorns: Any) -> None:
+    def __init__(self, server: HttpServer, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._peers = peers
-        self._refused = refused
+        self._limit = server.connections_per_peer
+        self._open = server.connections
+        self._refused = server.refused
         self._host = ""
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._host = str((transport.get_extra_info("peername") or ("",))[0])
-        self._peers.open[self._host] += 1
-        if self._peers.open[self._host] > self._peers.limit:
+        self._open[self._host] += 1
+        if self._open[self._host] > self._limit:
             self._refuse("connections")
         else:
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._peers.open[self._host] -= 1
-        if not self._peers.open[self._host]:
-            del self._peers.open[self._host]
+        self._open[self._host] -= 1
+        if not self._open[self._host]:
+            del self._open[self._host]
         self._relax()
 
     def data_received(self, data: bytes) -> None:
@@ -175,7 +168,7 @@ class _Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """The clock runs while the peer owes a request, or the rest of one that is answered."""
+        """The deadline runs while the peer has a request to send, or the rest of one."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._relax()
         elif self._deadline is None:
@@ -198,8 +191,7 @@ class _Uvicorn(uvicorn.Server):
         self._certificates = certificates
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own, which knows neither a context that changes nor a patience for TLS."""
-        secure = self._certificates is not None
+        """As uvicorn's own, but with a context that may change and a limit for TLS handshakes."""
         protocol: Any = self.config.http_protocol_class
         connection = functools.partial(
             protocol, config=self.config, server_state=self.server_state, app_state={}
@@ -210,7 +202,7 @@ class _Uvicorn(uvicorn.Server):
                 sock=listener,
                 backlog=_BACKLOG,
                 ssl=self._certificates.for_http() if self._certificates else None,
-                ssl_handshake_timeout=_HANDSHAKE_S if secure else None,
+                ssl_handshake_timeout=_HANDSHAKE_S if self._certificates else None,
             )
             for listener in sockets or ()
         ]
