@@ -13,18 +13,18 @@ NEVER = AlignedNs(0)
 
 
 @dataclass(eq=False)
-class Speaker:
-    """A session that writes down what it is told."""
+class Reporter:
+    """A session that records the calls."""
 
     stream: int = 1
     heard_at: AlignedNs = NEVER
-    told: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def admit(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
-        self.told.append(f"admit {run}")
+        self.calls.append(f"admit {run}")
 
     def suspend(self, key: AttemptKey, run: str, now: AlignedNs) -> None:
-        self.told.append(f"suspend {run}")
+        self.calls.append(f"suspend {run}")
 
 
 def info(rank: int, pid: int, node: str = "vm") -> RankInfo:
@@ -36,20 +36,20 @@ class Job:
         self.runs = JobRuns()
         self.now = AlignedNs(S)
 
-    def declare(self, run: str, rank: int, pid: int, speaker: Speaker, node: str = "vm") -> bool:
-        speaker.heard_at = self.now
-        return self.runs.declare(KEY, run, info(rank, pid, node), speaker, self.now)
+    def declare(self, run: str, rank: int, pid: int, reporter: Reporter, node: str = "vm") -> bool:
+        reporter.heard_at = self.now
+        return self.runs.declare(KEY, run, info(rank, pid, node), reporter, self.now)
 
-    def passes(self, seconds: float, *heard: Speaker) -> None:
+    def passes(self, seconds: float, *heard: Reporter) -> None:
         self.now = AlignedNs(self.now + round(seconds * S))
-        for speaker in heard:
-            speaker.heard_at = self.now
+        for reporter in heard:
+            reporter.heard_at = self.now
         self.runs.settle(self.now)
 
 
 def test_the_second_run_is_refused_as_a_whole_and_named() -> None:
     """Two launches on one node, their ranks found in any order: the first one counts."""
-    job, agent = Job(), Speaker()
+    job, agent = Job(), Reporter()
     assert job.declare("vm:1", 0, 27, agent)
     assert not job.declare("vm:2", 0, 41, agent)
     assert not job.declare("vm:2", 1, 42, agent)
@@ -68,7 +68,7 @@ def test_the_second_run_is_refused_as_a_whole_and_named() -> None:
 
 def test_the_second_run_is_taken_up_when_the_first_has_ended() -> None:
     """Both ranks of the first launch end: the second is admitted, and starts the attempt over."""
-    job, agent = Job(), Speaker()
+    job, agent = Job(), Reporter()
     for rank in (0, 1):
         assert job.declare("vm:1", rank, 27 + rank, agent)
     assert not job.runs.takes_over(KEY, "vm:1")
@@ -79,7 +79,7 @@ def test_the_second_run_is_taken_up_when_the_first_has_ended() -> None:
     assert job.runs.warnings(job.now)  # rank 1 still runs
     job.runs.gone(KEY, "vm:1", info(1, 28))
     job.passes(1, agent)
-    assert agent.told == ["suspend vm:1", "admit vm:2"]
+    assert agent.calls == ["suspend vm:1", "admit vm:2"]
     assert job.runs.take_changed() == [agent.stream]
     assert job.runs.takes_over(KEY, "vm:2")
     assert job.runs.warnings(job.now) == ()
@@ -88,7 +88,7 @@ def test_the_second_run_is_taken_up_when_the_first_has_ended() -> None:
 
 def test_on_two_nodes_the_pids_are_named_with_their_nodes() -> None:
     """Each node has an agent and a job of the same name."""
-    job, one, other = Job(), Speaker(1), Speaker(2)
+    job, one, other = Job(), Reporter(1), Reporter(2)
     assert job.declare("a:29500", 0, 27, one, "a")
     assert not job.declare("b:29500", 0, 27, other, "b")
     job.passes(4, one, other)
@@ -99,36 +99,36 @@ def test_on_two_nodes_the_pids_are_named_with_their_nodes() -> None:
 def test_a_silent_agent_gives_way_and_comes_back_behind() -> None:
     """The first run's node is cut off: the second counts after a while, and stays when the first
     is heard of again."""
-    job, one, other = Job(), Speaker(1), Speaker(2)
+    job, one, other = Job(), Reporter(1), Reporter(2)
     job.declare("a:1", 0, 27, one, "a")
     assert not job.declare("b:1", 0, 27, other, "b")
     job.passes(5, other)
-    assert other.told == []
+    assert other.calls == []
     job.passes(6, other)
-    assert one.told == ["suspend a:1"]
-    assert other.told == ["admit b:1"]
+    assert one.calls == ["suspend a:1"]
+    assert other.calls == ["admit b:1"]
     assert not job.declare("a:1", 0, 27, one, "a")
     job.passes(1, one, other)
-    assert other.told == ["admit b:1"]
+    assert other.calls == ["admit b:1"]
     assert job.runs.conflicts() == {"train": 1}
 
 
 def test_an_agent_that_reconnects_keeps_its_run() -> None:
     """The first run's agent is restarted within seconds: the waiting run is not taken up."""
-    job, one, other = Job(), Speaker(1), Speaker(2)
+    job, one, other = Job(), Reporter(1), Reporter(2)
     job.declare("a:1", 0, 27, one, "a")
     assert not job.declare("b:1", 0, 41, other, "b")
     job.runs.closed(one)
     job.passes(3, other)
-    again = Speaker(3)
+    again = Reporter(3)
     assert job.declare("a:1", 0, 27, again, "a")
     job.passes(20, again, other)
-    assert other.told == []
+    assert other.calls == []
 
 
 def test_parts_of_one_run_may_name_their_place_differently() -> None:
     """The master calls itself localhost: its ranks and those of the other node share no rank."""
-    job, one, other = Job(), Speaker(1), Speaker(2)
+    job, one, other = Job(), Reporter(1), Reporter(2)
     assert job.declare("a:29500", 0, 27, one, "a")
     assert job.declare("master:29500", 1, 27, other, "b")
     job.passes(4, one, other)
@@ -137,17 +137,17 @@ def test_parts_of_one_run_may_name_their_place_differently() -> None:
 
 def test_the_earlier_run_wins_when_a_conflict_shows_late() -> None:
     """Of two launches the first ranks that are found differ; then one more rank is found."""
-    job, one, other = Job(), Speaker(1), Speaker(2)
+    job, one, other = Job(), Reporter(1), Reporter(2)
     assert job.declare("vm:1", 0, 27, one)
     assert job.declare("vm:2", 1, 42, other)
     assert job.declare("vm:1", 1, 28, one)
-    assert other.told == ["suspend vm:2"]
+    assert other.calls == ["suspend vm:2"]
     assert not job.declare("vm:2", 0, 41, other)
 
 
 def test_a_job_that_runs_again_is_no_conflict() -> None:
     """The same job five times, each launch at another port, each ended before the next."""
-    job, agent = Job(), Speaker()
+    job, agent = Job(), Reporter()
     for turn in range(100):
         assert job.declare(f"vm:{turn}", 0, 100 + turn, agent)
         assert job.runs.takes_over(KEY, f"vm:{turn}") == (turn > 0)
@@ -158,7 +158,7 @@ def test_a_job_that_runs_again_is_no_conflict() -> None:
 
 def test_a_restarted_rank_of_the_same_run_leaves_no_ghost() -> None:
     """The agent reports only the new process of a rank; when that ends, the run has ended."""
-    job, agent = Job(), Speaker()
+    job, agent = Job(), Reporter()
     assert job.declare("vm:1", 0, 27, agent)
     assert job.declare("vm:1", 0, 28, agent)
     job.runs.gone(KEY, "vm:1", info(0, 28))
@@ -167,7 +167,7 @@ def test_a_restarted_rank_of_the_same_run_leaves_no_ghost() -> None:
 
 def test_a_process_that_goes_on_in_the_next_attempt_has_not_ended() -> None:
     """A rank sets up its groups anew: it leaves the first attempt, and its run lives on."""
-    job, agent = Job(), Speaker()
+    job, agent = Job(), Reporter()
     assert job.declare("vm:1", 0, 27, agent)
     later = AttemptKey("train", 1)
     assert job.runs.declare(later, "vm:1", info(0, 27), agent, job.now)

@@ -74,29 +74,29 @@ class Dumper:
             timeout_s=timeout_s,
         )
         try:
-            return await self._take(key, asking, _Taking(on_stack))
+            return await self._take(key, asking, _Parts(on_stack))
         except StoreError:
             self.store_errors += 1
             raise
 
     async def _take(
-        self, key: AttemptKey, asking: AsyncGenerator[list[Answer], None], taking: _Taking
+        self, key: AttemptKey, asking: AsyncGenerator[list[Answer], None], parts: _Parts
     ) -> DumpResult:
         async with aclosing(asking) as asked:
             # The first answers show that an agent is connected.
             answers = await anext(asked)
             writer = await asyncio.to_thread(self._store.create, key, self._now())
             try:
-                await asyncio.to_thread(_store, writer, taking.take(answers))
+                await asyncio.to_thread(_store, writer, parts.take(answers))
                 async for answers in asked:
-                    await asyncio.to_thread(_store, writer, taking.take(answers))
-                await asyncio.to_thread(_store, writer, self._identities(key, taking))
-                summary = {"stall_after_s": self._stall_after_s(), **taking.summary()}
+                    await asyncio.to_thread(_store, writer, parts.take(answers))
+                await asyncio.to_thread(_store, writer, self._identities(key, parts))
+                summary = {"stall_after_s": self._stall_after_s(), **parts.summary()}
                 dump_id = await asyncio.to_thread(writer.finish, summary)
             except BaseException:
                 writer.abandon()
                 raise
-        return DumpResult(dump_id, tuple(sorted(taking.sources)), taking.failed)
+        return DumpResult(dump_id, tuple(sorted(parts.sources)), parts.failed)
 
     async def stacks(
         self, key: AttemptKey, ranks: Sequence[int], *, timeout_s: float, on_stack: OnStack
@@ -106,23 +106,23 @@ class Dumper:
         Raises:
             ServiceUnavailable: no agent of the attempt is connected.
         """
-        taking = _Taking(on_stack)
+        parts = _Parts(on_stack)
         asking = self._ingest.ask(
             *(key, ranks), dump=False, stacks=True, children_of=None, timeout_s=timeout_s
         )
         async with aclosing(asking) as asked:
             async for answers in asked:
-                taking.take(answers)
+                parts.take(answers)
 
-    def _identities(self, key: AttemptKey, taking: _Taking) -> list[Answer]:
+    def _identities(self, key: AttemptKey, parts: _Parts) -> list[Answer]:
         answers = []
-        for rank, source in sorted(taking.sources.items()):
+        for rank, source in sorted(parts.sources.items()):
             clock = self._streams.clock(key, rank)
             identity = {
                 "job": key.job,
                 "attempt": key.attempt,
                 "rank": rank,
-                **taking.identity(rank),
+                **parts.identity(rank),
                 "source": source,
                 **({} if clock is None else clock_json(clock.view(self._now()))),
             }
@@ -131,7 +131,7 @@ class Dumper:
         return answers
 
 
-class _Taking:
+class _Parts:
     """The parts that have arrived, by rank."""
 
     def __init__(self, on_stack: OnStack) -> None:

@@ -27,7 +27,7 @@ _MAX_SUSPECTS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing that happened to a finding."""
+    """A change of a finding that a webhook may report."""
 
     event: NotifyEvent
     finding: Finding
@@ -72,7 +72,7 @@ class Choice:
         """Open findings about which the target got a message."""
 
     def of(self, notices: Sequence[Notice]) -> Notice | None:
-        """The notice to send, out of those of one finding at one moment; None for no message."""
+        """The notice to send, of those that one event has caused; None for no message."""
         chosen = next((n for n in notices if self._wants(n)), None)
         for notice in notices:
             if notice.event == "closed":

@@ -20,8 +20,8 @@ from frd.flight.stacks.places import activity_of
 from frd.model import Activity, AttemptKey, Change, Finding, FindingEvent, Kind
 from frd.service.findings.dumper import Dumper
 
-NOT_STANDING: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
-"""Kinds for which no rank is asked: where a rank is at the moment does not explain them."""
+NO_STACKS: Final = frozenset({Kind.STRAGGLER, Kind.CLOCK_UNSYNCHRONIZED})
+"""Kinds for which no rank is asked, because its present stack does not explain them."""
 MAX_INVOLVED: Final = 64
 """Ranks that are dumped for one finding."""
 MAX_AT_ONCE: Final = 4
@@ -48,7 +48,7 @@ class Responder:
         """Respond to newly published findings; does not block."""
         for event in events:
             finding = event.finding
-            if finding.kind in NOT_STANDING:
+            if finding.kind in NO_STACKS:
                 continue
             suspects = [suspect.rank for suspect in finding.suspects]
             if event.change is Change.CLOSED:

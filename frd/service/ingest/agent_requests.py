@@ -1,12 +1,11 @@
 """Requests to agents and their answers, matched, and bounded in time and bytes.
 
-One `Inquiry` asks some ranks of one attempt for dumps, stacks or both. Whatever happens, it gives
-for every rank and wanted part exactly one last `Answer`, with data or with an error: from an
-agent that answers, from the deadline, or from a stream that ends. Pieces are handed on as they
-come, so that a dump of 16,384 ranks never sits in memory whole.
+One `Inquiry` asks some ranks of one attempt for dumps, stacks or both. It always gives, for every
+rank and part, exactly one last `Answer`, with data or with an error: the agent answered, the
+deadline passed, or the stream ended. Pieces are passed on as they arrive, so that a dump of 16,384
+ranks is never in memory as a whole.
 
-Answers come from agents and are not trusted: an answer to a request that
-was not asked of that stream is dropped.
+Answers come from agents and are not trusted: an answer is dropped if its stream was not asked.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Final
 from frd.wire.messages import Part, ResponsePart
 
 MAX_RANK_BYTES: Final = 64 * 1024 * 1024
-"""Most data of one rank in answer to one inquiry."""
+"""Maximum data of one rank in the answers to one inquiry."""
 MAX_BUFFERED_BYTES: Final = 256 * 1024 * 1024
 """Bound on data that waits for the caller."""
 
@@ -40,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to ask: a rank's stream and its index there."""
+    """A rank to ask: its stream, and its index there."""
 
     rank: int
     stream: int
@@ -48,7 +47,7 @@ class Target:
 
 
 class Inquiry:
-    """One question under way."""
+    """An open request."""
 
     def __init__(self, request_id: int, targets: Iterable[Target], parts: Iterable[Part]) -> None:
         self.request_id = request_id
@@ -61,7 +60,7 @@ class Inquiry:
         self._wake = asyncio.Event()
 
     def take(self, stream: int, part: ResponsePart) -> None:
-        """An agent's words; those that answer nothing of this inquiry are dropped."""
+        """A part from an agent; it is dropped if this inquiry has not asked for it."""
         rank = self._ranks.get((stream, part.rank_index))
         if rank is None or (rank, part.part) not in self._open:
             return
@@ -79,13 +78,13 @@ class Inquiry:
             self._give(answer)
 
     def fail(self, error: str, stream: int | None = None) -> None:
-        """All that is still open ends with `error`; with `stream`, only what it was asked."""
+        """All open parts end with `error`; with `stream`, only those asked of this stream."""
         for rank, part in sorted(self._open):
             if stream is None or self._streams[rank] == stream:
                 self._fail(rank, part, error)
 
     async def answers(self, timeout_s: float) -> AsyncIterator[list[Answer]]:
-        """Whatever has come, as it comes, until the last answer or the deadline."""
+        """Answers as they arrive, until the last one or the deadline."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self._open or self._ready:
             try:

@@ -34,7 +34,7 @@ refused a message that is too large."""
 FAULT: Final = "fault"
 """A stream that ended because of a fault of the service, not of the peer."""
 _HELLO_WITHIN_S: Final = 30.0
-_LAST_WORDS_S: Final = 2.0
+_LAST_WRITES_S: Final = 2.0
 _MAX_INQUIRIES: Final = 16
 """Open inquiries; each may hold `agent_requests.MAX_BUFFERED_BYTES` while the disk is slow."""
 _TRAVEL_S: Final = 1.0
@@ -84,7 +84,7 @@ class Ingest:
             finally:
                 self._close(stream)
             stream.close()
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_LAST_WRITES_S):
                 await writer
         except TimeoutError:
             pass
@@ -120,8 +120,8 @@ class Ingest:
         self._streams.refused[ABORTED] += 1
 
     async def _arrive(self, now_s: float) -> None:
-        """Wait for a turn. A peer that disconnects while it waits gives its place back; otherwise a
-        host that connects in a loop would shut out all others."""
+        """Limit the rate of new streams. A peer that disconnects while it waits gives back its
+        turn; otherwise a host that connects in a loop would exclude all others."""
         try:
             await asyncio.sleep(self._arrivals.take(1, now_s))
         except asyncio.CancelledError:

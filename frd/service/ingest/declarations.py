@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from frd.errors import FrdError, WireError
 from frd.model import AlignedNs, AttemptKey, GroupInfo, RankInfo, SeriesInfo, Signature
-from frd.service.ingest.job_runs import Speaker
+from frd.service.ingest.job_runs import Reporter
 from frd.service.ingest.revisions import ProcessRevision
 from frd.service.ingest.shared import Shared
 from frd.service.ingest.stream_handles import IndexColumn, StreamHandles
@@ -60,18 +60,18 @@ class DeclaredRank:
 
 
 class Declarations:
-    def __init__(self, shared: Shared, speaker: Speaker) -> None:
+    def __init__(self, shared: Shared, reporter: Reporter) -> None:
         self._engine = shared.engine
         self._revisions = shared.revisions
         self._runs = shared.runs
-        self._speaker = speaker
+        self._reporter = reporter
         self.may_report: Callable[[str], bool] = lambda job: True
         """Whether the peer may report a job."""
         self.session = ""
         """The session of the agent process."""
         self.session_number = -1
         self.uncertainty_ns: int | None = None
-        """Of aligned times; None while nothing bounds it."""
+        """Uncertainty of aligned times; None if unknown."""
         self.attempts: list[DeclaredAttempt] = []
         self.ranks: list[DeclaredRank] = []
         self.signatures: list[Signature] = []
@@ -80,7 +80,7 @@ class Declarations:
         self.superseded: set[int] = set()
         """Stream indexes of ranks."""
         self.must_resync = False
-        """Rows were dropped of a run that is now admitted: the agent must send them again."""
+        """Rows of a run that is now admitted were dropped: the agent must send them again."""
         self._entered: list[int] = []
         self.rank_row = IndexColumn()
         self.rank_handle = IndexColumn()
@@ -126,7 +126,7 @@ class Declarations:
         self.rank_handle.append(info.rank)
         attempt.ranks.append(index)
         before = attempt.handles
-        counts = not run or self._runs.declare(key, run, info, self._speaker, now)
+        counts = not run or self._runs.declare(key, run, info, self._reporter, now)
         if attempt.handles is not None:
             if attempt.handles is before:  # else this has been opened again, with the rank
                 self._enter(index, attempt.handles, now)
@@ -198,7 +198,7 @@ class Declarations:
                 try:
                     self._open(attempt, now)
                 except FrdError as error:  # another stream may have sent the message
-                    log.warning("stream %d: %s", self._speaker.stream, error)
+                    log.warning("stream %d: %s", self._reporter.stream, error)
                     attempt.handles = None
                 self.must_resync |= attempt.has_dropped
 

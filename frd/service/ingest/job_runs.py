@@ -23,7 +23,7 @@ from typing import Final, Protocol, TypeAlias
 from frd.model import AlignedNs, AttemptKey, RankInfo
 
 _AFTER_NS: Final = 10_000_000_000
-_TOLD_AFTER_NS: Final = 3_000_000_000
+_WARN_AFTER_NS: Final = 3_000_000_000
 """A shorter conflict is a restart: the new processes were seen before the end of the old ones."""
 REASON: Final = "job_name"
 """Label of `frd_ingest_refused_total`: a rank process of a run that is refused."""
@@ -36,8 +36,8 @@ Process: TypeAlias = tuple[str, int]
 """Boot id and pid."""
 
 
-class Speaker(Protocol):
-    """The part of a session that this module uses."""
+class Reporter(Protocol):
+    """The part of a `Session` that this module uses."""
 
     heard_at: AlignedNs
     stream: int
@@ -62,7 +62,7 @@ class _Live:
     info: RankInfo
     keys: set[AttemptKey] = field(default_factory=set)
     """Attempts of the process: a run that sets up its groups again continues in the next one."""
-    speakers: set[Speaker] = field(default_factory=set)
+    reporters: set[Reporter] = field(default_factory=set)
     """Sessions with open streams that have declared the process."""
     left_at: int = 0
     """The time of the last message of a session that declared the process and has ended."""
@@ -72,7 +72,7 @@ class _Live:
         return self.info.boot_id, self.info.pid
 
     def is_live(self, now: AlignedNs) -> bool:
-        heard_at = max([self.left_at, *(speaker.heard_at for speaker in self.speakers)])
+        heard_at = max([self.left_at, *(reporter.heard_at for reporter in self.reporters)])
         return now - heard_at < _AFTER_NS
 
 
@@ -84,7 +84,7 @@ class _Run:
     processes: dict[int, _Live] = field(default_factory=dict)
     """The process of each rank that was declared last."""
     keys: set[AttemptKey] = field(default_factory=set)
-    speakers: set[Speaker] = field(default_factory=set)
+    reporters: set[Reporter] = field(default_factory=set)
     is_admitted: bool = False
     refused_at: AlignedNs | None = None
 
@@ -93,13 +93,13 @@ class _Run:
 
     def has_ended(self) -> bool:
         """True if the ends of all processes were reported, or no agent is left to report them."""
-        return not self.processes or not self.speakers
+        return not self.processes or not self.reporters
 
     def suspend(self, now: AlignedNs) -> None:
         self.is_admitted = False
-        for speaker in self.speakers:
+        for reporter in self.reporters:
             for key in self.keys:
-                speaker.suspend(key, self.run, now)
+                reporter.suspend(key, self.run, now)
 
 
 class JobRuns:
@@ -107,9 +107,9 @@ class JobRuns:
         self._jobs: dict[str, dict[str, _Run]] = {}
         self._entered: dict[AttemptKey, set[str]] = {}
         """Runs whose ranks are in the engine's attempt."""
-        self._declared: dict[Speaker, list[tuple[_Run, _Live]]] = {}
+        self._declared: dict[Reporter, list[tuple[_Run, _Live]]] = {}
         self._orders = itertools.count()
-        self._changed: list[Speaker] = []
+        self._changed: list[Reporter] = []
         """Sessions whose runs were admitted since the last `take_changed`."""
         self.refused = 0
         """Rank processes refused since the start."""
@@ -117,7 +117,7 @@ class JobRuns:
     # -- what sessions report ------------------------------------------------------------------
 
     def declare(
-        self, key: AttemptKey, run: str, info: RankInfo, speaker: Speaker, now: AlignedNs
+        self, key: AttemptKey, run: str, info: RankInfo, reporter: Reporter, now: AlignedNs
     ) -> bool:
         """Add a rank process of `run`; returns whether its reports are used.
 
@@ -132,14 +132,14 @@ class JobRuns:
                 return False
             known = runs[run] = _Run(run, next(self._orders))
         known.keys.add(key)
-        known.speakers.add(speaker)
+        known.reporters.add(reporter)
         live = known.processes.get(info.rank)
         is_new = live is None or live.process != (info.boot_id, info.pid)
         if live is None or is_new:
             live = known.processes[info.rank] = _Live(info)
         live.keys.add(key)
-        live.speakers.add(speaker)
-        self._declared.setdefault(speaker, []).append((known, live))
+        live.reporters.add(reporter)
+        self._declared.setdefault(reporter, []).append((known, live))
         self._decide(runs, known, info.rank, now)
         if is_new and not known.is_admitted:
             self.refused += 1
@@ -156,16 +156,16 @@ class JobRuns:
             if not live.keys:
                 del known.processes[info.rank]
 
-    def closed(self, speaker: Speaker) -> None:
+    def closed(self, reporter: Reporter) -> None:
         """The session has ended."""
-        for run, live in self._declared.pop(speaker, []):
-            run.speakers.discard(speaker)
-            live.speakers.discard(speaker)
-            live.left_at = max(live.left_at, speaker.heard_at)
+        for run, live in self._declared.pop(reporter, []):
+            run.reporters.discard(reporter)
+            live.reporters.discard(reporter)
+            live.left_at = max(live.left_at, reporter.heard_at)
 
     def takes_over(self, key: AttemptKey, run: str) -> bool:
-        """Whether the engine is to start the attempt over, because all ranks in it are of runs that
-        are refused now, or have ended. To be called once when an attempt of a run is admitted.
+        """Whether the engine must start the attempt over, because all ranks in it are of runs that
+        are refused now, or have ended. Call it once when an attempt of a run is admitted.
         """
         before = self._entered.get(key, set()) - {run}
         runs = self._jobs.get(key.job, {})
@@ -174,9 +174,9 @@ class JobRuns:
         return bool(before) and not stay
 
     def settle(self, now: AlignedNs) -> bool:
-        """Time has passed: runs that have ended or are silent give way. To be called often.
+        """Time has passed: runs that have ended or are silent are no longer watched. Call it often.
 
-        True when there was something to decide.
+        True if there was a conflict.
         """
         contested = [
             runs
@@ -190,16 +190,16 @@ class JobRuns:
     def take_changed(self) -> list[int]:
         """Numbers of the streams on which runs were admitted since the last call."""
         changed, self._changed = self._changed, []
-        return list(dict.fromkeys(speaker.stream for speaker in changed))
+        return list(dict.fromkeys(reporter.stream for reporter in changed))
 
     def keep(self, attempts: Collection[AttemptKey]) -> None:
-        """Forget all jobs but those of these attempts and those that an agent speaks for."""
+        """Forget all jobs except those of these attempts and those with an open session."""
         jobs = {key.job for key in attempts}
         self._entered = {key: runs for key, runs in self._entered.items() if key in attempts}
         self._jobs = {
             job: runs
             for job, runs in self._jobs.items()
-            if job in jobs or any(run.speakers for run in runs.values())
+            if job in jobs or any(run.reporters for run in runs.values())
         }
 
     # -- warnings -----------------------------------------------------------------------
@@ -213,13 +213,13 @@ class JobRuns:
         return {job: count for job, count in refused.items() if count}
 
     def warnings(self, now: AlignedNs) -> tuple[JobWarning, ...]:
-        """One for each job that has had runs in conflict for some seconds."""
+        """A warning for each job that has had a conflict for some seconds."""
         return tuple(
             JobWarning(job, _text(job, runs, now))
             for job, runs in sorted(self._jobs.items())
-            if any(run.is_admitted and run.speakers for run in runs.values())
+            if any(run.is_admitted and run.reporters for run in runs.values())
             and any(
-                run.refused_at is not None and now - run.refused_at >= _TOLD_AFTER_NS
+                run.refused_at is not None and now - run.refused_at >= _WARN_AFTER_NS
                 for run in runs.values()
             )
         )
@@ -262,10 +262,10 @@ class JobRuns:
         for run in chosen:
             if not run.is_admitted:
                 run.is_admitted = True
-                for speaker in run.speakers:
+                for reporter in run.reporters:
                     for key in run.keys:
-                        speaker.admit(key, run.run, now)
-                    self._changed.append(speaker)
+                        reporter.admit(key, run.run, now)
+                    self._changed.append(reporter)
 
     @staticmethod
     def _drop_ended(runs: dict[str, _Run], now: AlignedNs) -> None:
@@ -296,7 +296,7 @@ def _clash(one: _Run, other: _Run, rank: int, now: AlignedNs) -> bool:
 
 
 def _text(job: str, runs: dict[str, _Run], now: AlignedNs) -> str:
-    """``two running jobs on vm are called train (pids 27, 41): ...``, the watched one first."""
+    """``two running jobs on vm are called train (pids 27, 41): ...``, the watched job first."""
     refused = sorted(
         (run for run in runs.values() if run.refused_at is not None), key=lambda run: run.order
     )
@@ -313,18 +313,18 @@ def _text(job: str, runs: dict[str, _Run], now: AlignedNs) -> str:
     more = f" and {len(infos) - MAX_NAMED} more" if len(infos) > MAX_NAMED else ""
     if len({info.node for info in infos}) == 1:
         where = f" on {infos[0].node}"
-        who = "pids " + ", ".join(str(info.pid) for info in infos[:MAX_NAMED])
+        processes = "pids " + ", ".join(str(info.pid) for info in infos[:MAX_NAMED])
     else:
         where = ""
-        who = ", ".join(f"pid {info.pid} on {info.node}" for info in infos[:MAX_NAMED])
+        processes = ", ".join(f"pid {info.pid} on {info.node}" for info in infos[:MAX_NAMED])
     first = f"; only the job of pid {infos[0].pid} is watched" if infos else ""
     return (
-        f"{count} running jobs{where} are called {job} ({who}{more}): "
+        f"{count} running jobs{where} are called {job} ({processes}{more}): "
         f"give each its own --job{first}"
     )
 
 
 def _first(run: _Run, rank: int) -> RankInfo | None:
-    """The process of the rank, else of any rank."""
+    """The process of the rank, or of any rank if it has none."""
     live = run.processes.get(rank) or next(iter(run.processes.values()), None)
     return live.info if live is not None else None

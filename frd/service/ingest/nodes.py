@@ -1,10 +1,10 @@
-"""Agents that have spoken: who is up, how fresh, which ranks they host, what their clocks are like.
+"""Nodes: which agents are connected, when they last reported, which ranks they host, their clocks.
 
-Bookkeeping for people and metrics; the engine gets none of it. What is called a node is what one
-agent watches: a host as a rule, half of one where two agents share it. An agent process that was
-started again is the same node, though its session is another. A node stays listed while it hosts a
-rank of an attempt that is remembered, so that a vanished agent is seen as missing. The host of a
-rank is the node that declared it last: one whose ranks went on elsewhere is not missed.
+For metrics and the API; the engine does not use it. A node is what one agent watches: usually a
+host, or a part of one if several agents share it. A restarted agent is the same node with another
+session. A node stays listed while it hosts a rank of an attempt that is remembered, so that a lost
+agent is seen as missing. The host of a rank is the node that declared it last: a node whose ranks
+continue on other nodes is not missing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class _Node:
     clock: AgentClock
     heard_at: AlignedNs
     may_report: Callable[[str], bool]
-    """Whether its agent may host ranks of a job."""
+    """Whether its agent may report ranks of a job."""
     streams: set[int] = field(default_factory=set)
     ranks: dict[AttemptKey, set[int]] = field(default_factory=dict)
     shown: dict[AttemptKey, tuple[int, ...]] = field(default_factory=dict)
-    """`ranks` as views carry them: replaced, never changed."""
+    """`ranks` for views: replaced, never changed."""
     heir: SessionKey | None = None
     """Another session of the host that has taken over ranks of this one."""
 
@@ -50,7 +50,7 @@ class Nodes:
         clock: AgentClock,
         stream: int,
         now: AlignedNs,
-        may_report: Callable[[str], bool] = lambda job: True,
+        may_report: Callable[[str], bool],
     ) -> None:
         node = self._nodes.get(key)
         if node is None:
@@ -87,8 +87,8 @@ class Nodes:
             self._drop_unless_needed(key)
 
     def _last_gone(self, boot_id: str, may_report: Callable[[str], bool]) -> SessionKey | None:
-        """The session of that host which a new one most likely follows: none of a job that is not
-        the new one may report."""
+        """The disconnected session of the host that a new session most likely replaces. All its
+        jobs must be jobs that the new session may report."""
         gone = [
             key
             for key, node in self._nodes.items()
@@ -99,7 +99,7 @@ class Nodes:
         return max(gone, key=lambda key: self._nodes[key].heard_at, default=None)
 
     def _inherit(self, key: SessionKey, before: SessionKey) -> None:
-        """`key` is the agent that was `before`, started again."""
+        """Session `key` is the restarted agent of session `before`."""
         for attempt, ranks in self._nodes[before].ranks.items():
             if self._nodes[key].may_report(attempt.job):
                 for rank in list(ranks):
@@ -121,7 +121,7 @@ class Nodes:
             del self._nodes[key]
 
     def keep(self, attempts: Collection[AttemptKey]) -> None:
-        """Forget all attempts but these, and nodes that are gone and hosted nothing else."""
+        """Forget all other attempts, and disconnected nodes that hosted nothing else."""
         self._hosts = {of: key for of, key in self._hosts.items() if of[0] in attempts}
         for key, node in list(self._nodes.items()):
             if any(attempt not in attempts for attempt in node.ranks):
@@ -130,19 +130,17 @@ class Nodes:
             self._drop_unless_needed(key)
 
     def views(self, now: AlignedNs, late_s: float) -> tuple[NodeView, ...]:
-        """All nodes; one that was not heard of for `late_s` does not count as reporting."""
+        """All nodes; a node without a message for `late_s` is not reporting."""
         late_at = now - int(late_s * 1e9)
         return tuple(
-            [
-                NodeView(
-                    node=node.name,
-                    boot_id=boot_id,
-                    connected=bool(node.streams),
-                    reporting=bool(node.streams) and node.heard_at >= late_at,
-                    last_message_at=node.heard_at,
-                    clock=node.clock.view(now),
-                    ranks=node.shown,
-                )
-                for (boot_id, _), node in self._nodes.items()
-            ]
+            NodeView(
+                node=node.name,
+                boot_id=boot_id,
+                connected=bool(node.streams),
+                reporting=bool(node.streams) and node.heard_at >= late_at,
+                last_message_at=node.heard_at,
+                clock=node.clock.view(now),
+                ranks=node.shown,
+            )
+            for (boot_id, _), node in self._nodes.items()
         )

@@ -20,18 +20,18 @@ from typing import Final
 from frd.model import AttemptKey, RankInfo
 
 MAX_PROCESSES: Final = 4
-"""Of one rank; there is one at a time, and an agent may still report the one before."""
+"""Processes of one rank. One runs at a time, but an agent may still report an earlier one."""
 MAX_SESSIONS: Final = 65_536
-"""Beyond this, the session without a stream for longest gets another number next time."""
+"""Beyond this number, the session that connected least recently is forgotten."""
 
 
 @dataclass(slots=True)
 class ProcessRevision:
-    """Of one rank process, shared by all streams that ever spoke for it."""
+    """Revisions of one rank process, shared by all streams that have reported it."""
 
     session: str
     applied: int = 0
-    """Highest revision of `session` that the engine has taken."""
+    """Highest revision of `session` that the engine has applied."""
     replay: bool = False
     """Another session has reported this rank process before."""
 
@@ -39,7 +39,7 @@ class ProcessRevision:
 class Revisions:
     def __init__(self) -> None:
         self._attempts: dict[AttemptKey, dict[int, dict[int, ProcessRevision]]] = {}
-        """By rank and pid, the process that was declared last at the end."""
+        """By rank and pid, in the order of declaration."""
         self._sessions: dict[tuple[str, str], int] = {}
         self._numbers = itertools.count()
 
@@ -63,10 +63,10 @@ class Revisions:
         return known
 
     def ranks(self, key: AttemptKey) -> set[int]:
-        """All ranks of an attempt that any agent ever spoke for."""
+        """All ranks of an attempt that an agent has reported."""
         return set(self._attempts.get(key, ()))
 
     def keep(self, attempts: Collection[AttemptKey]) -> None:
-        """Forget all attempts but these."""
+        """Forget all other attempts."""
         for key in [key for key in self._attempts if key not in attempts]:
             del self._attempts[key]

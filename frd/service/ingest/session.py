@@ -68,19 +68,19 @@ class Session:
         self.heard_at = AlignedNs(0)
         self.declared = Declarations(shared, self)
         self._last_rows: tuple[StreamHandles, UInt32s, UInt32s, Int32s] | None = None
-        """Ranks and groups of the last watermarks, and their pairs: mostly the next ones' too."""
+        """Ranks, groups and pairs of the last watermarks; the next message mostly has the same."""
         self._acks: dict[int, int] = {}
         self.entries = 0
         """Entry rows applied; duplicates and rows that were applied before are not counted."""
         self.duplicates = 0
         """Entry rows that an earlier agent session had reported."""
         self.lag_ns = 0
-        """How long the last watermark message was under way."""
+        """Time from sending to applying of the last watermark message."""
         self._refused_samples = 0
         self.alignment = guess(NodeNs(0), AlignedNs(0))
         """Converts node times to aligned times."""
         self.on_watermarks: Callable[[Watermarks, AlignedNs], None] = lambda event, now: None
-        """Called before watermarks are applied: they carry readings of the node's clocks."""
+        """Called before watermarks are applied, which contain readings of the node's clocks."""
 
     @property
     def key(self) -> SessionKey:
@@ -130,7 +130,7 @@ class Session:
         return event
 
     def align(self, alignment: Alignment) -> None:
-        """Use another alignment from now on, also for waits that are already known."""
+        """Use another alignment from now on, also for the heads that were reported before."""
         is_better = alignment.is_better_than(self.alignment)
         self.alignment = alignment
         number, uncertainty_ns = self.declared.session_number, claim_ns(alignment)
@@ -297,7 +297,7 @@ class Session:
 
     @property
     def _slack_ns(self) -> int:
-        """By how much an aligned time may be off."""
+        """Uncertainty of an aligned time."""
         known = self.declared.uncertainty_ns
         return UNKNOWN_UNCERTAINTY_NS if known is None else known
 

@@ -1,9 +1,9 @@
 """From the indexes of one stream to the engine's handles, a whole column at a time.
 
-An agent numbers its ranks, groups and signatures per stream, the engine has its own rows
-tables. Here stand the arrays that turn one into the other. Ranks and groups get a row and a column
-within their attempt, so that the table of pairs stays small when one stream outlives many attempts.
-Pairs and signatures are resolved when a batch first needs them, then looked up.
+An agent numbers its ranks, groups and signatures per stream; the engine numbers its own tables. The
+arrays here convert one into the other. Ranks and groups get a row and a column within their
+attempt, so that the table of pairs stays small when one stream reports many attempts. Pairs and
+signatures are resolved when a batch first needs them, then looked up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frd.model import GroupInfo, Int32s, RankInfo, Signature
 _UNRESOLVED: Final = -2
 _NOT_A_MEMBER: Final = -1
 MAX_PAIRS: Final = 1 << 24
-"""Ranks times groups of one attempt on one stream."""
+"""Maximum of ranks times groups of one attempt on one stream."""
 
 
 class IndexColumn:
@@ -56,7 +56,7 @@ class IndexColumn:
 
 
 class StreamHandles:
-    """One attempt as one stream sees it."""
+    """The handles of one attempt on one stream."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
@@ -92,7 +92,7 @@ class StreamHandles:
         return pairs
 
     def resolved(self) -> Int32s:
-        """All pairs that were ever asked for."""
+        """All pairs that have been looked up."""
         return self._pairs[self._pairs >= 0]
 
     def signatures(self, indexes: npt.NDArray[Any], known: Sequence[Signature]) -> Int32s:

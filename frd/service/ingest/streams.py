@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream:
-    """State of one stream in addition to its session."""
+    """A stream: its session, its clock, and the events to write."""
 
     __slots__ = ("clock", "closing", "id", "logged_refused", "outgoing", "session",
                  "wake")  # fmt: skip
@@ -54,7 +54,7 @@ class Stream:
         self.id = session.stream
         self.session = session
         self.clock: AgentClock | None = None
-        """Since its hello."""
+        """Known after its Hello."""
         self.outgoing: list[ServiceEvent] = []
         self.wake = asyncio.Event()
         """Set when there is something to write."""
@@ -66,7 +66,7 @@ class Stream:
         self.wake.set()
 
     def close(self) -> None:
-        """Write what is waiting, then nothing more."""
+        """Write the outgoing events, then end."""
         self.closing = True
         self.wake.set()
 
@@ -79,8 +79,8 @@ class Stream:
 
 
 class Streams:
-    """`instance` names this process of the service: an agent that meets another instance knows that
-    its earlier reports are lost."""
+    """`instance` identifies this process of the service: if an agent meets another instance, its
+    earlier reports are lost."""
 
     def __init__(
         self,

@@ -1,13 +1,12 @@
 """Watermark messages of many streams, collected and applied to the engine together.
 
-Every agent sends a small watermark message a second. One by one, 2,048 of them cost more in calls
-than in work; together they are a few vectorized passes. Only `Engine.advance` reads what they
-change, so they wait for it. Whatever else depends on their order (a rank is declared again) must
-call `flush` first. Entries need not wait, because watermarks only rise, in any order.
+Every agent sends a small watermark message a second. Applied one by one, 2,048 of them cost more in
+calls than in work; together they are a few vectorized passes. Only `Engine.advance` reads their
+effect, so they wait for it. Code that depends on their order (a rank is declared again) must call
+`flush` first. Entries need no flush, because watermarks only rise, in any order.
 
-Waiting messages keep the alignment that was in use when they arrived. When more is known of a
-clock, the heads of its ranks are aligned again, so that no head keeps the error of the first guess
-at a node's clock.
+Waiting messages keep the alignment that was in use when they arrived. When a clock becomes better
+known, the heads of its ranks are aligned again, so that no head keeps the error of the first guess.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from frd.service.ingest.stream_handles import StreamHandles
 class _Batch:
     attempt: Attempt
     messages: list[tuple[WatermarkRows, Alignment]] = field(default_factory=list)
-    """With times of the node's clock."""
+    """Rows have times of the node's clock."""
     realigned: dict[int, tuple[StreamHandles, list[int], Alignment]] = field(default_factory=dict)
-    """By identity of the handles, which are of one stream: which ranks, and how."""
+    """Ranks to align again, by identity of their stream's handles."""
 
 
 class WatermarkBuffer:
@@ -38,11 +37,11 @@ class WatermarkBuffer:
         """By identity of the attempt."""
 
     def add(self, attempt: Attempt, rows: WatermarkRows, alignment: Alignment) -> None:
-        """One message: engine handles, but times of the node's clock."""
+        """Add one message: engine handles, but times of the node's clock."""
         self._batch(attempt).messages.append((rows, alignment))
 
     def realign(self, handles: StreamHandles, ranks: list[int], alignment: Alignment) -> None:
-        """Align the heads that one stream has reported of these ranks with a better alignment."""
+        """Align the heads of these ranks, as one stream has reported them, again."""
         self._batch(handles.attempt).realigned[id(handles)] = handles, ranks, alignment
 
     def _batch(self, attempt: Attempt) -> _Batch:
@@ -52,7 +51,7 @@ class WatermarkBuffer:
         return batch
 
     def flush(self, now: AlignedNs) -> None:
-        """Apply all that has been added."""
+        """Apply everything added since the last call."""
         if not self._batches:
             return
         batches, self._batches = self._batches, {}
@@ -72,7 +71,7 @@ def _joined(messages: list[tuple[WatermarkRows, Alignment]], now: AlignedNs) -> 
         enqueued=np.concatenate([r.enqueued for r in rows]),
         started=np.concatenate([r.started for r in rows]),
         completed=np.concatenate([r.completed for r in rows]),
-        # What a node reports has happened, whatever its clock says.
+        # A reported event has happened, whatever the clock of the node shows.
         head_created_ns=np.minimum(_aligned(heads, alignments), now),
         seen_rank=np.concatenate([r.seen_rank for r in rows]),
         as_of_ns=np.minimum(_aligned(as_ofs, alignments), now),
@@ -90,8 +89,8 @@ def _realign(
 
 
 def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
-    """`Alignment.to_aligned` of each column: in one pass for all times on the alignments' lines,
-    which nearly all are."""
+    """`Alignment.to_aligned` of each column, in one pass for all times on the alignments' lines;
+    few times are not."""
     rows = [len(column) for column in columns]
     lines = [(a.at_ns, a.line_ns, a.line_from_ns, a.line_to_ns) for a in alignments]
     at, line, since, until = np.repeat(lines, rows, axis=0).T
@@ -109,8 +108,8 @@ def _aligned(columns: list[Int64s], alignments: list[Alignment]) -> Int64s:
 def _calls(
     messages: list[tuple[WatermarkRows, Alignment]],
 ) -> list[list[tuple[WatermarkRows, Alignment]]]:
-    """All in one call; one by one where a pair occurs twice, as when an agent has sent two messages
-    since the last flush: the engine takes each pair once per call."""
+    """All messages in one call; each in its own call if a pair occurs twice, because an agent has
+    sent two messages since the last flush: the engine takes each pair once per call."""
     if not messages:
         return []
     pair = np.concatenate([rows.pair for rows, _ in messages])

@@ -32,7 +32,7 @@ class RecentPeak:
 
 
 async def watch_loop(lag: RecentPeak) -> None:
-    """Add to `lag` how late the event loop wakes, in seconds of its own clock, until cancelled.
+    """Add to `lag` the seconds by which the event loop wakes late, until cancelled.
 
     A long batch, a slow snapshot or a busy processor delays the loop, and with it everything else.
     """
