@@ -1,8 +1,8 @@
 """The keys of frd's own configuration as the chart's schema knows them.
 
-They stand in `values.schema.json` under ``$defs``, so that Helm refuses a misspelt one by its name,
-long before a pod does. Made from the code: ``python -m tests.helm.keys`` writes them anew. The same
-holds for the alerts whose rules can be changed, which come from the rule files.
+They are in `values.schema.json` under ``$defs``, so that Helm refuses a misspelt key by its name
+before any pod starts. ``python -m tests.helm.keys`` generates them from the code, and the alerts
+whose rules can be changed from the rule files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA = CHART / "values.schema.json"
 CHARTS_OWN = {"grpc", "http", "data_dir", "tls", "auth", "insecure"}
 """What the chart sets itself, in the service's file."""
 CHARTS_FLAGS = {"service", "run_dir", "dump_dir", "metrics", "job", "node", "insecure"}
-"""The same of the agent, beside all that begins with tls or token."""
+"""The same for the agent, in addition to all keys that begin with tls or token."""
 _NOISE = ("title", "default", "description")
 
 

@@ -1,7 +1,7 @@
-"""The container file, as far as it can be tried where no container engine runs.
+"""The container file, as far as it can be tested without a container engine.
 
-Parsed; its build context copied as .dockerignore lets it through; its pip steps run on that copy.
-That the base image exists, and that the whole builds, nobody has shown here.
+The file is parsed, its build context is copied as .dockerignore says, and its pip steps run on that
+copy. Not tested: that the base image exists, and that the whole image builds.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_every_pin_of_the_image_is_a_tested_one() -> None:
 
 
 def test_the_tap_lies_where_the_chart_copies_it_from(tmp_path: Path) -> None:
-    """The init container's `cp -r /opt/frd/tap` finds tap.py and _site beside each other."""
+    """The init container's `cp -r /opt/frd/tap` finds tap.py and _site in one folder."""
     sent = context(tmp_path)
     copied = {step.words[1]: step.words[0] for step in final("COPY") if len(step.words) == 2}
     assert copied.keys() == {"/opt/frd/tap/tap.py", "/opt/frd/tap/_site"}

@@ -70,7 +70,7 @@ def test_every_line_can_be_typed() -> None:
                 if "--" in rest:
                     assert_frd_takes(rest[rest.index("--") + 1 :])
             case _:
-                pytest.fail(f"{words}: nobody checks this line")
+                pytest.fail(f"{words}: no check for this line")
         seen.add(words[0])
     assert seen == {"docker", "helm", "kubectl"}
 

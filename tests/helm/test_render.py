@@ -112,7 +112,7 @@ OLD_AND_NEW = ("1.25", "1.27", "1.28", "1.29", "1.33", "1.37")
 
 
 def merged(*values: Values) -> Values:
-    """All of them at once; the later one wins."""
+    """All of them together; later values win."""
     out: Values = {}
     for one in values:
         for key, value in one.items():
@@ -155,7 +155,7 @@ def test_each_option_alone_renders_valid_objects(values: Values) -> None:
 @pytest.mark.parametrize("version", OLD_AND_NEW)
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
 def test_every_version_of_kubernetes_takes_it(values: Values, version: str) -> None:
-    """Defaults and all options at once are valid from the oldest version to the newest."""
+    """Defaults and all options together are valid from the oldest version to the newest."""
     assert_sound(render(values, cluster=Cluster(version)), version)
 
 
@@ -179,7 +179,7 @@ def test_without_operators_only_kubernetes_own_objects_are_sent() -> None:
 
 
 def test_cert_manager_is_asked_for_where_it_is() -> None:
-    """A cluster without it is told at once, not by a pod that waits for its Secret for ever."""
+    """Without cert-manager the installation fails; no pod waits for its Secret for ever."""
     values = OPTIONS["cert-manager"]
     assert render(values).one("Certificate")["spec"]["issuerRef"]["name"] == "ca"
     with pytest.raises(helm.HelmRenderError, match=r"install cert-manager"):
@@ -211,7 +211,7 @@ def privileges(pod: Object) -> list[str]:
 
 
 def test_the_default_install_is_not_privileged() -> None:
-    """No pod goes beyond the restricted standard, and nobody gets a right in the cluster."""
+    """No pod goes beyond the restricted standard, and no account gets a right in the cluster."""
     rendered = render()
     assert [name for name, _ in rendered.pods()] == ["frd", "frd-test-ready"]
     for name, pod in rendered.pods():
@@ -240,7 +240,7 @@ def test_the_daemonset_takes_only_what_is_asked_for() -> None:
     assert {"hostPID", "frd-agent: capabilities"} <= set(privileges(pod))
 
 
-def test_nobody_is_called_and_only_agents_and_readers_call() -> None:
+def test_the_policy_allows_only_dns_out_and_agents_and_readers_in() -> None:
     """The policy lets DNS out, gRPC and HTTP in from pods, and nothing else."""
     spec = render().one("NetworkPolicy")["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]

@@ -47,7 +47,7 @@ def test_a_new_namespace_gets_what_the_others_have(chart: Path) -> None:
 
 
 def test_client_certificates_come_with_a_new_authority(chart: Path) -> None:
-    """The old one's key was not kept, so all certificates are made anew; the tokens stay."""
+    """The key of the old CA was not kept, so all certificates are new; the tokens stay."""
     values = {"tls": {"clientCertificates": True}}
     first = install(chart, {}, {})
     second = install(chart, values, first)
@@ -58,7 +58,7 @@ def test_client_certificates_come_with_a_new_authority(chart: Path) -> None:
 
 
 def test_a_lost_secret_of_the_agents_is_made_again(chart: Path) -> None:
-    """Somebody deleted it: the next upgrade brings the same one back."""
+    """It was deleted: the next upgrade creates the same Secret again."""
     first = install(chart, {}, {})
     rest = {key: secret for key, secret in first.items() if key != AGENT}
     assert data(install(chart, {}, rest)) == data(first)
@@ -84,4 +84,4 @@ def test_your_own_secrets_are_only_named() -> None:
     values = {"tls": {"source": "secret", "secretName": "mine"}, "auth": {"secretName": "t"}}
     rendered = render(values)
     assert rendered.of("Secret") == []
-    assert "Make the Secret frd-agent" in rendered.notes
+    assert "Create the Secret frd-agent" in rendered.notes

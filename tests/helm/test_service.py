@@ -197,8 +197,8 @@ def test_the_sidecar_gets_in(running: Running, tmp_path: Path) -> None:
         "--run-dir": str(tmp_path / "run"),
         "--metrics": metrics,
     }
-    told = dict(word.partition("=")[::2] for word in command[2:]) | here
-    options = [f"{k}={v.replace('/etc/frd', str(credentials))}" for k, v in told.items()]
+    given = dict(word.partition("=")[::2] for word in command[2:]) | here
+    options = [f"{k}={v.replace('/etc/frd', str(credentials))}" for k, v in given.items()]
     agent = [str(FRD.with_name(command[0])), command[1], *options]
     with subprocess.Popen(agent, stderr=subprocess.PIPE, text=True) as process:
         try:

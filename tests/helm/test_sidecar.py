@@ -1,4 +1,4 @@
-"""The agent beside the ranks: the recipe in the notes, the examples, and that they work."""
+"""The agent as a sidecar of the ranks: recipe in the notes, examples, and that they work."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def variables(container: Object) -> dict[str, str]:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_the_recipe_applied(path: Path) -> None:
     """Agent, volumes and variables are the chart's, word for word; the rest is the job's."""
-    told, (kind, template) = recipe(), example(path)
+    shown, (kind, template) = recipe(), example(path)
     pod = template["spec"]
     for key in ("initContainers", "volumes", "shareProcessNamespace"):
-        assert pod[key] == told[key]
-    (training,), (ours,) = pod["containers"], told["containers"]
+        assert pod[key] == shown[key]
+    (training,), (ours,) = pod["containers"], shown["containers"]
     for entry in ours["env"]:
         if entry["name"] == "POD_JOB":
             entry["valueFrom"]["fieldRef"]["fieldPath"] = f"metadata.labels['{LABELS[kind]}']"
@@ -124,15 +124,15 @@ def test_the_recipe_sets_what_exec_would(tmp_path: Path) -> None:
     """The variables are those of `frd-agent exec`, with the pod's paths in them."""
     set_by_exec = environment({}, str(tmp_path), job="j")
     (training,) = recipe()["containers"]
-    told = variables(training)
-    assert told.pop("POD_NAMESPACE") == told.pop("POD_JOB") == ""  # the kubelet fills them in
-    assert told["FRD_JOB"] == "$(POD_NAMESPACE)/$(POD_JOB)"
-    told["FRD_JOB"] = "j"
+    shown = variables(training)
+    assert shown.pop("POD_NAMESPACE") == shown.pop("POD_JOB") == ""  # the kubelet fills them in
+    assert shown["FRD_JOB"] == "$(POD_NAMESPACE)/$(POD_JOB)"
+    shown["FRD_JOB"] = "j"
     expected = {
         name: value.replace(str(tmp_path), "/run/frd/run").replace(str(PACKAGE), "/run/frd/tap")
         for name, value in set_by_exec.items()
     }
-    assert told == expected
+    assert shown == expected
 
 
 def test_the_copied_tap_starts(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_the_agent_takes_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_tls_the_agent_needs_no_secret() -> None:
     """An insecure release mounts nothing and asks for no file."""
-    told = recipe({"insecure": True})
-    assert [volume["name"] for volume in told["volumes"]] == ["frd"]
-    assert not [word for word in told["initContainers"][1]["command"] if "-file" in word]
+    shown = recipe({"insecure": True})
+    assert [volume["name"] for volume in shown["volumes"]] == ["frd"]
+    assert not [word for word in shown["initContainers"][1]["command"] if "-file" in word]
 
 
 def test_the_agents_secret_is_where_the_jobs_are() -> None:
@@ -195,7 +195,7 @@ def test_the_agents_secret_is_where_the_jobs_are() -> None:
         assert secret["data"]["token"] == tokens["agent"]
 
 
-def test_a_cluster_without_native_sidecars_is_told() -> None:
+def test_the_notes_warn_a_cluster_without_native_sidecars() -> None:
     """Before 1.29 an init container that never ends would hold the pod for ever."""
     assert 'see "Before 1.29"' in render(cluster=Cluster("1.28")).notes
     assert 'see "Before 1.29"' not in render(cluster=Cluster("1.29")).notes
@@ -203,6 +203,6 @@ def test_a_cluster_without_native_sidecars_is_told() -> None:
 
 def test_with_the_daemonset_the_notes_show_its_way() -> None:
     """Pods then share the host's directory and bring no agent of their own."""
-    told = recipe({"agent": {"daemonset": {"enabled": True, "hostPath": "/srv/frd"}}})
-    assert "initContainers" not in told
-    assert told["volumes"] == [{"name": "frd", "hostPath": {"path": "/srv/frd"}}]
+    shown = recipe({"agent": {"daemonset": {"enabled": True, "hostPath": "/srv/frd"}}})
+    assert "initContainers" not in shown
+    assert shown["volumes"] == [{"name": "frd", "hostPath": {"path": "/srv/frd"}}]

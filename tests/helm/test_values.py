@@ -1,4 +1,4 @@
-"""Values: what the schema lets through, and that schema, table and defaults tell the same."""
+"""Values: what the schema accepts, and that schema, table and defaults agree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KUBERNETES_OWN = {
 }
 """Objects whose insides are Kubernetes' (or Helm's) to judge."""
 WHOLE = {"podSecurityContext", "securityContext", "resources", "agent.resources"}
-"""Told in one row of the table."""
+"""Shown in one row of the table."""
 MAPS = {"dashboards.additionalLabels", "dashboards.annotations"}
 
 
@@ -139,8 +139,8 @@ def test_every_value_has_its_row() -> None:
     """The table of README.md lists all values in order, with their defaults."""
     rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", (CHART / "README.md").read_text(), re.M)
     assert [key for key, _ in rows] == list(LEAVES)
-    for key, told in rows:
-        assert told == "restricted" or json.loads(told.strip("`")) == LEAVES[key], key
+    for key, default in rows:
+        assert default == "restricted" or json.loads(default.strip("`")) == LEAVES[key], key
 
 
 def test_chart_and_package_have_one_version() -> None:

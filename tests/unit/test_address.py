@@ -34,7 +34,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("127.0.0.1:9374", ("127.0.0.1:9374", "")),
         ("http://host:9374", ("host:9374", "http")),
@@ -44,9 +44,9 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         ("http://[::1]:80/", ("[::1]:80", "http")),
     ],
 )
-def test_a_url_is_an_address_with_a_scheme(text: str, told: tuple[str, str]) -> None:
+def test_a_url_is_an_address_with_a_scheme(text: str, expected: tuple[str, str]) -> None:
     """What a browser shows is taken for what it means."""
-    assert without_scheme(text, 9373) == told
+    assert without_scheme(text, 9373) == expected
 
 
 @pytest.mark.parametrize(

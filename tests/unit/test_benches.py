@@ -50,10 +50,10 @@ def test_benches_start_from_the_root(installed: Path) -> None:
         str(file) for file in sorted((ROOT / "bench").glob("*.py")) if "--json" in file.read_text()
     ]
     assert len(benches) >= 8
-    told = run_program(
+    output = run_program(
         [sys.executable, "-c", PROGRAM, str(ROOT), *benches],
         env={"PYTHONPATH": str(installed)},
         cwd=ROOT,
         check=True,
     ).stdout
-    assert json.loads(told.splitlines()[-1]) == {}
+    assert json.loads(output.splitlines()[-1]) == {}

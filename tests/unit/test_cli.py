@@ -64,7 +64,7 @@ DUMP = {
 def test_wrong_usage_is_one_line_and_exit_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mistyped command line names the help that would have told."""
+    """A mistyped command line names the help to read."""
     assert run(arguments) == USAGE
     assert "--help`" in error_of(capsys)
 
@@ -80,12 +80,12 @@ def test_a_service_that_is_not_there_is_one_line_and_exit_1(
 
 
 def test_a_token_is_not_sent_in_clear(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Beyond this machine a token wants TLS, or somebody who accepts that it is seen."""
+    """A token for another machine needs TLS, or an option that accepts that it is readable."""
     (tmp_path / "token").write_text("t" * 32)
-    told = ["status", "--http", "frd.invalid:1", "--token-file", str(tmp_path / "token")]
-    assert run(told) == USAGE
+    command = ["status", "--http", "frd.invalid:1", "--token-file", str(tmp_path / "token")]
+    assert run(command) == USAGE
     assert "would be sent unencrypted" in error_of(capsys)
-    assert run([*told, "--insecure"]) == FAILED
+    assert run([*command, "--insecure"]) == FAILED
     assert "frd.invalid:1" in error_of(capsys)
 
 
@@ -253,7 +253,7 @@ def test_an_export_that_breaks_off_leaves_no_file(
 def test_options_of_export_stand_behind_it(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What stands before it would be lost, so it is refused."""
+    """An option before the subcommand would be ignored, so it is refused."""
     assert run(["findings", "--http", service.address, "export"]) == USAGE
     assert "write it after export" in capsys.readouterr().err
     assert frd(service, "findings", "export", "--since", "soon") == USAGE
@@ -266,7 +266,7 @@ def test_options_of_export_stand_behind_it(
 def test_a_dump_becomes_a_folder(
     service: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The only job is dumped, ranks are normalized, and who did not answer is told with why."""
+    """The only job is dumped, --ranks is normalized, and ranks without an answer are listed."""
     service.says("/api/v1/jobs", {"jobs": [job_line("train")]})
     service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
     service.says("/api/v1/dumps/d-1", tar_of(DUMP))
@@ -349,9 +349,9 @@ def test_a_job_cannot_steer_the_terminal(
 
 def test_a_dump_that_nobody_answered_fails(service: Service, tmp_path: Path) -> None:
     """The folder says why; the exit code says that it holds no dump."""
-    nobody = {"summary.json": json.dumps({"answered": [], "failed": {"0": "gone"}}).encode()}
+    unanswered = {"summary.json": json.dumps({"answered": [], "failed": {"0": "gone"}}).encode()}
     service.says("/api/v1/jobs/train/dumps", {"id": "d-1"}, 201)
-    service.says("/api/v1/dumps/d-1", tar_of(nobody))
+    service.says("/api/v1/dumps/d-1", tar_of(unanswered))
     assert frd(service, "dump", "--job", "train", "-o", str(tmp_path / "out")) == FAILED
     assert (tmp_path / "out/summary.json").exists()
 

@@ -39,7 +39,7 @@ def service() -> Iterator[Service]:
 
 
 def test_findings_present_is_exit_3(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script can tell by the exit code alone; the last line says what is watched."""
+    """The exit code alone is enough for a script; the last line says what is watched."""
     service.says("/api/v1/findings?state=open", answer())
     assert frd(service, "findings") == 0
     said = "no findings\nwatching 1 job, 4 ranks, 2 agents; last heard 0.4 s ago\n"
@@ -234,7 +234,7 @@ def test_a_live_picture_keeps_its_last_line(service: Service, command: str) -> N
     process, terminal = on_a_terminal(service, 8, command, "--watch")
     try:
         text = shown(terminal, b"last heard 0.4 s ago")
-        snapshot = text.partition("last heard 0.4 s ago")[0]  # of as many as came at once
+        snapshot = text.partition("last heard 0.4 s ago")[0]  # the first of several
         assert "more lines: enlarge the window" in snapshot
         assert len(snapshot.splitlines()) <= 8
         service.server.shutdown()

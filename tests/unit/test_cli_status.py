@@ -1,4 +1,4 @@
-"""`frd status`: what is wrong first, then where every job stands."""
+"""`frd status`: what is wrong first, then the state of every job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def service() -> Iterator[Service]:
 def test_status_folds_ranks_that_stand_alike(
     service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three ranks that wait in one collective are one row; clocks and the finding are told."""
+    """Three ranks that wait in one collective are one row; clocks and the finding are shown."""
     says_status(service)
     assert frd(service, "status") == 0
     text = capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_status_as_json_holds_every_job(
     says_status(service, ENDED)
     service.says("/api/v1/jobs/old", {**JOB, "job": "old"})
     assert frd(service, "status", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["jobs"] == [JOB, {**JOB, "job": "old"}]
-    assert told["watching"] == WATCHING
-    assert "findings" not in told
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["jobs"] == [JOB, {**JOB, "job": "old"}]
+    assert printed["watching"] == WATCHING
+    assert "findings" not in printed

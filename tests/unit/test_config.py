@@ -1,4 +1,4 @@
-"""Configuration: what overrides what, and how a mistake is told."""
+"""Configuration: what overrides what, and how a mistake is reported."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_mistake_in_the_file_is_one_line_that_begins_with_the_key(
 
 @pytest.mark.parametrize("text", ["[policy", "a = '\x00'", "a = b"])
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path, text: str) -> None:
-    """A broken file is told by its path and what broke."""
+    """The error names the broken file and what is wrong in it."""
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=f"^config: {path}: .*: write TOML$"):
         config.load(path)
@@ -99,7 +99,7 @@ def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
         ("FRD_EXPECTED_AGENTS", "environment: .*expected_agents.*: write the value as JSON"),
     ],
 )
-def test_a_mistake_in_the_environment_is_told_too(
+def test_a_mistake_in_the_environment_is_reported_too(
     monkeypatch: pytest.MonkeyPatch, variable: str, message: str
 ) -> None:
     """A variable that looks like a key but is none does not pass for one."""
@@ -143,7 +143,7 @@ def test_an_address_to_listen_on_may_be_a_url() -> None:
 
 
 def test_the_agents_service_may_be_a_url() -> None:
-    """https asks for TLS, http for none, and both at once are a mistake."""
+    """https asks for TLS, http for none, and both together are a mistake."""
     plain = agent_config.load(flags={"service": "http://frd.local:9373/"})
     assert (plain.service, plain.endpoint().tls) == ("frd.local:9373", False)
     secure = agent_config.load(flags={"service": "https://frd.local"})

@@ -21,5 +21,5 @@ from frd.credentials import token_in
     ],
 )
 def test_the_first_word_that_a_header_can_carry(data: bytes, token: str) -> None:
-    """What stands behind the token is the service's; what no header can carry is no token."""
+    """The text after the token is for the service; a word that no header can carry is no token."""
     assert token_in(data) == token

@@ -132,12 +132,12 @@ SUSPECT = {"rank": "3", "node": "n0", "reason": "cpu_stuck"}
 SERIES = [
     series("frd_agents_expected", "1x20", job="a"),
     series("frd_agents_expected", "1x20", job="b"),
-    # A finding that has lasted and names a rank, told by the service before and after its restart.
+    # A lasting finding that names a rank, from the service before and after a restart.
     series("frd_finding_opened_timestamp_seconds", "40x20", **LONG, instance="before"),
     series("frd_finding_opened_timestamp_seconds", "40x20", **LONG, instance="after"),
     series("frd_finding_critical", "1x20", **LONG, instance="after"),
     series("frd_suspect", "1x20", **LONG, **SUSPECT, instance="after"),
-    # A new one that names nobody.
+    # A new finding without a suspect.
     series("frd_finding_opened_timestamp_seconds", "90x20", **NEW, instance="after"),
     series("frd_finding_critical", "0x20", **NEW, instance="after"),
     # Two ranks share a GPU of one node; another node has a GPU of the same name.
@@ -178,8 +178,8 @@ def test_tables_show_severity_age_and_the_fullest_gpu(tmp_path: Path) -> None:
         }
         for expression, samples in ASKED
     ]
-    told = {"interval": "10s", "input_series": SERIES, "promql_expr_test": expected}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [told]}))
+    test = {"interval": "10s", "input_series": SERIES, "promql_expr_test": expected}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [test]}))
     command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
     done = run_program(command)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -47,7 +47,7 @@ def test_the_python_of_a_command_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_tap_that_loads(torch: Path, tmp_path: Path) -> None:
-    """frd is installed in this interpreter, so PYTHONPATH may be replaced; nobody watches."""
+    """frd is installed in this interpreter, so PYTHONPATH may be replaced; no agent watches."""
     said = found([sys.executable, "train.py"], tmp_path / "run")
     assert said["tap"].state is State.OK, said["tap"]
     assert "torch 9.9" in said["tap"].text

@@ -47,7 +47,7 @@ def test_json_lines_are_whole_objects(capsys: pytest.CaptureFixture[str]) -> Non
         logging.getLogger("frd.service").exception("a fault")
     logging.getLogger("frd").debug("below the level")
     (line,) = capsys.readouterr().err.splitlines()
-    told = json.loads(line)
-    assert told.pop("exception").endswith("ValueError: two\nlines")
-    assert told.pop("ts").endswith("Z")
-    assert told == {"level": "error", "logger": "frd.service", "message": "a fault"}
+    logged = json.loads(line)
+    assert logged.pop("exception").endswith("ValueError: two\nlines")
+    assert logged.pop("ts").endswith("Z")
+    assert logged == {"level": "error", "logger": "frd.service", "message": "a fault"}

@@ -53,7 +53,7 @@ class Seen(HTMLParser):
 
 
 def hang(world: int = 4) -> Analysis:
-    """Rank 2 stands in a line of its own while the others wait."""
+    """Rank 2 is in a line of its program while the others wait."""
     folder = Folder(standing={2: Activity(("data.py:7 in load", "train.py:88 in step"))})
     folder.group("0", range(world))
     for rank in range(world):

@@ -52,7 +52,7 @@ def text(page: Path) -> str:
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Second-level headings and what stands below each."""
+    """Second-level headings with the text below each."""
     parts = re.split(r"^## (.*)$", text(page), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -155,7 +155,7 @@ def test_every_shell_line_of_the_docs_could_be_typed() -> None:
             case (("export" | "pip" | "pytest"), _):
                 continue
             case _:
-                pytest.fail(f"{line}: nobody checks this line")
+                pytest.fail(f"{line}: no check for this line")
         checked += 1
     assert checked > 15
 
@@ -203,10 +203,10 @@ def test_every_endpoint_is_documented() -> None:
 
 def test_every_parameter_of_an_endpoint_is_documented() -> None:
     """The table of a section names what the route reads from the query, and no more."""
-    told = sections(DOCS / "api.md")
+    endpoints = sections(DOCS / "api.md")
     read = re.compile(r"""(?:query_params\.get\(|_(?:number|time)\(request, )"(\w+)\"""")
     for heading, route in routes().items():
-        _, _, table = told[heading].partition("| parameter | |")
+        _, _, table = endpoints[heading].partition("| parameter | |")
         documented = re.findall(r"^\| `(\w+)` \|", table.partition("\n\n")[0], re.MULTILINE)
         assert set(documented) == set(read.findall(inspect.getsource(route.endpoint))), heading
 
@@ -223,7 +223,7 @@ def keys(value: object) -> set[str]:
 
 
 def test_every_key_of_the_api_is_documented(tmp_path: Path) -> None:
-    """What jobs, a job and findings are made of stands in docs/api.md."""
+    """docs/api.md has every key of jobs, a job and findings."""
     view = job_view("train")
     used = np.ones(1, np.int64)
     memory = AttemptMemory(
@@ -231,14 +231,14 @@ def test_every_key_of_the_api_is_documented(tmp_path: Path) -> None:
     )
     service = Service(tmp_path, [replace(view, memory=memory)])
     client = ApiClient(service)
-    told = {
+    found = {
         key
         for path in ("/api/v1/jobs", "/api/v1/jobs/train", "/api/v1/findings", "/api/v1/history")
         for key in keys(client.get(path).json) - set(RankState)
     }
     service.store.close()
-    assert len(told) > 50
-    assert {key for key in told if not re.search(rf"\b{key}\b", text(DOCS / "api.md"))} == set()
+    assert len(found) > 50
+    assert {key for key in found if not re.search(rf"\b{key}\b", text(DOCS / "api.md"))} == set()
 
 
 def test_every_exit_code_is_documented() -> None:
@@ -254,13 +254,13 @@ KEY = re.compile(r"^\| `([a-z_.]+)` \| (.*?) \|", re.MULTILINE)
 PLACES = ("data_dir", "run_dir")  # these defaults depend on the user
 
 
-def agrees(told: str, value: object) -> bool:
+def agrees(documented: str, value: object) -> bool:
     """Does the default column say this value?"""
     if isinstance(value, bool):
-        return told == f"`{str(value).lower()}`"
+        return documented == f"`{str(value).lower()}`"
     if isinstance(value, int | float):
-        return float(told.strip("`")) == value
-    return told == (f"`{value}`" if value else "none")
+        return float(documented.strip("`")) == value
+    return documented == (f"`{value}`" if value else "none")
 
 
 def test_every_key_of_the_service_is_documented_with_its_default() -> None:
@@ -270,11 +270,11 @@ def test_every_key_of_the_service_is_documented_with_its_default() -> None:
     rows = KEY.findall(page.replace(one_webhook, ""))
     assert [key for key, _ in rows] == sorted(config.keys(), key=lambda key: "." in key)
     defaults = config.as_dict(config.Config())
-    for key, told in rows:
+    for key, documented in rows:
         value: Any = defaults
         for part in key.split("."):
             value = value[part]
-        assert key in PLACES or agrees(told, value), key
+        assert key in PLACES or agrees(documented, value), key
 
 
 def test_every_key_of_a_webhook_is_documented() -> None:
@@ -289,8 +289,8 @@ def test_every_key_of_the_agent_is_documented_with_its_default() -> None:
     rows = KEY.findall(sections(DOCS / "configuration.md")["The agent"])
     model = AgentConfig.model_fields
     assert [key for key, _ in rows] == list(model)
-    for key, told in rows:
-        assert key in PLACES or agrees(told, model[key].default), key
+    for key, documented in rows:
+        assert key in PLACES or agrees(documented, model[key].default), key
 
 
 def test_the_example_file_and_variables_of_the_docs_work(

@@ -59,8 +59,8 @@ def test_dtypes_are_those_of_the_columns(public: type) -> None:
         name: DTYPES[hint] for name, hint in get_type_hints(public).items() if hint in DTYPES
     }
     assert len(columns) >= 10
-    told = rows(section(public.__name__))
-    assert {name: told[name][0] for name in columns} == columns
+    documented = rows(section(public.__name__))
+    assert {name: documented[name][0] for name in columns} == columns
 
 
 @pytest.mark.parametrize("door", [frd.load, frd.load_memory], ids=lambda one: one.__name__)

@@ -56,7 +56,7 @@ def drawn(finding: dict[str, Any], *, terminal: bool = False, whole: bool = Fals
 
 
 def test_the_title_says_how_severe_it_is() -> None:
-    """A warning is told apart from a critical finding, and has another color."""
+    """A warning differs from a critical finding in text and color."""
     warning, critical = ({**STALL, "severity": severity} for severity in ("warning", "critical"))
     assert "stall · open · warning · train" in drawn(warning)
     assert "stall · open · critical · train" in drawn(critical)
@@ -85,10 +85,10 @@ def test_a_stall_says_who_why_and_who_waits() -> None:
 
 
 def test_a_finding_without_a_suspect_says_nobody() -> None:
-    """When all joined and nobody completes, no rank is drawn as the culprit."""
-    nobody = {**STALL, "suspects": [], "reason": "network_or_device", "groups_held_up": []}
+    """If all ranks joined and none completes, no rank is shown as the cause."""
+    no_suspect = {**STALL, "suspects": [], "reason": "network_or_device", "groups_held_up": []}
     assert "none: all ranks joined and none completes: network or devices (network_or" in drawn(
-        nobody
+        no_suspect
     )
 
 
