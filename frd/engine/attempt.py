@@ -295,7 +295,7 @@ class Attempt:
             snapshot=cache(partial(self.snapshot, now)),
             late_window=cache(partial(collectives.lateness.window, now)),
             contradictions=cache(partial(_taken, collectives.contradictions)),
-            memory_reports=cache(partial(self.memory.advance, now)),
+            memory_incidents=cache(partial(self.memory.advance, now)),
         )
 
     def take_clock_hints(self) -> list[ClockHint]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from frd.engine.matching.clock_hints import ClockHint
 from frd.engine.matching.lateness import Window
-from frd.engine.memory.incident_report import IncidentReport
+from frd.engine.memory.incident import MemoryIncident
 from frd.engine.state.snapshot import Snapshot, StallTable
 from frd.model import AlignedNs
 
@@ -33,5 +33,5 @@ class Tick:
     """The lateness of the last window, if it has just become complete."""
     contradictions: Callable[[], Sequence[ClockHint]]
     """Clock hints that contradict the uncertainty of the clocks, since they were last read."""
-    memory_reports: Callable[[], Sequence[IncidentReport]]
-    """Memory incidents that opened, changed or closed."""
+    memory_incidents: Callable[[], Sequence[MemoryIncident]]
+    """Memory incidents that there are, and those that are over since they were last read."""

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory.incident_report import IncidentReport
 from frd.engine.policy import Policy
 from frd.model import Confidence, Float64s, Int32s, Int64s, MemoryColumns, SeriesInfo, SeriesKind
-from tests.world.memory import EPOCH, GIB, MIB, S, at
+from tests.world.memory import EPOCH, GIB, MIB, History, S, at, last_of_each
 from tests.world.seeds import seeds
 
 CAPACITY = 80 * GIB
@@ -175,16 +174,17 @@ class _Feed:
     node: Node
 
 
-def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> list[IncidentReport]:
+def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> History:
     """What the engine says while the job runs; agents report in one order or in the other."""
     memory, feeds = Memory(POLICY), []
+    history = History(memory)
     for node in job.nodes:
         infos = [SeriesInfo(r, SeriesKind.DEVICE_USED, f"GPU-{r}") for r in node.ranks.tolist()]
         handles = np.array([memory.series(info) for info in infos], np.int32)
         read = EPOCH + np.round((node.times + node.clock_error) * S).astype(np.int64)
         slack = round(node.uncertainty * S)
         feeds.append(_Feed(handles, read - slack, read + slack, node))
-    reports, before = [], 0
+    before = 0
     for second in (*range(4, 20, 4), *range(20, until + 1)):
         for feed in reversed(feeds) if backwards else feeds:
             first, stop = feed.node.times.searchsorted((before, second))
@@ -201,14 +201,9 @@ def judge(job: Simulated, *, until: int = UNTIL, backwards: bool = False) -> lis
                     at(second),
                 )
                 assert refused == 0
-        reports += memory.advance(at(second))
+        history.advance(at(second))
         before = second
-    return reports
-
-
-def named_at_last(reports: Sequence[IncidentReport]) -> IncidentReport:
-    """The newest version of the incident that opened first."""
-    return [one for one in reports if one.number == reports[0].number][-1]
+    return history
 
 
 SEEDS = seeds(2_000)
@@ -223,15 +218,15 @@ def test_the_first_is_named(part: int) -> None:
     missed = []
     for seed in mine:
         job = simulate(seed)
-        reports = judge(job)
-        assert reports, f"seed {seed}: nothing was found"
+        versions = judge(job).versions
+        assert versions, f"seed {seed}: nothing was found"
         named: dict[int, set[int]] = {}
-        for one in reports:
+        for one in versions:
             assert named.get(one.number, set()) <= set(one.ranks), f"seed {seed}: taken back"
             named[one.number] = set(one.ranks)
             if one.confidence is Confidence.HIGH:
                 assert one.ranks == (job.injected,), f"seed {seed}: another for certain"
-        last = named_at_last(reports)
+        last = last_of_each(versions)[0]
         if job.certain:
             assert last.ranks == (job.injected,), f"seed {seed}: not alone"
             assert not last.common
@@ -243,21 +238,21 @@ def test_the_first_is_named(part: int) -> None:
 def test_nothing_is_found_in_healthy_jobs() -> None:
     """Warm-up, noise, saw-tooth and samplers that stall are no incidents."""
     for seed in range(seeds(200)):
-        assert not judge(simulate(seed, healthy=True)), f"seed {seed}"
+        assert not judge(simulate(seed, healthy=True)).versions, f"seed {seed}"
 
 
 def test_a_prefix_says_what_the_whole_said_then() -> None:
-    """A job that is cut off anywhere gave the same reports until then."""
+    """A job that is cut off anywhere shows the same until then."""
     for seed in range(30):
         job = simulate(seed)
         until = 26 + seed % 8
-        assert judge(job, until=until) == [one for one in judge(job) if one.at <= at(until)], (
-            f"seed {seed}"
-        )
+        whole, part = judge(job), judge(job, until=until)
+        then = sum(now <= at(until) for now in whole.times)
+        assert part.versions == whole.versions[:then], f"seed {seed}"
 
 
 def test_the_order_of_agents_does_not_matter() -> None:
     """Within a tick, whose batch comes first changes nothing."""
     for seed in range(30):
         job = simulate(seed)
-        assert judge(job) == judge(job, backwards=True), f"seed {seed}"
+        assert judge(job).versions == judge(job, backwards=True).versions, f"seed {seed}"

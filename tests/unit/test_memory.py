@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory.incident_report import Attribution, IncidentReport
+from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.rise import Attribution
 from frd.engine.policy import Policy
 from frd.model import (
-    Change,
     Confidence,
     Int64s,
     Kind,
@@ -28,12 +28,15 @@ from tests.world.memory import (
     MIB,
     Curve,
     Failure,
+    History,
     Job,
     Row,
     S,
     Sampler,
     at,
     dips,
+    ends,
+    history_of,
     last_of_each,
     level,
     noise,
@@ -52,7 +55,7 @@ CALM = level(40)
 
 @dataclass(frozen=True)
 class Truth:
-    """The expected report of one incident."""
+    """What is expected of one incident."""
 
     first: tuple[int, ...]
     victims: tuple[int, ...] = ()
@@ -67,6 +70,10 @@ def ranks(*curves: Curve, **samplers: Sampler) -> list[Row]:
         Row(rank, curve, sampler=samplers.get(f"r{rank}", Sampler()))
         for rank, curve in enumerate(curves)
     ]
+
+
+def victims(incident: MemoryIncident) -> tuple[int, ...]:
+    return tuple(sorted(incident.victims))
 
 
 LATE = Sampler(start=3)
@@ -208,19 +215,19 @@ SCENES: dict[str, tuple[Job, list[Truth]]] = {
 def test_the_right_verdict(name: str) -> None:
     """Each scene of the table gives exactly the incidents that are known."""
     job, truths = SCENES[name]
-    reports = play(job)
-    incidents = last_of_each(reports)
+    incidents = last_of_each(play(job))
     assert [
-        Truth(one.ranks, one.victims, one.unknown, one.common, one.confidence) for one in incidents
+        Truth(one.ranks, victims(one), tuple(one.unknown), one.common, one.confidence)
+        for one in incidents
     ] == truths
-    assert all(one.kind is Kind.MEMORY_SPIKE for one in reports)
+    assert all(one.kind is Kind.MEMORY_SPIKE for one in incidents)
 
 
 def test_figures_of_a_rise() -> None:
     """Onset between two samples, bytes, rate, head room and the time that is left."""
     [first, *_] = play(SCENES["one rank climbs, another follows"][0])
-    [rise] = first.first
-    assert (rise.rank, rise.kind, rise.device) == (1, SeriesKind.DEVICE_USED, "GPU-1")
+    [rise] = first.rises.values()
+    assert (rise.rank, rise.device) == (1, "GPU-1")
     assert seconds(rise.onset[0]) == pytest.approx(30, abs=0.11)
     assert seconds(rise.onset[1]) == pytest.approx(30.1, abs=0.11)
     assert rise.risen_bytes == pytest.approx(2 * GIB * rise.took_s, rel=0.05)
@@ -236,12 +243,13 @@ def test_a_ramp_is_reported_within_two_seconds_of_becoming_large() -> None:
         Row(rank, grows if rank == 2 else level(2), SeriesKind.HOST_USED, capacity=16 * GIB)
         for rank in range(4)
     ]
-    [opened, *_] = play(Job(rows, 45))
+    history = history_of(Job(rows, 45))
     is_large = 30 + 0.05 * 16 / 0.4
+    opened = history.versions[0]
     assert opened.ranks == (2,)
     assert opened.on_host
-    assert seconds(opened.at) <= is_large + 2
-    assert opened.first[0].attribution is Attribution.HOST
+    assert seconds(history.times[0]) <= is_large + 2
+    assert opened.rises[2].attribution is Attribution.HOST
 
 
 # -- whose memory it is --------------------------------------------------------------------------
@@ -298,7 +306,7 @@ def test_whose_memory_it_is(name: str) -> None:
     """What rose along with the device says whose the rise is."""
     rows, attribution = WHOSE[name]
     [opened, *_] = play(Job(rows, 45))
-    assert [rise.attribution for rise in opened.first] == [attribution]
+    assert [rise.attribution for rise in opened.rises.values()] == [attribution]
 
 
 def test_the_neighbour_on_a_device_is_no_suspect() -> None:
@@ -320,7 +328,7 @@ def test_the_neighbours_in_a_cgroup_are_no_suspects(noise_gib: float) -> None:
         rows.append(Row(rank, whole, SeriesKind.CGROUP_USED, node="a", capacity=32 * GIB))
     [incident] = last_of_each(play(Job(rows, 45)))
     assert incident.ranks == (3,)
-    assert incident.first[0].headroom_bytes < 23 * GIB, "of the container, not of the rank"
+    assert incident.rises[3].headroom_bytes < 23 * GIB, "of the container, not of the rank"
 
 
 def test_two_processes_under_one_rank() -> None:
@@ -362,9 +370,9 @@ def test_what_is_no_incident(name: str) -> None:
 def test_warm_up_is_judged_when_it_does_not_stop() -> None:
     """A rank that climbs from its start on, and goes on when the others have stopped, is named."""
     rows = ranks(*(ramp(1, 10, 40) if r != 2 else ramp(1, 2.5) for r in range(4)))
-    [opened, *_] = play(Job(rows, 40))
-    assert opened.ranks == (2,)
-    assert seconds(opened.at) > 10
+    history = history_of(Job(rows, 40))
+    assert history.versions[0].ranks == (2,)
+    assert seconds(history.times[0]) > 10
 
 
 # -- failed allocations --------------------------------------------------------------------------
@@ -374,8 +382,8 @@ def test_an_allocation_fails_without_a_rise_before() -> None:
     """One request was too large: no memory rose, and the rank that requested it is named."""
     failures = [Failure(30, rank=1, requested=50 * GIB)]
     incident = only(play(Job(ranks(CALM, CALM, CALM), 40, failures)))
-    assert (incident.kind, incident.ranks, incident.failed) == (Kind.OOM, (1,), (1,))
-    assert incident.first[0].requested_bytes == 50 * GIB
+    assert (incident.kind, incident.ranks, incident.failed) == (Kind.OOM, (1,), {1})
+    assert incident.rises[1].requested_bytes == 50 * GIB
     assert incident.confidence is Confidence.MEDIUM
 
 
@@ -384,20 +392,20 @@ def test_the_first_cause_is_not_who_ran_out() -> None:
     rows = ranks(CALM, plus(CALM, ramp(30, 3, 30)), plus(CALM, step(34, 20)), CALM)
     failures = [Failure(36.0, rank=2), Failure(36.2, rank=3)]
     *_, last = play(Job(rows, 40, failures, policy=Policy(memory_warmup_s=10, memory_horizon_s=1)))
-    assert (last.kind, last.ranks, last.failed) == (Kind.OOM, (1,), (2, 3))
+    assert (last.kind, last.ranks, last.failed) == (Kind.OOM, (1,), {2, 3})
 
 
 def test_a_spike_that_ends_in_a_failed_allocation() -> None:
     """The spike closes and an OOM opens that names the same rank."""
     rows = ranks(CALM, plus(CALM, ramp(30, 4)), CALM)
     reports = play(Job(rows, 48, [Failure(40, rank=1, requested=GIB)]))
-    assert [(one.kind, one.change) for one in reports if one.change is not Change.UPDATED] == [
-        (Kind.MEMORY_SPIKE, Change.OPENED),
-        (Kind.MEMORY_SPIKE, Change.CLOSED),
-        (Kind.OOM, Change.OPENED),
+    assert ends(reports) == [
+        (Kind.MEMORY_SPIKE, ""),
+        (Kind.MEMORY_SPIKE, "memory ran out"),
+        (Kind.OOM, ""),
     ]
     assert {one.ranks for one in reports} == {(1,)}
-    assert reports[-1].first[0].out_of_memory
+    assert reports[-1].rises[1].out_of_memory
 
 
 def test_many_ranks_run_out_at_once() -> None:
@@ -406,14 +414,15 @@ def test_many_ranks_run_out_at_once() -> None:
     failures = [Failure(30.2 + 0.00001 * r, rank=r) for r in range(40)]
     incident = only(play(Job(rows, 36, failures)))
     assert incident.common
-    assert incident.ranks == incident.failed == tuple(range(40))
+    assert incident.ranks == tuple(range(40))
+    assert incident.failed == set(range(40))
 
 
 def test_a_failure_as_early_as_the_first_arrives_late() -> None:
     """Ranks 1 and 2 failed within the uncertainty of the clocks: a tie. Rank 0 failed later."""
     failures = [Failure(30, rank=1), Failure(30.001, rank=2), Failure(30.5, rank=0)]
     reports = play(Job(ranks(CALM, CALM, CALM, CALM), 36, failures))
-    assert (reports[0].ranks, reports[-1].ranks, reports[-1].victims) == ((1,), (1, 2), (0,))
+    assert (reports[0].ranks, reports[-1].ranks, reports[-1].victims) == ((1,), (1, 2), {0})
 
 
 def test_a_kill_is_about_host_memory() -> None:
@@ -436,7 +445,7 @@ def test_a_leak_is_called_one() -> None:
     incident = only(play(Job(rows, 200, policy=LEAK_POLICY)))
     assert incident.leak
     assert incident.ranks == (1,)
-    assert incident.first[0].bytes_per_s == pytest.approx(0.02 * GIB, rel=0.3)
+    assert incident.rises[1].bytes_per_s == pytest.approx(0.02 * GIB, rel=0.3)
 
 
 def test_a_leak_of_all_ranks_is_common() -> None:
@@ -451,8 +460,7 @@ def test_a_leak_that_stops_is_over() -> None:
     """The trend has not been seen for a while."""
     rows = ranks(CALM, plus(CALM, ramp(20, 0.02, 3.2)))
     reports = play(Job(rows, 320, policy=LEAK_POLICY))
-    assert [one.change for one in reports] == [Change.OPENED, Change.CLOSED]
-    assert reports[-1].close_reason == "memory no longer rises"
+    assert [one.over for one in reports] == ["", "memory no longer rises"]
 
 
 # -- the end of incidents ------------------------------------------------------------------------
@@ -462,13 +470,11 @@ def test_what_has_stood_still_is_over() -> None:
     """A level that lasts has become the usual one; what rises from there is another incident."""
     policy = Policy(memory_warmup_s=10, memory_settle_s=60)
     rows = ranks(CALM, plus(CALM, step(30, 34), step(120, 5)))
-    reports = play(Job(rows, 130, policy=policy))
-    assert [one.change for one in reports if one.change is not Change.UPDATED] == [
-        Change.OPENED,
-        Change.CLOSED,
-        Change.OPENED,
+    assert ends(play(Job(rows, 130, policy=policy))) == [
+        (Kind.MEMORY_SPIKE, ""),
+        (Kind.MEMORY_SPIKE, "memory has not changed for 60 s"),
+        (Kind.MEMORY_SPIKE, ""),
     ]
-    assert reports[1].close_reason == "memory has not changed for 60 s"
 
 
 def test_when_all_ranks_follow_the_first_is_not_certain() -> None:
@@ -480,7 +486,7 @@ def test_when_all_ranks_follow_the_first_is_not_certain() -> None:
     ]
     reports = play(Job(rows, until=120))
     assert {one.ranks for one in reports} == {(1,)}
-    assert reports[-1].victims == (0, 2, 3)
+    assert reports[-1].victims == {0, 2, 3}
     assert reports[-1].confidence is Confidence.MEDIUM
 
 
@@ -488,20 +494,19 @@ def test_a_process_that_is_replaced_has_no_past() -> None:
     """The rank's new process starts small, and its incident is over."""
     memory = Memory(Policy(memory_warmup_s=5))
     handle = memory.series(SeriesInfo(0, SeriesKind.HOST_USED))
-    reports: list[IncidentReport] = []
+    history = History(memory)
     for second in range(30):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         size = 2 * GIB + max(0, second - 20) * 4 * GIB
         observe(memory, handle, begin, np.full(10, size))
-        reports += memory.advance(at(second + 1))
+        history.advance(at(second + 1))
         if second == 26:
             memory.forget(0)
-            reports += memory.advance(at(second + 1))
-    assert [one.change for one in reports if one.change is not Change.UPDATED] == [
-        Change.OPENED,
-        Change.CLOSED,
+            history.advance(at(second + 1))
+    assert ends(history.versions) == [
+        (Kind.MEMORY_SPIKE, ""),
+        (Kind.MEMORY_SPIKE, "its processes were replaced"),
     ]
-    assert reports[-1].close_reason == "its processes were replaced"
 
 
 # -- input ---------------------------------------------------------------------------------------

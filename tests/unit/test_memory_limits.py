@@ -7,7 +7,6 @@ import numpy as np
 from frd.engine.memory import Memory
 from frd.engine.policy import Policy
 from frd.model import (
-    Change,
     Int64s,
     Kind,
     MemoryColumns,
@@ -17,7 +16,7 @@ from frd.model import (
     SeriesInfo,
 )
 from frd.model import SeriesKind as Series
-from tests.world.memory import EPOCH, GIB, Job, Row, S, at, level, play, plus, ramp
+from tests.world.memory import EPOCH, GIB, History, Job, Row, S, at, level, play, plus, ramp
 
 CAPACITY = 64 * GIB
 
@@ -103,12 +102,13 @@ def test_failures_without_a_rise_are_over_in_the_end() -> None:
     """A kill, and no sample of its rank: it closes when none has followed for a while."""
     memory = made(1, memory_settle_s=60)
     out_of_memory(memory, 0, 1, reported_at=1)
-    reports = [report for second in range(2, 80) for report in memory.advance(at(second))]
-    assert [(one.change, one.kind) for one in reports] == [
-        (Change.OPENED, Kind.OOM),
-        (Change.CLOSED, Kind.OOM),
+    history = History(memory)
+    for second in range(2, 80):
+        history.advance(at(second))
+    assert [(one.kind, one.over) for one in history.versions] == [
+        (Kind.OOM, ""),
+        (Kind.OOM, "no allocation has failed for 60 s"),
     ]
-    assert reports[-1].close_reason == "no allocation has failed for 60 s"
 
 
 def test_a_failure_told_late_beside_more_than_a_finding_lists() -> None:
@@ -116,11 +116,12 @@ def test_a_failure_told_late_beside_more_than_a_finding_lists() -> None:
     memory = made(3, max_suspects=2)
     for rank in (0, 1):
         out_of_memory(memory, rank, 1, reported_at=1)
-    (first,) = memory.advance(at(3))
+    history = History(memory)
+    (first,) = history.advance(at(3))
     out_of_memory(memory, 2, 1, reported_at=3)
-    (second,) = memory.advance(at(5))
+    (second,) = history.advance(at(5))
     assert (first.ranks, second.ranks) == ((0, 1), (0, 1, 2))
-    assert [rise.rank for rise in second.first] == [0, 1]
+    assert list(second.rises) == [0, 1]
 
 
 def test_more_leaks_than_a_finding_lists() -> None:
@@ -130,4 +131,4 @@ def test_more_leaks_than_a_finding_lists() -> None:
     rows = [Row(rank, leaking if rank < 3 else level(40)) for rank in range(6)]
     reports = play(Job(rows, 200, policy=policy))
     assert {one.ranks for one in reports if one.leak} == {(0, 1, 2)}
-    assert {len(one.first) for one in reports} == {2}
+    assert {len(one.rises) for one in reports} == {2}

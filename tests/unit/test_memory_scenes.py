@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from frd.engine.memory import Memory
-from frd.engine.memory.incident_report import IncidentReport
 from frd.engine.policy import Policy
 from frd.model import (
-    Change,
     Kind,
     MemoryColumns,
     MemoryEvent,
@@ -22,11 +20,13 @@ from tests.world.memory import (
     EPOCH,
     GIB,
     Failure,
+    History,
     Job,
     Row,
     S,
     Sampler,
     at,
+    ends,
     last_of_each,
     level,
     only,
@@ -69,7 +69,7 @@ def test_moments_without_a_sample_are_not_within_the_band() -> None:
     """A batch has two ranks; one has no sample in the half second in which its memory rose."""
     memory = Memory(POLICY)
     handles = np.array([memory.series(SeriesInfo(rank, SeriesKind.HOST_USED)) for rank in (0, 1)])
-    reports: list[IncidentReport] = []
+    history = History(memory)
     for second in range(40):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         sizes = [2 * GIB] * 10 if second < 30 else [60 * GIB] * 10
@@ -81,8 +81,8 @@ def test_moments_without_a_sample_are_not_within_the_band() -> None:
         memory.observe(
             MemoryColumns(handles.astype(np.int32), capacity, begin, read, values), at(second)
         )
-        reports += memory.advance(at(second + 1))
-    (rise,) = only(reports).first
+        history.advance(at(second + 1))
+    rise = only(history.versions).rises[1]
     assert seconds(rise.onset[0]) <= 29.9
     assert seconds(rise.onset[1]) == pytest.approx(30.5, abs=0.01)
 
@@ -101,14 +101,14 @@ def test_the_first_of_two_failures_of_a_rank_counts() -> None:
     """1 runs out of memory, then 2, then 1 again, reported together: 1 was the first."""
     failures = [Failure(30.1, rank=1), Failure(30.3, rank=2), Failure(30.5, rank=1)]
     incident = only(play(Job([Row(rank, CALM) for rank in range(4)], 36, failures)))
-    assert (incident.ranks, incident.victims, incident.failed) == ((1,), (2,), (1, 2))
+    assert (incident.ranks, incident.victims, incident.failed) == ((1,), {2}, {1, 2})
 
 
 def test_headroom_of_a_device_of_unknown_size_is_unknown() -> None:
     """Its memory rises until an allocation fails; no agent reports its capacity."""
     memory = Memory(POLICY)
     handle = np.array([memory.series(SeriesInfo(0, SeriesKind.DEVICE_USED, "GPU-1"))], np.int32)
-    reports: list[IncidentReport] = []
+    history = History(memory)
     for second in range(30):
         begin = EPOCH + second * S + np.arange(0, S, S // 10)
         values = np.full((1, 10), 2 * GIB + max(0, second - 20) * GIB)
@@ -116,11 +116,11 @@ def test_headroom_of_a_device_of_unknown_size_is_unknown() -> None:
         memory.observe(
             MemoryColumns(handle, np.zeros(1, np.int64), begin, read, values), at(second)
         )
-        reports += memory.advance(at(second + 1))
+        history.advance(at(second + 1))
     event = MemoryEvent(0, MemoryEventKind.OOM, NodeNs(0), "GPU-1", GIB)
     memory.event(event, at(29.9), S // 1000, at(30))
-    reports += memory.advance(at(31))
-    assert [(one.kind, one.change) for one in reports] == [(Kind.OOM, Change.OPENED)]
-    (rise,) = reports[0].first
+    history.advance(at(31))
+    assert ends(history.versions) == [(Kind.OOM, "")]
+    rise = history.versions[0].rises[0]
     assert (rise.headroom_bytes, rise.exhausted_in_s) == (-1, None)
     assert rise.risen_bytes == pytest.approx(9 * GIB, rel=0.2)

@@ -47,7 +47,7 @@ def test_nothing_is_shown_of_a_process_that_was_replaced() -> None:
     """Its bins are forgotten, as values and as what is usual."""
     made = bins(*[(50, 60)] * 8)
     assert made.recent(ROW, 3).tolist() == [[60, 60, 60]]
-    made.forget(ROW)
+    made.clear_rows(ROW)
     assert made.recent(ROW, 3).tolist() == [[-1, -1, -1]]
     assert len(made.usual(ROW, ROW).row) == 0
 

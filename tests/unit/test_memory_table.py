@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from frd.engine.memory import Memory
-from frd.engine.memory.incident_report import IncidentReport
+from frd.engine.memory.incident import MemoryIncident
 from frd.model import Int64s, MemoryColumns
 from tests.world.memory import (
     GIB,
     MIB,
+    History,
     Job,
     Row,
     S,
@@ -17,9 +18,9 @@ from tests.world.memory import (
     at,
     level,
     noise,
+    play,
     plus,
     ramp,
-    reports_of,
 )
 
 READ_NS = MIB // 1000
@@ -36,16 +37,16 @@ JOB = Job(
 )
 
 
-def by_table(job: Job) -> list[IncidentReport]:
+def by_table(job: Job) -> list[MemoryIncident]:
     memory = Memory(job.policy)
+    history = History(memory)
     rows = np.array([memory.series(row.info) for row in job.rows], np.int32)
     capacity = np.full(len(rows), 80 * GIB, np.int64)
-    reports: list[IncidentReport] = []
     for second in range(1, int(job.until) + 3):
         begin, end, values = _table(job, second)
         assert memory.observe_table(MemoryColumns(rows, capacity, begin, end, values)) == 0
-        reports += memory.advance(at(second))
-    return reports
+        history.advance(at(second))
+    return history.versions
 
 
 def _table(job: Job, second: int) -> tuple[Int64s, Int64s, Int64s]:
@@ -67,12 +68,12 @@ def _table(job: Job, second: int) -> tuple[Int64s, Int64s, Int64s]:
 def test_a_table_says_what_batches_say() -> None:
     """Ranks that sample at moments of their own, one late, one with a gap: the same reports."""
 
-    def said(reports: list[IncidentReport]) -> list[object]:
-        return [(one.change, one.ranks, one.victims, one.since) for one in reports]
+    def found(versions: list[MemoryIncident]) -> list[object]:
+        return [(one.number, one.over, one.ranks, one.victims, one.limit) for one in versions]
 
-    expected = said(list(reports_of(JOB)))
+    expected = found(play(JOB))
     assert expected
-    assert said(by_table(JOB)) == expected
+    assert found(by_table(JOB)) == expected
 
 
 def test_a_table_refuses_what_cannot_be() -> None:

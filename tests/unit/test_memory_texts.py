@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from frd.engine.memory.incident_report import Attribution, IncidentReport, MemoryRise
+from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.rise import Attribution, MemoryRise
 from frd.engine.memory.text import evidence, summary
-from frd.model import Change, Confidence, Kind, SeriesKind
+from frd.model import Kind
 from tests.world.memory import GIB, at
 
 RISE = MemoryRise(
     rank=3,
-    kind=SeriesKind.DEVICE_USED,
     device="GPU-3",
     onset=(at(10), at(11)),
     risen_bytes=2 * GIB,
@@ -22,53 +22,40 @@ RISE = MemoryRise(
     headroom_bytes=30 * GIB,
     attribution=Attribution.UNKNOWN,
 )
-SPIKE = IncidentReport(
-    number=1,
-    change=Change.OPENED,
-    kind=Kind.MEMORY_SPIKE,
-    on_host=False,
-    leak=False,
-    common=False,
-    ranks=(3,),
-    first=(RISE,),
-    unknown=(),
-    victims=(),
-    failed=(),
-    confidence=Confidence.HIGH,
-    since=at(10),
-    at=at(12),
+SPIKE = MemoryIncident(
+    number=1, kind=Kind.MEMORY_SPIKE, on_host=False, limit=at(11), rows={3: 0}, rises={3: RISE}
 )
-OOM = replace(SPIKE, kind=Kind.OOM, failed=(3,))
+OOM = replace(SPIKE, kind=Kind.OOM, failed={3})
 FIGURES = "+2.0 GiB in 4.0 s, 30.0 GiB left"
 
 
 @pytest.mark.parametrize(
-    ("verdict", "text"),
+    ("incident", "text"),
     [
         (SPIKE, f"GPU memory of rank 3 rose first: {FIGURES}"),
         (
-            replace(SPIKE, ranks=(3, 5)),
+            replace(SPIKE, rows={3: 0, 5: 1}),
             "GPU memory of ranks 3,5 rose first, too close together to say which of them: "
             f"{FIGURES}",
         ),
         (replace(SPIKE, leak=True, on_host=True), f"host memory of rank 3 leaks: {FIGURES}"),
         (OOM, f"rank 3 ran out of GPU memory: {FIGURES}"),
         (
-            replace(OOM, failed=(7,)),
+            replace(OOM, failed={7}),
             f"rank 7 ran out of GPU memory; the memory of rank 3 rose first: {FIGURES}",
         ),
         (
-            replace(OOM, ranks=(3, 5), failed=(7,)),
+            replace(OOM, rows={3: 0, 5: 1}, failed={7}),
             "rank 7 ran out of GPU memory; the memory of ranks 3,5 rose first, "
             "too close together to say which of them: "
             f"{FIGURES}",
         ),
-        (replace(OOM, common=True, failed=(1, 2, 3)), "ranks 1-3 ran out of GPU memory"),
+        (replace(OOM, common=True, failed={1, 2, 3}), "ranks 1-3 ran out of GPU memory"),
     ],
 )
-def test_one_line(verdict: IncidentReport, text: str) -> None:
+def test_one_line(incident: MemoryIncident, text: str) -> None:
     """Who ran out, who rose first, and when they are not the same, both."""
-    assert summary(verdict) == text
+    assert summary(incident) == text
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,20 @@ it says; `play` feeds what they read to `frd.engine.memory`, second by second, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from frd.engine.memory import Memory
-from frd.engine.memory.incident_report import IncidentReport
+from frd.engine.memory.incident import MemoryIncident
 from frd.engine.policy import Policy
 from frd.model import (
     AlignedNs,
     Float64s,
     Int64s,
+    Kind,
     MemoryColumns,
     MemoryEvent,
     MemoryEventKind,
@@ -133,13 +135,36 @@ def seconds(when: int) -> float:
     return (when - EPOCH) / S
 
 
-def play(job: Job) -> list[IncidentReport]:
-    """All verdicts of a job, in the order in which they were given."""
-    return list(reports_of(job))
+class History:
+    """Every version of the incidents that a memory shows, and when each was first seen."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._shown: dict[int, object] = {}
+        self.versions: list[MemoryIncident] = []
+        self.times: list[AlignedNs] = []
+
+    def advance(self, now: AlignedNs) -> list[MemoryIncident]:
+        """The versions that are new."""
+        known = len(self.versions)
+        for one in self._memory.advance(now):
+            found = one.ranks, one.rises, one.victims, one.unknown, one.failed
+            shown = deepcopy((*found, one.confidence, one.over))
+            if self._shown.get(one.number) != shown:
+                self._shown[one.number] = shown
+                self.versions.append(deepcopy(one))
+                self.times.append(now)
+        return self.versions[known:]
 
 
-def reports_of(job: Job) -> Iterator[IncidentReport]:
+def play(job: Job) -> list[MemoryIncident]:
+    """Every version of the incidents of a job."""
+    return history_of(job).versions
+
+
+def history_of(job: Job) -> History:
     memory = Memory(job.policy)
+    history = History(memory)
     feeds = [_Feed(memory, row, job.until) for row in job.rows]
     failures = sorted(job.failures, key=lambda failure: failure.at)
     for second in range(1, int(job.until) + 3):
@@ -148,7 +173,8 @@ def reports_of(job: Job) -> Iterator[IncidentReport]:
         while failures and failures[0].at <= second:
             _fail(memory, failures.pop(0), second)
         for tick in range(job.ticks):
-            yield from memory.advance(at(second + tick / job.ticks))
+            history.advance(at(second + tick / job.ticks))
+    return history
 
 
 class _Feed:
@@ -191,13 +217,23 @@ def _fail(memory: Memory, failure: Failure, second: float) -> None:
     memory.event(event, at(failure.at), S // 1000, at(second))
 
 
-def last_of_each(reports: Sequence[IncidentReport]) -> list[IncidentReport]:
-    """The newest version of every incident, in the order in which they opened."""
-    newest: Mapping[int, IncidentReport] = {report.number: report for report in reports}
-    return list(newest.values())
+def last_of_each(versions: Sequence[MemoryIncident]) -> list[MemoryIncident]:
+    """The newest version of every incident, in the order in which they began."""
+    return list({one.number: one for one in versions}.values())
 
 
-def only(reports: Sequence[IncidentReport]) -> IncidentReport:
+def only(versions: Sequence[MemoryIncident]) -> MemoryIncident:
     """The newest version of the only incident."""
-    (incident,) = last_of_each(reports)
+    (incident,) = last_of_each(versions)
     return incident
+
+
+def ends(versions: Sequence[MemoryIncident]) -> list[tuple[Kind, str]]:
+    """Kind of each incident at its beginning, and once more with the reason when it is over."""
+    known: set[int] = set()
+    found = []
+    for one in versions:
+        if one.over or one.number not in known:
+            found.append((one.kind, one.over))
+        known.add(one.number)
+    return found

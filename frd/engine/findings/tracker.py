@@ -30,8 +30,11 @@ straggler
     Critical: never.
 
 memory_spike, oom
-    Same incident: the number of the memory incident.
-    Opens, changes, closes: with the memory incident.
+    Same incident: the number under which the detector groups rises.
+    Opens: when there are samples of all ranks for the time in which it began, or after 0.5 s.
+    Changes: when more ranks rise or run out, or late samples arrive.
+    Closes: when no rank that it names rises any more; an oom also needs `memory_settle_s` without
+        a failed allocation; a memory_spike whose memory ran out is succeeded by an oom.
     Critical: an oom from the start, a memory_spike never.
 
 clock_unsynchronized

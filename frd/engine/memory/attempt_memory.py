@@ -1,8 +1,8 @@
-"""The memory of one attempt: takes series as columns, returns reports of incidents.
+"""The memory of one attempt: takes series as columns, returns what rises too far.
 
 Feed it in the order of time and call `advance` a few times a second (with recorded data: after each
-second of it). A report uses only past samples and is never withdrawn. For a short record, a
-shorter `policy.memory_warmup_s` than that of a live job may be right.
+second of it). For a short record, a shorter `policy.memory_warmup_s` than that of a live job may be
+right.
 
 `frd.engine.memory.series` decides what is usual of a series and when it rises,
 `frd.engine.memory.onset` which rank rose first.
@@ -17,10 +17,10 @@ import numpy as np
 
 from frd.engine.memory.baseline import BIN_NS, SECOND
 from frd.engine.memory.inbox import Inbox
-from frd.engine.memory.incident import Failure
-from frd.engine.memory.incident_report import IncidentReport
-from frd.engine.memory.incidents import IncidentTracker
-from frd.engine.memory.leaks import LeakTracker
+from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.incidents import Incidents
+from frd.engine.memory.leaks import Leaks
+from frd.engine.memory.rise import Failure
 from frd.engine.memory.series import HOST_KINDS, KINDS, SHARED_KINDS, Series
 from frd.engine.policy import Policy
 from frd.model import (
@@ -46,8 +46,6 @@ class Memory:
     def __init__(self, policy: Policy) -> None:
         self._limit = policy.max_memory_series
         self._handles: dict[tuple[SeriesInfo, str], int] = {}
-        self._infos: list[SeriesInfo] = []
-        self._devices: list[str] = []
         self._pools: dict[tuple[str, str, int], int] = {}
         self._near: dict[tuple[int, int], list[int]] = {}
         """Rows of one rank on one host or device."""
@@ -55,8 +53,8 @@ class Memory:
         self._series = Series(policy)
         self._inbox = Inbox(self._series)
         numbers = count(1)
-        self._incidents = IncidentTracker(self._series, self._devices, numbers, policy)
-        self._leaks = LeakTracker(self._series, self._devices, numbers, policy)
+        self._incidents = Incidents(self._series, numbers, policy)
+        self._leaks = Leaks(self._series, numbers, policy)
         self._order: Int64s = np.zeros(0, np.int64)
         """Rows sorted by rank; with `_ordered`, what a view needs of each series."""
         self._ordered: tuple[SeriesInfo, ...] = ()
@@ -76,18 +74,17 @@ class Memory:
         """
         handle = self._handles.get((info, source))
         if handle is None:
-            if len(self._infos) >= self._limit:
+            if self._series.count >= self._limit:
                 self._turned_away += 1
                 return -1
-            handle = self._handles[info, source] = len(self._infos)
+            handle = self._handles[info, source] = self._series.count
             self._declare(handle, info, node, source)
         return handle
 
     def _declare(self, row: int, info: SeriesInfo, node: str, source: str) -> None:
-        self._infos.append(info)
-        self._devices.append(info.device)
         series = self._series
         series.reserve(row + 1)
+        series.infos.append(info)
         on_host = info.kind in HOST_KINDS
         place = node if on_host else info.device
         pool = ("host" if on_host else "device", place, -1 if place else info.rank)
@@ -151,17 +148,17 @@ class Memory:
             self._series.forget(row)
             self._inbox.forget(row)
 
-    def advance(self, now: AlignedNs) -> list[IncidentReport]:
-        """Reports of the incidents that opened, changed or closed since the last call."""
+    def advance(self, now: AlignedNs) -> list[MemoryIncident]:
+        """The incidents that there are, and those that are over since the last call."""
         self._inbox.flush()
-        return self._incidents.update(now) + self._leaks.update(now)
+        return self._incidents.update(now) + self._leaks.update()
 
     def view(self) -> MemoryView:
         """The newest values, and a few before them; nothing in it changes afterwards."""
-        series, rows = self._series, len(self._infos)
+        series, rows = self._series, self._series.count
         if rows != len(self._order):
             self._order = np.argsort(series.rank[:rows], kind="stable")
-            self._ordered = tuple(self._infos[row] for row in self._order.tolist())
+            self._ordered = tuple(series.infos[row] for row in self._order.tolist())
         return MemoryView(
             series=self._ordered,
             used=series.value[self._order],

@@ -7,11 +7,11 @@ become usual while it is looked at) nor of the warm-up, nor of a time in which t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Int32s, Int64s
 
 SECOND: Final = 1_000_000_000
@@ -39,27 +39,16 @@ class Usual:
     """The most bins in a row in which it stayed in the lower half."""
 
 
-class Bins:
+class Bins(GrowingColumns):
     """A ring buffer of complete bins for each series."""
 
-    def __init__(self) -> None:
-        self._begin: Int64s = np.zeros((0, _BINS), np.int64)
-        self._low: Int64s = np.zeros((0, _BINS), np.int64)
-        self._high: Int64s = np.zeros((0, _BINS), np.int64)
-        self._samples: Int32s = np.zeros((0, _BINS), np.int32)
-        self._usual: Bools = np.zeros((0, _BINS), np.bool_)
-        self._newest: Int32s = np.zeros(0, np.int32)
-        """Place of the last one."""
-
-    def reserve(self, count: int) -> None:
-        for name in ("begin", "low", "high", "samples", "usual", "newest"):
-            old: npt.NDArray[Any] = getattr(self, f"_{name}")
-            more = np.zeros((count - len(old), *old.shape[1:]), old.dtype)
-            setattr(self, f"_{name}", np.concatenate((old, more)))
-
-    def forget(self, row: Int64s) -> None:
-        self._samples[row] = 0
-        self._usual[row] = False
+    _begin: Int64s = column(np.int64, 0, _BINS)
+    _low: Int64s = column(np.int64, 0, _BINS)
+    _high: Int64s = column(np.int64, 0, _BINS)
+    _samples: Int32s = column(np.int32, 0, _BINS)
+    _usual: Bools = column(np.bool_, 0, _BINS)
+    _newest: Int32s = column(np.int32)
+    """Place of the last one."""
 
     def add(
         self,
@@ -117,7 +106,7 @@ def _prefer_if_enough(better: Bools, usual: Bools) -> Bools:
 def _longest_run(flags: Bools) -> Int64s:
     """By row: how many in a row are true, at most."""
     run = longest = np.zeros(len(flags), np.int64)
-    for column in flags.T if flags.any() else ():
-        run = (run + 1) * column
+    for flag in flags.T if flags.any() else ():
+        run = (run + 1) * flag
         longest = np.maximum(longest, run)
     return longest

@@ -1,7 +1,8 @@
 """Detects trouble with memory: claims about memory that rises or ran out.
 
 The figures of a rank are those of the moment in which its incident named it, and stay as they are.
-The evidence also says what the rank was doing at that moment.
+The evidence also says what the rank was doing at that moment. A claim is repeated only when it says
+something new, so that findings expire of which nothing new is known, as when agents are gone.
 """
 
 from __future__ import annotations
@@ -9,68 +10,78 @@ from __future__ import annotations
 from frd.engine.findings import builder
 from frd.engine.findings.claim import Anchors, Claim, Known, Lifetime, Look
 from frd.engine.findings.text import clean, collective
-from frd.engine.memory.incident_report import IncidentReport
+from frd.engine.memory.incident import MemoryIncident
 from frd.engine.memory.text import evidence, summary
 from frd.engine.policy import Policy
 from frd.engine.state.snapshot import Snapshot
 from frd.engine.tick import Tick
-from frd.model import AlignedNs, Change, Kind, Reason, Suspect
+from frd.model import Kind, Reason, Suspect
 
 
 class MemoryDetector:
-    """Claims what the memory of an attempt reports; the thresholds are in that memory."""
+    """Claims what the memory of an attempt shows; the thresholds are in that memory."""
+
+    lifetime = Lifetime(
+        kinds=frozenset({Kind.MEMORY_SPIKE, Kind.OOM}),
+        # No incident of this process continues a finding from before a restart.
+        anchors_of=lambda finding: frozenset({finding.id}),
+    )
 
     def __init__(self) -> None:
-        self._doing: dict[tuple[int, int], str] = {}
-        """What a rank was doing when an incident named it, by number of the incident and rank."""
-        self.lifetime = Lifetime(
-            kinds=frozenset({Kind.MEMORY_SPIKE, Kind.OOM}),
-            # No incident of this process continues a finding from before a restart.
-            anchors_of=lambda finding: frozenset({finding.id}),
-        )
+        self._claims: dict[int, Claim] = {}
+        """What was claimed last, by number of the incident."""
+        self._when_named: dict[tuple[int, int], tuple[str, str]] = {}
+        """Node of a rank and what it was doing when an incident named it, by number and rank."""
 
     def adopt(self, policy: Policy) -> None:
         """Nothing here depends on the policy."""
 
     def evaluate(self, tick: Tick, known: Known) -> Look | None:
-        reports = tick.memory_reports()
-        if not reports:
-            return None
-        closed = [report for report in reports if report.change is Change.CLOSED]
-        lasting = [report for report in reports if report.change is not Change.CLOSED]
-        claims = [self._claim(tick.snapshot(), report) for report in lasting]
-        over = {_anchors(report): report.close_reason for report in closed}
-        ended = {report.number for report in closed}
-        self._doing = {key: words for key, words in self._doing.items() if key[0] not in ended}
-        return Look(tick.now, claims, over)
+        claims: list[Claim] = []
+        over: dict[Anchors, str] = {}
+        for incident in tick.memory_incidents():
+            if incident.over:
+                over[_anchors(incident)] = incident.over
+                self._forget(incident)
+            elif (claim := self._claim(tick, incident)) != self._claims.get(incident.number):
+                self._claims[incident.number] = claim
+                claims.append(claim)
+        return Look(tick.now, claims, over) if claims or over else None
 
-    def _claim(self, snapshot: Snapshot, report: IncidentReport) -> Claim:
+    def _forget(self, incident: MemoryIncident) -> None:
+        self._claims.pop(incident.number, None)
+        for rank in incident.rises:
+            self._when_named.pop((incident.number, rank), None)
+
+    def _claim(self, tick: Tick, incident: MemoryIncident) -> Claim:
         suspects = []
-        for rise in () if report.common else report.first:
-            known = (report.number, rise.rank)
-            if known not in self._doing:
-                self._doing[known] = _doing(snapshot, rise.rank, rise.onset[1])
-            words = evidence(report, rise, self._doing[known])
-            node = builder.node_of(snapshot, rise.rank)
-            suspects.append(Suspect(rise.rank, node, Reason.MEMORY, report.confidence, words))
-        victims = report.ranks if report.common else ()
+        for rise in () if incident.common else incident.rises.values():
+            key = incident.number, rise.rank
+            if key not in self._when_named:
+                snapshot = tick.snapshot()
+                doing = _doing(snapshot, rise.rank, rise.onset[1])
+                self._when_named[key] = builder.node_of(snapshot, rise.rank), doing
+            node, doing = self._when_named[key]
+            words = evidence(incident, rise, doing)
+            suspects.append(Suspect(rise.rank, node, Reason.MEMORY, incident.confidence, words))
+        victims = {*incident.victims, *(incident.rows if incident.common else ())}
         return Claim(
-            kind=report.kind,
-            about=repr(str(report.number)),
-            anchors=_anchors(report),
-            reason=Reason.MEMORY if report.common else None,
+            kind=incident.kind,
+            about=repr(str(incident.number)),
+            anchors=_anchors(incident),
+            reason=Reason.MEMORY if incident.common else None,
             suspects=tuple(suspects),
-            victims=tuple(sorted({*victims, *report.victims})),
-            unknown=report.unknown,
-            summary=summary(report),
+            victims=tuple(sorted(victims)),
+            unknown=tuple(sorted(incident.unknown - incident.rows.keys())),
+            summary=summary(incident),
         )
 
 
-def _anchors(report: IncidentReport) -> Anchors:
-    return frozenset({str(report.number)})
+def _anchors(incident: MemoryIncident) -> Anchors:
+    return frozenset({str(incident.number)})
 
 
-def _doing(snapshot: Snapshot, rank: int, onset: AlignedNs) -> str:
+def _doing(snapshot: Snapshot, rank: int, onset: int) -> str:
     """The collective that a rank was in when its memory began to rise, or has joined last."""
     inside: tuple[int, str] | None = None
     joined: tuple[int, str] | None = None

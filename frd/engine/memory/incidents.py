@@ -1,25 +1,25 @@
-"""Memory incidents of one attempt: when an incident opens, which ranks it names, when it closes.
+"""Incidents of memory that rises or runs out: which ranks they name, and when they are over.
 
-A rise that is worth a finding opens an incident once there are samples of all ranks for the time in
+A rise that is worth a finding makes an incident once there are samples of all ranks for the time in
 which it began, or half a second later. A rank that is named then stays named: later data may show
 that another rank rose as early, which makes a tie, or later, which makes it a victim. Ranks whose
-samples are missing over the onset stay unknown until their samples arrive.
+samples are missing over the onset stay unknown until their samples arrive. An incident is over when
+no series of the ranks that it names rises any more.
 
-A failed allocation opens an incident of a separate kind, in which the rises before it are the
-first causes; it takes over from an open one that had foreseen it.
+A failed allocation makes an incident of a separate kind, in which the rises before it are the
+first causes; it replaces an earlier one that had foreseen it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from frd.engine.memory.baseline import SECOND
-from frd.engine.memory.incident import Coverage, Failure, MemoryIncident, failed_rise, rise_of
-from frd.engine.memory.incident_report import IncidentReport, MemoryRise
+from frd.engine.memory.incident import Coverage, MemoryIncident
 from frd.engine.memory.onset import (
     NEARLY_ALL,
     Rises,
@@ -28,6 +28,7 @@ from frd.engine.memory.onset import (
     matters,
     with_failures,
 )
+from frd.engine.memory.rise import Failure, MemoryRise, failed_rise, rise_of
 from frd.engine.memory.series import Series
 from frd.engine.policy import Policy
 from frd.model import AlignedNs, Int64s, Kind
@@ -46,18 +47,15 @@ _STEADY_FACTOR: Final = 3
 """A slow rise whose recent rate is within this factor of its mean rate is a leak."""
 
 
-class IncidentTracker:
-    """The open incidents over the series of one attempt, whose `incident` column it keeps."""
+class Incidents:
+    """The incidents over the series of one attempt, whose `incident` column it keeps."""
 
-    def __init__(
-        self, series: Series, devices: Sequence[str], numbers: Iterator[int], policy: Policy
-    ) -> None:
+    def __init__(self, series: Series, numbers: Iterator[int], policy: Policy) -> None:
         self._series = series
-        self._devices = devices
-        """By row."""
         self._numbers = numbers
         self.adopt(policy)
-        self._open: dict[int, MemoryIncident] = {}
+        self._known: list[MemoryIncident] = []
+        """Those that are not over."""
         self._waiting: dict[tuple[bool, int], AlignedNs] = {}
         """Since when the rise of a rank has waited for samples of other ranks."""
         self._failures: list[Failure] = []
@@ -72,35 +70,34 @@ class IncidentTracker:
     def add_failure(self, failure: Failure) -> None:
         self._failures.append(failure)
 
-    def update(self, now: AlignedNs) -> list[IncidentReport]:
-        """Reports of the incidents that changed. Cheap while nothing rises or fails."""
+    def update(self, now: AlignedNs) -> list[MemoryIncident]:
+        """The incidents that there are, and those that are over since the last call. Cheap while
+        nothing rises or fails."""
         series = self._series
-        if not (self._open or self._failures):
+        if not (self._known or self._failures):
             rising = series.rising[: series.count]
             if series.revision == self._calm_at or not rising.any():
                 return []
-        out: list[IncidentReport] = []
         for on_host in (False, True):
             rises = current_rises(series, on_host=on_host, policy=self._policy)
-            out += self._take_failures(rises, on_host, now)
-            for incident in self._open_on(on_host):
+            self._take_failures(rises, on_host, now)
+            for incident in self._on_side(on_host):
                 self._update_incident(incident, rises)
-            self._open_new(rises, on_host, now)
-        for incident in list(self._open.values()):
-            reason = self._close_reason(incident, now)
-            if reason:
-                del self._open[incident.number]
-            out += incident.report(now, reason)
-        is_calm = not (out or self._open or self._failures or self._waiting)
+            self._add_new(rises, on_host, now)
+        found = self._known
+        for incident in found:
+            incident.over = incident.over or self._over(incident, now)
+        self._known = [incident for incident in found if not incident.over]
+        is_calm = not (found or self._failures or self._waiting)
         self._calm_at = series.revision if is_calm else -1
-        return out
+        return found
 
-    def _open_on(self, on_host: bool) -> list[MemoryIncident]:
-        return [incident for incident in self._open.values() if incident.on_host == on_host]
+    def _on_side(self, on_host: bool) -> list[MemoryIncident]:
+        return [one for one in self._known if one.on_host == on_host and not one.over]
 
-    # -- opening -----------------------------------------------------------------------------
+    # -- new incidents -----------------------------------------------------------------------
 
-    def _open_new(self, rises: Rises, on_host: bool, now: AlignedNs) -> None:
+    def _add_new(self, rises: Rises, on_host: bool, now: AlignedNs) -> None:
         """Rises that are worth a finding and belong to no incident."""
         places = np.flatnonzero(rises.hot & (rises.incident == 0))
         ranks = {(on_host, rank) for rank in rises.rank[places].tolist()}
@@ -115,10 +112,10 @@ class IncidentTracker:
                 int(self._series.hot[rises.row[trigger]])
             ):
                 break
-            self._open_incident(rises, trigger, covered, on_host, Kind.MEMORY_SPIKE, {})
+            self._new(rises, trigger, covered, on_host, Kind.MEMORY_SPIKE, {})
             places = places[rises.incident[places] == 0]
 
-    def _open_incident(
+    def _new(
         self,
         rises: Rises,
         trigger: int,
@@ -127,27 +124,23 @@ class IncidentTracker:
         kind: Kind,
         failures: dict[int, list[Failure]],
     ) -> MemoryIncident:
-        """A new incident, opened by the rise at `trigger`."""
+        """A new incident, which the rise at `trigger` shows."""
         limit = int(rises.hi[trigger])
         alive = covered.rank[covered.newest >= limit - self._link_ns]
         ranks = len(np.union1d(alive, rises.rank[trigger]))
         cause = first_cause(rises, trigger, ranks, self._policy)
         limit = int(rises.hi[cause.first].min())
-        number = next(self._numbers)
         incident = MemoryIncident(
-            number=number,
+            number=next(self._numbers),
             kind=kind,
             on_host=on_host,
-            leak=False,
-            common=cause.common,
-            first={},
-            rises={},
             limit=limit,
+            common=cause.common,
             last=int(rises.lo[trigger]),
         )
-        self._add_first_ranks(
-            incident, rises, cause.first[np.argsort(rises.hi[cause.first])], failures
-        )
+        self._known.append(incident)
+        first = cause.first[np.argsort(rises.hi[cause.first])]
+        self._add_first_ranks(incident, rises, first, failures)
         self._add_victims(incident, rises, cause.later)
         silent = np.intersect1d(alive, covered.rank[~covered.saw(limit)])
         incident.unknown = {
@@ -161,7 +154,6 @@ class IncidentTracker:
         incident.leak = kind is Kind.MEMORY_SPIKE and all(
             map(self._is_leak, incident.rises.values())
         )
-        self._open[number] = incident
         return incident
 
     def _is_leak(self, rise: MemoryRise) -> bool:
@@ -179,11 +171,10 @@ class IncidentTracker:
         """Name ranks that may have risen first."""
         for place in places.tolist():
             rank, row = int(rises.rank[place]), int(rises.row[place])
-            incident.first[rank] = row
-            if len(incident.rises) < self._policy.max_suspects:
+            if incident.name(rank, row, self._policy.max_suspects):
                 onset, why = (int(rises.lo[place]), int(rises.hi[place])), failures.get(rank, [])
                 incident.rises[rank] = (
-                    rise_of(self._series, row, onset, self._devices[row], why)
+                    rise_of(self._series, row, onset, why)
                     if row >= 0
                     else failed_rise(rank, onset, why)
                 )
@@ -192,6 +183,7 @@ class IncidentTracker:
     def _add_victims(self, incident: MemoryIncident, rises: Rises, places: Int64s) -> None:
         if len(places):
             incident.victims.update(rises.rank[places].tolist())
+            incident.victims -= incident.rows.keys()
             incident.last = max(incident.last, int(rises.lo[places].max()))
             self._mark_rises(incident, rises, places)
 
@@ -232,12 +224,12 @@ class IncidentTracker:
             incident.unknown &= {*rises.rank[early].tolist()} | (
                 incident.unknown - set(seen.tolist())
             )
-            incident.unknown -= set(incident.first)
+            incident.unknown -= incident.rows.keys()
 
-    def _close_reason(self, incident: MemoryIncident, now: AlignedNs) -> str:
-        """The reason why the incident is over; empty while it is open."""
+    def _over(self, incident: MemoryIncident, now: AlignedNs) -> str:
+        """Why the incident is over; empty while it is not."""
         series = self._series
-        rows = np.array([row for row in incident.first.values() if row >= 0], np.int64)
+        rows = np.array([row for row in incident.rows.values() if row >= 0], np.int64)
         if now < incident.keep_until or bool((series.incident[rows] == incident.number).any()):
             return ""
         if not len(rows):
@@ -251,7 +243,7 @@ class IncidentTracker:
 
     # -- failures ----------------------------------------------------------------------------
 
-    def _take_failures(self, rises: Rises, on_host: bool, now: AlignedNs) -> list[IncidentReport]:
+    def _take_failures(self, rises: Rises, on_host: bool, now: AlignedNs) -> None:
         """Turn failed allocations and kills into an OOM, after a short wait for other ranks."""
         ripe: list[Failure] = []
         early: list[Failure] = []
@@ -259,70 +251,62 @@ class IncidentTracker:
             is_ripe = failure.on_host == on_host and now - failure.reported_at >= WAIT_NS
             (ripe if is_ripe else early).append(failure)
         if not ripe:
-            return []
+            return
         self._failures = early
         by_rank: dict[int, list[Failure]] = {}
         for failure in ripe:
             by_rank.setdefault(failure.event.rank, []).append(failure)
         at = max(failure.at for failure in ripe)
-        out: list[IncidentReport] = []
         related = [
             incident
-            for incident in self._open_on(on_host)
-            if at <= incident.last + self._link_ns or set(incident.first) & set(by_rank)
+            for incident in self._on_side(on_host)
+            if at <= incident.last + self._link_ns or incident.rows.keys() & by_rank.keys()
         ]
-        ooms = [incident for incident in related if incident.kind is Kind.OOM]
-        incident = ooms[0] if ooms else None
-        if incident is None and related:
-            incident, out = self._take_over(related[0], now)
+        incident = next((one for one in related if one.kind is Kind.OOM), None)
         if incident is None:
-            incident = self._open_oom(rises, on_host, by_rank)
+            incident = (
+                self._foreseen_oom(related[0])
+                if related
+                else self._new_oom(rises, on_host, by_rank)
+            )
         for rank, failures in by_rank.items():
             self._ran_out(incident, rank, failures)
         incident.last = max(incident.last, at)
         incident.keep_until = at + round(self._policy.memory_settle_s * SECOND)
-        return out
 
-    def _open_oom(
+    def _new_oom(
         self, rises: Rises, on_host: bool, by_rank: dict[int, list[Failure]]
     ) -> MemoryIncident:
-        """An OOM that no open incident has foreseen; its first ranks may have risen before."""
+        """An OOM that no incident has foreseen; its first ranks may have risen before."""
         ranks = sorted(by_rank)
-        begin = [min(fail.at - fail.uncertainty_ns for fail in by_rank[rank]) for rank in ranks]
-        end = [min(fail.at + fail.uncertainty_ns for fail in by_rank[rank]) for rank in ranks]
+        begin = [min(fail.onset[0] for fail in by_rank[rank]) for rank in ranks]
+        end = [min(fail.onset[1] for fail in by_rank[rank]) for rank in ranks]
         size = [max(fail.event.requested_bytes for fail in by_rank[rank]) for rank in ranks]
         columns = np.array(begin), np.array(end), np.array(size)
         combined, places = with_failures(rises, np.array(ranks, np.int32), *columns)
         trigger = int(places[combined.hi[places].argmin()])
         covered = Coverage(self._series, on_host)
-        return self._open_incident(combined, trigger, covered, on_host, Kind.OOM, by_rank)
+        return self._new(combined, trigger, covered, on_host, Kind.OOM, by_rank)
 
-    def _take_over(
-        self, spike: MemoryIncident, now: AlignedNs
-    ) -> tuple[MemoryIncident, list[IncidentReport]]:
-        """Memory that was rising has run out: the spike becomes an OOM."""
-        del self._open[spike.number]
-        incident = replace(spike, number=next(self._numbers), kind=Kind.OOM, reported=None)
-        self._open[incident.number] = incident
-        series = self._series
-        series.incident[: series.count][series.incident[: series.count] == spike.number] = (
-            incident.number
-        )
-        return incident, spike.report(now, "memory ran out")
+    def _foreseen_oom(self, spike: MemoryIncident) -> MemoryIncident:
+        """Memory that was rising has run out: an OOM replaces the spike."""
+        oom = replace(spike, number=next(self._numbers), kind=Kind.OOM)
+        self._known.append(oom)
+        spike.over = "memory ran out"
+        self._series.incident[self._series.incident == spike.number] = oom.number
+        return oom
 
     def _ran_out(self, incident: MemoryIncident, rank: int, failures: list[Failure]) -> None:
         incident.failed.add(rank)
-        earliest = min(failures, key=lambda failure: failure.at)
-        onset = (earliest.at - earliest.uncertainty_ns, earliest.at + earliest.uncertainty_ns)
-        if rank not in incident.first and onset[0] > incident.limit:
+        onset = min(failures, key=lambda failure: failure.at).onset
+        if rank not in incident.rows and onset[0] > incident.limit:
             incident.victims.add(rank)
-        elif rank not in incident.first:
-            incident.first[rank] = -1
-            if len(incident.rises) < self._policy.max_suspects:
+        elif rank not in incident.rows:
+            if incident.name(rank, -1, self._policy.max_suspects):
                 incident.rises[rank] = failed_rise(rank, onset, failures)
         elif rank in incident.rises:
-            row, rise = incident.first[rank], incident.rises[rank]
+            row, rise = incident.rows[rank], incident.rises[rank]
             if row >= 0 and self._series.incident[row] == incident.number:
-                rise = rise_of(self._series, row, rise.onset, rise.device, failures)
+                rise = rise_of(self._series, row, rise.onset, failures)
             asked = max(failure.event.requested_bytes for failure in failures)
             incident.rises[rank] = replace(rise, out_of_memory=True, requested_bytes=asked)

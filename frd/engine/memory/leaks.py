@@ -2,134 +2,108 @@
 
 One rank's leak does not cause another's, so every rank that leaks is named, unless (nearly) all
 leak: then the cause is the program and not a rank. A trend counts when it has been seen twice, a
-stretch of the window apart, so that ranks that leak together are reported together.
+stretch of the window apart, so that ranks that leak together are named together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from frd.engine.memory.incident import MemoryIncident, attribution
-from frd.engine.memory.incident_report import IncidentReport, MemoryRise
-from frd.engine.memory.series import KINDS, Series
+from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.onset import NEARLY_ALL
+from frd.engine.memory.rise import leak_rise
+from frd.engine.memory.series import Series
 from frd.engine.policy import Policy
-from frd.model import AlignedNs, Int64s, Kind
+from frd.model import Bools, Int64s, Kind
 
-_NEARLY_ALL: Final = 0.8
 _CONFIRMED: Final = 2
 """How often in a row a trend must be seen, or not be seen, to count."""
 
 
-class LeakTracker:
+class Leaks:
     """The leaks over the series of one attempt: one incident for devices, one for hosts."""
 
-    def __init__(
-        self, series: Series, devices: Sequence[str], numbers: Iterator[int], policy: Policy
-    ) -> None:
+    def __init__(self, series: Series, numbers: Iterator[int], policy: Policy) -> None:
         self._series = series
-        self._devices = devices
         self._numbers = numbers
         self._policy = policy
-        self._seen: dict[int, int] = {}
-        """How often in a row the trend of a series was a leak; -1 for a leak that the last look did
-        not confirm."""
-        self._open: dict[bool, MemoryIncident] = {}
+        self._known: dict[bool, MemoryIncident] = {}
 
     def adopt(self, policy: Policy) -> None:
         self._policy = policy
 
-    def update(self, now: AlignedNs) -> list[IncidentReport]:
-        series = self._series
+    def update(self) -> list[MemoryIncident]:
+        """The leaks that there are, and those that are over since the last call."""
+        has_news = self._measure()
+        found = []
+        for on_host in (False, True):
+            incident = self._known.pop(on_host, None)
+            if incident is not None and not self._goes_on(incident):
+                incident.over = "memory no longer rises"
+            elif has_news:
+                incident = self._name_ranks(incident, on_host)
+            if incident is not None:
+                found.append(incident)
+        self._known = {incident.on_host: incident for incident in found if not incident.over}
+        return found
+
+    def _goes_on(self, incident: MemoryIncident) -> bool:
+        return bool(self._series.leak_seen[[*incident.rows.values()]].any())
+
+    def _measure(self) -> bool:
+        """Judge the series that have a new floor; returns whether there are any."""
+        series, policy = self._series, self._policy
         row = series.trend.take_news()
         row = row[series.watched[row]]
         if not len(row):
-            return []
-        rate, steady = series.trend.measure(row)
-        window_s = self._policy.memory_leak_window_s
-        left, capacity = series.headroom(row), series.capacity_of(row)
-        leaks = steady & (rate * window_s >= series.visible[row]) & ~series.is_young(row)
-        leaks &= (capacity > 0) & (left <= rate * self._policy.memory_leak_horizon_s)
-        for leak_row, is_leak in zip(row.tolist(), leaks.tolist(), strict=True):
-            self._count(leak_row, is_leak)
-        rates = dict(zip(row.tolist(), rate.tolist(), strict=True))
-        out: list[IncidentReport] = []
-        for on_host in (False, True):
-            out += self._report(on_host, rates, now)
-        return out
+            return False
+        rate, leaks = series.trend.measure(row)
+        leaks &= rate * policy.memory_leak_window_s >= series.visible[row]
+        leaks &= (series.capacity_of(row) > 0) & ~series.is_young(row)
+        leaks &= series.headroom(row) <= rate * policy.memory_leak_horizon_s
+        seen = series.leak_seen[row]
+        missed = np.where(seen >= _CONFIRMED, -1, 0)
+        series.leak_seen[row] = np.where(leaks, np.maximum(seen, 0) + 1, missed)
+        series.leak_rate[row] = rate
+        return True
 
-    def _count(self, row: int, is_leak: bool) -> None:
-        known = self._seen.get(row, 0)
-        if is_leak:
-            self._seen[row] = max(known, 0) + 1
-        elif known >= _CONFIRMED:
-            self._seen[row] = -1
-        else:
-            self._seen.pop(row, None)
-
-    def _report(
-        self, on_host: bool, rates: dict[int, float], now: AlignedNs
-    ) -> list[IncidentReport]:
-        series = self._series
-        candidates = [row for row in sorted(self._seen) if bool(series.on_host[row]) == on_host]
-        confirmed = [row for row in candidates if self._seen[row] >= _CONFIRMED]
-        incident = self._open.get(on_host)
-        if incident is None:
-            if not confirmed:
-                return []
-            incident = self._open[on_host] = self._new(on_host, candidates)
-        elif not any(row in self._seen for row in incident.first.values()):
-            del self._open[on_host]
-            return incident.report(now, "memory no longer rises")
-        for row in _own(series, confirmed):
+    def _name_ranks(self, incident: MemoryIncident | None, on_host: bool) -> MemoryIncident | None:
+        """Name every rank that certainly leaks, in a new incident if there is none."""
+        series, policy = self._series, self._policy
+        seen = np.where(self._on_side(on_host), series.leak_seen[: series.count], 0)
+        for row in _own(series, np.flatnonzero(seen >= _CONFIRMED)):
+            incident = incident or self._new(on_host, np.flatnonzero(seen))
             rank = int(series.rank[row])
-            if row in rates and rank not in incident.first:
-                incident.first[rank] = row
-                if len(incident.rises) < self._policy.max_suspects:
-                    incident.rises[rank] = self._rise(row, rates[row])
-        return incident.report(now)
+            if rank not in incident.rows and incident.name(rank, row, policy.max_suspects):
+                incident.rises[rank] = leak_rise(series, row, policy.memory_leak_window_s)
+        return incident
 
-    def _new(self, on_host: bool, rows: list[int]) -> MemoryIncident:
+    def _new(self, on_host: bool, leaking: Int64s) -> MemoryIncident:
+        """`leaking`: rows that leak, or may."""
         series = self._series
         n = series.count
-        has_samples = series.watched[:n] & (series.on_host[:n] == on_host) & (series.first[:n] > 0)
+        has_samples = self._on_side(on_host) & series.watched[:n] & (series.first[:n] > 0)
         ranks = len(np.unique(series.rank[:n][has_samples]))
-        leaking = {int(series.rank[row]) for row in rows}
-        since = int(series.trend.since(np.array(rows)).min())
         return MemoryIncident(
             number=next(self._numbers),
             kind=Kind.MEMORY_SPIKE,
             on_host=on_host,
+            limit=int(series.trend.since(leaking).min()),
             leak=True,
-            common=ranks > 1 and len(leaking) >= _NEARLY_ALL * ranks,
-            first={},
-            rises={},
-            limit=since,
-            last=since,
+            common=ranks > 1 and len(np.unique(series.rank[leaking])) >= NEARLY_ALL * ranks,
             is_certain=True,
         )
 
-    def _rise(self, row: int, rate: float) -> MemoryRise:
-        series = self._series
-        row_array: Int64s = np.array([row])
-        window_s = self._policy.memory_leak_window_s
-        since = int(series.trend.since(row_array)[0])
-        return MemoryRise(
-            rank=int(series.rank[row]),
-            kind=KINDS[series.kind[row]],
-            device=self._devices[row],
-            onset=(AlignedNs(int(series.first[row])), AlignedNs(since)),
-            risen_bytes=round(rate * window_s),
-            took_s=window_s,
-            bytes_per_s=rate,
-            headroom_bytes=int(series.headroom(row_array)[0]),
-            attribution=attribution(series, row),
-        )
+    def _on_side(self, on_host: bool) -> Bools:
+        on_side: Bools = self._series.on_host[: self._series.count] == on_host
+        return on_side
 
 
-def _own(series: Series, rows: list[int]) -> list[int]:
+def _own(series: Series, row: Int64s) -> list[int]:
     """Without whole devices and cgroups where a process that uses them leaks."""
-    pools = {int(series.pool[row]) for row in rows if not series.shared[row]}
-    return [r for r in rows if not (series.shared[r] and int(series.pool[r]) in pools)]
+    shared, pool = series.shared[row], series.pool[row]
+    rows: list[int] = row[~(shared & np.isin(pool, pool[~shared]))].tolist()
+    return rows

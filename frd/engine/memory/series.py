@@ -26,7 +26,7 @@ from frd.engine.memory.baseline import BIN_NS, MOST, SECOND, Bins
 from frd.engine.memory.trend import Trend
 from frd.engine.policy import Policy
 from frd.engine.state.tables import GrowingColumns, column
-from frd.model import Bools, Float64s, Int32s, Int64s, SeriesKind
+from frd.model import Bools, Float64s, Int32s, Int64s, SeriesInfo, SeriesKind
 
 _SLACK: Final = 0.5
 """Share of what a series usually moves,"""
@@ -122,10 +122,17 @@ class Series(GrowingColumns):
     """Since when the rise is worth a finding."""
     incident: Int32s = column(np.int32)
     """Number of the incident that the rise belongs to; 0 none."""
+    leak_rate: Float64s = column(np.float64)
+    """Bytes a second over the last window of the trend."""
+    leak_seen: Int32s = column(np.int32)
+    """How many windows in a row the trend was that of a leak; -1 for a leak that the last window
+    did not confirm."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self._policy = policy
+        self.infos: list[SeriesInfo] = []
+        """By row."""
         self.revision = 0
         """Changes with all that could make a rise begin, go on or end."""
         self.bins = Bins()
@@ -134,22 +141,20 @@ class Series(GrowingColumns):
     def adopt(self, policy: Policy) -> None:
         if policy.memory_leak_window_s != self._policy.memory_leak_window_s:
             self.trend = Trend(policy.memory_leak_window_s)
-            self.trend.reserve(len(self.rank))
+            self.trend.reserve(self.count)
         self._policy = policy
 
     def reserve(self, count: int) -> None:
-        before = len(self.rank)
         super().reserve(count)
-        if len(self.rank) > before:
-            self.bins.reserve(len(self.rank))
-            self.trend.reserve(len(self.rank))
+        self.bins.reserve(count)
+        self.trend.reserve(count)
 
     def forget(self, row: Int64s) -> None:
         """Drop all samples of these rows; the series stay declared."""
         self.revision += 1
         self.clear_rows(row, keep=_IDENTITY)
-        self.bins.forget(row)
-        self.trend.forget(row)
+        self.bins.clear_rows(row)
+        self.trend.clear_rows(row)
 
     # -- samples -----------------------------------------------------------------------------
 

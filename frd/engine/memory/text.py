@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final, assert_never
 
 from frd.engine.findings.text import clean, ranks
-from frd.engine.memory.incident_report import Attribution, IncidentReport, MemoryRise
+from frd.engine.memory.incident import MemoryIncident
+from frd.engine.memory.rise import Attribution, MemoryRise
 from frd.model import Kind
 
 _UNITS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -26,29 +27,29 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def summary(report: IncidentReport) -> str:
+def summary(incident: MemoryIncident) -> str:
     """One line: whose memory, how far, how long it will last."""
-    memory = "host memory" if report.on_host else "GPU memory"
-    who, figures = ranks(report.ranks), _figures(report.first[0])
-    if report.kind is Kind.OOM:
-        return _ran_out(report, memory, figures)
-    if report.leak:
+    memory = "host memory" if incident.on_host else "GPU memory"
+    who, figures = ranks(incident.ranks), _figures(next(iter(incident.rises.values())))
+    if incident.kind is Kind.OOM:
+        return _ran_out(incident, memory, figures)
+    if incident.leak:
         return f"{memory} of {who} leaks: {figures}"
-    if report.common:
+    if incident.common:
         return f"{memory} of {who} rose together, no single rank is the cause: {figures}"
-    doubt = ", too close together to say which of them" if len(report.ranks) > 1 else ""
+    doubt = ", too close together to say which of them" if len(incident.ranks) > 1 else ""
     return f"{memory} of {who} rose first{doubt}: {figures}"
 
 
-def _ran_out(report: IncidentReport, memory: str, figures: str) -> str:
-    failed = report.failed or report.ranks
+def _ran_out(incident: MemoryIncident, memory: str, figures: str) -> str:
+    failed = tuple(sorted(incident.failed))
     text = f"{ranks(failed)} ran out of {memory}"
-    if report.common or not figures:
+    if incident.common or not figures:
         return text
-    doubt = ", too close together to say which of them" if len(report.ranks) > 1 else ""
-    if report.ranks == failed:
+    doubt = ", too close together to say which of them" if len(incident.ranks) > 1 else ""
+    if incident.ranks == failed:
         return f"{text}: {figures}{doubt}"
-    return f"{text}; the memory of {ranks(report.ranks)} rose first{doubt}: {figures}"
+    return f"{text}; the memory of {ranks(incident.ranks)} rose first{doubt}: {figures}"
 
 
 def _figures(rise: MemoryRise) -> str:
@@ -64,11 +65,11 @@ def _figures(rise: MemoryRise) -> str:
     return ", ".join(parts)
 
 
-def evidence(report: IncidentReport, rise: MemoryRise, doing: str) -> str:
+def evidence(incident: MemoryIncident, rise: MemoryRise, doing: str) -> str:
     """What is known of one suspect."""
-    memory = "host memory" if report.on_host else f"memory of {clean(rise.device) or 'its GPU'}"
+    memory = "host memory" if incident.on_host else f"memory of {clean(rise.device) or 'its GPU'}"
     parts = [f"{memory}: {_figures(rise) or 'no rise was seen'}"]
-    if report.leak:
+    if incident.leak:
         parts.append("a leak: it rises slowly and steadily")
     if rise.out_of_memory:
         parts.append("an allocation failed")

@@ -12,6 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from frd.engine.memory.baseline import MOST
+from frd.engine.state.tables import GrowingColumns, column
 from frd.model import Bools, Float64s, Int32s, Int64s
 
 FLOORS: Final = 16
@@ -19,31 +21,21 @@ _LEAST_FIT: Final = 4.0
 """How many times the rise over the window must exceed what is left and right of the line."""
 _SLOWING: Final = 0.5
 """A second half that rises by less than this part of the first is slowing down."""
-_MOST: Final = np.iinfo(np.int64).max
 
 
-class Trend:
+class Trend(GrowingColumns):
     """A ring buffer of floors for each series."""
 
+    _floors: Int64s = column(np.int64, 0, FLOORS)
+    _complete: Int32s = column(np.int32)
+    """How many floors there have been."""
+    _begin: Int64s = column(np.int64)
+    _low: Int64s = column(np.int64, MOST)
+    _news: Bools = column(np.bool_)
+
     def __init__(self, window_s: float) -> None:
+        super().__init__()
         self._stretch_ns = round(window_s * 1e9 / FLOORS)
-        self._floors: Int64s = np.zeros((0, FLOORS), np.int64)
-        self._count: Int32s = np.zeros(0, np.int32)
-        self._begin: Int64s = np.zeros(0, np.int64)
-        self._low: Int64s = np.zeros(0, np.int64)
-        self._news: Bools = np.zeros(0, np.bool_)
-
-    def reserve(self, count: int) -> None:
-        more = count - len(self._count)
-        self._floors = np.concatenate((self._floors, np.zeros((more, FLOORS), np.int64)))
-        self._count = np.concatenate((self._count, np.zeros(more, np.int32)))
-        self._begin = np.concatenate((self._begin, np.zeros(more, np.int64)))
-        self._low = np.concatenate((self._low, np.full(more, _MOST, np.int64)))
-        self._news = np.concatenate((self._news, np.zeros(more, np.bool_)))
-
-    def forget(self, row: Int64s) -> None:
-        self._count[row], self._begin[row] = 0, 0
-        self._low[row], self._news[row] = _MOST, False
 
     def add(self, row: Int64s, begin: Int64s, low: Int64s) -> None:
         """The lowest value of each series since the last call, which began at `begin`."""
@@ -51,9 +43,9 @@ class Trend:
         over = begin - self._begin[row] >= self._stretch_ns
         if over.any():
             full = row[over]
-            self._floors[full, self._count[full] % FLOORS] = self._low[full]
-            self._count[full] += 1
-            self._begin[full], self._low[full], self._news[full] = begin[over], _MOST, True
+            self._floors[full, self._complete[full] % FLOORS] = self._low[full]
+            self._complete[full] += 1
+            self._begin[full], self._low[full], self._news[full] = begin[over], MOST, True
         self._low[row] = np.minimum(self._low[row], low)
 
     def take_news(self) -> Int64s:
@@ -61,7 +53,7 @@ class Trend:
         row = np.flatnonzero(self._news)
         if len(row):
             self._news[row] = False
-            row = row[self._count[row] >= FLOORS]
+            row = row[self._complete[row] >= FLOORS]
         return row
 
     def since(self, row: Int64s) -> Int64s:
@@ -70,7 +62,7 @@ class Trend:
 
     def measure(self, row: Int64s) -> tuple[Float64s, Bools]:
         """Bytes per second of each row, and whether that is the trend of a leak."""
-        place = (self._count[row, None] + np.arange(FLOORS)) % FLOORS
+        place = (self._complete[row, None] + np.arange(FLOORS)) % FLOORS
         floors = np.take_along_axis(self._floors[row], place, axis=1).astype(np.float64)
         x = np.arange(FLOORS) - (FLOORS - 1) / 2
         mean = floors.mean(axis=1, keepdims=True)

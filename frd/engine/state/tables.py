@@ -38,11 +38,12 @@ LIVE, SILENT, EXITED, FINISHED = range(4)
 class _Column(NamedTuple):
     dtype: type[np.generic]
     fill: int
+    shape: tuple[int, ...]
 
 
-def column(dtype: type[np.generic], fill: int = 0) -> Any:
-    """A column of a `GrowingColumns`, and what its new rows hold."""
-    return _Column(dtype, fill)
+def column(dtype: type[np.generic], fill: int = 0, *shape: int) -> Any:
+    """A column of a `GrowingColumns`, what its new rows hold, and the shape of one row."""
+    return _Column(dtype, fill, shape)
 
 
 class GrowingColumns:
@@ -55,22 +56,22 @@ class GrowingColumns:
 
     def __init__(self) -> None:
         self.count = 0
-        for name, (dtype, _) in self._fill.items():
-            setattr(self, name, np.empty(0, dtype))
+        for name, (dtype, _, shape) in self._fill.items():
+            setattr(self, name, np.empty((0, *shape), dtype))
 
     def reserve(self, count: int) -> None:
         """Make rows ``0..count-1`` exist; new ones hold the fill values."""
         if count > self._capacity():
             capacity = max(count, 2 * self._capacity(), 16)
-            for name, (dtype, fill) in self._fill.items():
-                grown: npt.NDArray[Any] = np.full(capacity, fill, dtype)
+            for name, (dtype, fill, shape) in self._fill.items():
+                grown: npt.NDArray[Any] = np.full((capacity, *shape), fill, dtype)
                 grown[: self.count] = getattr(self, name)[: self.count]
                 setattr(self, name, grown)
         self.count = max(self.count, count)
 
     def clear_rows(self, rows: Any, *, keep: Collection[str] = ()) -> None:
         """Give these rows the fill values, in all columns but `keep`."""
-        for name, (_, fill) in self._fill.items():
+        for name, (_, fill, _) in self._fill.items():
             if name not in keep:
                 getattr(self, name)[rows] = fill
 

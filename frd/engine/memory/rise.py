@@ -1,0 +1,172 @@
+"""How far the memory of one rank has risen, and the owner of that memory.
+
+The figures are read from the columns when an incident names the rank. The owner follows from the
+other series of the rank that rose too: torch's allocator, the rest of the process, or another user
+of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from frd.engine.memory.baseline import SECOND
+from frd.engine.memory.series import KINDS, Series
+from frd.model import AlignedNs, MemoryEvent, SeriesKind
+
+
+class Attribution(StrEnum):
+    """Whose memory a rise is."""
+
+    ALLOCATOR = "torch's allocator"
+    DRIVER = "NCCL or the driver"
+    """The process's, beyond what torch's allocator holds."""
+    PROCESS = "the rank's process"
+    """How much of it belongs to torch is unknown."""
+    OTHER = "another process"
+    OUTSIDE = "NCCL, the driver or another process"
+    """Not torch's; what the rank's process uses is unknown."""
+    UNKNOWN = "unknown"
+    """Only the sum over the device is known."""
+    HOST = "host memory of the rank"
+    CGROUP = "host memory of others in its cgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRise:
+    """The rise of one rank, as of when an incident named the rank."""
+
+    rank: int
+    device: str
+    """Empty for host memory."""
+    onset: tuple[int, int]
+    """The interval (aligned ns) in which it began, as wide as the uncertainty of the clocks and the
+    time between two samples make it."""
+    risen_bytes: int
+    """Beyond the highest usual level; 0 when the rank only reported to be out of memory."""
+    took_s: float
+    """Since the onset."""
+    bytes_per_s: float
+    """Recent rate; 0 if it does not change."""
+    headroom_bytes: int
+    """What is left of the capacity, whichever process uses it; -1 unknown."""
+    attribution: Attribution
+    requested_bytes: int = 0
+    """Size of the request that failed; 0 if none did, or unknown."""
+    out_of_memory: bool = False
+
+    @property
+    def exhausted_in_s(self) -> float | None:
+        """None if it does not rise, or the capacity is unknown."""
+        if self.bytes_per_s <= 0 or self.headroom_bytes < 0:
+            return None
+        return self.headroom_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An allocation that failed, or an out-of-memory kill, at an aligned time."""
+
+    event: MemoryEvent
+    at: AlignedNs
+    uncertainty_ns: int
+    reported_at: AlignedNs
+
+    @property
+    def on_host(self) -> bool:
+        return not self.event.device
+
+    @property
+    def onset(self) -> tuple[int, int]:
+        return self.at - self.uncertainty_ns, self.at + self.uncertainty_ns
+
+
+def rise_of(
+    series: Series, row: int, onset: tuple[int, int], failures: Sequence[Failure]
+) -> MemoryRise:
+    """What a series shows of its rank's rise."""
+    began_at = int(series.lo[row] + series.hi[row]) // 2
+    return MemoryRise(
+        rank=int(series.rank[row]),
+        device=series.infos[row].device,
+        onset=onset,
+        risen_bytes=int(series.peak[row] - series.high[row]),
+        took_s=float(series.end[row] - began_at) / SECOND,
+        bytes_per_s=float(series.rate[row]),
+        headroom_bytes=_headroom(series, row),
+        attribution=_attribution(series, row),
+        requested_bytes=_requested(failures),
+        out_of_memory=bool(failures),
+    )
+
+
+def failed_rise(rank: int, onset: tuple[int, int], failures: Sequence[Failure]) -> MemoryRise:
+    """The rank ran out of memory, and no series shows a rise."""
+    failure = failures[0]
+    return MemoryRise(
+        rank=rank,
+        device=failure.event.device,
+        onset=onset,
+        risen_bytes=0,
+        took_s=0.0,
+        bytes_per_s=0.0,
+        headroom_bytes=-1,
+        attribution=Attribution.HOST if failure.on_host else Attribution.ALLOCATOR,
+        requested_bytes=_requested(failures),
+        out_of_memory=True,
+    )
+
+
+def leak_rise(series: Series, row: int, window_s: float) -> MemoryRise:
+    """The rise of a leak over the window in which its trend was measured."""
+    rate = float(series.leak_rate[row])
+    return MemoryRise(
+        rank=int(series.rank[row]),
+        device=series.infos[row].device,
+        onset=(int(series.first[row]), int(series.trend.since(np.array([row]))[0])),
+        risen_bytes=round(rate * window_s),
+        took_s=window_s,
+        bytes_per_s=rate,
+        headroom_bytes=_headroom(series, row),
+        attribution=_attribution(series, row),
+    )
+
+
+def _requested(failures: Sequence[Failure]) -> int:
+    return max((failure.event.requested_bytes for failure in failures), default=0)
+
+
+def _headroom(series: Series, row: int) -> int:
+    row_array = np.array([row])
+    has_capacity = series.capacity_of(row_array)[0] > 0
+    return int(series.headroom(row_array)[0]) if has_capacity else -1
+
+
+def _attribution(series: Series, row: int) -> Attribution:
+    """The owner of the memory that this series shows."""
+    n = series.count
+    is_near = (series.rank[:n] == series.rank[row]) & (series.pool[:n] == series.pool[row])
+    rows_of_rank = np.flatnonzero(is_near & (series.value[:n] >= 0))
+    kinds = [KINDS[kind] for kind in series.kind[rows_of_rank]]
+    risen = dict(zip(kinds, series.risen(rows_of_rank).tolist(), strict=True))
+    half_of_rise = int(series.risen(np.array([row]))[0]) / 2
+    match KINDS[series.kind[row]]:
+        case SeriesKind.HOST_USED:
+            return Attribution.HOST
+        case SeriesKind.CGROUP_USED:
+            return Attribution.CGROUP
+        case SeriesKind.TORCH_RESERVED | SeriesKind.TORCH_ALLOCATED:
+            return Attribution.ALLOCATOR
+        case kind:
+            torch = risen.get(SeriesKind.TORCH_RESERVED, risen.get(SeriesKind.TORCH_ALLOCATED))
+            process = risen.get(SeriesKind.PROCESS_USED)
+            if torch is not None and torch >= half_of_rise:
+                return Attribution.ALLOCATOR
+            if kind is SeriesKind.PROCESS_USED or (process is not None and process >= half_of_rise):
+                return Attribution.PROCESS if torch is None else Attribution.DRIVER
+            if process is not None:
+                return Attribution.OTHER
+            return Attribution.UNKNOWN if torch is None else Attribution.OUTSIDE
