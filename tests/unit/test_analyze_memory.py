@@ -231,8 +231,8 @@ def test_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "words"),
     [
         (["--memory", "."], "is a folder: name the files"),
-        (["--memory", "a", "--entries"], "--entries: is about dumps"),
-        (["--memory", "a", "-o", "b.json"], "--output: is about dumps"),
+        (["--memory", "a", "--entries"], "--entries: applies to dumps"),
+        (["--memory", "a", "-o", "b.json"], "--output: applies to dumps"),
         ([".", "--clock-uncertainty", "1"], "add --memory"),
         (["--memory"], "FILE..: missing"),
     ],
