@@ -1,7 +1,7 @@
 """frd names the first cause when distributed PyTorch training hangs, while it hangs.
 
-`load` and `load_memory` are the doors to it from Python: the analysis of a folder of dumps, and of
-files of memory telemetry, as `frd analyze` prints them.
+`load` and `load_memory` return to Python what `frd analyze` prints: the analysis of a folder of
+dumps, and of files of memory telemetry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load(
     transform_ft: int | None = None,
     stall_after_s: float | None = None,
 ) -> Analysis:
-    """What a folder of Flight Recorder dumps says: findings, collectives, groups and ranks.
+    """Analyze a folder of Flight Recorder dumps: findings, collectives, groups and ranks.
 
     Args:
         path: a folder (its subfolders are hosts), one that `frd dump` made or that holds several of
@@ -39,7 +39,7 @@ def load(
             as for the service that took the dumps, else 10.
 
     Raises:
-        DumpError: there is no folder, or no readable dump in it.
+        DumpError: the folder does not exist, or has no readable dump.
     """
     from frd.offline.analysis.analyze import analyze  # noqa: PLC0415  numpy only if needed
     from frd.offline.load.job_choice import load_dumps  # noqa: PLC0415
@@ -56,7 +56,7 @@ def load_memory(
     clock_uncertainty_s: float = 1.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> MemoryAnalysis:
-    """What files of memory telemetry say: whose memory rose first, and what is known of each rank.
+    """Analyze files of memory telemetry: which rank's memory rose first, and the use of each rank.
 
     Args:
         paths: files of events of the "TelemetryEventV2" form, JSON lines or a JSON list, gzipped or
@@ -65,7 +65,7 @@ def load_memory(
         progress: called after every chunk with the bytes read and the total.
 
     Raises:
-        TelemetryError: there is no sample in any of them.
+        TelemetryError: no file has a sample.
     """
     from frd.offline.memory.analysis import load_memory as load  # noqa: PLC0415  see above
 

@@ -127,7 +127,7 @@ def _default_data_dir() -> Path:
 
 
 def _listed(value: object) -> object:
-    """A single table where a list of them may stand."""
+    """A single table counts as a list of one."""
     return [value] if isinstance(value, Mapping) else value
 
 

@@ -1,7 +1,7 @@
-"""The forms in which people and tools see the nouns of `frd.model`, the same everywhere.
+"""How values of `frd.model` are written for people and tools.
 
-JSON of a finding, sets of ranks, times: commands, HTTP, the store and reports all write them here,
-so that there is one spelling of each.
+One spelling of findings as JSON, sets of ranks, times and sizes, for commands, HTTP, the store and
+reports.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ _MOST: Final = timedelta(days=100_000)
 
 def utc_text(at: int) -> str:
     """ISO 8601 with microseconds and Z, from nanoseconds since the epoch."""
-    seconds, rest = divmod(int(at), 1_000_000_000)
-    stamp = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{stamp}.{rest // 1000:06d}Z"
+    time = _EPOCH + timedelta(microseconds=int(at) // 1000)
+    return time.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def clock_text(at: int) -> str:
@@ -50,7 +49,7 @@ def utc_ns(text: str) -> AlignedNs:
     """Nanoseconds since the epoch of any ISO 8601 date or time; without an offset it is UTC.
 
     Raises:
-        ValueError: it is neither, or not of these centuries: 64 bits must hold it.
+        ValueError: not a date or time, or too far from the epoch for 64 bits.
     """
     try:
         at = datetime.fromisoformat(text)
@@ -102,7 +101,7 @@ def exit_text(how: ExitInfo) -> str:
 
 
 def span_text(ns: int) -> str:
-    """``120 µs``, ``3.1 ms``, ``2.5 s``: two figures are enough of an uncertainty."""
+    """``120 µs``, ``3.1 ms``, ``2.5 s``: two digits are enough for an uncertainty."""
     for unit, size in (("s", 1_000_000_000), ("ms", 1_000_000), ("µs", 1_000)):
         if ns >= size:
             return f"{ns / size:.1f} {unit}" if ns < 10 * size else f"{ns / size:,.0f} {unit}"
@@ -110,7 +109,7 @@ def span_text(ns: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration as people say it: ``0.4 s``, ``34 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
+    """A duration for people: ``0.4 s``, ``34 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
     if seconds < 9.95:
         return f"{max(0.0, seconds):.1f} s"
     if seconds < 59.5:
@@ -127,16 +126,13 @@ def duration_text(seconds: float) -> str:
 
 def fold_ranks(ranks: Iterable[int]) -> str:
     """Rank set for people: ``0-11,13,15``."""
-    parts: list[str] = []
-    start = previous = None
-    for rank in [*sorted(set(ranks)), None]:
-        if previous is not None and rank == previous + 1:
-            previous = rank
-            continue
-        if start is not None:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-        start = previous = rank
-    return ",".join(parts)
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def unfold_ranks(text: str) -> tuple[int, ...]:
@@ -162,12 +158,12 @@ def unfold_ranks(text: str) -> tuple[int, ...]:
 
 
 _SPELLED: Final = {"unknown": "unknown_ranks", "waited_s": "waiting_s"}
-"""Keys of a finding that are not called as the field of its value."""
+"""Keys of a finding that differ from the name of the field."""
 _FIELDS: Final = {key: field for field, key in _SPELLED.items()}
 _ALWAYS: Final = frozenset({"closed_at", "suspects", "victims", "summary", "stack"})
 """Keys that are present even if they are empty."""
 _DIGITS: Final = {"waited_s": 3, "lost_s": 3, "onset_uncertainty_s": 6}
-"""Of durations, behind the point."""
+"""Digits after the point, by field."""
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

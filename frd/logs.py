@@ -19,24 +19,20 @@ _TEXT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 
 
 def configure(level: str, form: str) -> None:
-    """`level` as logging has it, in lower case; `form` is ``text`` or ``json``. Another call
-    replaces the first."""
+    """`level` is a level of `logging` in lower case, `form` is ``text`` or ``json``. The last call
+    wins."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if form == "json" else _text_lines())
+    text = _TextLines(_TEXT, datefmt="%Y-%m-%dT%H:%M:%S")
+    handler.setFormatter(_JsonLines() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Its start and stop are part of ours, and it warns of each invalid request: any client can
-    # send those.
+    # Uvicorn logs its start and stop, and each invalid request, which any client can send.
     logging.getLogger("uvicorn").setLevel("ERROR")
-
-
-def _text_lines() -> logging.Formatter:
-    formatter = _TextLines(_TEXT, datefmt="%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    return formatter
 
 
 class _TextLines(logging.Formatter):
     """Names chosen by peers can neither start a new line nor control a terminal."""
+
+    converter = staticmethod(time.gmtime)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = plain(record.message)

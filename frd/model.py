@@ -35,7 +35,7 @@ UNKNOWN_SEQ = -1
 """Watermark of a group in which a rank has enqueued (started, completed) nothing yet."""
 
 
-# -- who and where ---------------------------------------------------------------------------
+# -- identity --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -280,7 +280,7 @@ class SeriesInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryColumns:
-    """Samples of S series at T moments; every value was read between its begin and its end."""
+    """Samples of S series at T times; each value was read between its begin and its end."""
 
     series: UInt32s | Int32s
     """(S,) the sender's dictionary indexes on the wire, the engine's handles behind it."""
@@ -314,7 +314,7 @@ class MemoryEvent:
     detail: str = ""
 
 
-# -- what the engine claims ------------------------------------------------------------------
+# -- findings --------------------------------------------------------------------------------
 
 
 class Kind(StrEnum):
@@ -428,9 +428,9 @@ class Suspect:
     doing: str = ""
     workers: tuple[WorkerStack, ...] = ()
     onset_at: AlignedNs | None = None
-    """When it began, as far as that is known."""
+    """When its fault began, if that is known."""
     onset_uncertainty_s: float | None = None
-    """How far `onset_at` may be off; None where it is not known, or nothing compares with it."""
+    """Bound on the error of `onset_at`; None if it is unknown, or there is no other onset."""
     tied: bool = False
     """It began at the same time as another suspect, within the uncertainty of their clocks."""
 
@@ -475,7 +475,7 @@ class Finding:
     ...``."""
     witness: Witness | None = None
     lost_s: float | None = None
-    """How long a straggler has kept its peers waiting, all in all."""
+    """How long a straggler has kept its peers waiting, in total."""
     dump: str | None = None
     """Id of the dump that the service took when the finding opened."""
     ended_by: str = ""

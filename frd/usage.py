@@ -1,7 +1,7 @@
-"""What the command lines of both programs, `frd` and `frd-agent`, share: how a command line
-ends, errors of one line, and examples below the options of every `--help`.
+"""What the command lines of `frd` and `frd-agent` share: exit codes, errors of one line, and the
+examples of every `--help`.
 
-Knows click and nothing of any command.
+Knows click, and no command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)")
 
 
 def examples(*lines: str) -> str:
-    """The epilog of a command: command lines that can be typed, each perhaps with a comment."""
+    """The epilog of a command: command lines, each with or without a comment."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -42,13 +42,13 @@ def run(program: click.Command, name: str, arguments: Sequence[str]) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    # It may quote the name of a job, or the answer of something that is not frd's service.
+    # The message may quote the name of a job, or the answer of a server that is not frd.
     print(f"frd: error: {plain(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 
 def plain(text: str) -> str:
-    """`text` on one line, with nothing in it that a terminal would obey."""
+    """`text` on one line, with control characters escaped."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
         for char in text

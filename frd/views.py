@@ -1,6 +1,6 @@
-"""What the service shows of a running cluster: immutable pictures, seen through metrics and HTTP.
+"""Immutable views of a running cluster, for metrics and HTTP.
 
-The engine makes them, all other code only reads them.
+The engine creates them; all other code only reads them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RankView:
     info: RankInfo
     status: RankStatus
     as_of: AlignedNs
-    """Up to when the service knows all of this rank; 0 before the first word."""
+    """The time up to which the rank's telemetry is complete; 0 before its first message."""
     waiting_in: str
     """``all_reduce #7 on default_pg``, empty when the rank is in no collective."""
     waiting_s: float
@@ -74,7 +74,7 @@ def _no_bytes() -> Int64s:
 class MemoryView:
     """The memory of an attempt in a `StatusView`: S series, sorted by rank, with R recent values.
 
-    Columns, because a large job has a hundred thousand series and people look at few of them.
+    Columns, because a large job has a hundred thousand series.
     """
 
     series: Sequence[SeriesInfo] = ()
@@ -94,7 +94,7 @@ class AttemptView:
     key: AttemptKey
     world_size: int
     ended: bool
-    """All of its ranks are gone, or no agent has spoken for any of them for long."""
+    """All of its ranks are gone, or no agent has reported any of them for a long time."""
     ranks: Sequence[RankView]
     """Sorted by rank; only ranks that were ever declared."""
     groups: Sequence[GroupView]
@@ -110,11 +110,11 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """An immutable picture of all that the engine knows; metrics and HTTP are views of it."""
+    """All that the engine knows at one time."""
 
     at: AlignedNs
     attempts: Sequence[AttemptView]
     findings: Sequence[Finding]
-    """Open ones, and those closed but still remembered."""
+    """Open findings, and closed findings that are still in memory."""
     evicted: dict[str, int] = field(default_factory=dict)
-    """Things dropped to stay within limits, by what."""
+    """Number of items dropped to stay within limits, by kind of item."""

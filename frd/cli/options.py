@@ -103,6 +103,29 @@ def _client(
     return Client(http, tls=context, token=read_token("--token-file", token_file))
 
 
+_SERVE = (
+    click.option("--config", type=PATH, metavar="FILE", help="TOML file; see `frd check`."),
+    click.option("--grpc", metavar="HOST:PORT", help="Where agents connect.  [127.0.0.1:9373]"),
+    click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]"),
+    click.option(
+        "--data-dir",
+        type=PATH,
+        metavar="DIR",
+        help="Findings, journal and dumps.  [$XDG_STATE_HOME/frd, else ~/.local/state/frd]",
+    ),
+    click.option(
+        "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
+    ),
+)
+
+
+def serve_options(function: _F) -> _F:
+    """Adds the options of `frd serve` that `frd up` passes on."""
+    for option in reversed(_SERVE):
+        function = option(function)
+    return function
+
+
 def json_option(function: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(function)
 

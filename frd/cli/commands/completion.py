@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 from frd.usage import examples
 
 _PROGRAMS = {"frd": "_FRD_COMPLETE", "frd-agent": "_FRD_AGENT_COMPLETE"}
-"""Each with the variable by which a shell asks it."""
+"""Programs, and the variables with which click's completion scripts call them."""
 
 
 @click.command(
@@ -23,6 +23,6 @@ _PROGRAMS = {"frd": "_FRD_COMPLETE", "frd-agent": "_FRD_AGENT_COMPLETE"}
 def command(shell: str) -> None:
     """Print the completion script of a SHELL, for `frd` and `frd-agent`."""
     made = get_completion_class(shell)
-    assert made is not None  # click brings all three
+    assert made is not None  # click has all three
     for program, variable in _PROGRAMS.items():
         click.echo(made(click.Command(program), {}, program, variable).source())

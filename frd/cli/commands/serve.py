@@ -1,4 +1,4 @@
-"""`frd serve`: the central service, until SIGTERM or SIGINT; SIGHUP has it read its file again."""
+"""`frd serve`: the central service, until SIGTERM or SIGINT; on SIGHUP it reads its file again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frd import config, logs
-from frd.cli.options import PATH
+from frd import logs
+from frd.cli.options import serve_options
+from frd.config import load as load_config
 from frd.errors import ConfigError
 from frd.usage import examples
 
@@ -34,18 +35,7 @@ if TYPE_CHECKING:
         "frd serve --grpc 127.0.0.1:0 --http 127.0.0.1:0 --data-dir data",
     ),
 )
-@click.option("--config", "path", type=PATH, metavar="FILE", help="TOML file; see `frd check`.")
-@click.option("--grpc", metavar="HOST:PORT", help="Where agents connect.  [127.0.0.1:9373]")
-@click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]")
-@click.option(
-    "--data-dir",
-    type=PATH,
-    metavar="DIR",
-    help="Findings, journal and dumps.  [$XDG_STATE_HOME/frd, else ~/.local/state/frd]",
-)
-@click.option(
-    "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
-)
+@serve_options
 @click.option(
     "--insecure",
     is_flag=True,
@@ -56,7 +46,7 @@ if TYPE_CHECKING:
     "--log-format", type=click.Choice(["text", "json"]), help="Format of the log on stderr."
 )
 def command(
-    path: Path | None,
+    config: Path | None,
     grpc: str | None,
     http: str | None,
     data_dir: Path | None,
@@ -68,7 +58,7 @@ def command(
 
     Prints one JSON line with the bound addresses once it is ready; port 0 takes any free one.
     """
-    # gRPC's own lines on stderr would bury ours; it reads this when it is imported.
+    # Without gRPC's own lines on stderr; gRPC reads the variable when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     flags = {
         "grpc": grpc,
@@ -78,11 +68,11 @@ def command(
         "insecure": insecure,
         "log.format": log_format,
     }
-    load = functools.partial(config.load, path, flags)
+    load = functools.partial(load_config, config, flags)
     effective = load()
     logs.configure(effective.log.level, effective.log.format)
-    # A full collection walks every rank of every job: 0.2 s and more in which no message is
-    # read. What lives long here holds no cycles, so it can wait until very much has changed.
+    # A full collection walks every rank of every job: 0.2 s and more in which no message is read.
+    # Long-lived objects have no cycles here, so full collections can be rare.
     gc.set_threshold(10_000, 20, 1_000)
     asyncio.run(_serve(effective, load))
 
@@ -95,7 +85,7 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     app = App(config)
-    # A terminal sends it when it closes; that is no request to reload.
+    # A terminal sends SIGHUP when it closes; that is no request to reload.
     hangs_up = stopped.set if sys.stderr.isatty() else functools.partial(_reload, app, load)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
         loop.add_signal_handler(signal.SIGHUP, hangs_up)
@@ -108,7 +98,7 @@ async def _serve(config: Config, load: Callable[[], Config]) -> None:
 
 
 def _reload(app: App, load: Callable[[], Config]) -> None:
-    """A file that cannot be used changes nothing."""
+    """An invalid file changes nothing."""
     try:
         config = load()
     except ConfigError as error:

@@ -12,12 +12,12 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from frd.cli.options import PATH
+from frd.cli.options import PATH, serve_options
 from frd.errors import ServiceUnavailable
 from frd.usage import examples
 
@@ -26,46 +26,24 @@ _STOP_WITHIN_S = 10.0
 
 
 @click.command("up", epilog=examples("frd up", "frd up --data-dir data --stall-after 20"))
-@click.option(
-    "--config", type=PATH, metavar="FILE", help="The service's TOML file; see `frd check`."
-)
-@click.option("--grpc", metavar="HOST:PORT", help="Where the agent connects.  [127.0.0.1:9373]")
-@click.option("--http", metavar="HOST:PORT", help="Metrics and API.  [127.0.0.1:9374]")
-@click.option("--data-dir", type=PATH, metavar="DIR", help="Findings, journal and dumps.")
+@serve_options
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Where the taps publish.")
 @click.option(
-    "--agent-metrics", metavar="HOST:PORT|off", help="The agent's own /metrics.  [127.0.0.1:9375]"
-)
-@click.option(
-    "--stall-after", type=float, metavar="SECONDS", help="Floor of the stall threshold.  [10]"
+    "--agent-metrics",
+    metavar="HOST:PORT|off",
+    help="The agent's own /metrics.  [127.0.0.1:9375]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print addresses as one JSON line.")
-def command(
-    config: Path | None,
-    grpc: str | None,
-    http: str | None,
-    data_dir: Path | None,
-    run_dir: Path | None,
-    agent_metrics: str | None,
-    stall_after: float | None,
-    as_json: bool,
-) -> int:
+def command(run_dir: Path | None, agent_metrics: str | None, as_json: bool, **serve: object) -> int:
     """Run service and agent on this machine, until Ctrl-C, SIGTERM or the terminal closes."""
-    serve = _given(
-        {"config": config, "grpc": grpc, "http": http, "data-dir": data_dir}
-        | {"stall-after": stall_after}
-    )
-    watch = _given({"run-dir": run_dir, "metrics": agent_metrics})
-    return asyncio.run(_up(serve, watch, run_dir, as_json))
+    watch = {"run_dir": run_dir, "metrics": agent_metrics}
+    return asyncio.run(_up(_words(serve), _words(watch), run_dir, as_json))
 
 
-def _given(options: dict[str, object]) -> list[str]:
-    return [
-        word
-        for name, value in options.items()
-        if value is not None
-        for word in (f"--{name}", str(value))
-    ]
+def _words(options: Mapping[str, object]) -> list[str]:
+    """The command line that gives these options; None: not given."""
+    given = [(name, value) for name, value in options.items() if value is not None]
+    return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 async def _up(

@@ -26,7 +26,7 @@ MAX_WORKERS = 3
 
 
 def finding_panel(finding: Mapping[str, Any], *, whole: bool = False) -> RenderableType:
-    """A panel around one finding; open ones stand out. `whole`: nothing is cut short."""
+    """A panel around one finding; open findings are bold and coloured. `whole`: nothing is cut."""
     is_open = finding["state"] == "open"
     style = "yellow" if finding.get("severity") == "warning" else "red"
     title = [finding["kind"], finding["state"], finding.get("severity"), plain(finding["job"])]
@@ -87,7 +87,7 @@ def _facts(finding: Mapping[str, Any], whole: bool) -> Iterator[tuple[str, Rende
 
 
 def _history(finding: Mapping[str, Any]) -> Text:
-    """When it opened, became critical, closed, each with how long that took."""
+    """When it opened, became critical and closed, with the time since it opened."""
     opened = datetime.fromisoformat(finding["opened_at"])
     steps = [f"{_moment(opened)}  opened"]
     for key, word in (("critical_at", "critical"), ("closed_at", "closed")):
@@ -117,7 +117,7 @@ def _suspect(suspect: Mapping[str, Any], whole: bool) -> Text:
 
 
 def _meaning(reason: str) -> str:
-    """In words first; the name is what alerts and JSON have."""
+    """The phrase for people, then the name that alerts and JSON have."""
     return f"{REASONS[Reason(reason)]} ({reason})" if reason in REASONS else reason
 
 

@@ -1,9 +1,9 @@
 """`frd analyze --html`: the verdict as one page that can be mailed, printed and kept.
 
 The page is one file without scripts, and its own policy forbids it to load anything, so it looks
-the same without a network and reports to no server that it was opened. Names, evidence and stack
-lines come from other people's programs: every text passes through `_text`, and no text becomes part
-of a tag. Draws an `Analysis` and concludes nothing.
+the same without a network, and no server learns that it was opened. Names, evidence and stack lines
+come from other people's programs: every text passes through `_text`, and no text becomes part of a
+tag. Draws an `Analysis` and concludes nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _parts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[str]:
 
 
 def _text(value: object) -> str:
-    """Anything as text of the page: no markup, and nothing that turns the line around."""
+    """`value` as text of the page, without markup, control characters and bidirectional marks."""
     return escape(plain(str(value)), quote=True)
 
 

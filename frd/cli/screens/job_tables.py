@@ -21,7 +21,7 @@ from frd.usage import plain
 MAX_ROWS = 20
 _BARS = "▁▂▃▄▅▆▇█"
 _FLAT = 1 / 100
-"""Share of the capacity: a smaller change is drawn as level."""
+"""Share of the capacity; a smaller change is drawn as steady."""
 _NAMES = {
     "device_used": "device",
     "process_used": "device, of the process",
@@ -34,7 +34,7 @@ _DEVICE_CHARS = 12
 
 
 def ranks_table(ranks: Sequence[Mapping[str, Any]], suspects: Mapping[int, str]) -> Table:
-    """One row for all ranks of one state that wait in the same place; suspects first, apart."""
+    """One row for all ranks of one state that wait in the same op; suspects first, separately."""
     alike: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     for rank in ranks:
         mark = suspects.get(rank["rank"], "")
@@ -123,7 +123,7 @@ def _offset(offset_s: float, uncertainty_s: float | None) -> str:
 
 
 def memory_table(memory: Mapping[str, Any]) -> Table:
-    """What the service gives of a job's memory: `frd.service.http.memory_json`."""
+    """The key ``memory`` of ``/api/v1/jobs/{job}``."""
     table = _table("rank", "memory", "used", "of", "lately", "trend")
     for row in memory["series"]:
         used, capacity = row["used_bytes"], row["capacity_bytes"]
@@ -143,7 +143,7 @@ def memory_table(memory: Mapping[str, Any]) -> Table:
 
 
 def sparkline(values: Sequence[int], still: float) -> str:
-    """One bar a value, from the lowest to the highest; those within `still` are level."""
+    """One bar per value, scaled from the lowest to the highest; a span below `still` looks flat."""
     if not values:
         return ""
     low, span = min(values), max(max(values) - min(values), still, 1)

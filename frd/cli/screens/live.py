@@ -1,7 +1,7 @@
-"""`--watch`: one picture, drawn again every second until Ctrl-C.
+"""`--watch`: output that is redrawn every second until Ctrl-C.
 
 On a terminal it is redrawn in place and cut to the height of the window, so that its last lines
-stay in sight. Into a pipe it is printed every second.
+stay visible. Into a pipe it is printed every second.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is shown: `body` gives way where the window is too low, `last` never does."""
+    """What is shown. If the window is too low, `body` is cut, `last` is not."""
 
     body: Sequence[RenderableType]
     last: Sequence[RenderableType]
     keep_end: bool = False
-    """Of a body that is too long the end is shown, not the beginning."""
+    """Cut the beginning of a body that is too long, not its end."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self.body
         yield from self.last
 
     def cut(self, console: Console) -> RenderableType:
-        """As much of it as the window has room for."""
+        """As much of it as fits the window."""
         body = console.render_lines(Group(*self.body), pad=False)
         last = console.render_lines(Group(*self.last), pad=False)
         room = max(1, console.height - len(last) - 1)
@@ -47,7 +47,7 @@ class Picture:
 
 
 def watch(screen: Console, draw: Callable[[], Picture]) -> None:
-    """Show what `draw` gives until interrupted, which is how a watch ends well.
+    """Show what `draw` returns, every second, until Ctrl-C.
 
     A service that does not answer at the beginning is an error. Later it is shown with
     the last output, because services restart.

@@ -1,4 +1,4 @@
-"""A bar for what takes a while, on stderr and only where that is a terminal."""
+"""A progress bar on stderr, only if that is a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Step: TypeAlias = Callable[[int, int], None]
 
 @contextmanager
 def progress(what: str) -> Iterator[Step]:
-    """The bar is there while this lasts."""
+    """Shows the bar inside the `with` block."""
     screen = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:

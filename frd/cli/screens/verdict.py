@@ -1,4 +1,4 @@
-"""The first screen of `frd analyze`: what an on-call engineer should know, in the order of need.
+"""The first screen of `frd analyze`: what an on-call engineer should know, most important first.
 
 The verdict and its findings, then what the folder holds, then what is not known, then where to look
 further. Draws an `Analysis` and concludes nothing.
@@ -62,7 +62,7 @@ def facts_table(facts: Iterable[tuple[str, Text]]) -> Table:
 
 
 def warning_facts(warnings: Sequence[str], here: str) -> Iterator[tuple[str, Text]]:
-    """The first warnings, without the folder `here`, which has been said often enough."""
+    """The first warnings, without the folder `here`, which they all name."""
     for number, warning in enumerate(warnings[:MAX_WARNINGS]):
         label = f"{len(warnings)} warnings" if len(warnings) > 1 else "warning"
         text = plain(warning.replace(here, ""))
@@ -72,7 +72,7 @@ def warning_facts(warnings: Sequence[str], here: str) -> Iterator[tuple[str, Tex
 
 
 def is_partial(analysis: Analysis) -> bool:
-    """Too little for an all-clear that looks like one."""
+    """True if too little is known for an all-clear."""
     if analysis.missing_ranks or analysis.not_proven:
         return True
     return not any(map(len, analysis.trace.ranks.values()))
@@ -90,7 +90,7 @@ def _facts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, T
 
 
 def dump_facts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """What was looked at, with its label."""
+    """What was analyzed: label and text."""
     yield "dumps", _dumps(analysis)
     if analysis.trace.folder and not _is_named(analysis.trace.folder, folders):
         yield "taken from", analysis.trace.folder
@@ -103,7 +103,7 @@ def dump_facts(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[st
 
 
 def _is_named(folder: str, folders: Sequence[Path]) -> bool:
-    """Whoever named the folder, or one in it, knows where the dumps are."""
+    """True if the user named this folder or a folder in it."""
     return any(path.absolute().is_relative_to(folder) for path in folders)
 
 
@@ -151,7 +151,7 @@ def period_text(first_ns: int, last_ns: int) -> str:
 
 
 def unknown_facts(analysis: Analysis) -> Iterator[str]:
-    """What the dumps leave open, for people."""
+    """What the dumps do not show."""
     if analysis.missing_ranks:
         yield f"ranks without a readable dump: {ranks_text(analysis.missing_ranks)}"
     open_ended = [w for w in analysis.waiting if not w.is_proven]
@@ -177,7 +177,7 @@ def unknown_facts(analysis: Analysis) -> Iterator[str]:
 
 
 def _next(analysis: Analysis, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Lines to type next."""
+    """Commands to type next, with labels."""
     command = f"frd analyze {shlex.join(map(str, folders))}"
     suspects = sorted({s.rank for finding in analysis.findings for s in finding.suspects})
     ranks = f" --ranks {fold_ranks(suspects)}" if suspects else ""

@@ -28,7 +28,7 @@ RING = 2000
 
 
 class ScriptedRank:
-    """`groups`: ranks by description; the position is PyTorch's name of the group."""
+    """`groups`: ranks by description; the index of a group is its name in PyTorch."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class ScriptedRank:
 
     @property
     def seq(self) -> int:
-        """Of the collective of all ranks that it entered last."""
+        """The last collective of all ranks that this rank entered."""
         return self._enqueued.get(WORLD, 0)
 
     @property
     def completed(self) -> int:
-        """Of the collective of all ranks that it left last."""
+        """The last collective of all ranks that this rank left."""
         return self._completed.get(WORLD, 0)
 
     def enter(self, group: str = WORLD, op: str = "all_reduce") -> None:
@@ -95,7 +95,7 @@ class ScriptedRank:
         self._files.write_counters(time.time_ns(), time.monotonic_ns(), rows)
 
     def publish_memory(self, devices: list[tap.Device]) -> None:
-        """What its allocator holds, by device."""
+        """What torch's allocator holds, by device."""
         now_ns = time.time_ns()
         self._files.write_memory(now_ns, time.time_ns(), time.monotonic_ns(), devices, [])
 

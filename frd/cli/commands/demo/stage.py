@@ -1,7 +1,7 @@
 """The demo's processes: a service, an agent and the ranks of one job, all on this machine.
 
-Everything lives below one temporary folder and in separate process groups, so that leaving the
-stage, however it happens, leaves nothing behind.
+All files are below one temporary folder, and each process has its own process group, so that
+leaving the stage removes everything.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class Stage:
     # -- parts ---------------------------------------------------------------------------------
 
     def start_service(self, at: Addresses = ANY_PORTS) -> Addresses:
-        """Start `frd serve` and wait until it says where it listens.
+        """Start `frd serve` and wait until it prints its addresses.
 
         Raises:
-            ServiceUnavailable: it ended or said nothing in time; the message has its last words.
+            ServiceUnavailable: it ended or was not ready in time; the message has its last output.
         """
         policy = {f"FRD_POLICY__{key.upper()}": str(v) for key, v in self.scenario.policy.items()}
         service = self.service = self._spawn(
@@ -115,7 +115,7 @@ class Stage:
         )
 
     def start_job(self) -> None:
-        """Start the ranks as a launcher such as torchrun would: a process each, by environment."""
+        """Start the ranks as a launcher such as torchrun would: a process each, with variables."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -136,13 +136,13 @@ class Stage:
             self.ranks.append(self._spawn(f"rank{rank}", command, environment=environment))
 
     def inject(self) -> None:
-        """Send the scenario's signal to the rank that it is meant for (scripted ones do it)."""
+        """Send the scenario's signal to the first suspect; a scripted rank sends it to itself."""
         if self.scenario.signal is not None and not self.scripted:
             first, *_ = self.scenario.suspects(self.world)
             self.ranks[first].send_signal(self.scenario.signal)
 
     def log(self, name: str) -> str:
-        """All that a part has printed so far."""
+        """The output of a part so far."""
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace").strip() if path.exists() else ""
 
