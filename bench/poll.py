@@ -18,7 +18,8 @@ sys.path.append(str(Path(__file__).parents[1]))  # `bench` is not installed
 from bench.report import show
 from frd.flight.decode import parse
 from frd.model import AttemptKey
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.ranks.tap_files import TapGroup
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 
@@ -44,7 +45,7 @@ def main() -> None:
 def _measure(new: int, polls: int) -> dict[str, float]:
     dictionary = Dictionary()
     naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), _RANKS))
-    naming.replace({"0": KnownGroup("default_pg", tuple(range(_RANKS)))})
+    naming.replace([TapGroup("0", tuple(range(_RANKS)), "default_pg")])
     tracker = RecorderTracker()
     parse_ms, apply_ms = [], []
     for poll in range(polls):

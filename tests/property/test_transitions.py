@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from frd.flight.entry import Dump, Entry
 from frd.model import AttemptKey, Flags
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.ranks.tap_files import TapGroup
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 
@@ -65,7 +66,7 @@ class Recorder:
 def naming() -> Naming:
     dictionary = Dictionary()
     names = Naming(dictionary, dictionary.attempt(JOB, 0))
-    names.replace({str(g): KnownGroup("", (0, 1)) for g in range(3)})
+    names.replace(TapGroup(str(g), (0, 1)) for g in range(3))
     return names
 
 

@@ -22,11 +22,11 @@ from tests.sim.faults import Fault, Injected
 from tests.sim.memory import Memory
 from tests.sim.ops import ENQUEUE_NS, MS, Group, Op, S, Task, all_reduce
 from tests.sim.programs import JobPlan, Programs
-from tests.sim.ranks import RUNS, GroupOfRank, Meeting, SimRank
+from tests.sim.ranks import RUNS, Meeting, SimRank
 from tests.sim.recorder import Record
 from tests.sim.traps import Traps
 
-__all__ = ["GroupOfRank", "Job", "SimRank", "Wall"]
+__all__ = ["Job", "SimRank", "Wall"]
 
 Wall: TypeAlias = Callable[[int], int]
 """True time to CLOCK_REALTIME of a node; asked at the moment of an event, with rising times."""

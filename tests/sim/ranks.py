@@ -7,13 +7,12 @@ of its ops. The job advances them.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from frd.flight.entry import Status
 from frd.model import NodeNs
 from frd_agent import tap
-from frd_agent.ranks.tap_files import ExitRecord
+from frd_agent.ranks.tap_files import ExitRecord, TapGroup
 from tests.sim.memory import Memory, MemoryOfRank
 from tests.sim.ops import Group, Op, Program
 from tests.sim.recorder import HANDLERS, Record, Recorder, Seat
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
 
 RUNS: Final = -1
 """`SimRank.needs` of a rank whose program does not wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOfRank:
-    """A process group as the tap's identity file lists it."""
-
-    name: str
-    desc: str
-    ranks: tuple[int, ...]
-    backend: str
 
 
 class Meeting:
@@ -70,7 +59,7 @@ class SimRank:
         """On its node's clock."""
         self.gil_held = False
         """The tap's thread is stopped; the socket answers."""
-        self.groups: tuple[GroupOfRank, ...] = ()
+        self.groups: tuple[TapGroup, ...] = ()
         numbers = (tap.GENERIC,) if plan.backend == "gloo" else (tap.GENERIC, tap.NCCL)
         self.recorders = {n: Recorder(n, plan.ring, timing=plan.timing) for n in numbers}
         self.handlers = tuple(HANDLERS[number] for number in numbers)
@@ -111,7 +100,7 @@ class SimRank:
         pg_id = recorder.seats[-1].pg_id + self._job.dice.randrange(1, 4) if recorder.seats else 0
         seat = self.seats[group] = Seat(group, pg_id, recorder)
         recorder.seats.append(seat)
-        shown = GroupOfRank(group.name, group.desc, group.ranks, group.backend)
+        shown = TapGroup(group.name, group.ranks, group.desc, group.backend)
         self.groups = (*self.groups, shown)
 
     @property

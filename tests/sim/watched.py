@@ -29,7 +29,8 @@ from frd.model import (
 from frd_agent.memory.target import Reading
 from frd_agent.ranks.exits import ended_at, exit_info, state_after
 from frd_agent.ranks.poll_schedule import PollPolicy, PollSchedule
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.ranks.tap_files import TapGroup
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import live_progress, raw_counters
 from frd_agent.recorder.recorders import Recorders
 from frd_agent.recorder.rows import columns
@@ -98,7 +99,7 @@ class Watched:
             wall_ns=agent.wall_ns, mono_ns=agent.mono_ns,
         )  # fmt: skip
         self._watch = PollSchedule(PollPolicy())
-        self._groups: tuple[object, ...] = ()
+        self._groups: tuple[TapGroup, ...] = ()
         self._raw: dict[tuple[int, int], Status] | None = None
         self._published_at_ns = NodeNs(0)
         self._published_mono_ns: int = agent.mono_ns()
@@ -220,16 +221,11 @@ class Watched:
         if self.process.rank.groups == self._groups:
             return
         self._groups = self.process.rank.groups
-        groups = {
-            group.name: KnownGroup(
-                group.desc, group.ranks, tuple(filter(None, group.backend.split(",")))
-            )
-            for group in self.process.rank.groups
-        }
-        self._naming.replace(groups)
+        self._naming.replace(self._groups)
         for group in self._naming.all_groups():
             self._agent.current.expect(self.number, group)
-        self._recorders.close(lambda name: name not in groups)
+        present = {group.name for group in self._groups}
+        self._recorders.close(lambda name: name not in present)
 
     # -- memory and clocks ---------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.clocks import clocks_of
 from frd.offline.analysis.rows import Rows, rows_of
 from frd.offline.analysis.watermarks import pair_watermarks
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.rows import channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 from tests import corpus
@@ -45,7 +46,7 @@ def test_agent_and_offline_analysis_agree_on_the_corpus(first: int) -> None:
                 for name, pair in known_pairs(rows, rank, marks.first_seq)
             }
             mine = channels.rank == rank
-            seen = tracker.channels(0)
+            seen = channel_columns(0, tracker.open_entries)
             assert sorted(
                 zip(
                     [names[group] for group in seen.group.tolist()],
@@ -82,7 +83,7 @@ def read(trace: Trace, rank: int) -> tuple[RecorderTracker, dict[int, str]]:
     """The recorder of a rank, read as it fills; and the names of its groups by index."""
     dictionary = Dictionary()
     naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), trace.world_size))
-    naming.replace({info.name: KnownGroup(info.desc, info.ranks) for info in trace.groups})
+    naming.learn(trace.groups)
     tracker, one = RecorderTracker(), trace.ranks[rank]
     cuts = [round(len(one) * part / DUMPS) for part in range(1, DUMPS + 1)]
     for before, end in pairwise((0, *cuts)):

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from frd.flight.entry import Dump, Entry, Status
 from frd.model import AttemptKey, NodeNs
+from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import (
     RankProgress,
     RecorderHandler,
@@ -46,7 +47,7 @@ def op(
 def naming() -> Naming:
     dictionary = Dictionary()
     names = Naming(dictionary, dictionary.attempt(JOB, 0))
-    names.replace({"0": KnownGroup("default_pg", (0, 1))})
+    names.replace([TapGroup("0", (0, 1), "default_pg")])
     return names
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from frd.model import AttemptKey
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.recorders import Recorders
 from frd_agent.uplink.dictionary import Dictionary
 from tests.sim.faults import Fault, FaultKind
@@ -32,7 +32,7 @@ def test_a_reset_recorder_is_read_again_beside_another() -> None:
     rank = job.ranks[0]
     dictionary = Dictionary()
     naming = Naming(dictionary, dictionary.attempt(AttemptKey("job", 0), PLAN.world))
-    naming.replace({group.name: KnownGroup(group.desc, group.ranks) for group in rank.groups})
+    naming.replace(rank.groups)
     recorders = Recorders(
         _Server(rank), "2.13.0", wall_ns=lambda: EPOCH + job.now, mono_ns=lambda: job.now
     )

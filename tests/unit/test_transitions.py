@@ -7,9 +7,10 @@ from typing import Any
 
 from frd.flight.entry import Dump, Entry, Status
 from frd.model import AttemptKey, Flags
+from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
-from frd_agent.recorder.naming import KnownGroup, Naming
-from frd_agent.recorder.rows import columns
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.rows import channel_columns, columns
 from frd_agent.recorder.transitions import Diff, RecorderTracker
 from frd_agent.uplink.dictionary import Dictionary
 
@@ -22,7 +23,7 @@ LATER = T0 + 10**12
 def naming(*names: str, ranks: Sequence[int] = (0, 1, 2, 3)) -> Naming:
     dictionary = Dictionary()
     known = Naming(dictionary, dictionary.attempt(JOB, 0))
-    known.replace({name: KnownGroup(f"group {name}", tuple(ranks)) for name in names or ("0",)})
+    known.replace(TapGroup(name, tuple(ranks), f"group {name}") for name in names or ("0",))
     return known
 
 
@@ -376,10 +377,10 @@ def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again() -> None:
     tracker, names = RecorderTracker(), naming()
     send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
     tracker.apply(dump([send]), LATER, names)
-    assert len(tracker.channels(0).group) == 1
+    assert len(channel_columns(0, tracker.open_entries).group) == 1
     reborn = nccl(1, 1, pg_id=4, process_group=("0", ""))
     tracker.apply(dump([send, reborn]), LATER, names)
-    assert len(tracker.channels(0).group) == 0
+    assert len(channel_columns(0, tracker.open_entries).group) == 0
 
 
 def test_entries_of_an_earlier_attempt_are_not_of_this_one() -> None:
@@ -404,7 +405,7 @@ def test_a_late_agent_takes_the_last_of_several_groups_of_one_name() -> None:
 def test_two_backends_of_one_group_count_apart() -> None:
     """cpu:gloo,cuda:nccl: each backend counts its own seqs, so the service sees two groups."""
     tracker, names = RecorderTracker(), naming()
-    names.replace({"0": KnownGroup("default_pg", (0, 1), ("gloo", "nccl"))})
+    names.replace([TapGroup("0", (0, 1), "default_pg", "gloo,nccl")])
     diff = tracker.apply(
         dump([gloo(0, 1), nccl(1, 1, pg_id=1, process_group=("0", ""))]), LATER, names
     )
@@ -423,12 +424,12 @@ def test_p2p_ops_become_channels() -> None:
         nccl(3, 0, profiling_name="nccl:recv 0<-?", **p2p),
     ]
     tracker.apply(dump(entries), LATER, names)
-    seen = tracker.channels(9)
+    seen = channel_columns(9, tracker.open_entries)
     rows = zip(seen.peer.tolist(), seen.is_send.tolist(), seen.in_flight.tolist(), strict=True)
     assert sorted(rows) == [(-1, 0, 1), (5, 0, 2), (7, 1, 1)]
     entries[1] = nccl(1, 0, "completed", is_p2p=True, profiling_name="nccl:recv 0<-1")
     tracker.apply(dump(entries), LATER, names)
-    assert tracker.channels(9).in_flight.tolist() == [1, 1, 1]
+    assert channel_columns(9, tracker.open_entries).in_flight.tolist() == [1, 1, 1]
 
 
 def test_a_send_that_is_over_ends_those_before_it() -> None:
@@ -449,7 +450,7 @@ def test_a_send_in_flight_outlives_a_reset() -> None:
     tracker.apply(dump([send], g0=(1, -1, 0)), LATER, names)
     for _ in range(2):
         tracker.apply(dump([], g0=(1, -1, 0)), LATER, names)
-        assert tracker.channels(0).in_flight.tolist() == [1]
+        assert channel_columns(0, tracker.open_entries).in_flight.tolist() == [1]
         assert not tracker.is_blind
     tracker.apply(dump([], g0=(2, -1, 1)), LATER, names)
     assert (tracker.is_waiting, tracker.is_blind) == (False, True)
@@ -465,10 +466,10 @@ def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
     ]
     end = nccl(2, 0, "scheduled", profiling_name="nccl:coalesced", **p2p)
     tracker.apply(dump([*ops, end]), LATER, names)
-    assert len(tracker.channels(0).group) == 2
+    assert len(channel_columns(0, tracker.open_entries).group) == 2
     end = nccl(2, 0, "completed", profiling_name="nccl:coalesced", **p2p)
     tracker.apply(dump([*ops, end]), LATER, names)
-    assert len(tracker.channels(0).group) == 0
+    assert len(channel_columns(0, tracker.open_entries).group) == 0
 
 
 def test_a_destroyed_group_has_nothing_outstanding() -> None:

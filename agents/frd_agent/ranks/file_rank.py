@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +21,8 @@ from frd.model import AttemptKey, EntryColumns, NodeNs, RankInfo, RankState, Ran
 from frd_agent.ranks.dump_files import DumpFile, DumpFiles
 from frd_agent.ranks.rank import Rank, RankContext
 from frd_agent.ranks.roster import Roster
-from frd_agent.recorder.naming import KnownGroup, Naming
-from frd_agent.recorder.rows import columns
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.rows import channel_columns, columns
 from frd_agent.recorder.transitions import RecorderTracker
 
 _EVERY_S: Final = 1.0
@@ -37,8 +38,6 @@ class FileRank:
     ) -> None:
         self.key = key
         self.info = RankInfo(rank=rank, world_size=0, node=node, boot_id=boot_id, pid=0)
-        self.files: dict[str, DumpFile] = {}
-        """The last file of each recorder."""
         self._shared = shared
         attempt = shared.dictionary.attempt(key, 0)
         self.number = shared.dictionary.rank(attempt, self.info)
@@ -51,10 +50,7 @@ class FileRank:
 
     def take(self, file: DumpFile) -> None:
         recorder = _recorder(file.dump)
-        self.files[recorder] = file
-        self.naming.learn(
-            {name: KnownGroup(group.desc, group.ranks) for name, group in file.dump.groups.items()}
-        )
+        self.naming.learn(file.dump.groups.values())
         tracker = self._trackers.setdefault(recorder, RecorderTracker())
         diff = tracker.apply(file.dump, file.written_at_ns, self.naming)
         self._lost += diff.lost
@@ -63,7 +59,8 @@ class FileRank:
         current = self._shared.current
         for progress in tracker.groups:
             current.set_watermarks(self.number, progress.group, progress.watermarks)
-        current.set_channels(tracker.channels(self.number))
+        open_entries = chain.from_iterable(one.open_entries for one in self._trackers.values())
+        current.set_channels(channel_columns(self.number, open_entries))
         current.set_as_of(self.number, NodeNs(tracker.seen_until_ns))
         current.set_status(
             RankStatus(

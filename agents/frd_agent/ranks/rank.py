@@ -27,7 +27,7 @@ from frd_agent.ranks.rank_process import RankProcess
 from frd_agent.ranks.stacks.reader import StackReader
 from frd_agent.ranks.tap_counters import CountersFile
 from frd_agent.ranks.tap_files import SocketDir, TapFile, TapIdentity
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import final_progress, live_progress, raw_counters
 from frd_agent.recorder.recorders import KeptDump, Recorders
 from frd_agent.recorder.rows import columns
@@ -111,17 +111,12 @@ class Rank:
         self._learn_groups()
 
     def _learn_groups(self) -> None:
-        groups = {
-            group.name: KnownGroup(
-                group.desc, group.ranks, tuple(filter(None, group.backend.split(",")))
-            )
-            for group in self.identity.groups
-        }
-        self.naming.replace(groups)
+        self.naming.replace(self.identity.groups)
         for group in self.naming.all_groups():
             self._shared.current.expect(self.number, group)
         if self._recorders is not None:
-            self._recorders.close(lambda name: name not in groups)
+            present = {group.name for group in self.identity.groups}
+            self._recorders.close(lambda name: name not in present)
 
     def renew(self, file: TapFile, identity: TapIdentity, now_ns: NodeNs) -> None:
         """The tap has written another identity."""

@@ -13,14 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import numpy as np
-
 from frd.errors import DumpError
 from frd.flight.decode import parse
 from frd.flight.entry import Dump
 from frd.model import ChannelColumns, NodeNs
 from frd_agent import tap
-from frd_agent.recorder.naming import KnownGroup, Naming
+from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import RecorderHandler
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
@@ -160,10 +158,8 @@ class Recorders:
     ) -> bool:
         """The tap publishes new groups within a second, so waiting a little is worth it."""
         new = tracker.new_groups(dump, taken_at_ns)
-        naming.learn(
-            {name: KnownGroup(group.desc, group.ranks) for name, group in dump.groups.items()}
-        )
-        if not any(again or not naming.knows(name) for name, again in new.items()):
+        naming.learn(dump.groups.values())
+        if not any(again or name not in naming.groups for name, again in new.items()):
             self._held_since_s.pop(id(tracker), None)
             return True
         now_s = self._mono_ns() / 1e9
@@ -193,17 +189,9 @@ class Recorders:
         return [row for _, tracker in self.trackers for row in tracker.in_flight()]
 
     def channels(self, number: int) -> ChannelColumns:
-        parts = [tracker.channels(number) for _, tracker in self.trackers] or [
-            channel_columns(number, ())
-        ]
-        return ChannelColumns(
-            rank=number,
-            group=np.concatenate([part.group for part in parts]),
-            peer=np.concatenate([part.peer for part in parts]),
-            is_send=np.concatenate([part.is_send for part in parts]),
-            in_flight=np.concatenate([part.in_flight for part in parts]),
-            head_created_ns=np.concatenate([part.head_created_ns for part in parts]),
-        )
+        """Sends and receives in flight."""
+        trackers = (tracker for _, tracker in self.trackers)
+        return channel_columns(number, (e for tracker in trackers for e in tracker.open_entries))
 
     def kept(self) -> list[KeptDump]:
         return list(self._kept.values())

@@ -22,12 +22,11 @@ from typing import Final, TypeAlias
 from frd.flight.entry import Dump, Entry, Status
 from frd.flight.names import parse_profiling_name
 from frd.flight.progress import counts_ops, counts_seqs
-from frd.model import ChannelColumns
-from frd_agent.recorder.group_progress import GroupProgress
+from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.open_entries import OpenEntries
 from frd_agent.recorder.resets import Resets
-from frd_agent.recorder.rows import Row, channel_columns
+from frd_agent.recorder.rows import Row
 
 _COALESCES_NS: Final = 20_000_000
 """A younger entry may be the first of a coalesced collective: it is read from the next dump."""
@@ -96,9 +95,10 @@ class RecorderTracker:
         """Rows of collectives that were joined and are not over, for a service without state."""
         return self._open.rows()
 
-    def channels(self, rank: int) -> ChannelColumns:
-        """Sends and receives in flight."""
-        return channel_columns(rank, self._open.items)
+    @property
+    def open_entries(self) -> Sequence[OpenEntry]:
+        """Oldest first."""
+        return self._open.items
 
     def new_groups(self, dump: Dump, taken_at_ns: int) -> dict[str, bool]:
         """Names of groups that `apply` has not seen; True for a name that an earlier group had.

@@ -20,14 +20,13 @@ from frd.flight.decode import parse
 from frd.flight.entry import Dump
 from frd.flight.write import write_pickle
 from frd.forms import utc_text
-from frd.model import AttemptKey, NodeNs, RankInfo
+from frd.model import AttemptKey, GroupInfo, NodeNs, RankInfo
 from frd.wire.messages import PART_BYTES, Part, Request, ResponsePart
 from frd_agent.ranks.dump_files import DumpFile
 from frd_agent.ranks.file_rank import FileRank
 from frd_agent.ranks.rank import Rank
 from frd_agent.ranks.stacks.children import child_stacks
 from frd_agent.ranks.stacks.cpu_usage import Meter
-from frd_agent.recorder.naming import KnownGroup
 from frd_agent.recorder.recorders import KeptDump
 
 _MARGIN: Final = 0.8
@@ -183,13 +182,13 @@ async def _send(
 
 def _membership(rank: Rank | FileRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:
     """Members of every group in the dump; only this rank if the members are not known."""
-    known = rank.naming.known()
+    known = rank.naming.groups
     groups = {entry.group_name: entry.group_desc for entry in dump.entries}
     return {
         name: (group.desc, group.ranks)
         for name, desc in groups.items()
         if name not in dump.groups or name in known
-        for group in [known.get(name, KnownGroup(desc, (_who(rank)[1].rank,)))]
+        for group in [known.get(name, GroupInfo(name, desc, (_who(rank)[1].rank,)))]
     }
 
 
