@@ -9,12 +9,12 @@ from msgspec import structs
 
 from frd.flight.entry import Dump, Entry, Status
 from frd.model import AttemptKey, NodeNs
+from frd_agent import tap
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.naming import Naming
 from frd_agent.recorder.rank_progress import (
     RankProgress,
-    RecorderHandler,
     final_progress,
     live_progress,
 )
@@ -25,7 +25,6 @@ T0 = 1_700_000_000_000_000_000
 JOB = AttemptKey("job", 0)
 DUMPED = NodeNs(T0 + 10**9)
 PUBLISHED = NodeNs(T0 + 2 * 10**9)
-GENERIC = RecorderHandler("fr_trace_json", {}, 0)
 
 
 def op(
@@ -56,15 +55,13 @@ def dump(entries: Sequence[Entry], status: Status) -> Dump:
 
 
 def tracker_of(entries: Sequence[Entry], status: Status) -> RecorderTracker:
-    tracker = RecorderTracker()
+    tracker = RecorderTracker(tap.GENERIC)
     tracker.apply(dump(entries, status), DUMPED, naming())
     return tracker
 
 
-def at(
-    tracker: RecorderTracker, status: Status, recorder: RecorderHandler = GENERIC
-) -> RankProgress:
-    return live_progress([(recorder, tracker)], {(0, 0): status}, PUBLISHED)
+def at(tracker: RecorderTracker, status: Status) -> RankProgress:
+    return live_progress([tracker], {(0, 0): status}, PUBLISHED)
 
 
 def test_unchanged_counters_carry_the_dump_forward() -> None:
@@ -101,7 +98,7 @@ def test_what_gloo_completed_last_is_not_all_that_it_completed() -> None:
 )
 def test_a_dump_between_counter_and_entry(torn: list[Entry], whole: list[Entry]) -> None:
     """The rank is idle, but the dump fell in the middle of its last op: another dump is needed."""
-    tracker, status = RecorderTracker(), Status(2, -1, 2)
+    tracker, status = RecorderTracker(tap.GENERIC), Status(2, -1, 2)
     names = naming()
     tracker.apply(dump(torn, status), DUMPED, names)
     assert not tracker.is_whole
@@ -113,7 +110,7 @@ def test_a_dump_between_counter_and_entry(torn: list[Entry], whole: list[Entry])
 def test_counters_ahead_of_entries_in_two_dumps_are_so_for_good() -> None:
     """Op 2 hangs, op 3 is over, and a send was counted: the second dump is complete."""
     entries, status = [op(0, 1), op(1, 2, retired=False), op(2, 3)], Status(4, -1, 3)
-    tracker, names = RecorderTracker(), naming()
+    tracker, names = RecorderTracker(tap.GENERIC), naming()
     for _ in range(2):
         tracker.apply(dump(entries, status), DUMPED, names)
     assert at(tracker, status) == RankProgress(
@@ -123,7 +120,7 @@ def test_counters_ahead_of_entries_in_two_dumps_are_so_for_good() -> None:
 
 def test_the_first_op_of_a_group_is_counted_before_it_is_seen() -> None:
     """A dump has counters of a group but no entry: the group is not known to be idle."""
-    tracker, names = RecorderTracker(), naming()
+    tracker, names = RecorderTracker(tap.GENERIC), naming()
     new = Dump("2.10", entries=(op(0, 1),), status={0: Status(1, -1, 1), 7: Status(1, -1, 0)})
     tracker.apply(new, DUMPED, names)
     assert not tracker.is_whole
@@ -133,14 +130,14 @@ def test_a_group_that_no_entry_has_named_yet() -> None:
     """A new process group has counters, and the dump is older: the dump is not complete."""
     tracker = tracker_of([op(0, 1)], Status(1, -1, 1))
     raw = {(0, 0): Status(1, -1, 1), (0, 5): Status(1, -1, 0)}
-    assert live_progress([(GENERIC, tracker)], raw, PUBLISHED).as_of_ns == DUMPED
+    assert live_progress([tracker], raw, PUBLISHED).as_of_ns == DUMPED
 
 
 def test_a_group_that_was_destroyed_is_not_waited_for() -> None:
     """The tap has no counters of a closed group any more; the others have not moved since."""
     other = structs.replace(op(1, 1), process_group=("1", "old"), pg_id=1)
     status = {0: Status(1, -1, 1), 1: Status(1, -1, 1)}
-    tracker, names = RecorderTracker(), naming()
+    tracker, names = RecorderTracker(tap.GENERIC), naming()
     tracker.apply(Dump("2.10", entries=(op(0, 1), other), status=status), DUMPED, names)
     tracker.close(lambda name: name == "1")
     progress = at(tracker, Status(1, -1, 1))
@@ -150,29 +147,27 @@ def test_a_group_that_was_destroyed_is_not_waited_for() -> None:
 def test_without_counters_the_dump_is_all() -> None:
     """The tap cannot be read, or the recorder has no counters: progress is as of the dump."""
     tracker = tracker_of([op(0, 1)], Status(1, -1, 1))
-    assert live_progress([(GENERIC, tracker)], None, PUBLISHED) == RankProgress(
+    assert live_progress([tracker], None, PUBLISHED) == RankProgress(
         [(0, GroupWatermarks(1, -1, 1))], DUMPED, False
     )
-    blind = RecorderHandler("fr_trace_json", {"backend": "nccl2"}, None)
-    assert live_progress([(blind, tracker)], {}, PUBLISHED).exact is False
+    tracker.number = None
+    assert live_progress([tracker], {}, PUBLISHED).exact is False
 
 
 def test_several_recorders_are_known_as_far_as_the_worst_of_them() -> None:
     """One recorder is idle, the other has moved: progress is as of the dump of the other."""
     good = tracker_of([op(0, 1)], Status(1, -1, 1))
     bad = tracker_of([op(0, 1), op(1, 2)], Status(2, -1, 2))
-    open_collectives = [(GENERIC, good), (RecorderHandler("dump_nccl_trace_json", {}, 1), bad)]
+    bad.number = tap.NCCL
     raw = {(0, 0): Status(1, -1, 1), (1, 0): Status(9, -1, 9)}
-    progress = live_progress(open_collectives, raw, PUBLISHED)
+    progress = live_progress([good, bad], raw, PUBLISHED)
     assert (progress.as_of_ns, progress.exact) == (DUMPED, False)
 
 
 def test_a_dump_newer_than_the_counters_counts() -> None:
     """The GIL is held, but the socket answers: progress is as of the dump."""
     tracker = tracker_of([op(0, 1), op(1, 2)], Status(2, -1, 2))
-    progress = live_progress(
-        [(GENERIC, tracker)], {(0, 0): Status(1, -1, 1)}, NodeNs(DUMPED - 10**9)
-    )
+    progress = live_progress([tracker], {(0, 0): Status(1, -1, 1)}, NodeNs(DUMPED - 10**9))
     assert progress.watermarks == [(0, GroupWatermarks(2, -1, 2))]
     assert progress.as_of_ns == DUMPED
 
@@ -181,7 +176,7 @@ def test_a_dump_newer_than_the_counters_counts() -> None:
 
 
 def last(tracker: RecorderTracker, status: Status) -> RankProgress | None:
-    return final_progress([(GENERIC, tracker)], {(0, 0): status}, PUBLISHED)
+    return final_progress([tracker], {(0, 0): status}, PUBLISHED)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
@@ -212,4 +207,4 @@ def test_a_group_that_no_dump_has_shown_leaves_the_end_unknown() -> None:
     """A group was created and used after the last dump."""
     tracker = tracker_of([op(0, 1)], Status(1, -1, 1))
     raw = {(0, 0): Status(1, -1, 1), (0, 1): Status(4, -1, 4)}
-    assert final_progress([(GENERIC, tracker)], raw, PUBLISHED) is None
+    assert final_progress([tracker], raw, PUBLISHED) is None

@@ -7,7 +7,7 @@ changed only say that there is something to read (`progress` says why). Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from frd.flight.entry import Status
@@ -15,16 +15,6 @@ from frd.model import NodeNs
 from frd_agent.ranks.tap_counters import TapCounters
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.transitions import RecorderTracker
-
-
-@dataclass(frozen=True, slots=True)
-class RecorderHandler:
-    """One kind of recorder that a rank may offer."""
-
-    handler: str
-    params: Mapping[str, str]
-    number: int | None
-    """The tap's number for it; None if the tap has no counters of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +28,22 @@ class RankProgress:
 
 
 def live_progress(
-    trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
-    raw: TapCounters | None,
-    published_at_ns: NodeNs,
+    trackers: Collection[RecorderTracker], raw: TapCounters | None, published_at_ns: NodeNs
 ) -> RankProgress:
     """`raw`: the tap's counters, None if it publishes none that can be read."""
     watermarks: list[tuple[int, GroupWatermarks]] = []
-    trackers = list(trackers)
-    seems_idle = not any(tracker.is_waiting for _, tracker in trackers)
+    seems_idle = not any(tracker.is_waiting for tracker in trackers)
     as_of: int | None = None
     exact = raw is not None and bool(trackers)
-    for recorder, tracker in trackers:
+    for tracker in trackers:
         watermarks += [(progress.group, progress.watermarks) for progress in tracker.groups]
         until: int = tracker.taken_at_ns
         if seems_idle and tracker.is_blind:
             exact, until = False, tracker.seen_until_ns
-        elif raw is None or recorder.number is None or not tracker.taken_at_ns:
+        elif raw is None or tracker.number is None or not tracker.taken_at_ns:
             exact = False
         elif published_at_ns > tracker.taken_at_ns:
-            if _has_rested(tracker, _counters_of(recorder.number, raw)):
+            if _has_rested(tracker, _counters_of(tracker.number, raw)):
                 until = published_at_ns
             else:
                 exact = False
@@ -65,20 +52,17 @@ def live_progress(
 
 
 def final_progress(
-    trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
-    raw: TapCounters | None,
-    published_at_ns: NodeNs,
+    trackers: Collection[RecorderTracker], raw: TapCounters | None, published_at_ns: NodeNs
 ) -> RankProgress | None:
     """Progress of a process that has ended, if its tap wrote the counters at exit; None if the
     counters do not show how far the process came."""
     watermarks: list[tuple[int, GroupWatermarks]] = []
-    trackers = list(trackers)
     if raw is None or not trackers:
         return None
-    for recorder, tracker in trackers:
-        if recorder.number is None or not tracker.taken_at_ns or not tracker.is_whole:
+    for tracker in trackers:
+        if tracker.number is None or not tracker.taken_at_ns or not tracker.is_whole:
             return None
-        counters = _counters_of(recorder.number, raw)
+        counters = _counters_of(tracker.number, raw)
         read = {progress.pg_id: progress for progress in tracker.groups}
         if any(status.enqueued > 0 and pg_id not in read for pg_id, status in counters.items()):
             return None  # a group that no dump has shown
@@ -91,14 +75,12 @@ def final_progress(
     return RankProgress(watermarks, published_at_ns, exact=True)
 
 
-def raw_counters(
-    trackers: Iterable[tuple[RecorderHandler, RecorderTracker]],
-) -> dict[tuple[int, int], Status]:
+def raw_counters(trackers: Iterable[RecorderTracker]) -> TapCounters:
     """The counters of the last dump, keyed like the tap's: recorder number and `pg_id`."""
     return {
-        (recorder.number, pg_id): status
-        for recorder, tracker in trackers
-        if recorder.number is not None
+        (tracker.number, pg_id): status
+        for tracker in trackers
+        if tracker.number is not None
         for pg_id, status in tracker.status.items()
     }
 

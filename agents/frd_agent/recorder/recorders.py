@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, Protocol
 
 from frd.errors import DumpError
@@ -19,16 +20,26 @@ from frd.flight.entry import Dump
 from frd.model import ChannelColumns, NodeNs
 from frd_agent import tap
 from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.rank_progress import RecorderHandler
 from frd_agent.recorder.rows import Row, channel_columns
 from frd_agent.recorder.transitions import RecorderTracker
 from frd_agent.recorder.worker_server import HandlerFailed
 
+
+@dataclass(frozen=True, slots=True)
+class _Handler:
+    """The handler of one kind of recorder that a rank may offer."""
+
+    name: str
+    params: Mapping[str, str]
+    number: int | None
+    """As `RecorderTracker.number`."""
+
+
 _RECORDERS: Final = (
-    RecorderHandler("fr_trace_json", {}, tap.GENERIC),
-    RecorderHandler("dump_nccl_trace_json", {}, tap.NCCL),
+    _Handler("fr_trace_json", {}, tap.GENERIC),
+    _Handler("dump_nccl_trace_json", {}, tap.NCCL),
 )
-_NCCL2: Final = RecorderHandler("fr_trace_json", {"backend": "nccl2"}, None)
+_NCCL2: Final = _Handler("fr_trace_json", {"backend": "nccl2"}, None)
 _NCCL2_SINCE: Final = (2, 15)
 _HOLD_S: Final = 3.0
 """How long rows wait for the membership of their group."""
@@ -80,13 +91,13 @@ class Recorders:
         self._torch_version = torch_version
         self._wall_ns = wall_ns
         self._mono_ns = mono_ns
-        self.trackers: list[tuple[RecorderHandler, RecorderTracker]] = []
+        self.trackers: dict[RecorderTracker, _Handler] = {}
         """Known after the first reading."""
         self.revision = 0
         """Changes whenever a tracker changes."""
-        self._kept: dict[int, KeptDump] = {}
-        self._held_since_s: dict[int, float] = {}
-        """By tracker: since when its rows wait for the membership of a group."""
+        self._kept: dict[RecorderTracker, KeptDump] = {}
+        self._held_since_s: dict[RecorderTracker, float] = {}
+        """Since when the rows of a tracker wait for the membership of a group."""
         self._reading = asyncio.Lock()
         """An older dump must not be read after a newer one."""
 
@@ -98,51 +109,45 @@ class Recorders:
         async with self._reading:
             if not self.trackers:
                 offered = await self._handlers.names()
-                self.trackers = [
-                    (recorder, RecorderTracker()) for recorder in self._offered(offered)
-                ]
+                self.trackers = {
+                    RecorderTracker(handler.number): handler for handler in self._offered(offered)
+                }
                 if not self.trackers:
                     raise HandlerFailed("no recorder among its handlers: is it an old torch?")
             reading = Reading()
-            for recorder, tracker in list(self.trackers):
-                await self._read_recorder(recorder, tracker, naming, timeout_s, reading)
+            for tracker in list(self.trackers):
+                await self._read_recorder(tracker, naming, timeout_s, reading)
             return reading
 
-    def _offered(self, names: tuple[str, ...]) -> list[RecorderHandler]:
-        recorders = [recorder for recorder in _RECORDERS if recorder.handler in names]
-        if _NCCL2.handler in names and _version(self._torch_version) >= _NCCL2_SINCE:
-            recorders.append(_NCCL2)
-        return recorders
+    def _offered(self, names: tuple[str, ...]) -> list[_Handler]:
+        handlers = [handler for handler in _RECORDERS if handler.name in names]
+        if _NCCL2.name in names and _version(self._torch_version) >= _NCCL2_SINCE:
+            handlers.append(_NCCL2)
+        return handlers
 
     async def _read_recorder(
-        self,
-        recorder: RecorderHandler,
-        tracker: RecorderTracker,
-        naming: Naming,
-        timeout_s: float,
-        reading: Reading,
+        self, tracker: RecorderTracker, naming: Naming, timeout_s: float, reading: Reading
     ) -> None:
+        handler = self.trackers[tracker]
         asked_mono_ns = self._mono_ns()
         try:
-            data = await self._handlers.ask(
-                recorder.handler, timeout_s=timeout_s, **recorder.params
-            )
+            data = await self._handlers.ask(handler.name, timeout_s=timeout_s, **handler.params)
             # Time of the request by the present wall clock: the clock may have been set meanwhile.
             taken_at_ns = NodeNs(self._wall_ns() - (self._mono_ns() - asked_mono_ns))
-            dump = parse(data, source=recorder.handler)
+            dump = parse(data, source=handler.name)
         except HandlerFailed as error:
             if error.status in (400, 404):  # listed, but it refuses these parameters
-                self.trackers.remove((recorder, tracker))
+                del self.trackers[tracker]
                 self.revision += 1
             reading.problems.append(str(error))
             return
         except DumpError as error:
             reading.problems.append(str(error))
             return
-        kept = KeptDump(recorder.handler, taken_at_ns, data)
+        kept = KeptDump(handler.name, taken_at_ns, data)
         reading.dumps.append(kept)
         if len(data) <= _KEPT_BYTES:
-            self._kept[id(tracker)] = kept
+            self._kept[tracker] = kept
         if self._can_name(tracker, dump, taken_at_ns, naming):
             self.revision += 1
             diff = tracker.apply(dump, taken_at_ns, naming)
@@ -160,38 +165,38 @@ class Recorders:
         new = tracker.new_groups(dump, taken_at_ns)
         naming.learn(dump.groups.values())
         if not any(again or name not in naming.groups for name, again in new.items()):
-            self._held_since_s.pop(id(tracker), None)
+            self._held_since_s.pop(tracker, None)
             return True
         now_s = self._mono_ns() / 1e9
-        return now_s - self._held_since_s.setdefault(id(tracker), now_s) > _HOLD_S
+        return now_s - self._held_since_s.setdefault(tracker, now_s) > _HOLD_S
 
     # -- without a request ---------------------------------------------------------------------
 
     def set_back(self, by_ns: int) -> None:
         """The wall clock was set back by `by_ns`."""
         self.revision += 1
-        for _, tracker in self.trackers:
+        for tracker in self.trackers:
             if tracker.taken_at_ns:
                 tracker.taken_at_ns = max(tracker.taken_at_ns - by_ns, 1)
                 tracker.seen_until_ns = max(tracker.seen_until_ns - by_ns, 0)
 
     def begin_attempt(self) -> None:
         self.revision += 1
-        for _, tracker in self.trackers:
+        for tracker in self.trackers:
             tracker.begin_attempt()
 
     def close(self, gone: Callable[[str], bool]) -> None:
         self.revision += 1
-        for _, tracker in self.trackers:
+        for tracker in self.trackers:
             tracker.close(gone)
 
     def in_flight(self) -> list[Row]:
-        return [row for _, tracker in self.trackers for row in tracker.in_flight()]
+        return [row for tracker in self.trackers for row in tracker.in_flight()]
 
     def channels(self, number: int) -> ChannelColumns:
         """Sends and receives in flight."""
-        trackers = (tracker for _, tracker in self.trackers)
-        return channel_columns(number, (e for tracker in trackers for e in tracker.open_entries))
+        entries = chain.from_iterable(tracker.open_entries for tracker in self.trackers)
+        return channel_columns(number, entries)
 
     def kept(self) -> list[KeptDump]:
         return list(self._kept.values())

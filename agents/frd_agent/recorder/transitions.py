@@ -2,7 +2,7 @@
 
 The agent reads a recorder again and again, each time whole. `RecorderTracker` remembers which
 record it read last and which earlier records were still open, so its work grows with what is new,
-not with the size of the recorder. `open_entries` compares entries; this module decides what a dump
+not with the size of the recorder. `entry_table` compares entries; this module decides what a dump
 proves. Pure: dumps and times in, rows out.
 
 Entries that were overwritten between two dumps are lost and counted, never invented. Records that
@@ -49,7 +49,9 @@ class Diff:
 class RecorderTracker:
     """One recorder of one rank process."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+        """The tap's number for the recorder; None if the tap has no counters of it."""
         self.taken_at_ns = 0
         """All that the rank recorded before this time has been read; 0 before the first dump."""
         self.status: Mapping[int, Status] = {}
@@ -151,7 +153,7 @@ class RecorderTracker:
             self.status,
             absent_is_over=partial and not dump.warnings,
         )
-        self._past |= self._passed(_keys(fresh)) if not self._groups else set()
+        self._past |= self._passed(_keys(fresh))
         replaced: list[GroupProgress] = []
         rows = self._open.read(
             fresh,

@@ -1,0 +1,242 @@
+"""Open and new entries of a recorder as columns: the rows that they add to what was sent.
+
+The rows hold the flags that the service does not have yet. A coalesced collective whose first parts
+were lost gets no JOINED row, because its signature cannot be compared with its peers'. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from frd.flight import progress as columnar
+from frd.flight.columns import Dictionaries, columns_of
+from frd.flight.entry import Dump, Entry
+from frd.flight.names import Name, judges
+from frd.flight.progress import NO_CALL, Calls, NameFacts
+from frd.flight.trace import RankTrace
+from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s
+from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
+from frd_agent.recorder.naming import Naming
+from frd_agent.recorder.rows import MAX_SEQ, Row
+
+_JOINED, _STARTED = int(Flags.JOINED), int(Flags.STARTED)
+_COMPLETED, _FAILED = int(Flags.COMPLETED), int(Flags.FAILED)
+_ANY_SOURCE: Final = -1
+
+
+class EntryTable:
+    """The open entries, followed by the fresh entries, as columns."""
+
+    def __init__(
+        self,
+        known: Sequence[OpenEntry],
+        fresh: Sequence[Entry],
+        progress_of: Callable[[Entry], GroupProgress | None],
+    ) -> None:
+        self.known = known
+        self.entries = [*(item.entry for item in known), *fresh]
+        into = Dictionaries()
+        columns = columns_of(Dump("", entries=tuple(self.entries)), into)
+        self.trace = RankTrace(
+            rank=0, source="", version="", info=None, clock_offset_ns=None, **columns.rows()
+        )
+        self.signatures, self.names = into.signatures.items, into.names.items
+        self.facts = NameFacts.of(self.names)
+        self.progresses: list[GroupProgress] = list(dict.fromkeys(item.progress for item in known))
+        """By pair, a rank in a group."""
+        self.pair = self._pairs(progress_of)
+        """The pair of each entry; -1 for groups of earlier attempts."""
+        self.state = columnar.states(self.trace, slice(None), self.facts)
+        self.state.done[: len(known)] |= np.array([item.over for item in known], np.bool_)
+        self.in_order = np.array(
+            [judges(progress.backend) for progress in self.progresses], np.bool_
+        )
+
+    def _pairs(self, progress_of: Callable[[Entry], GroupProgress | None]) -> Int32s:
+        number: dict[GroupProgress | None, int] = {
+            progress: index for index, progress in enumerate(self.progresses)
+        }
+        pairs = [number[item.progress] for item in self.known]
+        columns = (self.trace.pg_id, self.trace.group, self.trace.name)
+        pair_of_key: dict[tuple[int, ...], int] = {}
+        for key in zip(*(column[len(pairs) :].tolist() for column in columns), strict=True):
+            if key not in pair_of_key:
+                progress = progress_of(self.entries[len(pairs)])
+                if progress is not None and progress not in number:
+                    number[progress] = len(self.progresses)
+                    self.progresses.append(progress)
+                pair_of_key[key] = number.get(progress, -1)
+            pairs.append(pair_of_key[key])
+        return np.array(pairs, np.int32)
+
+    def sends(self, names: Naming) -> dict[int, OpenEntry]:
+        """Sends and receives in flight, and open ends of batches, by row."""
+        rows = np.flatnonzero((self.trace.is_p2p != 0) & (self.pair >= 0))
+        if not len(rows):
+            return {}
+        for number in np.unique(self.pair[rows]).tolist():
+            self.progresses[number].has_p2p = True
+        done, name = self.state.done[rows], self.trace.name[rows]
+        in_flight = columnar.p2p_in_flight(self.trace, rows, self.pair[rows], done, self.facts)
+        kept = {}
+        for row in rows[~self.facts.is_p2p[name] & ~done].tolist():
+            item = self.known[row] if row < len(self.known) else self._new(row)
+            if item.in_ring:
+                kept[row] = item
+        for row in rows[in_flight].tolist():
+            if row < len(self.known):
+                kept[row] = self.known[row]
+                continue
+            item, name = self._new(row), self.names[self.trace.name[row]]
+            item.is_send = name.op.endswith("send")
+            item.peer = _peer(name, names.members(item.progress.group))
+            if item.peer is not None:
+                kept[row] = item
+        return kept
+
+    def _new(self, row: int) -> OpenEntry:
+        entry = self.entries[row]
+        return OpenEntry(entry, self.progresses[self.pair[row]], entry.time_created_ns)
+
+    # -- collectives ---------------------------------------------------------------------------
+
+    def calls(self, names: Naming, *, may_lack: bool) -> tuple[list[Row], dict[int, OpenEntry]]:
+        """Rows for what changed, and the calls that are not over, by row."""
+        calls = self._calls(names, may_lack=may_lack)
+        if not len(calls):
+            return [], {}
+        done, none = calls.done, np.zeros(len(calls), np.int64)
+        given_up = columnar.given_up(self.trace, calls.last_row, self.facts) & ~done
+        gone = ~self._with_known("in_ring", none == 0, calls)
+        lost = given_up | (gone & (calls.last_row < len(self.known)))
+        watermarks = columnar.watermarks(calls, self.in_order, lost)
+        over = calls.seq <= watermarks.completed[calls.pair]
+        ended = over & (done | (self.in_order[calls.pair] & ~lost))
+        started_ns = self._started_ns(calls)
+        flags = (
+            _JOINED * ~calls.cut
+            + _STARTED * ((started_ns > 0) & ~done)
+            + _FAILED * given_up
+            + _COMPLETED * ended
+        )
+        unsent = flags & ~self._with_known("sent", none, calls)
+        group = np.array([progress.group for progress in self.progresses])[calls.pair]
+        completed_ns = np.where(ended, calls.completed_ns, 0)
+        columns = (group, calls.seq, calls.signature, unsent)
+        times = (calls.created_ns, started_ns, completed_ns)
+        shown = np.flatnonzero(unsent)
+        shown = shown[np.argsort(calls.first_row[shown], kind="stable")]
+        counter = self._update_progress(calls, watermarks)
+        kept = {}
+        for at in np.flatnonzero(~over).tolist():
+            item = self._open(calls, at, counter)
+            item.started_ns = int(started_ns[at])
+            item.sent |= int(flags[at])
+            kept[int(calls.first_row[at])] = item
+        return np.stack((*columns, *times), axis=1)[shown].tolist(), kept
+
+    def _calls(self, names: Naming, *, may_lack: bool) -> Calls:
+        """The calls, with the dictionary's signatures. Calls that were open keep their values."""
+        trace, k = self.trace, len(self.known)
+        rows = np.flatnonzero((trace.is_p2p == 0) & (self.pair >= 0) & (trace.seq < MAX_SEQ))
+        rows = self._rising(rows[np.argsort(self.pair[rows], kind="stable")])
+        state, cut = self.state.take(rows), (rows == k) & may_lack
+        entries = columnar.calls_of(trace, rows, self.pair[rows], state, cut)
+        calls = columnar.joined(entries, self.signatures)
+        new = calls.first_row >= k
+        used, index = np.unique(calls.signature[new], return_inverse=True)
+        numbers = np.array([names.signature(self.signatures[at]) for at in used.tolist()], np.int32)
+        signature = np.zeros(len(calls), np.int32)
+        signature[new] = numbers[index]
+        return replace(
+            calls,
+            signature=self._with_known("signature", signature, calls),
+            created_ns=self._with_known("created_ns", calls.created_ns, calls),
+            cut=self._with_known("cut", calls.cut, calls),
+        )
+
+    def _with_known(self, name: str, column: npt.NDArray[Any], calls: Calls) -> npt.NDArray[Any]:
+        """`column`, with field `name` of the open entry for each call that was open before."""
+        if not self.known:
+            return column
+        old = np.flatnonzero(calls.first_row < len(self.known))
+        column = column.copy()
+        column[old] = [getattr(self.known[row], name) for row in calls.first_row[old].tolist()]
+        return column
+
+    def _started_ns(self, calls: Calls) -> Int64s:
+        """0 for calls that are not known to have started."""
+        first, last = (self.trace.started_ns[row] for row in (calls.first_row, calls.last_row))
+        now_ns = np.where(calls.started, np.where(first > 0, first, last), 0)
+        before_ns = self._with_known("started_ns", np.zeros_like(now_ns), calls)
+        return np.where(before_ns > 0, before_ns, now_ns)
+
+    def _open(self, calls: Calls, at: int, counter: Int64s) -> OpenEntry:
+        row, entry = int(calls.first_row[at]), self.entries[calls.last_row[at]]
+        if row < len(self.known):
+            self.known[row].entry = entry
+            return self.known[row]
+        return OpenEntry(
+            entry,
+            self.progresses[calls.pair[at]],
+            int(calls.created_ns[at]),
+            signature=int(calls.signature[at]),
+            counter=int(counter[at]),
+            cut=bool(calls.cut[at]),
+        )
+
+    def _rising(self, rows: Int64s) -> Int64s:
+        """`rows` without fresh entries whose seq does not rise; parts of an open call stay."""
+        k, seq, pair = len(self.known), self.trace.seq[rows], self.pair[rows]
+        joined = np.array([progress.joined for progress in self.progresses], np.int64)[pair]
+        rises = (rows < k) | (seq > joined)
+        rises[1:] &= (rows[1:] < k) | (pair[1:] != pair[:-1]) | (seq[1:] > seq[:-1])
+        if rises.all():
+            return rows
+        keep = np.ones(len(rows), np.bool_)
+        for number in np.unique(pair[~rises]).tolist():
+            begin, end = np.searchsorted(pair, (number, number + 1)).tolist()
+            fresh = begin + int(np.searchsorted(rows[begin:end], k))
+            floor = joined[begin]
+            before = np.maximum.accumulate(np.concatenate(([floor], seq[fresh:end])))[:-1]
+            is_open = (before > floor) | (fresh > begin and seq[fresh - 1] == floor)
+            keep[fresh:end] = seq[fresh:end] >= before + ~is_open
+        return rows[keep]
+
+    def _update_progress(self, calls: Calls, watermarks: columnar.Watermarks) -> Int64s:
+        """Returns the number that the counters of its group give to each call."""
+        pair, op_id = calls.pair, self.trace.op_id[calls.first_row]
+        backends = [progress.backend for progress in self.progresses]
+        counter = columnar.counter_of(backends, pair, calls.seq, op_id)
+        ahead, seqs, created_ns = (counter - calls.seq).tolist(), calls.seq, calls.created_ns
+        size = np.bincount(pair, minlength=len(backends))
+        known = np.bincount(pair[calls.first_row < len(self.known)], minlength=len(backends))
+        ends = np.cumsum(size)
+        columns = (size, known, ends, watermarks.started, watermarks.head)
+        for progress, (count, old, end, started, head) in zip(
+            self.progresses, np.stack(columns, axis=1).tolist(), strict=True
+        ):
+            if count > old:
+                progress.join(
+                    int(seqs[end - 1]), int(counter[end - 1]), {*ahead[end - count + old : end]}
+                )
+            if count:
+                progress.started = max(progress.started, started)
+                is_idle = head == NO_CALL
+                progress.head = UNKNOWN_SEQ if is_idle else int(seqs[head])
+                progress.head_created_ns = 0 if is_idle else max(int(created_ns[head]), 1)
+        return counter
+
+
+def _peer(name: Name, members: Sequence[int]) -> int | None:
+    """Global rank of the other end; None if the recorder or the group does not name it."""
+    is_send = name.op.endswith("send")
+    local = name.dst if is_send else name.src
+    if local is None:
+        return _ANY_SOURCE if not is_send and name.dst is not None else None
+    return members[local] if local < len(members) else None
