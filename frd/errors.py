@@ -11,8 +11,11 @@ class FrdError(Exception):
     """Base of all errors that frd raises on purpose."""
 
 
-class ConfigError(FrdError):
-    """Configuration that cannot be used; the message starts with the key's name."""
+class ConfigError(FrdError, ValueError):
+    """Configuration that cannot be used; the message starts with the key's name.
+
+    A ValueError, because validators of a pydantic model raise it.
+    """
 
 
 class WireError(FrdError):

@@ -17,9 +17,12 @@ import click
 from frd import usage
 from frd.errors import ConfigError
 from frd.usage import examples
+from frd.version import __version__
 
 if TYPE_CHECKING:
     from frd_agent.agent import Agent
+
+_PATH = click.Path(path_type=Path)
 
 
 @click.group(
@@ -30,9 +33,7 @@ if TYPE_CHECKING:
         "frd-agent exec -- torchrun --nproc-per-node 2 train.py",
     ),
 )
-@click.version_option(
-    package_name="frd-daemon", prog_name="frd-agent", message="%(prog)s %(version)s"
-)
+@click.version_option(__version__, prog_name="frd-agent", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> int:
     """Watch the ranks of one node for frd."""
@@ -50,21 +51,15 @@ def cli(context: click.Context) -> int:
     )
 )
 @click.option("--service", metavar="HOST:PORT", help="gRPC address of the service, or its URL.")
+@click.option("--run-dir", type=_PATH, help="Where the taps of this node publish.")
+@click.option("--dump-dir", type=_PATH, help="Where torch writes its dump files.")
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="Where the taps of this node publish."
+    "--tls-ca-file", type=_PATH, help="Use TLS, and verify the service with this CA bundle (PEM)."
 )
-@click.option(
-    "--dump-dir", type=click.Path(path_type=Path), help="Where torch writes its dump files."
-)
-@click.option(
-    "--tls-ca-file",
-    type=click.Path(path_type=Path),
-    help="Use TLS, and verify the service with this CA bundle (PEM).",
-)
-@click.option("--tls-cert-file", type=click.Path(path_type=Path), help="Client certificate (PEM).")
-@click.option("--tls-key-file", type=click.Path(path_type=Path), help="Client private key (PEM).")
-@click.option("--token-file", type=click.Path(path_type=Path), help="File with the bearer token.")
-@click.option("--config", type=click.Path(path_type=Path), help="TOML configuration file.")
+@click.option("--tls-cert-file", type=_PATH, help="Client certificate (PEM).")
+@click.option("--tls-key-file", type=_PATH, help="Client private key (PEM).")
+@click.option("--token-file", type=_PATH, help="File with the bearer token.")
+@click.option("--config", type=_PATH, help="TOML configuration file.")
 @click.option("--metrics", metavar="HOST:PORT|off", help="Where /metrics listens.")
 @click.option("--node", metavar="NAME", help="Name of this node, by default the host's name.")
 @click.option(
@@ -122,7 +117,7 @@ def _reload(agent: Agent, path: Path | None, flags: Mapping[str, object]) -> Non
         "frd-agent exec --check -- torchrun --nproc-per-node 2 train.py",
     ),
 )
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Where the taps publish.")
+@click.option("--run-dir", type=_PATH, help="Where the taps publish.")
 @click.option("--job", help="Name of the job; by default from torchrun, Slurm, or script and user.")
 @click.option("--timing", is_flag=True, help="Turn the recorder's timing on.")
 @click.option(

@@ -83,10 +83,7 @@ class Config(Settings):
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise ValueError("tls_cert_file and tls_key_file: set both or neither")
         for key in ("tls_ca_file", "tls_cert_file", "tls_key_file", "token_file"):
-            try:
-                read_credential(key, getattr(self, key))
-            except ConfigError as error:
-                raise ValueError(str(error)) from None
+            read_credential(key, getattr(self, key))
         far = not is_loopback(split_address(self.service)[0])
         if self.token_file is not None and not self.endpoint().tls and far and not self.insecure:
             raise ValueError(
@@ -124,28 +121,19 @@ class Config(Settings):
     @field_validator("service")
     @classmethod
     def _is_address(cls, value: str) -> str:
-        return _address(value)
+        split_address(value)
+        return value
 
     @field_validator("metrics")
     @classmethod
     def _is_address_or_off(cls, value: str) -> str:
         if value == "off":
             return value
-        try:
-            address, scheme = without_scheme(value, 9375)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        address, scheme = without_scheme(value, 9375)
         if scheme == "https":
             raise ValueError("the agent's /metrics speaks no TLS: write http:// or HOST:PORT")
-        return _address(address)
-
-
-def _address(value: str) -> str:
-    try:
-        split_address(value)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return value
+        split_address(address)
+        return address
 
 
 def load(path: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
+
 from frd.flight.entry import Dump, Entry, Status
-from frd.model import AttemptKey, Flags
+from frd.model import AttemptKey, ChannelColumns, Flags
 from frd_agent.ranks.tap_files import TapGroup
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.naming import Naming
@@ -20,10 +22,10 @@ JOB = AttemptKey("job", 0)
 LATER = T0 + 10**12
 
 
-def naming(*names: str, ranks: Sequence[int] = (0, 1, 2, 3)) -> Naming:
+def naming(ranks: Sequence[int] = (0, 1, 2, 3)) -> Naming:
     dictionary = Dictionary()
     known = Naming(dictionary, dictionary.attempt(JOB, 0))
-    known.replace(TapGroup(name, tuple(ranks), f"group {name}") for name in names or ("0",))
+    known.replace(TapGroup(name, tuple(ranks), f"group {name}") for name in "01")
     return known
 
 
@@ -58,364 +60,354 @@ def changes(diff: Diff) -> list[tuple[int, Flags]]:
     return [(row[1], Flags(row[3])) for row in diff.rows]
 
 
-def watermarks(tracker: RecorderTracker) -> list[GroupWatermarks]:
-    return [progress.watermarks for progress in tracker.groups]
+class Ring:
+    """A recorder that is read again and again."""
+
+    def __init__(self, ranks: Sequence[int] = (0, 1, 2, 3)) -> None:
+        self.tracker, self.names = RecorderTracker(), naming(ranks)
+
+    def read(self, *entries: Entry, at: int = LATER, **status: tuple[int, int, int]) -> Diff:
+        return self.tracker.apply(dump(entries, **status), at, self.names)
+
+    @property
+    def watermarks(self) -> list[GroupWatermarks]:
+        return [progress.watermarks for progress in self.tracker.groups]
+
+    @property
+    def channels(self) -> ChannelColumns:
+        return channel_columns(9, self.tracker.open_entries)
+
+    @property
+    def is_blind(self) -> bool:
+        return self.tracker.is_blind
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.tracker.is_waiting
+
+    @property
+    def seen_until_ns(self) -> int:
+        return self.tracker.seen_until_ns
 
 
-def test_a_first_dump_tells_each_entry_once() -> None:
+@pytest.fixture
+def ring() -> Ring:
+    return Ring()
+
+
+def test_a_first_dump_tells_each_entry_once(ring: Ring) -> None:
     """The first dump of a recorder: done entries are joined and completed in one row."""
-    tracker, names = RecorderTracker(), naming()
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]
-    assert changes(tracker.apply(dump(entries), LATER, names)) == [(1, J | C), (2, J | C), (3, J)]
-    assert changes(tracker.apply(dump(entries), LATER, names)) == []
-    assert watermarks(tracker) == [GroupWatermarks(3, -1, 2, T0 + 2000)]
+    assert changes(ring.read(*entries)) == [(1, J | C), (2, J | C), (3, J)]
+    assert changes(ring.read(*entries)) == []
+    assert ring.watermarks == [GroupWatermarks(3, -1, 2, T0 + 2000)]
 
 
-def test_a_completion_comes_as_a_row_of_its_own() -> None:
+def test_a_completion_comes_as_a_row_of_its_own(ring: Ring) -> None:
     """An entry is open in one dump and retired in the next."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
-    diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    ring.read(gloo(0, 1, done=False))
+    diff = ring.read(gloo(0, 1), gloo(1, 2))
     assert changes(diff) == [(1, C), (2, J | C)]
-    assert watermarks(tracker) == [GroupWatermarks(2, -1, 2)]
+    assert ring.watermarks == [GroupWatermarks(2, -1, 2)]
 
 
-def test_completions_wait_for_their_turn() -> None:
+def test_completions_wait_for_their_turn(ring: Ring) -> None:
     """Gloo's second thread finishes seq 2 first: its end is reported only after seq 1 ended."""
-    tracker, names = RecorderTracker(), naming()
-    first = tracker.apply(dump([gloo(0, 1, done=False), gloo(1, 2)]), LATER, names)
+    first = ring.read(gloo(0, 1, done=False), gloo(1, 2))
     assert changes(first) == [(1, J), (2, J)]
-    assert watermarks(tracker) == [GroupWatermarks(2, -1, 0, T0)]
-    assert changes(tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)) == [(1, C), (2, C)]
+    assert ring.watermarks == [GroupWatermarks(2, -1, 0, T0)]
+    assert changes(ring.read(gloo(0, 1), gloo(1, 2))) == [(1, C), (2, C)]
 
 
-def test_an_overrun_is_a_counted_loss_and_no_transition() -> None:
+def test_an_overrun_is_a_counted_loss_and_no_transition(ring: Ring) -> None:
     """Two thousand entries pass between two dumps of three entries: lost entries are counted."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False)]), LATER, names)
-    diff = tracker.apply(dump([gloo(i, i + 1) for i in range(2000, 2003)]), LATER, names)
+    ring.read(gloo(0, 1), gloo(1, 2), gloo(2, 3, done=False))
+    diff = ring.read(*(gloo(i, i + 1) for i in range(2000, 2003)))
     assert diff.lost == 1997
     assert changes(diff) == [(2001, J | C), (2002, J | C), (2003, J | C)]
-    assert watermarks(tracker) == [GroupWatermarks(2003, -1, 2003)]
+    assert ring.watermarks == [GroupWatermarks(2003, -1, 2003)]
 
 
-def test_an_open_collective_outlives_its_place_in_the_ring() -> None:
+def test_an_open_collective_outlives_its_place_in_the_ring(ring: Ring) -> None:
     """Another group's entries overwrite the entry of a hanging op: the op stays open."""
-    tracker, names = RecorderTracker(), naming("0", "1")
-    tracker.apply(dump([gloo(0, 1, done=False), gloo(1, 1, pg_id=1)]), LATER, names)
+    ring.read(gloo(0, 1, done=False), gloo(1, 1, pg_id=1))
     others = [gloo(i, i, pg_id=1) for i in range(2, 5)]
-    tracker.apply(dump(others, g0=(1, -1, 0), g1=(4, -1, 4)), LATER, names)
-    assert watermarks(tracker)[0] == GroupWatermarks(1, -1, 0, T0)
-    rows = tracker.apply(dump(others, g0=(1, -1, 1), g1=(4, -1, 4)), LATER, names)
+    ring.read(*others, g0=(1, -1, 0), g1=(4, -1, 4))
+    assert ring.watermarks[0] == GroupWatermarks(1, -1, 0, T0)
+    rows = ring.read(*others, g0=(1, -1, 1), g1=(4, -1, 4))
     assert changes(rows) == [(1, C)]
 
 
-def test_a_reset_recorder_is_a_new_epoch_and_no_loss() -> None:
+def test_a_reset_recorder_is_a_new_epoch_and_no_loss(ring: Ring) -> None:
     """torchft resets the recorder: ids start again at 0, seqs go on."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(5, 6), gloo(6, 7)]), LATER, names)
-    diff = tracker.apply(dump([gloo(0, 8, time_created_ns=T0 + 10**9)]), LATER, names)
+    ring.read(gloo(5, 6), gloo(6, 7))
+    diff = ring.read(gloo(0, 8, time_created_ns=T0 + 10**9))
     assert (diff.reset, diff.lost, changes(diff)) == (True, 0, [(8, J | C)])
 
 
-def test_a_reset_ends_no_op() -> None:
+def test_a_reset_ends_no_op(ring: Ring) -> None:
     """A recorder is reset during a hang: the op stays open until the counters show its end."""
-    tracker, names = RecorderTracker(), naming("0", "1")
-    tracker.apply(dump([gloo(0, 1), gloo(1, 2, done=False)], g0=(2, -1, 1)), LATER, names)
+    ring.read(gloo(0, 1), gloo(1, 2, done=False), g0=(2, -1, 1))
     other = gloo(0, 1, pg_id=1, time_created_ns=T0 + 10**9)
-    diff = tracker.apply(dump([other], g0=(2, -1, 1), g1=(1, -1, 1)), LATER, names)
+    diff = ring.read(other, g0=(2, -1, 1), g1=(1, -1, 1))
     assert diff.reset
-    assert watermarks(tracker) == [GroupWatermarks(2, -1, 1, T0 + 1000), GroupWatermarks(1, -1, 1)]
-    done = tracker.apply(dump([other], g0=(2, -1, 2), g1=(1, -1, 1)), LATER, names)
+    assert ring.watermarks == [GroupWatermarks(2, -1, 1, T0 + 1000), GroupWatermarks(1, -1, 1)]
+    done = ring.read(other, g0=(2, -1, 2), g1=(1, -1, 1))
     assert changes(done) == [(2, C)]
 
 
-def test_an_empty_ring_leaves_the_end_to_the_counters() -> None:
+def test_an_empty_ring_leaves_the_end_to_the_counters(ring: Ring) -> None:
     """A recorder was reset and has recorded nothing since: the op in flight is over when the
     counters show its end, and not before."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1, done=False)], g0=(1, -1, 0)), LATER, names)
-    assert changes(tracker.apply(dump([], g0=(1, -1, 0)), LATER, names)) == []
-    assert watermarks(tracker) == [GroupWatermarks(1, -1, 0, T0)]
-    assert changes(tracker.apply(dump([], g0=(1, -1, 1)), LATER, names)) == [(1, C)]
-    assert watermarks(tracker) == [GroupWatermarks(1, -1, 1)]
+    ring.read(gloo(0, 1, done=False), g0=(1, -1, 0))
+    assert changes(ring.read(g0=(1, -1, 0))) == []
+    assert ring.watermarks == [GroupWatermarks(1, -1, 0, T0)]
+    assert changes(ring.read(g0=(1, -1, 1))) == [(1, C)]
+    assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
 
 
-def test_what_a_reset_has_taken_is_not_taken_for_absence() -> None:
+def test_what_a_reset_has_taken_is_not_taken_for_absence(ring: Ring) -> None:
     """The entry of seq 2 was removed before it was read: the rank may be in that op until the
     counters are equal and stop changing, or until the next seq appears."""
-    tracker, names = RecorderTracker(), naming("0", "1")
-    tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    ring.read(gloo(0, 1), g0=(1, -1, 1))
     later = [LATER + i for i in range(1, 5)]
-    tracker.apply(dump([], g0=(2, -1, 1)), later[0], names)
-    assert (tracker.is_blind, tracker.is_waiting, tracker.seen_until_ns) == (True, False, LATER)
-    tracker.apply(dump([], g0=(2, -1, 2)), later[1], names)
-    assert (tracker.is_blind, tracker.seen_until_ns) == (True, LATER)  # its peers may not know yet
-    tracker.apply(dump([], g0=(2, -1, 2)), later[2], names)
-    assert (tracker.is_blind, tracker.seen_until_ns) == (False, later[2])
-    diff = tracker.apply(dump([gloo(0, 4, time_created_ns=T0 + 9)], g0=(4, -1, 4)), later[3], names)
-    assert (diff.lost, tracker.is_blind, changes(diff)) == (2, False, [(4, J | C)])
+    ring.read(at=later[0], g0=(2, -1, 1))
+    assert (ring.is_blind, ring.is_waiting, ring.seen_until_ns) == (True, False, LATER)
+    ring.read(at=later[1], g0=(2, -1, 2))
+    assert (ring.is_blind, ring.seen_until_ns) == (True, LATER)  # its peers may not know yet
+    ring.read(at=later[2], g0=(2, -1, 2))
+    assert (ring.is_blind, ring.seen_until_ns) == (False, later[2])
+    diff = ring.read(gloo(0, 4, time_created_ns=T0 + 9), at=later[3], g0=(4, -1, 4))
+    assert (diff.lost, ring.is_blind, changes(diff)) == (2, False, [(4, J | C)])
 
 
-def test_a_ring_that_was_emptied_before_it_was_first_read() -> None:
+def test_a_ring_that_was_emptied_before_it_was_first_read(ring: Ring) -> None:
     """Counters show ops without entries: the rank's op is unknown until the counters are equal."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([], g0=(5, -1, 4)), LATER, names)
-    assert (tracker.is_blind, tracker.seen_until_ns) == (True, 0)
+    ring.read(g0=(5, -1, 4))
+    assert (ring.is_blind, ring.seen_until_ns) == (True, 0)
     for _ in range(2):
-        tracker.apply(dump([], g0=(5, -1, 5)), LATER, names)
-    assert (tracker.is_blind, tracker.seen_until_ns) == (False, LATER)
+        ring.read(g0=(5, -1, 5))
+    assert (ring.is_blind, ring.seen_until_ns) == (False, LATER)
 
 
-def test_a_group_that_is_given_up_hides_nothing_for_long() -> None:
+def test_a_group_that_is_given_up_hides_nothing_for_long(ring: Ring) -> None:
     """torchft aborts a group with a receive in flight and resets the recorder. The counters of
     the group stay unequal, but the rank continues in the next group."""
-    tracker, names = RecorderTracker(), naming("0", "1")
     recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
-    tracker.apply(dump([recv], g0=(1, -1, 0)), LATER, names)
-    tracker.apply(dump([], g0=(3, -1, 0)), LATER, names)
-    assert (tracker.is_blind, tracker.is_waiting) == (True, True)
+    ring.read(recv, g0=(1, -1, 0))
+    ring.read(g0=(3, -1, 0))
+    assert (ring.is_blind, ring.is_waiting) == (True, True)
     for seconds, given_up in ((1, False), (40, True)):
         at = LATER + seconds * 10**9
         new = nccl(seconds, seconds, pg_id=1, time_created_ns=at)
-        tracker.apply(dump([new], g0=(3, -1, 0), g1=(seconds, -1, seconds)), at + 10**9, names)
-        assert tracker.is_blind is not given_up
-        assert tracker.is_waiting is not given_up
+        ring.read(new, at=at + 10**9, g0=(3, -1, 0), g1=(seconds, -1, seconds))
+        assert ring.is_blind is not given_up
+        assert ring.is_waiting is not given_up
 
 
-def test_a_group_whose_only_entries_were_wiped_is_not_known_to_be_idle() -> None:
+def test_a_group_whose_only_entries_were_wiped_is_not_known_to_be_idle(ring: Ring) -> None:
     """The rank entered its first collective of a group just before the recorder was reset."""
-    tracker, names = RecorderTracker(), naming("0", "1")
-    tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
+    ring.read(gloo(0, 1), g0=(1, -1, 1))
     for _ in range(3):
-        tracker.apply(dump([], g0=(1, -1, 1), g1=(1, -1, 0)), LATER, names)
-        assert tracker.is_blind
+        ring.read(g0=(1, -1, 1), g1=(1, -1, 0))
+        assert ring.is_blind
     again = gloo(0, 2, time_created_ns=T0 + 10**9)
-    tracker.apply(dump([again], g0=(2, -1, 2), g1=(1, -1, 0)), LATER, names)
-    assert tracker.is_blind
+    ring.read(again, g0=(2, -1, 2), g1=(1, -1, 0))
+    assert ring.is_blind
 
 
-def test_a_receive_in_flight_is_over_when_the_counters_of_its_group_move() -> None:
+def test_a_receive_in_flight_is_over_when_the_counters_of_its_group_move(ring: Ring) -> None:
     """A recorder is reset while a receive is in flight, and the rank continues."""
-    tracker, names = RecorderTracker(), naming()
     recv = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:recv 0<-3")
-    tracker.apply(dump([recv, nccl(1, 1)], g0=(1, -1, 0)), LATER, names)
+    ring.read(recv, nccl(1, 1), g0=(1, -1, 0))
     new = nccl(0, 2, time_created_ns=T0 + 10**9)
-    tracker.apply(dump([new], g0=(2, -1, 2)), LATER, names)
-    assert not tracker.is_waiting
+    ring.read(new, g0=(2, -1, 2))
+    assert not ring.is_waiting
 
 
-def test_numbers_of_all_groups_together_have_no_gaps() -> None:
+def test_numbers_of_all_groups_together_have_no_gaps(ring: Ring) -> None:
     """torchcomms numbers all ops together, so a gap in a group's seqs after a reset is no loss."""
-    tracker, names = RecorderTracker(), naming()
     one = gloo(9, 10, profiling_name="ncclx:all_reduce", op_id=0)
-    tracker.apply(dump([one]), LATER, names)
+    ring.read(one)
     two = gloo(0, 40, profiling_name="ncclx:all_reduce", op_id=0, time_created_ns=T0 + 10**9)
-    assert tracker.apply(dump([two]), LATER, names).lost == 0
+    assert ring.read(two).lost == 0
 
 
-def test_a_group_that_is_gone_hides_nothing() -> None:
+def test_a_group_that_is_gone_hides_nothing(ring: Ring) -> None:
     """torchft aborts a group, which leaves its counters unequal, and resets the recorder."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1)], g0=(1, -1, 1)), LATER, names)
-    tracker.close(lambda name: name == "0")
-    tracker.apply(dump([], g0=(2, -1, 1)), LATER, names)
-    assert not tracker.is_blind
+    ring.read(gloo(0, 1), g0=(1, -1, 1))
+    ring.tracker.close(lambda name: name == "0")
+    ring.read(g0=(2, -1, 1))
+    assert not ring.is_blind
 
 
-def test_a_reset_is_seen_even_when_the_ids_have_caught_up() -> None:
+def test_a_reset_is_seen_even_when_the_ids_have_caught_up(ring: Ring) -> None:
     """More was recorded after a reset than before it: the last record id is a different entry."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
+    ring.read(gloo(0, 1), gloo(1, 2))
     again = [gloo(i, i + 3, time_created_ns=T0 + 10**9 + i) for i in range(4)]
-    diff = tracker.apply(dump(again), LATER, names)
+    diff = ring.read(*again)
     assert diff.reset
     assert changes(diff) == [(3, J | C), (4, J | C), (5, J | C), (6, J | C)]
 
 
-def test_nccl_retired_without_completed_has_failed() -> None:
+def test_nccl_retired_without_completed_has_failed(ring: Ring) -> None:
     """NCCL's watchdog gives up an op: its failure is reported once, and the op stays open."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([nccl(0, 1), nccl(1, 2, "scheduled")]), LATER, names)
-    given_up = dump([nccl(0, 1), nccl(1, 2, "scheduled", retired=True)])
-    assert changes(tracker.apply(given_up, LATER, names)) == [(2, F)]
-    assert changes(tracker.apply(given_up, LATER, names)) == []
-    assert watermarks(tracker) == [GroupWatermarks(2, -1, 1, T0 + 1000)]
+    ring.read(nccl(0, 1), nccl(1, 2, "scheduled"))
+    given_up = [nccl(0, 1), nccl(1, 2, "scheduled", retired=True)]
+    assert changes(ring.read(*given_up)) == [(2, F)]
+    assert changes(ring.read(*given_up)) == []
+    assert ring.watermarks == [GroupWatermarks(2, -1, 1, T0 + 1000)]
 
 
-def test_starts_are_told_where_timing_is_on() -> None:
+def test_starts_are_told_where_timing_is_on(ring: Ring) -> None:
     """With timing the device's start of an op is a transition, and a watermark."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([nccl(0, 1, "scheduled")]), LATER, names)
+    ring.read(nccl(0, 1, "scheduled"))
     started = nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)
-    diff = tracker.apply(dump([started]), LATER, names)
+    diff = ring.read(started)
     assert changes(diff) == [(1, S)]
     assert columns(7, 1, diff.rows).started_ns.tolist() == [T0 + 5]
-    assert watermarks(tracker) == [GroupWatermarks(1, 1, 0, T0)]
+    assert ring.watermarks == [GroupWatermarks(1, 1, 0, T0)]
 
 
-def test_a_coalesced_collective_is_one_row_of_all_its_parts() -> None:
+def test_a_coalesced_collective_is_one_row_of_all_its_parts(ring: Ring) -> None:
     """Two coalesced broadcasts are one row, which ends with the closing entry."""
-    tracker, names = RecorderTracker(), naming()
     parts = [
         nccl(0, 1, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((4,),)),
         nccl(1, 1, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),)),
     ]
     end = nccl(2, 1, profiling_name="nccl:coalesced")
-    diff = tracker.apply(dump([*parts, end]), LATER, names)
+    diff = ring.read(*parts, end)
     assert changes(diff) == [(1, J | C)]
-    signature = names._dictionary.signatures[diff.rows[0][2]]
+    signature = ring.names._dictionary.signatures[diff.rows[0][2]]
     assert signature.op == "coalesced(_broadcast_oop x2)"
     assert signature.input_sizes == ((4,), (5,))
 
 
-def test_what_is_left_of_a_coalesced_collective_is_not_compared() -> None:
+def test_what_is_left_of_a_coalesced_collective_is_not_compared(ring: Ring) -> None:
     """The first of two coalesced broadcasts was overwritten: only the end is reported."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([nccl(0, 1)]), LATER, names)
+    ring.read(nccl(0, 1))
     left = nccl(2, 2, "scheduled", profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, "scheduled", profiling_name="nccl:coalesced")
-    diff = tracker.apply(dump([left, end, nccl(4, 3, "scheduled")]), LATER, names)
+    diff = ring.read(left, end, nccl(4, 3, "scheduled"))
     assert diff.lost == 1
     assert changes(diff) == [(3, J)]
-    assert [row[1] for row in tracker.in_flight()] == [3]
+    assert [row[1] for row in ring.tracker.in_flight()] == [3]
     done = nccl(3, 2, profiling_name="nccl:coalesced")
-    diff = tracker.apply(dump([left, done, nccl(4, 3, "scheduled")]), LATER, names)
+    diff = ring.read(left, done, nccl(4, 3, "scheduled"))
     assert changes(diff) == [(2, C)]
 
 
-def test_the_end_of_what_was_cut_is_told_in_its_turn() -> None:
+def test_the_end_of_what_was_cut_is_told_in_its_turn(ring: Ring) -> None:
     """A partly overwritten collective is over, and later ones of the same dump too."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([nccl(0, 1)]), LATER, names)
+    ring.read(nccl(0, 1))
     left = nccl(2, 2, profiling_name="nccl:_broadcast_oop", input_sizes=((5,),))
     end = nccl(3, 2, profiling_name="nccl:coalesced")
-    diff = tracker.apply(dump([left, end, nccl(4, 3), nccl(5, 4)]), LATER, names)
+    diff = ring.read(left, end, nccl(4, 3), nccl(5, 4))
     assert changes(diff) == [(2, C), (3, J | C), (4, J | C)]
 
 
-def test_a_single_op_behind_a_gap_is_whole() -> None:
+def test_a_single_op_behind_a_gap_is_whole(ring: Ring) -> None:
     """An entry that is no part of a coalesced collective is complete by itself."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([nccl(0, 1)]), LATER, names)
-    assert changes(tracker.apply(dump([nccl(2, 3), nccl(3, 4)]), LATER, names)) == [
-        (3, J | C),
-        (4, J | C),
-    ]
+    ring.read(nccl(0, 1))
+    assert changes(ring.read(nccl(2, 3), nccl(3, 4))) == [(3, J | C), (4, J | C)]
 
 
-def test_an_op_that_may_still_grow_is_read_with_the_next_dump() -> None:
+def test_an_op_that_may_still_grow_is_read_with_the_next_dump(ring: Ring) -> None:
     """A dump falls in the middle of a coalesced collective: neither half is reported."""
-    tracker, names = RecorderTracker(), naming()
     now = T0 + 20_000_000
     part = nccl(1, 2, "scheduled", time_created_ns=now - 10_000_000)
-    assert changes(
-        tracker.apply(dump([nccl(0, 1, time_created_ns=T0 - 10**9), part]), now, names)
-    ) == [(1, J | C)]
-    assert tracker.held
-    assert tracker.taken_at_ns == now - 10_000_001
-    assert changes(tracker.apply(dump([part]), LATER, names)) == [(2, J)]
-    assert not tracker.held
+    assert changes(ring.read(nccl(0, 1, time_created_ns=T0 - 10**9), part, at=now)) == [(1, J | C)]
+    assert ring.tracker.held
+    assert ring.tracker.taken_at_ns == now - 10_000_001
+    assert changes(ring.read(part)) == [(2, J)]
+    assert not ring.tracker.held
 
 
-def test_a_coalesced_collective_is_over_when_its_last_part_is() -> None:
+def test_a_coalesced_collective_is_over_when_its_last_part_is(ring: Ring) -> None:
     """The first of two entries is done: no end is reported before the closing entry is done."""
-    tracker, names = RecorderTracker(), naming()
     part = {"profiling_name": "nccl:_broadcast_oop"}
     end = nccl(1, 1, "scheduled", profiling_name="nccl:coalesced")
-    assert changes(tracker.apply(dump([nccl(0, 1, "scheduled", **part), end]), LATER, names)) == [
-        (1, J)
-    ]
-    assert changes(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == []
+    assert changes(ring.read(nccl(0, 1, "scheduled", **part), end)) == [(1, J)]
+    assert changes(ring.read(nccl(0, 1, **part), end)) == []
     end = nccl(1, 1, profiling_name="nccl:coalesced")
-    assert changes(tracker.apply(dump([nccl(0, 1, **part), end]), LATER, names)) == [(1, C)]
+    assert changes(ring.read(nccl(0, 1, **part), end)) == [(1, C)]
 
 
-def test_what_is_over_was_started() -> None:
+def test_what_is_over_was_started(ring: Ring) -> None:
     """A recorder with timing shows the start of one op, and the next op only after its end."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([nccl(0, 1, "started", time_discovered_started_ns=T0 + 5)]), LATER, names)
-    tracker.apply(dump([nccl(0, 1), nccl(1, 2)]), LATER, names)
-    assert watermarks(tracker) == [GroupWatermarks(2, 2, 2)]
+    ring.read(nccl(0, 1, "started", time_discovered_started_ns=T0 + 5))
+    ring.read(nccl(0, 1), nccl(1, 2))
+    assert ring.watermarks == [GroupWatermarks(2, 2, 2)]
 
 
-def test_counters_that_count_sends_end_no_collective() -> None:
+def test_counters_that_count_sends_end_no_collective(ring: Ring) -> None:
     """NCCL numbers sends and collectives together: in a group with sends the counters do not show
     whether a collective whose entry was overwritten is over."""
-    tracker, names = RecorderTracker(), naming("0", "1")
     send = nccl(0, 0, profiling_name="nccl:send 0->1", is_p2p=True)
-    tracker.apply(dump([send, nccl(1, 1, "scheduled"), nccl(2, 1, pg_id=1)]), LATER, names)
+    ring.read(send, nccl(1, 1, "scheduled"), nccl(2, 1, pg_id=1))
     others = [nccl(i, i - 1, pg_id=1) for i in range(3, 6)]
-    tracker.apply(dump(others, g0=(9, -1, 9), g1=(4, -1, 4)), LATER, names)
-    assert watermarks(tracker)[0] == GroupWatermarks(1, -1, 0, T0 + 1000)
+    ring.read(*others, g0=(9, -1, 9), g1=(4, -1, 4))
+    assert ring.watermarks[0] == GroupWatermarks(1, -1, 0, T0 + 1000)
 
 
-def test_a_recorder_that_shows_active_entries_only() -> None:
+def test_a_recorder_that_shows_active_entries_only(ring: Ring) -> None:
     """Entries that are missing from a dump of active entries are over, and nothing was lost."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([nccl(3, 4, "scheduled"), nccl(7, 8, "scheduled")]), LATER, names)
-    diff = tracker.apply(dump([nccl(7, 8, "scheduled"), nccl(30, 31, "scheduled")]), LATER, names)
+    ring.read(nccl(3, 4, "scheduled"), nccl(7, 8, "scheduled"))
+    diff = ring.read(nccl(7, 8, "scheduled"), nccl(30, 31, "scheduled"))
     assert diff.lost == 0
     assert changes(diff) == [(4, C), (31, J)]
 
 
-def test_a_group_that_is_set_up_again_is_another_group() -> None:
+def test_a_group_that_is_set_up_again_is_another_group(ring: Ring) -> None:
     """A name comes back under another pg_id: its seqs start anew and the old group is closed."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
+    ring.read(gloo(0, 1, done=False))
     reborn = gloo(1, 1, pg_id=4, process_group=("0", ""))
-    assert tracker.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
-    diff = tracker.apply(dump([gloo(0, 1, done=False), reborn]), LATER, names)
+    assert ring.tracker.new_groups(dump([gloo(0, 1, done=False), reborn]), LATER) == {"0": True}
+    diff = ring.read(gloo(0, 1, done=False), reborn)
     assert changes(diff) == [(1, J | C)]
-    former, latter = tracker.groups
+    former, latter = ring.tracker.groups
     assert former.watermarks == GroupWatermarks(1, -1, 1)
-    assert names._dictionary.groups[latter.group].info.name == "0~1"
+    assert ring.names._dictionary.groups[latter.group].info.name == "0~1"
 
 
-def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again() -> None:
+def test_nobody_waits_for_sends_of_a_group_that_was_set_up_again(ring: Ring) -> None:
     """The entry of an old group's send stays in the recorder and is never completed."""
-    tracker, names = RecorderTracker(), naming()
     send = nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", is_p2p=True)
-    tracker.apply(dump([send]), LATER, names)
-    assert len(channel_columns(0, tracker.open_entries).group) == 1
+    ring.read(send)
+    assert len(ring.channels.group) == 1
     reborn = nccl(1, 1, pg_id=4, process_group=("0", ""))
-    tracker.apply(dump([send, reborn]), LATER, names)
-    assert len(channel_columns(0, tracker.open_entries).group) == 0
+    ring.read(send, reborn)
+    assert len(ring.channels.group) == 0
 
 
-def test_entries_of_an_earlier_attempt_are_not_of_this_one() -> None:
+def test_entries_of_an_earlier_attempt_are_not_of_this_one(ring: Ring) -> None:
     """The process has set up all groups again: older entries in the recorder are ignored."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1), gloo(1, 2)]), LATER, names)
-    tracker.begin_attempt()
-    names = naming()
+    ring.read(gloo(0, 1), gloo(1, 2))
+    ring.tracker.begin_attempt()
+    ring.names = naming()
     again = gloo(2, 1, pg_id=3, process_group=("0", ""))
-    diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2), again]), LATER, names)
+    diff = ring.read(gloo(0, 1), gloo(1, 2), again)
     assert changes(diff) == [(1, J | C)]
-    assert names._dictionary.groups[diff.rows[0][0]].info.name == "0"
+    assert ring.names._dictionary.groups[diff.rows[0][0]].info.name == "0"
 
 
-def test_a_late_agent_takes_the_last_of_several_groups_of_one_name() -> None:
+def test_a_late_agent_takes_the_last_of_several_groups_of_one_name(ring: Ring) -> None:
     """The first dump shows two groups named 0: only the later one is current."""
-    tracker, names = RecorderTracker(), naming()
     entries = [gloo(0, 1), gloo(1, 2), gloo(2, 1, pg_id=3, process_group=("0", ""))]
-    assert changes(tracker.apply(dump(entries), LATER, names)) == [(1, J | C)]
+    assert changes(ring.read(*entries)) == [(1, J | C)]
 
 
-def test_two_backends_of_one_group_count_apart() -> None:
+def test_two_backends_of_one_group_count_apart(ring: Ring) -> None:
     """cpu:gloo,cuda:nccl: each backend counts its own seqs, so the service sees two groups."""
-    tracker, names = RecorderTracker(), naming()
-    names.replace([TapGroup("0", (0, 1), "default_pg", "gloo,nccl")])
-    diff = tracker.apply(
-        dump([gloo(0, 1), nccl(1, 1, pg_id=1, process_group=("0", ""))]), LATER, names
-    )
-    told_names = {names._dictionary.groups[row[0]].info.name for row in diff.rows}
+    ring.names.replace([TapGroup("0", (0, 1), "default_pg", "gloo,nccl")])
+    diff = ring.read(gloo(0, 1), nccl(1, 1, pg_id=1, process_group=("0", "")))
+    told_names = {ring.names._dictionary.groups[row[0]].info.name for row in diff.rows}
     assert told_names == {"0/gloo", "0/nccl"}
 
 
 def test_p2p_ops_become_channels() -> None:
     """A send and two receives are in flight between members of a group of ranks 4 to 7."""
-    tracker, names = RecorderTracker(), naming(ranks=(4, 5, 6, 7))
+    ring = Ring(ranks=(4, 5, 6, 7))
     p2p: dict[str, Any] = {"is_p2p": True, "state": "scheduled"}
     entries = [
         nccl(0, 0, profiling_name="nccl:send 0->3", **p2p),
@@ -423,62 +415,58 @@ def test_p2p_ops_become_channels() -> None:
         nccl(2, 0, profiling_name="nccl:recv 0<-1", **p2p),
         nccl(3, 0, profiling_name="nccl:recv 0<-?", **p2p),
     ]
-    tracker.apply(dump(entries), LATER, names)
-    seen = channel_columns(9, tracker.open_entries)
+    ring.read(*entries)
+    seen = ring.channels
     rows = zip(seen.peer.tolist(), seen.is_send.tolist(), seen.in_flight.tolist(), strict=True)
     assert sorted(rows) == [(-1, 0, 1), (5, 0, 2), (7, 1, 1)]
     entries[1] = nccl(1, 0, "completed", is_p2p=True, profiling_name="nccl:recv 0<-1")
-    tracker.apply(dump(entries), LATER, names)
-    assert channel_columns(9, tracker.open_entries).in_flight.tolist() == [1, 1, 1]
+    ring.read(*entries)
+    assert ring.channels.in_flight.tolist() == [1, 1, 1]
 
 
-def test_a_send_that_is_over_ends_those_before_it() -> None:
+def test_a_send_that_is_over_ends_those_before_it(ring: Ring) -> None:
     """The first entry was overwritten, and the second op was over when it was read."""
-    tracker, names = RecorderTracker(), naming()
     send: dict[str, Any] = {"is_p2p": True, "profiling_name": "nccl:send 0->3"}
-    tracker.apply(dump([nccl(0, 0, "scheduled", **send), nccl(1, 1)]), LATER, names)
-    assert tracker.is_waiting
-    tracker.apply(dump([nccl(7, 7), nccl(8, 0, "completed", **send)]), LATER, names)
-    assert not tracker.is_waiting
+    ring.read(nccl(0, 0, "scheduled", **send), nccl(1, 1))
+    assert ring.is_waiting
+    ring.read(nccl(7, 7), nccl(8, 0, "completed", **send))
+    assert not ring.is_waiting
 
 
-def test_a_send_in_flight_outlives_a_reset() -> None:
+def test_a_send_in_flight_outlives_a_reset(ring: Ring) -> None:
     """No entry will show the end of a send: it is in flight until the counters move, and may be in
     flight until they are equal."""
-    tracker, names = RecorderTracker(), naming()
     send = nccl(0, 0, "scheduled", p2p_seq_id=1, is_p2p=True, profiling_name="nccl:send 0->3")
-    tracker.apply(dump([send], g0=(1, -1, 0)), LATER, names)
+    ring.read(send, g0=(1, -1, 0))
     for _ in range(2):
-        tracker.apply(dump([], g0=(1, -1, 0)), LATER, names)
-        assert channel_columns(0, tracker.open_entries).in_flight.tolist() == [1]
-        assert not tracker.is_blind
-    tracker.apply(dump([], g0=(2, -1, 1)), LATER, names)
-    assert (tracker.is_waiting, tracker.is_blind) == (False, True)
+        ring.read(g0=(1, -1, 0))
+        assert ring.channels.in_flight.tolist() == [1]
+        assert not ring.is_blind
+    ring.read(g0=(2, -1, 1))
+    assert (ring.is_waiting, ring.is_blind) == (False, True)
 
 
-def test_a_batch_of_p2p_ops_ends_with_its_closing_entry() -> None:
+def test_a_batch_of_p2p_ops_ends_with_its_closing_entry(ring: Ring) -> None:
     """batch_isend_irecv: only the closing entry completes, and it ends all ops of the batch."""
-    tracker, names = RecorderTracker(), naming()
     p2p: dict[str, Any] = {"is_p2p": True, "p2p_seq_id": 5}
     ops = [
         nccl(0, 0, "scheduled", profiling_name="nccl:send 0->1", **p2p),
         nccl(1, 0, "scheduled", profiling_name="nccl:recv 0<-1", **p2p),
     ]
     end = nccl(2, 0, "scheduled", profiling_name="nccl:coalesced", **p2p)
-    tracker.apply(dump([*ops, end]), LATER, names)
-    assert len(channel_columns(0, tracker.open_entries).group) == 2
+    ring.read(*ops, end)
+    assert len(ring.channels.group) == 2
     end = nccl(2, 0, "completed", profiling_name="nccl:coalesced", **p2p)
-    tracker.apply(dump([*ops, end]), LATER, names)
-    assert len(channel_columns(0, tracker.open_entries).group) == 0
+    ring.read(*ops, end)
+    assert len(ring.channels.group) == 0
 
 
-def test_a_destroyed_group_has_nothing_outstanding() -> None:
+def test_a_destroyed_group_has_nothing_outstanding(ring: Ring) -> None:
     """The tap no longer lists a group in which an op was open: the rank no longer waits in it."""
-    tracker, names = RecorderTracker(), naming()
-    tracker.apply(dump([gloo(0, 1, done=False)]), LATER, names)
-    tracker.close(lambda name: name == "0")
-    assert watermarks(tracker) == [GroupWatermarks(1, -1, 1)]
-    assert tracker.in_flight() == []
+    ring.read(gloo(0, 1, done=False))
+    ring.tracker.close(lambda name: name == "0")
+    assert ring.watermarks == [GroupWatermarks(1, -1, 1)]
+    assert ring.tracker.in_flight() == []
 
 
 def test_times_that_the_wire_cannot_carry_are_cut() -> None:
@@ -488,9 +476,8 @@ def test_times_that_the_wire_cannot_carry_are_cut() -> None:
     assert rows.started_ns.tolist() == [0]
 
 
-def test_a_seq_that_the_wire_cannot_carry_is_passed_by() -> None:
+def test_a_seq_that_the_wire_cannot_carry_is_passed_by(ring: Ring) -> None:
     """One absurd record in a file: the service would refuse the rows of all ranks because of it."""
-    tracker, names = RecorderTracker(), naming()
-    diff = tracker.apply(dump([gloo(0, 1), gloo(1, 2**60), gloo(2, 2)]), LATER, names)
+    diff = ring.read(gloo(0, 1), gloo(1, 2**60), gloo(2, 2))
     assert changes(diff) == [(1, J | C), (2, J | C)]
-    assert watermarks(tracker) == [GroupWatermarks(2, -1, 2)]
+    assert ring.watermarks == [GroupWatermarks(2, -1, 2)]

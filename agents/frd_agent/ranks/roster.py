@@ -71,7 +71,6 @@ class Roster:
             rank.end(now_ns)
         else:
             rank.close()
-            self._remove_files(rank)
             self._forget(rank)
 
     def _successor(self, rank: Rank) -> Rank | None:
@@ -102,7 +101,6 @@ class Roster:
             if age_s > _REMEMBERED_S and rank.identity.attempt not in living:
                 self._forget(rank)
         for rank in dead[: max(len(dead) - _MAX_DEAD, 0)]:
-            self._remove_files(rank)
             self._forget(rank)
 
     def close(self) -> None:
@@ -129,13 +127,11 @@ class Roster:
     def _admit(self, rank: Rank, now_ns: NodeNs) -> bool:
         if not rank.process.was_alive and not self._is_news(rank, now_ns):
             rank.close()
-            self._remove_files(rank)
             self._forget(rank)
             return False
         self._ranks[rank.identity.token] = rank
         for former in self:
             if former.is_gone and self._successor(former) is not None:
-                self._remove_files(former)
                 self._forget(former)  # its end would be taken for that of its successor
         if rank.process.was_alive:
             log.info("%s: found, pid %d on %s", rank, rank.pid, rank.identity.info.node)
@@ -189,6 +185,7 @@ class Roster:
                 (self._run_dir / name).unlink()
 
     def _forget(self, rank: Rank) -> None:
+        self._remove_files(rank)
         self._ranks.pop(rank.identity.token, None)
         self._shared.current.forget(rank.number)
         self._shared.outbox.forget(rank.number)
