@@ -201,11 +201,11 @@ def analyze(
     created = np.where(calls.created_ns > 0, calls.created_ns + offset[calls.pair], 0)
     watermarks = pair_watermarks(rows, created, clocks)
     matched = matched_collectives(rows, watermarks, created)
-    latest = dump_times_of(rows, clocks).known_at
+    dump_times = dump_times_of(rows, clocks)
     verdict = judge(
-        rows, watermarks, matched, clocks, latest, stall_after_s=stall_after_s, earlier=earlier
+        rows, watermarks, matched, clocks, dump_times, stall_after_s=stall_after_s, earlier=earlier
     )
-    findings = (*verdict.findings, *clock_findings(rows, clocks, latest))
+    findings = (*verdict.findings, *clock_findings(rows, clocks, dump_times.known_at))
     collectives = collectives_of(rows, watermarks, matched)
     missing = _without_dump(trace)
     return Analysis(

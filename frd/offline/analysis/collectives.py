@@ -210,8 +210,8 @@ class Collectives(Sequence[Collective]):
 
 def known_absent(rows: Rows, watermarks: PairWatermarks, pairs: slice, seq: int) -> Bools:
     """Which members of a series provably did not join `seq`, by their dumps."""
-    there = np.isin(rows.pair_rank[pairs], np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    absent: Bools = there & ~watermarks.hidden[pairs] & (watermarks.enqueued[pairs] < seq)
+    known = rows.is_dumped[pairs] & ~watermarks.hidden[pairs]
+    absent: Bools = known & (watermarks.enqueued[pairs] < seq)
     return absent
 
 
@@ -219,14 +219,13 @@ def collectives_of(
     rows: Rows, watermarks: PairWatermarks, matched: MatchedCollectives
 ) -> Collectives:
     group = np.array([one.group for one in rows.series], np.int32)
-    members = np.array([len(one.members) for one in rows.series], np.int32)
     return Collectives(
         trace=rows.trace,
         group=group[matched.series],
         seq=matched.seq,
         signature=matched.signature,
         signatures=rows.signatures,
-        expected=members[matched.series],
+        expected=rows.sizes[matched.series],
         joined=matched.joined,
         completed=matched.completed,
         missing=_missing(rows, watermarks, matched),
@@ -240,8 +239,7 @@ def collectives_of(
 def _missing(rows: Rows, watermarks: PairWatermarks, matched: MatchedCollectives) -> Int32s:
     """How many members of each collective provably did not join it."""
     missing = np.zeros(len(matched), np.int32)
-    there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    known = there & ~watermarks.hidden
+    known = rows.is_dumped & ~watermarks.hidden
     last = np.full(len(rows.series), -1, np.int64)
     np.maximum.at(last, matched.series, matched.seq)
     behind = known & (watermarks.enqueued < last[rows.pair_series])

@@ -65,11 +65,6 @@ class DumpTimes:
         """The latest moment that any dump proves."""
         return AlignedNs(int(self.earliest.max(initial=0)))
 
-    @property
-    def over_at(self) -> int:
-        """When the last dump had been taken for certain; `FAR` when nothing bounds it."""
-        return int(self.latest.max(initial=0))
-
 
 @dataclass(frozen=True, slots=True)
 class WaitDurations:
@@ -126,10 +121,9 @@ def wait_durations_of(
     earlier: Sequence[Trace] = (),
 ) -> WaitDurations:
     """How long each row of `stalls` had waited. `earlier` are older dumps of the same job."""
-    heads = _heads(rows, watermarks, clocks)
+    before, gave_up = _heads(rows, watermarks, clocks, len(stalls))
     at = dump_times.rows(stalls.rank.astype(np.int64))
-    since = stalls.since.copy()
-    since[: len(heads.since)] = np.maximum(since[: len(heads.since)], heads.since)
+    since = np.maximum(stalls.since, before)
     earliest, latest = _shown_until(rows, watermarks, dump_times, snapshot, stalls, at)
     timed = since > 0
     at_least = np.where(timed, np.maximum(earliest - since, 0), 0)
@@ -138,8 +132,6 @@ def wait_durations_of(
     timeout = _timeouts(rows)
     limit = np.array([timeout.get(rank, 0) for rank in stalls.rank.tolist()], np.int64)
     patience = np.where(limit > 0, np.minimum(patience, limit), patience)
-    gave_up = np.zeros(len(since), np.bool_)
-    gave_up[: len(heads.gave_up)] = heads.gave_up
     at_least = np.where(gave_up, np.maximum(at_least, np.minimum(limit, at_most)), at_least)
     at_most = np.where(gave_up, np.maximum(at_most, patience), at_most)
     if earlier:
@@ -150,42 +142,39 @@ def wait_durations_of(
 # -- the waits themselves ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Parallel to the pairs that wait, as `frd.offline.analysis.verdict` lists them in the stall
-    table."""
-
-    since: Int64s
-    """Aligned ns at which the op before it was seen to be over; 0 when unknown. An op that was
-    enqueued ahead of its time waits from then on, not from its enqueue."""
-    gave_up: Bools
-    """The watchdog retired the op before it completed."""
-
-
 def waiting_pairs(rows: Rows, watermarks: PairWatermarks) -> Int64s:
     """Pairs of `rows` that wait in a collective, of ranks that have a dump."""
-    there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    return np.flatnonzero(there & (watermarks.enqueued > watermarks.completed))
+    return np.flatnonzero(rows.is_dumped & (watermarks.enqueued > watermarks.completed))
 
 
-def _heads(rows: Rows, watermarks: PairWatermarks, clocks: Clocks) -> _Heads:
+def _heads(
+    rows: Rows, watermarks: PairWatermarks, clocks: Clocks, stalls: int
+) -> tuple[Int64s, Bools]:
+    """For each row of the stall table, which begins with the waiting pairs:
+
+    Aligned ns at which the op before it was seen to be over; 0 when unknown. An op that was
+    enqueued early waits from then on, not from its enqueue. And whether the watchdog retired the op
+    before it completed.
+    """
     pairs, calls = waiting_pairs(rows, watermarks), rows.calls
-    before = np.zeros(len(rows.pair_rank), np.int64)
-    gave_up = np.zeros(len(rows.pair_rank), np.bool_)
+    before, gave_up = np.zeros(stalls, np.int64), np.zeros(stalls, np.bool_)
+    number = np.full(len(rows.pair_rank), -1)
+    number[pairs] = np.arange(len(pairs))
     behind = calls.seq - watermarks.completed[calls.pair]
-    for call in np.flatnonzero((behind == 0) | (behind == 1)).tolist():
-        pair, row = int(calls.pair[call]), int(calls.last_row[call])
-        rank = int(rows.pair_rank[pair])
+    is_head = (number[calls.pair] >= 0) & ((behind == 0) | (behind == 1))
+    for call in np.flatnonzero(is_head).tolist():
+        stall, row = number[calls.pair[call]], int(calls.last_row[call])
+        rank = int(rows.pair_rank[calls.pair[call]])
         trace = rows.ranks[rank].trace
         if not trace.retired[row]:
             continue  # the times of what its watchdog still watches are those of the dump
         over = int(trace.completed_ns[row])
         if behind[call] == 0 and over > 0:
-            before[pair] = over + clocks.offset_ns.get(rank, 0)
+            before[stall] = over + clocks.offset_ns.get(rank, 0)
         if behind[call] == 1:
             judged = judges(rows.trace.names[int(trace.name[row])].backend)
-            gave_up[pair] = judged and trace.state[row] != COMPLETED
-    return _Heads(before[pairs], gave_up[pairs])
+            gave_up[stall] = judged and trace.state[row] != COMPLETED
+    return before, gave_up
 
 
 def _timeouts(rows: Rows) -> Mapping[int, int]:

@@ -107,13 +107,8 @@ def _collectives(series: Int32s, seq: Int64s, count: int) -> tuple[Int32s, Int64
         at = np.flatnonzero(held)
         of = np.searchsorted(base, at, side="right") - 1
         return of.astype(np.int32), at - base[of] + low[of], number[place].astype(np.int32)
-    order = np.lexsort((seq, series))
-    new = np.ones(len(order), np.bool_)
-    new[1:] = (np.diff(series[order]) != 0) | (np.diff(seq[order]) != 0)
-    number = np.empty(len(order), np.int32)
-    number[order] = np.cumsum(new) - 1
-    firsts = order[new]
-    return series[firsts], seq[firsts], number
+    keys, number = np.unique(np.stack((series, seq)), axis=1, return_inverse=True)
+    return keys[0].astype(np.int32), keys[1], number.reshape(-1).astype(np.int32)
 
 
 def _classes(rows: Rows) -> Int32s:
@@ -137,29 +132,20 @@ def _surplus(
     if not is_balanced.any() or min(versions) < _SIZES_OF_ALL_TO_ALL:
         return surplus
     weight = np.array([signature_rules.balance(s) for s in rows.signatures], np.int64)
-    members = np.array([len(one.members) for one in rows.series], np.int32)
     np.add.at(surplus, of_call, weight[rows.calls.signature])
-    known = is_balanced[signature] & (joined == members[series]) if len(series) else surplus > 0
-    return np.where(known, surplus, 0)
+    return np.where(is_balanced[signature] & (joined == rows.sizes[series]), surplus, 0)
 
 
 def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
     contradicts = np.zeros(len(series), np.bool_)
     gathering = np.array([signature_rules.scales(s.op) for s in rows.signatures], np.bool_)
-    at = np.flatnonzero(gathering[signature]) if len(series) else np.empty(0, np.int64)
-    members = np.array([len(one.members) for one in rows.series], np.int64)
-    key = signature[at].astype(np.int64) * (int(members.max(initial=0)) + 1)
-    key += members[series[at]]
+    at = np.flatnonzero(gathering[signature])
+    base = int(rows.sizes.max(initial=0)) + 1
+    key = signature[at].astype(np.int64) * base + rows.sizes[series[at]]
     distinct, which = np.unique(key, return_inverse=True)
     wrong = [
-        bool(
-            signature_rules.self_contradiction(
-                rows.signatures[one // (int(members.max()) + 1)], size
-            )
-        )
-        for one, size in zip(
-            distinct.tolist(), (distinct % (members.max(initial=0) + 1)).tolist(), strict=True
-        )
+        bool(signature_rules.self_contradiction(rows.signatures[one // base], one % base))
+        for one in distinct.tolist()
     ]
     contradicts[at] = np.array(wrong, np.bool_)[which]
     return contradicts
@@ -168,13 +154,12 @@ def _contradictions(rows: Rows, series: Int32s, signature: Int32s) -> Bools:
 # -- disagreements ---------------------------------------------------------------------------
 
 
-def facts_of(rows: Rows, matched: MatchedCollectives, watermarks: PairWatermarks) -> list[Mismatch]:
+def facts_of(rows: Rows, matched: MatchedCollectives) -> list[Mismatch]:
     """The first disagreement of each series. Later ones in the series are its consequence.
 
     Sizes on which all members agree but which the op does not allow count only if a rank is stuck.
     """
-    members = np.array([len(one.members) for one in rows.series], np.int32)
-    stuck = matched.completed < members[matched.series] if len(matched) else matched.disagree
+    stuck = matched.completed < rows.sizes[matched.series]
     wrong = matched.disagree | (matched.surplus != 0) | (matched.contradiction & stuck)
     at = np.flatnonzero(wrong)
     _, first = np.unique(matched.series[at], return_index=True)

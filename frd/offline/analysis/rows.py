@@ -10,7 +10,7 @@ other work is on the joined columns, so a million entries cost a fraction of a s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -78,18 +78,18 @@ class Rows:
     ranks: Mapping[int, RankRows]
     pair_rank: Int32s
     pair_series: Int32s
+    pairs_of: Mapping[int, Int64s]
+    """The pairs of each rank that has a dump, by rank."""
+    is_dumped: Bools
+    """Over the pairs: the rank has a dump."""
     calls: Calls
     signatures: Sequence[Signature]
     """Signatures of the trace, followed by signatures of coalesced collectives."""
-    pairs_of: Mapping[int, Int64s] = field(default_factory=dict)
-    """The pairs of each rank that has a dump, by rank."""
 
-    def pair(self, series: int, rank: int) -> int:
-        """The number of a pair, -1 if the rank is no member."""
-        one = self.series[series]
-        at = int(np.searchsorted(one.members, rank))
-        found = at < len(one.members) and one.members[at] == rank
-        return one.first_pair + at if found else -1
+    @property
+    def sizes(self) -> Int32s:
+        """Members of each series."""
+        return np.array([len(one.members) for one in self.series], np.int32)
 
 
 def rows_of(trace: Trace) -> Rows:
@@ -192,14 +192,11 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
     pairs_of = {
         rank: by_rank[bounds[at] : bounds[at + len(ranks)]] for at, rank in enumerate(ranks)
     }
-    rows = Rows(
-        trace, series, ranks, pair_rank, pair_series, progress.NO_CALLS, trace.signatures, pairs_of
-    )
-    pair_of = np.full(len(series), -1, np.int32)
     parts = [progress.NO_CALLS]
     for rank, one in ranks.items():
-        mine = np.flatnonzero(np.bincount(one.series))
-        pair_of[mine] = [rows.pair(at, rank) for at in mine.tolist()]
+        mine = pairs_of[rank]
+        pair_of = np.full(len(series), -1, np.int32)
+        pair_of[pair_series[mine]] = mine
         at = np.flatnonzero(~one.is_p2p)
         pair = pair_of[one.series[at]]
         order = np.argsort(pair, kind="stable")
@@ -212,7 +209,10 @@ def _joined(trace: Trace, series: Sequence[Series], ranks: Mapping[int, RankRows
     versions = {minor_version(one.trace.version) for one in ranks.values()}
     is_mixed = bool(versions) and min(versions) < _PARTS_HAVE_ENTRIES <= max(versions)
     calls = progress.joined(Calls.concatenated(parts), signatures, by_last_entry=is_mixed)
-    return replace(rows, calls=calls, signatures=signatures)
+    is_dumped = np.isin(pair_rank, list(ranks))
+    return Rows(
+        trace, series, ranks, pair_rank, pair_series, pairs_of, is_dumped, calls, signatures
+    )
 
 
 def _may_lack_parts(one: RankRows) -> bool:

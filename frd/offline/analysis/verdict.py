@@ -33,10 +33,8 @@ from frd.offline.analysis.channels import channels_of
 from frd.offline.analysis.clock_bounds import FAR
 from frd.offline.analysis.clocks import Clocks
 from frd.offline.analysis.durations import (
-    STALL_AFTER_S,
     DumpTimes,
     WaitDurations,
-    dump_times_of,
     wait_durations_of,
     waiting_pairs,
 )
@@ -84,17 +82,14 @@ def judge(
     watermarks: PairWatermarks,
     matched: MatchedCollectives,
     clocks: Clocks,
-    now: AlignedNs,
+    dump_times: DumpTimes,
     *,
-    stall_after_s: float = STALL_AFTER_S,
-    earlier: Sequence[Trace] = (),
+    stall_after_s: float,
+    earlier: Sequence[Trace],
 ) -> Verdict:
-    """The findings of a trace, oldest first; `now` is its latest time.
-
-    `earlier` are older dumps of the same job.
-    """
-    snapshot = _snapshot(rows, watermarks, matched, clocks.offset_ns, now)
-    stalls, dump_times = _stalls(rows, watermarks, snapshot), dump_times_of(rows, clocks)
+    """The findings of a trace, oldest first. `earlier` are older dumps of the same job."""
+    snapshot = _snapshot(rows, watermarks, matched, clocks.offset_ns, dump_times.known_at)
+    stalls = _stalls(rows, watermarks, snapshot)
     durations = wait_durations_of(
         rows,
         watermarks,
@@ -265,7 +260,7 @@ def _snapshot(
             for of, series in enumerate(rows.series)
         ],
         channels=channels_of(rows, offset_ns),
-        mismatches=facts_of(rows, matched, watermarks),
+        mismatches=facts_of(rows, matched),
     )
 
 

@@ -44,8 +44,8 @@ def pair_watermarks(rows: Rows, created_ns: Int64s, clocks: Clocks) -> PairWater
     watermarks = _of_calls(rows, created_ns)
     numbered = _p2p_series(rows)
     for rank, one in rows.ranks.items():
-        _of_p2p(rows, rank, one, watermarks)
         mine = rows.pairs_of[rank]
+        _of_p2p(rows, mine, one, watermarks)
         if watermarks.hidden[mine].any():
             _of_status(rows, rank, one, watermarks, numbered)
             unknown = mine[(watermarks.head_since[mine] == 0) & _is_waiting(watermarks, mine)]
@@ -78,8 +78,7 @@ def _of_calls(rows: Rows, created_ns: Int64s) -> PairWatermarks:
     since[waiting] = created_ns[found.head[waiting]]
     is_timed = _has_starts(rows, found.started)
     started = np.where(is_timed, np.maximum(found.started, found.completed), found.started)
-    there = np.isin(rows.pair_rank, np.fromiter(rows.ranks, np.int32, len(rows.ranks)))
-    hidden = (found.first == NEVER) & there
+    hidden = (found.first == NEVER) & rows.is_dumped
     return PairWatermarks(found.enqueued, started, found.completed, since, found.first, hidden)
 
 
@@ -103,19 +102,16 @@ def _p2p_series(rows: Rows) -> set[int]:
     return found
 
 
-def _of_p2p(rows: Rows, rank: int, one: RankRows, watermarks: PairWatermarks) -> None:
+def _of_p2p(rows: Rows, pairs: Int64s, one: RankRows, watermarks: PairWatermarks) -> None:
     """A P2P entry carries the seq of the last collective before it, which the rank had joined."""
     at = np.flatnonzero(one.is_p2p & (one.trace.is_p2p[one.current] != 0))
     if not len(at):
         return
     seq = one.trace.seq[one.current[at]]
-    for of in np.unique(one.series[at]).tolist():
-        pair = rows.pair(of, rank)
-        if pair < 0:
-            continue
-        passed = int(seq[one.series[at] == of].max())
-        if watermarks.first_seq[pair] == NEVER:
-            watermarks.enqueued[pair] = watermarks.completed[pair] = passed
+    for pair in pairs[watermarks.first_seq[pairs] == NEVER].tolist():
+        passed = seq[one.series[at] == rows.pair_series[pair]]
+        if len(passed):
+            watermarks.enqueued[pair] = watermarks.completed[pair] = passed.max()
             watermarks.hidden[pair] = False
 
 
@@ -182,8 +178,7 @@ def _doubt_implausible(rows: Rows, watermarks: PairWatermarks) -> None:
         wrong = ~held & (completed > int(enqueued[held].max()))
         wrong |= ~held & ~watermarks.hidden[pairs] & (enqueued < joined_by_all[of])
         enqueued[wrong] = completed[wrong] = UNKNOWN_SEQ
-        there = np.isin(series.members, list(rows.ranks)) if wrong.any() else wrong
-        watermarks.hidden[pairs] |= wrong & there
+        watermarks.hidden[pairs] |= wrong & rows.is_dumped[pairs]
 
 
 def _joined_by_all(rows: Rows) -> Int64s:
