@@ -1,8 +1,8 @@
-"""What the tests that `make coverage` ran have left untried, and how much that is.
+"""Lines and branches that no test of `make coverage` ran.
 
-One line a part: the share of its lines and of its branches that some test ran; then each line and
-branch that none did, by file. Lines and branches are judged apart, because a share of both hides
-branches among many lines. A part of which less than `LEAST` was run is an error.
+One line per part: the share of its lines and of its branches that tests ran; then each line and
+branch that they did not run, by file. Lines and branches have separate shares, because a common one
+hides branches among many lines. A part with a share below `LEAST` is an error.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def main() -> int:
         if left := [*map(str, file["missing_lines"]), *_branches(file)]:
             print(f"  {name}: {', '.join(left)}")
     for part in short:
-        print(f"frd: coverage: {part}: below {LEAST:.0%}: test what is untried", file=sys.stderr)
+        print(f"frd: coverage: {part}: below {LEAST:.0%}: write the missing tests", file=sys.stderr)
     return 1 if short else 0
 
 
 def _part(name: str) -> str:
-    """A package of frd; of the agent, of which only files are measured, the file."""
+    """The package for frd, the file for the agent, of which only single files are measured."""
     return name if name.startswith("agents/") else "/".join(Path(name).parts[:2])
 
 
 def _measured() -> dict[str, dict[str, Any]]:
-    """By file, what coverage's own JSON report says of it."""
+    """The entries of coverage's JSON report, by file."""
     found = Coverage()
     found.load()
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ def _measured() -> dict[str, dict[str, Any]]:
 
 
 def _is_covered(part: str, summaries: Iterable[dict[str, Any]]) -> bool:
-    """Print the line of a part; whether enough of it was run."""
+    """Print the line of a part; true if tests ran enough of it."""
     total: defaultdict[str, int] = defaultdict(int)
     for summary in summaries:
         for what, count in summary.items():

@@ -3,7 +3,7 @@
 mutmut changes one operator, constant or call at a time and runs the tests that reach the changed
 function. It works in `.mutants`, a copy of the tree, so that editing may go on. Only unit tests
 that import the engine and start no process run: seconds for a mutant, not minutes. A mutant that
-survives shows a line that no test cares about, or a change without effect: a person decides.
+survives shows a line that no test checks, or a change without effect; a person must decide which.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ pytest_add_cli_args = ["-p", "no:cacheprovider", "-W", "ignore::DeprecationWarni
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m scripts.mutants", description=__doc__)
     parser.add_argument("paths", nargs="*", default=["frd/engine"], metavar="PATH")
-    parser.add_argument("--jobs", type=int, default=2, help="so many at a time (default 2)")
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="number of mutants at a time (default 2)"
+    )
     options = parser.parse_args(arguments)
     only = [path if path.endswith(".py") else f"{path.rstrip('/')}/*" for path in options.paths]
     if unknown := [path for path in options.paths if not (ROOT / path).exists()]:

@@ -1,6 +1,6 @@
-"""words [--lower]: the private dialect of earlier releases may only become rarer.
+"""words [--lower]: a lint for words of the private dialect of earlier releases.
 
-Counts words and turns of phrase in code (names, comments, strings), tests and docs. For each folder
+Counts words and phrases in code (names, comments, strings), tests and docs. For each folder
 and word, `scripts/words.json` has a ceiling. A use above it fails with file, line, word and a plain
 alternative. ``--lower`` writes ceilings that have fallen; no ceiling ever rises by itself.
 """

@@ -1,6 +1,6 @@
-"""dashboards [--check]: helm/frd/dashboards from the code in this folder.
+"""dashboards [--check]: generate helm/frd/dashboards from the code in this folder.
 
-With --check nothing is changed, and a difference is an error. Run as `python -m scripts.dashboards`
+With --check nothing is written, and a difference is an error. Run as `python -m scripts.dashboards`
 in the root of the repository.
 """
 
@@ -27,7 +27,7 @@ def generated() -> dict[str, str]:
 
 
 def stale() -> list[str]:
-    """Names of files that differ from what would be generated, the superfluous ones too."""
+    """Names of files that differ from the generated ones, and of files that are not generated."""
     fresh = generated()
     there = {path.name: path.read_text("utf-8") for path in FOLDER.glob("*.json")}
     return sorted(name for name in fresh | there if fresh.get(name) != there.get(name))

@@ -1,6 +1,6 @@
-"""Fleet: all jobs. Which hang, open findings, unwatched jobs, nearly full memory.
+"""Fleet: all jobs. Which jobs hang, open findings, unwatched jobs, nearly full memory.
 
-For people who look after a cluster. The name of a job links to its overview.
+For the operators of a cluster. The name of a job links to its overview.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ GPU_SHARE = (
     "max by (job) (frd_gpu_memory_used_bytes / frd_gpu_memory_total_bytes "
     f"* on (instance, gpu) group_right () (frd_rank_gpu_memory_bytes{OF} >= bool 0))"
 )
-"""Of each job, the share of the fullest device that one of its ranks uses."""
+"""By job: the share of memory in use on its fullest device."""
 
 
 def build() -> Dashboard:
     return dashboard(
         "frd-fleet",
         "frd / Fleet",
-        "All training jobs: which hang, open findings, which are watched.",
+        "All training jobs: which jobs hang, open findings, which jobs are watched.",
         all_jobs=True,
         panels=[*_state(), *_tables(), *_history()],
     )
@@ -46,14 +46,14 @@ def _state() -> list[Panel]:
         ),
         number(
             "Critical findings",
-            "Open findings that have lasted; the others are warnings.",
+            "Open findings that have lasted; other open findings are warnings.",
             {"": f"sum(frd_finding_critical{OF})"},
             width=4,
             bad_from=1,
         ),
         number(
             "Ranks alive",
-            "Ranks whose process lives and whose recorder answers, of all that were seen.",
+            "Ranks whose process runs and whose recorder answers, out of all ranks seen.",
             {"alive": RANKS % ', state="live"', "seen": RANKS % ""},
             width=4,
             runbook="FrdRankLost",
@@ -68,7 +68,7 @@ def _state() -> list[Panel]:
         ),
         number(
             "Jobs not watched",
-            "Running jobs whose name another running job has: frd watches only the first.",
+            "Running jobs with the name of another running job: frd watches only the first.",
             {"": f"sum(frd_job_name_conflicts{OF})"},
             width=4,
             bad_from=1,
@@ -111,7 +111,7 @@ def _tables() -> list[Panel]:
         ),
         findings(
             "Open findings",
-            "Of all jobs: the ranks that each finding names, or the finding where it names none.",
+            "Of all jobs: one row for each suspect, or for a finding without a suspect.",
             'job=~"$job"',
             width=24,
             height=9,
@@ -135,7 +135,7 @@ def _history() -> list[Panel]:
         ),
         graph(
             "Ranks by state",
-            "Of all jobs. unwatched: no agent reports on the rank, so its state is unknown.",
+            "Of all jobs. unwatched: no agent reports the rank, so its state is unknown.",
             {"{{state}}": f"sum by (state) (frd_ranks{OF})"},
             width=6,
             unit="none",
@@ -144,14 +144,15 @@ def _history() -> list[Panel]:
         ),
         graph(
             "Collectives completed",
-            "By all members, in a second, the ten busiest jobs. Zero while a job hangs.",
+            "Collectives a second that all members completed, in the ten busiest jobs. Zero while "
+            "a job hangs.",
             {"{{job}}": f"topk(10, sum by (job) ({rate}))"},
             width=6,
             unit="ops",
         ),
         graph(
             "Fullest GPU",
-            "Share of its memory in use by all processes: the ten jobs with the least left.",
+            "Memory in use by all processes, as a share of the device: the ten fullest jobs.",
             {"{{job}}": f"topk(10, {GPU_SHARE})"},
             width=6,
             unit="percentunit",

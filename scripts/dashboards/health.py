@@ -1,7 +1,7 @@
-"""Clocks and telemetry health: is frd itself healthy, so that "no findings" can be trusted.
+"""Clocks and telemetry health: is frd itself healthy, so that "no findings" can be trusted?
 
-The first row says whether it watches at all; then how well it knows the clocks of nodes, how far it
-is behind and what it uses, what it refused or lost, and how its agents do.
+The first row shows whether frd watches at all. Below are clocks, lag and resources of the service,
+refused and lost data, and agents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def build() -> Dashboard:
     return dashboard(
         "frd-health",
         "frd / Clocks and telemetry health",
-        "frd about itself: does it watch, know the clocks, keep up, and what has it lost.",
+        "Health of frd itself: what it watches, clocks, lag, lost data.",
         all_jobs=True,
         panels=[*_watching(), *_clocks(), *_service(), *_losses(), *_agents()],
     )
@@ -26,7 +26,7 @@ def _increase(by: str, metric: str) -> str:
 
 
 def _own(metric: str) -> str:
-    """Of all processes that Prometheus scrapes, the service's."""
+    """The series of the service, not those of other scraped processes."""
     return f"({metric} and on (job, instance) frd_build_info)"
 
 
@@ -36,7 +36,7 @@ def _watching() -> list[Panel]:
     return [
         number(
             "Service",
-            "The version that answers Prometheus.",
+            "Version of the running service.",
             {"{{version}}": "max by (version) (frd_build_info)"},
             width=4,
             nothing="DOWN",
@@ -45,7 +45,7 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Runs for",
-            "Since the service's process started. Findings survive a restart.",
+            "Time since the service's process started. Findings survive a restart.",
             {"": f"time() - max({_own('process_start_time_seconds')})"},
             width=4,
             unit="s",
@@ -54,7 +54,7 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Last evaluation",
-            "Time since the engine's last evaluation. The other panels are as old.",
+            "Time since the engine's last evaluation. The other panels are at least as old.",
             {"": "time() - max(frd_last_evaluation_timestamp_seconds)"},
             width=4,
             unit="s",
@@ -72,7 +72,7 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Nodes without a clock",
-            "Connected nodes whose clock is not known: their times are not compared with others'.",
+            "Connected nodes with an unknown clock: their times are not compared with other nodes.",
             {"": 'sum(frd_nodes_unsynchronized{job=~"$job"})'},
             width=3,
             bad_from=1,
@@ -80,7 +80,7 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Entries lost",
-            "In the time shown, before they reached the service.",
+            "Entries lost before they reached the service, in the time range of the dashboard.",
             {"": 'sum(increase(frd_telemetry_gap_entries_total{job=~"$job"}[$__range]))'},
             width=3,
             bad_from=1,
@@ -88,7 +88,7 @@ def _watching() -> list[Panel]:
         ),
         number(
             "Failed writes",
-            "Of findings, journal and dumps, in the time shown.",
+            "Failed writes of findings, journal and dumps, in the time range of the dashboard.",
             {"": "sum(increase(frd_store_errors_total[$__range]))"},
             width=3,
             bad_from=1,
@@ -101,8 +101,8 @@ def _clocks() -> list[Panel]:
     return [
         graph(
             "Uncertainty of clocks",
-            "Half the width of the interval of a node's offset, the ten worst. Of two "
-            "events closer together than both uncertainties, frd does not say which came first.",
+            "Bound on the error of a node's clock offset, the ten largest. frd does not order two "
+            "events that are closer together than both uncertainties.",
             {"{{node}}": "topk(10, frd_clock_uncertainty_seconds)"},
             width=8,
             unit="s",
@@ -110,7 +110,7 @@ def _clocks() -> list[Panel]:
         ),
         graph(
             "Offset of clocks",
-            "Between the service's clock and a node's, without sign, the ten largest. frd corrects "
+            "Absolute offset of a node's clock from the service's, the ten largest. frd corrects "
             "it; other programs of the cluster may not.",
             {"{{node}}": "topk(10, abs(frd_clock_offset_seconds))"},
             width=8,
@@ -118,7 +118,7 @@ def _clocks() -> list[Panel]:
         ),
         graph(
             "Steps and refused times",
-            "Clocks that were set while being watched, and timestamps that were refused.",
+            "Steps of the nodes' wall clocks, and refused timestamps by reason.",
             {
                 "steps": "sum(increase(frd_clock_steps_total[$__rate_interval]))",
                 "refused: {{reason}}": _increase("reason", "frd_clock_refused_total"),
@@ -134,15 +134,15 @@ def _service() -> list[Panel]:
     return [
         graph(
             "Entries applied",
-            "Rows of the ranks' recorders, in a second.",
+            "Entry rows of the ranks' recorders, per second.",
             {"entries": "sum(rate(frd_ingest_entries_total[$__rate_interval]))"},
             width=6,
             unit="ops",
         ),
         graph(
-            "Behind",
-            "From an agent's sending to the service's processing, the slowest recent message; and "
-            "how late the service's event loop wakes. Findings come as much later.",
+            "Lag",
+            "Time from an agent's sending of a message to its processing, slowest recent message; "
+            "and the delay of the service's event loop. Findings are delayed by as much.",
             {
                 "messages": "max(frd_ingest_lag_seconds)",
                 "event loop": "max(frd_loop_lag_seconds)",
@@ -153,8 +153,8 @@ def _service() -> list[Panel]:
         ),
         graph(
             "Processor and files of the service",
-            "Processor time in cores: 100% is one core busy. And open files, sockets of agents "
-            "among them, as a share of what the process may open.",
+            "Processor time in cores (100% is one busy core), and open files, including sockets of "
+            "agents, as a share of the limit of the process.",
             {
                 "cores": "sum(" + _own("rate(process_cpu_seconds_total[$__rate_interval])") + ")",
                 "open files": f"max({_own('process_open_fds')} / {_own('process_max_fds')})",
@@ -164,7 +164,7 @@ def _service() -> list[Panel]:
         ),
         graph(
             "Memory of the service",
-            "Resident memory of its process. It is bounded.",
+            "Resident memory of the process; the limits of the service bound it.",
             {"resident": f"max({_own('process_resident_memory_bytes')})"},
             width=6,
             unit="bytes",
@@ -176,7 +176,8 @@ def _losses() -> list[Panel]:
     return [
         graph(
             "Nodes by state of their agent",
-            "reporting: heard of lately. late: connected, but not. disconnected: gone.",
+            "reporting: has reported recently. late: connected, but has not reported recently. "
+            "disconnected: gone.",
             {"{{state}}": 'sum by (state) (frd_nodes{job=~"$job"})'},
             width=6,
             unit="none",
@@ -185,16 +186,16 @@ def _losses() -> list[Panel]:
         ),
         graph(
             "Entries lost",
-            "Overwritten in a ring before they were read, or dropped from a full outbox.",
+            "Entries overwritten in a ring before an agent read them, or dropped from an outbox.",
             {"{{job}}": _increase("job", 'frd_telemetry_gap_entries_total{job=~"$job"}')},
             width=6,
             unit="none",
             runbook="FrdTelemetryGap",
         ),
         graph(
-            "Forgotten",
-            "Dropped to stay within a limit of the service. Dumps, journal segments and findings "
-            "go by age and size, as they should; of the rest nothing should.",
+            "Dropped by limits",
+            "Items dropped to stay within a limit of the service. For dumps, journal segments and "
+            "stored findings that is normal retention; anything else is lost data.",
             {"{{what}}": _increase("what", "frd_evicted_total")},
             width=6,
             unit="none",
@@ -202,13 +203,13 @@ def _losses() -> list[Panel]:
         ),
         graph(
             "Refused and not delivered",
-            "Streams and requests that were refused or delayed, by reason. And messages "
-            "to webhooks that failed (they are repeated), were refused or dropped.",
+            "Refused or delayed streams and requests, by reason; and messages to webhooks that "
+            "failed (these are repeated), were refused or dropped.",
             {
                 "agents: {{reason}}": _increase("reason", "frd_ingest_refused_total"),
                 "HTTP: {{reason}}": _increase("reason", "frd_http_refused_total"),
                 "handshakes": "sum(increase(frd_handshakes_failed_total[$__rate_interval]))",
-                "made to wait": "sum(increase(frd_ingest_throttled_total[$__rate_interval]))",
+                "throttled": "sum(increase(frd_ingest_throttled_total[$__rate_interval]))",
                 "webhook {{target}}: {{result}}": _increase(
                     "target, result", 'frd_notifications_total{result!="sent"}'
                 ),
@@ -224,7 +225,7 @@ def _agents() -> list[Panel]:
     return [
         graph(
             "Agents scraped",
-            "By Prometheus, and how many of them have a stream to the service.",
+            "Agents that Prometheus scrapes, and those of them with a stream to the service.",
             {
                 "scraped": "count(frd_agent_connected)",
                 "connected": "sum(frd_agent_connected)",
@@ -250,7 +251,7 @@ def _agents() -> list[Panel]:
         ),
         graph(
             "Poll of all ranks",
-            "How long an agent's poll takes, median and 99th percentile over all agents.",
+            "Duration of an agent's poll, median and 99th percentile over all agents.",
             {
                 "median": f"histogram_quantile(0.5, {polls})",
                 "p99": f"histogram_quantile(0.99, {polls})",

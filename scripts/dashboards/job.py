@@ -1,7 +1,7 @@
-"""Job overview: are we stuck, since when, who, and which groups wait; then how the job is doing.
+"""Job overview: does the job hang, since when, because of which rank, and which groups wait.
 
-Read from the top. The first row answers for people who were just woken, the second names the first
-cause; below stand the ranks, stragglers and the pace of collectives, and how much memory is left.
+The first row is for an engineer who was just woken, the second names the first cause. Below are the
+states of ranks, stragglers, the pace of collectives, and the memory that is left.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _state() -> list[Panel]:
         ),
         number(
             "Ranks alive",
-            "Ranks whose process lives and whose recorder answers, of all that were seen.",
+            "Ranks whose process runs and whose recorder answers, out of all ranks seen.",
             {
                 "alive": 'sum(frd_ranks{job="$job", state="live"})',
                 "seen": 'sum(frd_ranks{job="$job"})',
@@ -102,7 +102,7 @@ def _progress() -> list[Panel]:
         graph(
             "Ranks by state",
             "live: its recorder answers. silent: the process exists, its recorder does not answer. "
-            "exited: gone without a clean exit. finished: gone after one.",
+            "exited: gone without a clean exit. finished: gone after a clean exit.",
             {"{{state}}": 'sum by (state) (frd_ranks{job="$job"})'},
             width=8,
             unit="none",
@@ -122,7 +122,8 @@ def _progress() -> list[Panel]:
         ),
         graph(
             "Collectives completed",
-            "By all members, in a second, the ten busiest groups. Zero while the job hangs.",
+            "Collectives a second that all members completed, in the ten busiest groups. Zero "
+            "while the job hangs.",
             {
                 "{{group}}": (
                     'topk(10, rate(frd_collectives_matched_total{job="$job"}[$__rate_interval]))'
@@ -153,14 +154,14 @@ def _collectives() -> list[Panel]:
         graph(
             "Skew by op",
             "Time between the first and the last member joining: what ranks lose by waiting for "
-            "each other. Median and 99th percentile of the collectives that completed.",
+            "each other. Median and 99th percentile of completed collectives.",
             {"{{op}} median": quantile(0.5, skew), "{{op}} p99": quantile(0.99, skew)},
             width=8,
             unit="s",
         ),
         graph(
             "Duration by op",
-            "Time between the first member joining and the last completion, the wait included.",
+            "Time between the first member joining and the last completion, including the wait.",
             {"{{op}} median": quantile(0.5, duration), "{{op}} p99": quantile(0.99, duration)},
             width=8,
             unit="s",
@@ -174,7 +175,7 @@ def _memory() -> list[Panel]:
     return [
         graph(
             "Memory left on GPUs",
-            "Of the devices of this job's ranks: the ten with the least.",
+            "Free memory of the devices of this job's ranks: the ten devices with the least.",
             {"rank {{rank}}": f"bottomk(10, {room} * on (instance, gpu) group_right () {ranks})"},
             width=8,
             unit="bytes",
@@ -183,8 +184,8 @@ def _memory() -> list[Panel]:
         ),
         graph(
             "Memory of torch's allocator",
-            "What it holds, and how much of that is in tensors: the five ranks with the most. The "
-            "rest of a rank's GPU memory is NCCL's, the CUDA context's or another library's.",
+            "Memory that the allocator holds, and the part of it in tensors: the five ranks with "
+            "the most. Other GPU memory of a rank belongs to NCCL, the CUDA context or a library.",
             {
                 "rank {{rank}} held": 'topk(5, frd_rank_torch_reserved_bytes{job="$job"})',
                 "rank {{rank}} in tensors": 'topk(5, frd_rank_torch_allocated_bytes{job="$job"})',
@@ -196,7 +197,7 @@ def _memory() -> list[Panel]:
         ),
         graph(
             "Host memory of ranks",
-            "Of the process and its children, data loaders for example: the ten with the most.",
+            "Memory of the process and its children, such as data loaders: the ten largest.",
             {"rank {{rank}}": 'topk(10, frd_rank_host_memory_bytes{job="$job"})'},
             width=8,
             unit="bytes",

@@ -1,9 +1,8 @@
-"""What frd's dashboards have in common: one look, one way to ask, one way to link.
+"""Builders of panels that the dashboards `fleet`, `job` and `health` share.
 
-The panels themselves stand in `fleet`, `job` and `health`. Everything that Grafana would decide by
-itself and decide badly is decided here: units, the text for missing data, how many series a
-panel may draw (queries say ``topk`` and ``bottomk``), where the name of a job leads, and that every
-panel says what it means.
+They set what Grafana's defaults get wrong: units, the text for missing data, links from a job's
+name to its overview, and a description for every panel. Queries limit the number of series
+themselves (``topk``, ``bottomk``).
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 RUNBOOKS: Final = "http://127.0.0.1:9374/runbooks/"
-"""As in the rules; the chart puts its own address in."""
+"""As in the rules; the chart replaces it with its own address."""
 TAG: Final = "frd"
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 JOB_UID: Final = "frd-job"
-"""Of the dashboard to which the name of a job links."""
+"""Uid of the dashboard to which the name of a job links."""
 STAT_HEIGHT: Final = 4
 GRAPH_HEIGHT: Final = 7
 
@@ -118,7 +117,7 @@ def number(
     name: bool = False,
     runbook: str = "",
 ) -> stat.Panel:
-    """What is so now, one number a query; red from `bad_from` on. `name`: its legend instead."""
+    """The current value of each query; red from `bad_from` on. `name`: show the legend instead."""
     steps = [Threshold(value=None, color="green")]
     if bad_from is not None:
         steps.append(Threshold(value=bad_from, color="red"))
@@ -156,7 +155,7 @@ def findings(
     with_job: bool = False,
     runbook: str = "",
 ) -> table.Panel:
-    """Open findings of the series that `selector` selects: a row for each suspect, worst first."""
+    """A table of the open findings that `selector` selects: a row per suspect, worst first."""
     columns = ["severity", "Value", "job", "kind", "rank", "node", "reason", "finding"]
     hidden = ["Time"] if with_job else ["Time", "job"]
     panel = _table(title, description, width, height, nothing, runbook)
@@ -190,7 +189,7 @@ def _open_findings(selector: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A number for each job: a query `by (job)`, its unit, and from which value on it is bad."""
+    """A number for each job: a query `by (job)`, its unit, and the value from which it is red."""
 
     query: str
     unit: str = "none"
