@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from frd.errors import WireError
 from frd.model import UNKNOWN_SEQ
-from frd.wire.fields import YEAR_2200_NS
-from frd.wire.messages import MAX_SEQ, MAX_SLACK_NS
+from frd.wire.messages import MAX_SEQ, MAX_SLACK_NS, YEAR_2200_NS
 
 _ALL_FLAGS: Final = 15
 

@@ -17,11 +17,10 @@ from google.protobuf.message import DecodeError
 from frd.errors import WireError
 from frd.model import ExitKind, MemoryEventKind, RankState, SeriesKind
 from frd.v1 import stream_pb2 as pb
-from frd.wire.messages import Part
+from frd.wire.messages import YEAR_2200_NS, Part
 
 MAX_TEXT_BYTES: Final = 4096
 """Longest string that the wire carries, in UTF-8."""
-YEAR_2200_NS: Final = 7_258_118_400_000_000_000
 
 _E = TypeVar("_E", bound=Enum)
 _ENUMS: Final[dict[type[Enum], Any]] = {

@@ -32,6 +32,8 @@ PROTOCOL: Final = 1
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_SEQ: Final = 1 << 53
 """Larger than any real seq, and far enough from 2**63 for sums."""
+YEAR_2200_NS: Final = 7_258_118_400_000_000_000
+"""The wire carries times from 1970 to before this."""
 MAX_WORLD_SIZE: Final = 1 << 20
 MAX_SLACK_NS: Final = 1_000_000_000
 """Largest distance of two clock readings that may be compared."""

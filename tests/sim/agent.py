@@ -24,7 +24,7 @@ from frd_agent.uplink.dictionary import Dictionary
 from frd_agent.uplink.dispatch import Dispatch
 from frd_agent.uplink.node_clock import BURST, Clock
 from frd_agent.uplink.outbox import Outbox
-from frd_agent.uplink.stream import PROVEN_S, Backoff
+from frd_agent.uplink.stream import Backoff
 from tests.sim.clocks import read_clocks
 from tests.sim.kernel import Kernel
 from tests.sim.network import Conn, Surroundings
@@ -191,9 +191,8 @@ class SimAgent:
             self._lost()
 
     def _lost(self) -> None:
-        if self.kernel.now - self._began > PROVEN_S * S:
-            self._backoff.reset()
-        self.kernel.after(max(round(self._backoff.next_s() * 1e9), MS), self._connect)
+        delay_s = self._backoff.next_s((self.kernel.now - self._began) / S)
+        self.kernel.after(max(round(delay_s * 1e9), MS), self._connect)
 
     def hear(self, data: bytes) -> None:
         """A message of the service."""

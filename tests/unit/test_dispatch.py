@@ -243,7 +243,7 @@ def test_a_stream_that_has_been_told_much_is_reopened() -> None:
     assert list(agent.dictionary.signatures) == [2]
     assert agent.dictionary.signature(Signature("gloo", "all_reduce", ((99,),))) > 2
     again = agent.dictionary.signature(Signature("gloo", "all_reduce", ((0,),)))
-    assert agent.dictionary.signatures[again].input_sizes == ((0,),)
+    assert agent.dictionary.signatures[again].signature.input_sizes == ((0,),)
 
 
 def test_a_full_stream_is_followed_by_one_that_tells_what_waits(
@@ -262,7 +262,7 @@ def test_a_full_stream_is_followed_by_one_that_tells_what_waits(
     service.listen(agent.dispatch)
     assert agent.dispatch.must_reopen
     agent.dispatch.open(knows_nothing=False)
-    ops = [signature.op for signature in agent.dictionary.signatures.values()]
+    ops = [known.signature.op for known in agent.dictionary.signatures.values()]
     assert ops == ["all_reduce", "broadcast"]
     assert kinds(Service().listen(agent.dispatch)) == ["EntryColumns", "EntryColumns"]
 

@@ -21,7 +21,7 @@ from frd.errors import DumpError
 from frd.flight.entry import Dump
 from frd.flight.load import load_dump
 from frd.model import NodeNs
-from frd_agent.uplink.dictionary import MAX_WORLD_SIZE
+from frd.wire.messages import MAX_WORLD_SIZE
 
 _NAMED: Final = re.compile(r"[^.].*?(?<!\d)(?P<rank>\d+)")
 _MAX_FILES: Final = 4_096

@@ -19,8 +19,8 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from frd.model import AttemptKey, NodeNs, RankInfo
+from frd.wire.messages import MAX_WORLD_SIZE
 from frd_agent import tap, untrusted_files
-from frd_agent.uplink.dictionary import MAX_WORLD_SIZE
 
 _IDENTITY_NAME = re.compile(r"(?P<token>[0-9a-f]{12})\.json")
 _MAX_IDENTITY_BYTES = 64 * 1024 * 1024

@@ -20,9 +20,10 @@ from frd.flight.names import Name, judges
 from frd.flight.progress import NO_CALL, Calls, NameFacts
 from frd.flight.trace import RankTrace
 from frd.model import UNKNOWN_SEQ, Flags, Int32s, Int64s
+from frd.wire.messages import MAX_SEQ
 from frd_agent.recorder.group_progress import GroupProgress, OpenEntry
 from frd_agent.recorder.naming import Naming
-from frd_agent.recorder.rows import MAX_SEQ, Row
+from frd_agent.recorder.rows import Row
 
 _JOINED, _STARTED = int(Flags.JOINED), int(Flags.STARTED)
 _COMPLETED, _FAILED = int(Flags.COMPLETED), int(Flags.FAILED)

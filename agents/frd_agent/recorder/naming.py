@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from frd.model import GroupInfo, Signature
+from frd.wire.messages import MAX_WORLD_SIZE
 from frd_agent.ranks.tap_files import TapGroup
-from frd_agent.uplink.dictionary import MAX_WORLD_SIZE, Dictionary
+from frd_agent.uplink.dictionary import Dictionary
 
 
 class Naming:

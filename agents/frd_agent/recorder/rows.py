@@ -8,12 +8,10 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from frd.model import ChannelColumns, EntryColumns
+from frd.wire.messages import YEAR_2200_NS
 from frd_agent.recorder.group_progress import OpenEntry
 
-LATEST_NS: Final = 7_258_118_399_000_000_000
-"""The wire carries times up to the year 2200."""
-MAX_SEQ: Final = 1 << 53
-"""The wire carries seqs below this."""
+LATEST_NS: Final = YEAR_2200_NS - 1
 
 Row: TypeAlias = list[int]
 """Group, seq, signature, flags, created_ns, started_ns, completed_ns."""

@@ -44,6 +44,16 @@ class _RankDump:
     taken_at_ns: NodeNs
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One whole part; see `ResponsePart`."""
+
+    part: Part
+    data: bytes = b""
+    source: str = ""
+    error: str = ""
+
+
 async def answer(
     rank: Rank | FileRank,
     request: Request,
@@ -57,29 +67,40 @@ async def answer(
     `others` are the pids of all ranks, if the stacks of this one's child processes are wanted: a
     rank is never a worker of another rank.
     """
-    tasks = []
+
+    async def deliver(finding: Awaitable[Sequence[_Answer]]) -> None:
+        for one in await finding:
+            size = len(one.data)
+            for start in range(0, max(size, 1), PART_BYTES):
+                piece, last = one.data[start : start + PART_BYTES], start + PART_BYTES >= size
+                whole = request.request_id, rank.number, one.part
+                await send(ResponsePart(*whole, piece, last, one.source, one.error))
+
+    budget_s = request.timeout_s * _MARGIN
+    wanted = []
     if request.dump:
-        tasks.append(_answer_dump(rank, request, files, send))
+        wanted.append(deliver(_dump_and_identity(rank, files, min(budget_s, _DUMP_S))))
     if request.stacks:
-        tasks.append(_answer_stack(rank, request, others, send))
-    await asyncio.gather(*tasks)
+        wanted.append(deliver(_stacks(rank, others, budget_s)))
+    await asyncio.gather(*wanted)
 
 
-async def _answer_dump(
-    rank: Rank | FileRank, request: Request, files: Sequence[DumpFile], send: Send
-) -> None:
-    budget_s = min(request.timeout_s * _MARGIN, _DUMP_S)
+async def _dump_and_identity(
+    rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: float
+) -> list[_Answer]:
     try:
         found = await _find(rank, files, budget_s)
         data = write_pickle(found.dump, _membership(rank, found.dump))
     except (FrdError, TimeoutError) as error:
         why = str(error) or f"no answer within {budget_s:g} s"
-        await _send(rank, request, Part.DUMP, send, error=why)
-        await _send(rank, request, Part.IDENTITY, send, data=_identity(rank, None, why))
-        return
-    identity = _identity(rank, found, "")
-    await _send(rank, request, Part.DUMP, send, data=data, source=found.source)
-    await _send(rank, request, Part.IDENTITY, send, data=identity, source=found.source)
+        return [
+            _Answer(Part.DUMP, error=why),
+            _Answer(Part.IDENTITY, _identity(rank, None, why)),
+        ]
+    return [
+        _Answer(Part.DUMP, data, found.source),
+        _Answer(Part.IDENTITY, _identity(rank, found, ""), found.source),
+    ]
 
 
 async def _find(rank: Rank | FileRank, files: Sequence[DumpFile], budget_s: float) -> _RankDump:
@@ -123,16 +144,13 @@ def _chosen(kept: Sequence[KeptDump], suffix: str) -> _RankDump:
     )
 
 
-async def _answer_stack(
-    rank: Rank | FileRank, request: Request, others: Collection[int] | None, send: Send
-) -> None:
+async def _stacks(
+    rank: Rank | FileRank, others: Collection[int] | None, budget_s: float
+) -> list[_Answer]:
     if isinstance(rank, FileRank):
-        await _send(rank, request, Part.STACK, send, error="it runs without a tap")
-        return
+        return [_Answer(Part.STACK, error="it runs without a tap")]
     if rank.is_gone:
-        await _send(rank, request, Part.STACK, send, error="the process is gone")
-        return
-    budget_s = request.timeout_s * _MARGIN
+        return [_Answer(Part.STACK, error="the process is gone")]
     deadline = asyncio.get_running_loop().time() + budget_s
     handler_s = min(budget_s / 2, _HANDLER_S)
     meter = Meter(rank.pid)
@@ -148,36 +166,15 @@ async def _answer_stack(
                 await meter.settled()
         children = below.result() if below.done() else "# child processes: no answer in time\n"
     except TimeoutError:
-        await _send(rank, request, Part.STACK, send, error="no stack in time")
-        return
+        return [_Answer(Part.STACK, error="no stack in time")]
     finally:
         below.cancel()
-    data = f"{meter.line()}{stack.text}".rstrip("\n") + f"\n{children}"
-    await _send(
-        *(rank, request, Part.STACK, send),
-        data=data.encode("utf-8", "backslashreplace"),
-        source=stack.source,
-    )
+    text = f"{meter.line()}{stack.text}".rstrip("\n") + f"\n{children}"
+    return [_Answer(Part.STACK, text.encode("utf-8", "backslashreplace"), stack.source)]
 
 
 async def _children(pid: int, others: Collection[int] | None, timeout_s: float) -> str:
     return "" if others is None else await child_stacks(pid, timeout_s, others)
-
-
-async def _send(
-    rank: Rank | FileRank,
-    request: Request,
-    part: Part,
-    send: Send,
-    *,
-    data: bytes = b"",
-    source: str = "",
-    error: str = "",
-) -> None:
-    pieces = [data[i : i + PART_BYTES] for i in range(0, len(data), PART_BYTES)] or [b""]
-    for number, piece in enumerate(pieces, 1):
-        last = number == len(pieces)
-        await send(ResponsePart(request.request_id, rank.number, part, piece, last, source, error))
 
 
 def _membership(rank: Rank | FileRank, dump: Dump) -> Mapping[str, tuple[str, Sequence[int]]]:

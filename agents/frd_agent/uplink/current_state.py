@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from frd.model import ChannelColumns, NodeNs, RankStatus, WatermarkColumns
+from frd.wire.columns import CHANNEL_COLUMNS
 from frd.wire.messages import Statuses, Watermarks
 from frd_agent.recorder.group_progress import GroupWatermarks
 from frd_agent.recorder.rank_progress import RankProgress
@@ -175,6 +176,6 @@ class CurrentState:
 
 def _same(one: ChannelColumns, other: ChannelColumns) -> bool:
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("group", "peer", "is_send", "in_flight", "head_created_ns")
+        np.array_equal(getattr(one, column.name), getattr(other, column.name))
+        for column in CHANNEL_COLUMNS
     )

@@ -9,9 +9,9 @@ the wire here, once per signature instead of once per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from frd.model import (
     RankStatus,
     SeriesInfo,
     Signature,
-    UInt32s,
+    WatermarkColumns,
 )
 from frd.wire.messages import (
     AttemptDecl,
@@ -42,12 +42,13 @@ from frd.wire.messages import (
     Watermarks,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 MAX_SIGNATURES: Final = 60_000
 """Below the service's bound of 65,536 per stream."""
 MAX_SERIES: Final = 60_000
 """Below the service's bound, as above."""
-MAX_WORLD_SIZE: Final = 1 << 20
-"""The service's own bound."""
 _MAX_TENSORS: Final = 1_024
 """Limit per signature; the tensors of all sub-ops of a coalesced collective count."""
 _MAX_DIMENSIONS: Final = 64
@@ -67,41 +68,48 @@ About: TypeAlias = (
 )
 """Events that refer to ranks, groups, signatures or series by number."""
 
+_Kind: TypeAlias = Literal["attempts", "ranks", "groups", "signatures", "series"]
+_KINDS: Final[tuple[_Kind, ...]] = ("attempts", "ranks", "groups", "signatures", "series")
+"""What a stream declares, each after the kinds to which its declarations refer."""
+_REFERENCES: Final[dict[type, dict[str, _Kind]]] = {
+    EntryColumns: {"rank": "ranks", "group": "groups", "signature": "signatures"},
+    Watermarks: {"attempt_index": "attempts"},
+    WatermarkColumns: {"rank": "ranks", "group": "groups", "seen_rank": "ranks"},
+    ChannelColumns: {"rank": "ranks", "group": "groups"},
+    RankStatus: {"rank": "ranks"},
+    MemoryColumns: {"series": "series"},
+    MemoryEvent: {"rank": "ranks"},
+    ResponsePart: {"rank_index": "ranks"},
+    AttemptDecl: {"index": "attempts"},
+    RankDecl: {"index": "ranks", "attempt_index": "attempts"},
+    GroupDecl: {"index": "groups", "attempt_index": "attempts"},
+    SignatureDecl: {"index": "signatures"},
+    SeriesDecl: {"index": "series"},
+    SeriesInfo: {"rank": "ranks"},
+}
+"""The fields that hold numbers, as plain integers or as columns, and what they number."""
+_NESTED: Final[dict[type, str]] = {
+    Watermarks: "columns",
+    Statuses: "statuses",
+    MemoryEvents: "events",
+    SeriesDecl: "info",
+}
+"""The field with the value, or the tuple of values, that has more references."""
 
-_P = ParamSpec("_P")
+_V = TypeVar("_V", bound="DataclassInstance")
 _D = TypeVar("_D")
-_OfAttempt = TypeVar("_OfAttempt", RankDecl, GroupDecl)
-_OfRank = TypeVar("_OfRank", RankStatus, MemoryEvent, SeriesInfo)
-
-
-class _Numbers(Generic[_P, _D]):
-    """Declarations, numbered in the order in which they come; equal ones share a number."""
-
-    def __init__(self, declaration: Callable[Concatenate[int, _P], _D]) -> None:
-        self.declarations: list[_D] = []
-        self._declaration = declaration
-        self._number_of: dict[tuple[Any, ...], int] = {}
-
-    def of(self, *content: _P.args, **named: _P.kwargs) -> int:
-        assert not named
-        number = self._number_of.setdefault(content, len(self.declarations))
-        if number == len(self.declarations):
-            self.declarations.append(self._declaration(number, *content, **named))
-        return number
 
 
 class Dictionary:
     """The agent's own numbers, which events and declarations carry instead of stream indexes."""
 
     def __init__(self) -> None:
-        self._attempts = _Numbers(AttemptDecl)
-        self._groups = _Numbers(GroupDecl)
-        self._series = _Numbers(SeriesDecl)
-        self.attempts = self._attempts.declarations
+        self.attempts: list[AttemptDecl] = []
         self.ranks: list[RankDecl] = []
-        self.groups = self._groups.declarations
-        self.signatures: dict[int, Signature] = {}
-        self.series = self._series.declarations
+        self.groups: list[GroupDecl] = []
+        self.signatures: dict[int, SignatureDecl] = {}
+        self.series: list[SeriesDecl] = []
+        self._numbers: dict[tuple[Hashable, ...], int] = {}
         self._worlds: dict[AttemptKey, int] = {}
         self._signature_of: dict[Signature, int] = {}
         self._next_signature = 0
@@ -111,7 +119,7 @@ class Dictionary:
         different names."""
         if self._worlds.setdefault(key, world_size) != world_size:
             key = replace(key, job=f"{key.job} (world size {world_size})")
-        return self._attempts.of(key, world_size, run)
+        return self._number(self.attempts, AttemptDecl, key, world_size, run)
 
     def rank(self, attempt: int, info: RankInfo) -> int:
         """A new number: every process of a rank has its own."""
@@ -126,7 +134,7 @@ class Dictionary:
         return self.attempts[self.attempt_of(rank)].key.job, self.ranks[rank].info.rank
 
     def group(self, attempt: int, info: GroupInfo) -> int:
-        return self._groups.of(attempt, info)
+        return self._number(self.groups, GroupDecl, attempt, info)
 
     def signature(self, signature: Signature) -> int:
         index = self._signature_of.get(signature)
@@ -135,16 +143,23 @@ class Dictionary:
             index = self._signature_of.setdefault(fitted, self._next_signature)
             if index == self._next_signature:
                 self._next_signature += 1
-                self.signatures[index] = fitted
+                self.signatures[index] = SignatureDecl(index, fitted)
         return index
 
     def series_number(self, series: SeriesInfo) -> int:
-        return self._series.of(series)
+        return self._number(self.series, SeriesDecl, series)
 
     def keep_signatures(self, used: Iterable[int]) -> None:
         """Forget all other signatures: a job whose shapes never repeat must not fill the memory."""
         self.signatures = {index: self.signatures[index] for index in set(used)}
-        self._signature_of = {signature: index for index, signature in self.signatures.items()}
+        self._signature_of = {one.signature: one.index for one in self.signatures.values()}
+
+    def _number(self, declared: list[_D], declare: Callable[..., _D], *content: Hashable) -> int:
+        """Declarations are numbered in the order in which they come; equal ones share a number."""
+        number = self._numbers.setdefault((declare, *content), len(declared))
+        if number == len(declared):
+            declared.append(declare(number, *content))
+        return number
 
 
 class StreamIndexes:
@@ -159,133 +174,72 @@ class StreamIndexes:
         self._dictionary = dictionary
         self._max_signatures = max_signatures
         self._max_signature_bytes = max_signature_bytes
-        self._attempts = _Indexes()
-        self._ranks = _Indexes()
-        self._groups = _Indexes()
-        self._signatures = _Indexes()
-        self._series = _Indexes()
+        self._indexes = {kind: _Indexes() for kind in _KINDS}
         self._signature_bytes = 0
 
     @property
     def full(self) -> bool:
         """The agent must open another stream soon."""
         return (
-            len(self._signatures) >= self._max_signatures
-            or len(self._series) >= MAX_SERIES
+            len(self._indexes["signatures"]) >= self._max_signatures
+            or len(self._indexes["series"]) >= MAX_SERIES
             or self._signature_bytes >= self._max_signature_bytes
         )
 
     def rank_of(self, stream_index: int) -> int | None:
         """The agent's number of the rank with this stream index; None if it is not declared."""
-        return self._ranks.number_of(stream_index)
+        return self._indexes["ranks"].number_of(stream_index)
 
     def translate(self, event: About) -> list[Declare | About]:
         """The event in the stream's own indexes, after the declarations that it needs."""
-        match event:
-            case EntryColumns():
-                declares = self._declare([event.rank], event.group, event.signature)
-                translated: About = replace(
-                    event,
-                    rank=self._ranks.of(event.rank),
-                    group=self._groups.all_of(event.group),
-                    signature=self._signatures.all_of(event.signature),
-                )
-            case ChannelColumns():
-                declares = self._declare([event.rank], event.group)
-                translated = replace(
-                    event, rank=self._ranks.of(event.rank), group=self._groups.all_of(event.group)
-                )
-            case Watermarks():
-                columns = event.columns
-                ranks = [*columns.rank.tolist(), *columns.seen_rank.tolist()]
-                declares = self._declare(ranks, columns.group)
-                translated = replace(
-                    event,
-                    attempt_index=self._attempts.of(event.attempt_index),
-                    columns=replace(
-                        columns,
-                        rank=self._ranks.all_of(columns.rank),
-                        group=self._groups.all_of(columns.group),
-                        seen_rank=self._ranks.all_of(columns.seen_rank),
-                    ),
-                )
-            case Statuses():
-                declares = self._declare([status.rank for status in event.statuses])
-                translated = Statuses(tuple(map(self._of_rank, event.statuses)))
-            case MemoryColumns():
-                declares = self._declare(series=event.series)
-                translated = replace(event, series=self._series.all_of(event.series))
-            case MemoryEvents():
-                declares = self._declare([item.rank for item in event.events])
-                translated = MemoryEvents(tuple(map(self._of_rank, event.events)))
-            case ResponsePart():
-                declares = self._declare([event.rank_index])
-                translated = replace(event, rank_index=self._ranks.of(event.rank_index))
-            case _:
-                assert_never(event)
-        return [*declares, translated]
-
-    def _declare(
-        self,
-        ranks: Iterable[int] = (),
-        groups: npt.NDArray[Any] | None = None,
-        signatures: npt.NDArray[Any] | None = None,
-        series: npt.NDArray[Any] | None = None,
-    ) -> list[Declare]:
-        """Declarations of all arguments that the stream has not declared, and of the ranks and
-        attempts to which these refer."""
-        known = self._dictionary
-        new_series = self._series.missing_of(series)
-        new_ranks = self._ranks.missing([*ranks, *(known.series[n].info.rank for n in new_series)])
-        new_groups = self._groups.missing_of(groups)
-        new_signatures = self._signatures.missing_of(signatures)
-        new_attempts = self._attempts.missing(
-            [known.ranks[n].attempt_index for n in new_ranks]
-            + [known.groups[n].attempt_index for n in new_groups]
-        )
-        bytes_of = {n: _signature_bytes(known.signatures[n]) for n in new_signatures}
-        attempts = [replace(known.attempts[n], index=self._attempts.add(n)) for n in new_attempts]
-        return [
-            *([Declare(attempts=tuple(attempts))] if attempts else ()),
-            *(
-                Declare(ranks=tuple(map(self._rank_decl, piece)))
-                for piece in _pieces(new_ranks, lambda _: 0)
-            ),
-            *(
-                Declare(groups=tuple(map(self._group_decl, piece)))
-                for piece in _pieces(new_groups, lambda n: 12 * len(known.groups[n].info.ranks))
-            ),
-            *(
-                Declare(signatures=tuple(map(self._signature_decl, piece)))
-                for piece in _pieces(new_signatures, bytes_of.__getitem__)
-            ),
-            *(
-                Declare(series=tuple(map(self._series_decl, piece)))
-                for piece in _pieces(new_series, lambda _: 0)
-            ),
+        missing: dict[_Kind, set[int]] = {kind: set() for kind in _KINDS}
+        for kind, numbers in _references(event):
+            missing[kind] |= self._indexes[kind].missing(numbers)
+        if not any(missing.values()):
+            return [self._translated(event)]
+        for kind in reversed(_KINDS):
+            for number in missing[kind]:
+                for other, numbers in _references(getattr(self._dictionary, kind)[number]):
+                    missing[other] |= self._indexes[other].missing(numbers)
+        declares = [
+            declare for kind in _KINDS for declare in self._declare(kind, sorted(missing[kind]))
         ]
+        return [*declares, self._translated(event)]
 
-    def _of_rank(self, value: _OfRank) -> _OfRank:
-        return replace(value, rank=self._ranks.of(value.rank))
+    def _declare(self, kind: _Kind, numbers: list[int]) -> Iterator[Declare]:
+        """Declarations of things that the stream has not declared, in messages that are not too
+        large."""
+        known, indexes = getattr(self._dictionary, kind), self._indexes[kind]
+        sizes = {number: _bytes_of(known[number]) for number in numbers}
+        if kind == "signatures":
+            self._signature_bytes += sum(sizes.values())
+        for piece in _pieces(sizes):
+            for number in piece:
+                indexes.add(number)
+            content: Any = {kind: tuple([self._translated(known[number]) for number in piece])}
+            yield Declare(**content)
 
-    def _of_attempt(self, declared: _OfAttempt, indexes: _Indexes) -> _OfAttempt:
-        attempt_index = self._attempts.of(declared.attempt_index)
-        return replace(declared, index=indexes.add(declared.index), attempt_index=attempt_index)
+    def _translated(self, value: _V) -> _V:
+        changes = {
+            field: self._indexes[kind].of(getattr(value, field))
+            for field, kind in _REFERENCES.get(type(value), {}).items()
+        }
+        if field := _NESTED.get(type(value)):
+            inner = getattr(value, field)
+            if isinstance(inner, tuple):
+                changes[field] = tuple(map(self._translated, inner))
+            else:
+                changes[field] = self._translated(inner)
+        return replace(value, **changes)
 
-    def _rank_decl(self, number: int) -> RankDecl:
-        return self._of_attempt(self._dictionary.ranks[number], self._ranks)
 
-    def _group_decl(self, number: int) -> GroupDecl:
-        return self._of_attempt(self._dictionary.groups[number], self._groups)
-
-    def _series_decl(self, number: int) -> SeriesDecl:
-        info = self._of_rank(self._dictionary.series[number].info)
-        return SeriesDecl(self._series.add(number), info)
-
-    def _signature_decl(self, number: int) -> SignatureDecl:
-        signature = self._dictionary.signatures[number]
-        self._signature_bytes += _signature_bytes(signature)
-        return SignatureDecl(self._signatures.add(number), signature)
+def _references(value: DataclassInstance) -> Iterator[tuple[_Kind, Any]]:
+    """The numbers in `value`, and what they number."""
+    for field, kind in _REFERENCES.get(type(value), {}).items():
+        yield kind, getattr(value, field)
+    inner = getattr(value, _NESTED.get(type(value), ""), ())
+    for part in inner if isinstance(inner, tuple) else (inner,):
+        yield from _references(part)
 
 
 class _Indexes:
@@ -298,43 +252,38 @@ class _Indexes:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def add(self, number: int) -> int:
+    def add(self, number: int) -> None:
         if number >= len(self._table):
             longer = np.full(max(2 * len(self._table), number + 1), -1, np.int64)
             longer[: len(self._table)] = self._table
             self._table = longer
         self._table[number] = len(self._numbers)
         self._numbers.append(number)
-        return len(self._numbers) - 1
 
-    def of(self, number: int) -> int:
-        return int(self._table[number])
-
-    def all_of(self, numbers: npt.NDArray[Any]) -> UInt32s:
-        indexes: UInt32s = self._table[numbers].astype(np.uint32)
-        return indexes
+    def of(self, numbers: int | npt.NDArray[Any]) -> Any:
+        """Indexes of a column, or of one number."""
+        if isinstance(numbers, int):
+            return int(self._table[numbers])
+        return self._table[numbers].astype(np.uint32)
 
     def number_of(self, index: int) -> int | None:
         return self._numbers[index] if 0 <= index < len(self._numbers) else None
 
-    def missing(self, numbers: Iterable[int]) -> list[int]:
+    def missing(self, numbers: int | npt.NDArray[Any]) -> set[int]:
+        """Those of `numbers` that have no index."""
         size = len(self._table)
-        return sorted({n for n in numbers if n >= size or self._table[n] < 0})
-
-    def missing_of(self, numbers: npt.NDArray[Any] | None) -> list[int]:
-        if numbers is None or not len(numbers):
-            return []
-        if int(numbers.max()) < len(self._table) and (self._table[numbers] >= 0).all():
-            return []
-        return self.missing(np.unique(numbers).tolist())
+        if isinstance(numbers, int):
+            return set() if numbers < size and self._table[numbers] >= 0 else {numbers}
+        if not len(numbers) or (int(numbers.max()) < size and (self._table[numbers] >= 0).all()):
+            return set()
+        return {n for n in np.unique(numbers).tolist() if n >= size or self._table[n] < 0}
 
 
-def _pieces(numbers: list[int], size_of: Callable[[int], int]) -> list[list[int]]:
-    """Chunks that fit into one message each; `size_of` gives bytes, without names."""
+def _pieces(sizes: dict[int, int]) -> list[list[int]]:
+    """Numbers in chunks that fit into one message each; `sizes` are bytes by number."""
     pieces: list[list[int]] = []
     room = 0
-    for number in numbers:
-        size = size_of(number)
+    for number, size in sizes.items():
         if not pieces or size > room or len(pieces[-1]) >= _ITEMS_A_MESSAGE:
             pieces.append([])
             room = _BYTES_A_MESSAGE
@@ -343,11 +292,16 @@ def _pieces(numbers: list[int], size_of: Callable[[int], int]) -> list[list[int]
     return pieces
 
 
-def _signature_bytes(signature: Signature) -> int:
-    """Upper bound of the bytes on the wire."""
-    shapes = (*signature.input_sizes, *signature.output_sizes)
-    dtypes = (*signature.input_dtypes, *signature.output_dtypes)
-    return sum(4 + 10 * len(shape) for shape in shapes) + sum(4 + len(name) for name in dtypes)
+def _bytes_of(declaration: Any) -> int:
+    """Upper bound of what a declaration takes on the wire without names, which are short."""
+    match declaration:
+        case GroupDecl():
+            return 12 * len(declaration.info.ranks)
+        case SignatureDecl(_, s):
+            sizes = [4 + 10 * len(shape) for shape in (*s.input_sizes, *s.output_sizes)]
+            return sum(sizes) + sum(4 + len(name) for name in (*s.input_dtypes, *s.output_dtypes))
+        case _:
+            return 0
 
 
 def _fitted(signature: Signature) -> Signature:

@@ -7,6 +7,7 @@ only within this machine.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -35,6 +36,15 @@ class Connection:
 
     def clock(self) -> StreamCall:
         return open_clock(self._channel, metadata=self._metadata)
+
+
+async def ending(call: StreamCall) -> tuple[grpc.StatusCode | None, str]:
+    """The status with which a call has ended, and its details; None if gRPC does not say soon."""
+    try:
+        async with asyncio.timeout(1.0):
+            return await call.code(), await call.details() or ""
+    except TimeoutError:
+        return None, ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ from frd.rpc import StreamCall
 from frd.wire.clock import MAX_READINGS, ClockHello, Ping, Readings, decode_pong, encode_clock
 from frd.wire.messages import MAX_SLACK_NS, AgentEvent, Watermarks
 from frd_agent.counters import Counters
-from frd_agent.uplink.endpoint import Connection
-from frd_agent.uplink.stream import PROVEN_S, Backoff
+from frd_agent.uplink.endpoint import Connection, ending
+from frd_agent.uplink.stream import Backoff
 
 READ_EVERY_S: Final = 0.25
 BURST: Final = 8
@@ -151,9 +151,7 @@ class Clock:
                 if self._last_warning != repr(error):
                     log.exception("clock: unexpected error")
                 self._last_warning = repr(error)
-            if time.monotonic() - began > PROVEN_S:
-                backoff.reset()
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(backoff.next_s(time.monotonic() - began))
 
     async def _live(self, call: StreamCall) -> None:
         self._pong = None
@@ -210,12 +208,8 @@ class Clock:
 
 
 async def _ending(call: StreamCall) -> ServiceUnavailable:
-    """The reason why a call has ended."""
-    try:
-        async with asyncio.timeout(1.0):
-            return ServiceUnavailable(f"{(await call.code()).name.lower()}: {await call.details()}")
-    except TimeoutError:
-        return ServiceUnavailable("the stream ended")
+    code, details = await ending(call)
+    return ServiceUnavailable(f"{code.name.lower()}: {details}" if code else "the stream ended")
 
 
 def _step_ns(last: ClockReading, reading: ClockReading) -> int:

@@ -17,12 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from frd.model import EntryColumns, Flags
+from frd.wire.columns import ENTRY_COLUMNS
 
-ROW_BYTES: Final = 41
-"""Bytes of one row in all columns."""
-_COLUMNS: Final = (
-    *("group", "seq", "signature", "flags", "created_ns", "started_ns", "completed_ns"),
-)
+ROW_BYTES: Final = sum(column.dtype.itemsize for column in ENTRY_COLUMNS)
 _BATCH_ROWS: Final = 4_096
 """Rows of one message: 160 KiB."""
 
@@ -177,7 +174,7 @@ def part(rows: EntryColumns, start: int, stop: int) -> EntryColumns:
 
 def chosen(rows: EntryColumns, which: slice | list[int]) -> EntryColumns:
     """These rows, with the same first revision."""
-    columns: dict[str, Any] = {name: getattr(rows, name)[which] for name in _COLUMNS}
+    columns: dict[str, Any] = {c.name: getattr(rows, c.name)[which] for c in ENTRY_COLUMNS}
     return replace(rows, **columns)
 
 

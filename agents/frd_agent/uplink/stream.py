@@ -40,22 +40,18 @@ from frd.wire.messages import (
 )
 from frd_agent.counters import Counters
 from frd_agent.uplink.dispatch import Dispatch
-from frd_agent.uplink.endpoint import Connection, Endpoint, advice
+from frd_agent.uplink.endpoint import Connection, Endpoint, advice, ending
 from frd_agent.uplink.outbox import Outbox
 
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 15.0
 _HANDSHAKE_S: Final = 10.0
-PROVEN_S: Final = 5.0
+_PROVEN_S: Final = 5.0
 """A stream that lasted this long resets the back-off."""
 _REFUSALS: Final = 2
 _REASONS_WITHOUT_ROWS: Final = ("version", "token", "job")
 
 log = logging.getLogger(__name__)
-
-
-class _Lost(ServiceUnavailable):
-    """The stream has ended; the message gives the reason."""
 
 
 @dataclass(slots=True)
@@ -65,13 +61,13 @@ class Backoff:
     roll: Callable[[float, float], float] = random.uniform
     _failures: int = 0
 
-    def next_s(self) -> float:
+    def next_s(self, lasted_s: float) -> float:
+        """The delay after a stream that lasted `lasted_s`."""
+        if lasted_s > _PROVEN_S:
+            self._failures = 0
         bound = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return self.roll(0, bound)
-
-    def reset(self) -> None:
-        self._failures = 0
 
 
 @dataclass(slots=True)
@@ -109,11 +105,10 @@ class Stream:
                 log.exception("service %s: unexpected error", self.service)
             finally:
                 self.stats.connected = False
-            if time.monotonic() - began > PROVEN_S:
-                self._backoff.reset()
+            delay_s = self._backoff.next_s(time.monotonic() - began)
             if not self._closing:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed(), self._backoff.next_s())
+                    await asyncio.wait_for(self._closed(), delay_s)
 
     def wake(self) -> None:
         """Something new may have to be sent."""
@@ -166,11 +161,11 @@ class Stream:
                 for task in done:
                     task.result()
             except grpc.aio.AioRpcError as error:
-                raise self._ended(error.code(), error.details()) from None
+                raise self._ended(error.code(), error.details() or "") from None
             except asyncio.InvalidStateError:
                 raise await self._ending(call) from None
             except WireError as error:
-                raise _Lost(f"its message cannot be read: {error}") from None
+                raise ServiceUnavailable(f"its message cannot be read: {error}") from None
             finally:
                 call.cancel()
                 if side is not None:
@@ -183,11 +178,11 @@ class Stream:
                 await call.write(encode_agent(self.hello()))
                 event = await self._next(call)
         except TimeoutError:
-            raise _Lost(f"no welcome within {_HANDSHAKE_S:g} s") from None
+            raise ServiceUnavailable(f"no welcome within {_HANDSHAKE_S:g} s") from None
         if isinstance(event, Refusal):
             raise self._refused(event)
         if not isinstance(event, Welcome):
-            raise _Lost(f"it began with {type(event).__name__} instead of a welcome")
+            raise ServiceUnavailable(f"it began with {type(event).__name__} instead of a welcome")
         knows_nothing = event.instance != self._instance
         self._instance = event.instance
         self.dispatch.open(knows_nothing=knows_nothing)
@@ -220,7 +215,7 @@ class Stream:
                 case Refusal():
                     raise self._refused(event)
                 case Welcome():
-                    raise _Lost("it sent two welcomes")
+                    raise ServiceUnavailable("it sent two welcomes")
 
     async def _write(self, call: StreamCall) -> None:
         while True:
@@ -241,43 +236,38 @@ class Stream:
                 await call.done_writing()
                 return
             if self._hang_up:
-                raise _Lost("the configuration was read again: opening another connection")
+                raise ServiceUnavailable("the configuration was read again: connecting again")
             if self.dispatch.must_reopen:
-                raise _Lost("the stream has declared as much as it may: opening another")
+                raise ServiceUnavailable("the stream has declared all it may: opening another")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), round_s)
             self._wake.clear()
 
     # -- errors --------------------------------------------------------------------------------
 
-    async def _ending(self, call: StreamCall) -> _Lost:
-        """The reason why a call has ended."""
-        try:
-            async with asyncio.timeout(1.0):
-                return self._ended(await call.code(), await call.details())
-        except TimeoutError:
-            return _Lost("the stream ended")
+    async def _ending(self, call: StreamCall) -> ServiceUnavailable:
+        return self._ended(*await ending(call))
 
-    def _ended(self, code: grpc.StatusCode, details: str | None) -> _Lost:
+    def _ended(self, code: grpc.StatusCode | None, details: str) -> ServiceUnavailable:
+        """The reason why a call has ended."""
+        if code is None:
+            return ServiceUnavailable("the stream ended")
         if code is grpc.StatusCode.INVALID_ARGUMENT:  # overtook the Refusal of the same reason
             return self._refused(Refusal("status", details or "no reason given"))
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED) and details:
-            return _Lost(advice(details))
-        return _Lost(f"{code.name.lower()}: {details}" if details else "the service closed it")
+            return ServiceUnavailable(advice(details))
+        why = f"{code.name.lower()}: {details}" if details else "the service closed it"
+        return ServiceUnavailable(why)
 
-    def _refused(self, refusal: Refusal) -> _Lost:
+    def _refused(self, refusal: Refusal) -> ServiceUnavailable:
         if refusal.reason not in _REASONS_WITHOUT_ROWS:
             self._refusals += 1
         if self._refusals >= _REFUSALS:
             self._refusals = 0
             dropped = self.outbox.clear()
             self.stats.dropped_rows["refused"] += dropped
-            log.warning(
-                "service %s: refuses a message: %d rows dropped",
-                self.service,
-                dropped,
-            )
-        return _Lost(f"refused: {refusal.message}")
+            log.warning("service %s: refuses a message: %d rows dropped", self.service, dropped)
+        return ServiceUnavailable(f"refused: {refusal.message}")
 
     def _log_lost(self, error: FrdError) -> None:
         """One line when the stream goes, and one when the service cannot be reached at first."""
